@@ -169,7 +169,9 @@ class _Run:
         self.operator = self.stage.make()
         open_operator(self.operator, self.context)
         classes = self.operator.snapshot_classes
-        self.operator.restore(decode_snapshot(state, classes=classes))
+        restored = decode_snapshot(state, classes=classes)
+        if restored is not None:
+            self.operator.restore(restored)
         if changes is not None:
             self.operator.apply_changes(decode_snapshot(changes, classes=classes))
         self.context.timers.replace(pending)

@@ -88,9 +88,12 @@ def attribute_count(operator: Any) -> int:
 
 
 def _slots(kind: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:
+    """Give the slots of a class and its bases. Two classes may declare the same name; the first of them hides the other."""
+    seen: set[str] = set()
     for base in kind.__mro__:
         for name, member in vars(base).items():
-            if isinstance(member, types.MemberDescriptorType):
+            if isinstance(member, types.MemberDescriptorType) and name not in seen:
+                seen.add(name)
                 yield name, member
 
 
@@ -205,7 +208,10 @@ def state_of(operator: Any, without: frozenset[str] = frozenset()) -> AttributeS
 
 
 def put_state(operator: Any, state: Any) -> None:
-    """Give an operator the attributes of ``state``, in any form that the result of ``state_of`` takes on its way."""
+    """Give an operator the attributes of ``state``, in any form that the result of ``state_of`` takes on its way. None: there are
+    no attributes to give, and ``open`` has made everything."""
+    if state is None:
+        return
     if isinstance(state, bytes) and state.startswith(_MAGIC):
         state = PickledAttributes(memoryview(state)[len(_MAGIC) :])
     if isinstance(state, AttributeState):

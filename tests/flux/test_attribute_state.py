@@ -252,6 +252,34 @@ def test_slots_and_frozen_classes_and_cached_values_are_state_as_well() -> None:
     assert not hasattr(moved(slotted, Slotted), "n")
 
 
+def test_a_slot_of_two_classes_is_that_of_the_subclass() -> None:
+    class Base(flux.Operator):
+        __slots__ = ("n",)
+
+    class Again(Base):
+        __slots__ = ("n",)
+
+        def open(self, context: Context) -> None:
+            self.n = 0
+
+    here = opened(Again)
+    here.n = 7
+    Base.n.__set__(here, 1)  # type: ignore[attr-defined]
+    assert moved(here, Again).n == 7
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_operator_without_state_is_replaced_in_the_testing_kit(at: int) -> None:
+    @flux.stage(schema=SCHEMA, key="k")
+    class Passing(flux.Operator):
+        def process(self, rows: pa.RecordBatch) -> Any:
+            return rows
+
+    out = flux.testing.apply(Passing, batch(1), batch(2), restart_after=at)
+    assert out.column("v").to_pylist() == [1, 2]
+    opened(Passing.make).restore(None)
+
+
 def test_large_arrays_travel_beside_the_pickle_and_may_be_written_to() -> None:
     class Arrays(flux.Operator):
         def open(self, context: Context) -> None:
