@@ -5,7 +5,8 @@ rows as that other operator.
 
 Some attributes do not travel: the context, attributes that the class names in ``transient``, and attributes that still have the
 number, text or function that ``__init__`` gave them. The last kind holds the arguments of an operator: a query that is started
-again with other arguments works with the new ones.
+again with other arguments works with the new ones. A function that holds anything else, as a closure over a dictionary does, is
+state.
 
 Attributes may refer to their operator and its context, as ``self.handlers = {"a": self.on_a}`` does. A pickle names both by
 place, and the reader puts its own operator and context there. A copy of the operator would have a second state, and changes of
@@ -36,7 +37,7 @@ from flux.wire.unpickle import dumps, loads
 
 #: Attributes of an operator that Flux sets.
 _OURS = frozenset(("context", "_flux_stage", "_flux_opened"))
-#: Types of values that nothing changes in place.
+#: Types of values that nothing changes in place, apart from functions, which may hold other values.
 _CONSTANT = (
     types.NoneType, bool, int, float, complex, str, bytes, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
     uuid.UUID, Enum, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
@@ -45,6 +46,8 @@ _CONSTANT = (
 _CONTAINERS = (dict, list, set, deque, bytearray)
 #: First bytes of attributes that are kept as bytes within another snapshot.
 _MAGIC = b"flux attributes\n"
+#: Largest number of handlers that an attribute is expected to hold.
+_FEW = 100
 _ABSENT = object()
 _PICKLER = os.path.dirname(cloudpickle.__file__) + os.sep
 
@@ -55,15 +58,17 @@ class Opened:
 
     context: Any
     names: frozenset[str]
-    #: Attributes that ``__init__`` had set. They do not travel while they are the same objects.
-    constants: dict[str, Any]
+    #: Attributes that ``__init__`` had set, each with the objects it holds. They do not travel while all are the same objects.
+    constants: dict[str, list[Any]]
 
 
 def open_operator(operator: Any, context: Any) -> None:
     """Call ``open``. The context is set before the call, so that an ``open`` without ``super().open(context)`` does no harm."""
-    made = {
-        name: value for name, value in attributes(operator).items() if isinstance(value, _CONSTANT) or name == "schema"
-    }
+    made: dict[str, list[Any]] = {}
+    for name, value in attributes(operator).items():
+        held = [value] if name == "schema" else _held(value, operator)
+        if held is not None:
+            made[name] = held
     object.__setattr__(operator, "context", context)
     operator.open(context)
     for name in operator._made_in_open:
@@ -72,7 +77,7 @@ def open_operator(operator: Any, context: Any) -> None:
                 f"{type(operator).__name__}.open(self, context) must call super().open(context), which makes what process needs"
             )
     now = attributes(operator)
-    constants = {name: value for name, value in made.items() if now.get(name, _ABSENT) is value}
+    constants = {name: held for name, held in made.items() if now.get(name, _ABSENT) is held[0]}
     object.__setattr__(operator, "_flux_opened", Opened(context, frozenset(now), constants))
 
 
@@ -80,6 +85,70 @@ def attributes(operator: Any) -> dict[str, Any]:
     """Return the values of all attributes of an object, including attributes in slots, without the attributes that Flux sets."""
     found = {name: member.__get__(operator) for name, member in _slots(type(operator)) if _is_set(member, operator)}
     return {name: value for name, value in (found | vars(operator)).items() if name not in _OURS}
+
+
+def _held(value: Any, operator: Any) -> list[Any] | None:
+    """Return a constant and everything that it holds; None: the value is no constant.
+
+    A function holds its attributes, its defaults and the variables of its closure, and a method of a C type its object. Any of
+    them may be a container that the function fills, so a function is a constant only if all of them are."""
+    held, seen, pending = [], {id(operator)}, [value]
+    while pending:
+        thing = pending.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, types.FunctionType):
+            pending += [*vars(thing).values(), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+            pending += [_content(cell) for cell in thing.__closure__ or ()]
+        elif isinstance(thing, types.BuiltinFunctionType):
+            pending.append(thing.__self__)
+        elif thing is not _ABSENT and not isinstance(thing, _CONSTANT):
+            return None
+        held.append(thing)
+    return held
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the variable has no value yet
+        return _ABSENT
+
+
+def _is_constant(value: Any, before: list[Any], operator: Any) -> bool:
+    """Return whether a constant from the time of ``open`` is, and holds, the same objects as then."""
+    if value is not before[0]:
+        return False
+    now = _held(value, operator) if isinstance(value, types.FunctionType) else before
+    return (
+        now is not None
+        and len(now) == len(before)
+        and all(one is other for one, other in zip(now, before, strict=True))
+    )
+
+
+def _with_cells(names: set[str], now: dict[str, Any]) -> set[str]:
+    """Return the names of those other attributes whose functions have a variable in common with a function that travels. They
+    have to travel, too: the new operator's own function would have another variable of that name."""
+    cells = {
+        name: {id(cell) for one in _functions(value) for cell in one.__closure__ or ()} for name, value in now.items()
+    }
+    found: set[str] = set()
+    while True:
+        moving = {cell for name in names | found for cell in cells.get(name, ())}
+        more = {name for name in now.keys() - names - found if cells[name] & moving}
+        if not more:
+            return found
+        found |= more
+
+
+def _functions(value: Any) -> list[types.FunctionType]:
+    """Return the functions that an attribute is, or holds in a small container."""
+    held = [value]
+    if isinstance(value, dict | list | tuple) and len(value) <= _FEW:
+        held = list(value.values()) if isinstance(value, dict) else list(value)
+    return [one for one in held if isinstance(one, types.FunctionType)]
 
 
 def attribute_count(operator: Any) -> int:
@@ -200,9 +269,13 @@ def state_of(operator: Any, without: frozenset[str] = frozenset()) -> AttributeS
     left_out = without | transient_names(type(operator))
     now = attributes(operator)
     constants = {} if opened is None else opened.constants
-    values = {
-        name: value for name, value in now.items() if name not in left_out and constants.get(name, _ABSENT) is not value
+    names = {
+        name
+        for name, value in now.items()
+        if name not in constants or not _is_constant(value, constants[name], operator)
     }
+    names |= _with_cells(names - left_out, now)
+    values = {name: value for name, value in now.items() if name in names - left_out}
     gone = () if opened is None else tuple(sorted(opened.names - now.keys() - left_out))
     return AttributeState(operator, values, gone) if values or gone else None
 

@@ -18,7 +18,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from datetime import tzinfo
 from enum import Enum
-from types import FunctionType, SimpleNamespace
+from types import CellType, FunctionType, SimpleNamespace
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
@@ -198,6 +198,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._listed = None if classes is None else tuple(classes)
         self._places = {id(kind): place for place, kind in enumerate(self._listed or ())}
         self._anchors = {id(thing): place for place, thing in enumerate(anchors)}
+        self._cells: set[int] = set()  # variables of closures
 
     def reducer_override(self, obj: Any) -> Any:
         place = self._places.get(id(obj))
@@ -212,10 +213,32 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return type(obj), (obj.value,)  # as later releases do; Python 3.11.2 looks up an attribute by name
         if obj is SimpleNamespace:
             return obj.__qualname__  # cloudpickle looks it up in the same way as functions and code
+        if isinstance(obj, CellType) and id(obj) in self._cells:
+            return CellType, ()  # each function that has the cell fills it
         reduced = super().reducer_override(obj)
         if self._listed is not None and reduced is not NotImplemented and isinstance(obj, type | FunctionType):
             raise _refusal(f"{obj.__module__}.{obj.__qualname__}")
+        if isinstance(obj, FunctionType) and obj.__closure__ and isinstance(reduced, tuple):
+            return self._with_shared_cells(obj, reduced)
         return reduced
+
+    def _with_shared_cells(self, function: FunctionType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Have functions that share a variable (``nonlocal``) share it after reading. cloudpickle gives each function its own.
+
+        The function is made with its cells, still empty, and its state holds copies of them with their contents, because a
+        content may refer to the function."""
+        make, (code, variables, name, defaults, _), (attributes, slots), *rest = reduced
+        cells = function.__closure__ or ()
+        self._cells.update(map(id, cells))
+        slots = {**slots, "__closure__": tuple(_copied(cell) for cell in cells)}
+        return make, (code, variables, name, defaults, cells), (attributes, slots), *rest
+
+
+def _copied(cell: CellType) -> CellType:
+    try:
+        return CellType(cell.cell_contents)
+    except ValueError:  # it is empty
+        return CellType()
 
 
 def dumps(

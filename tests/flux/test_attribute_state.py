@@ -200,6 +200,128 @@ def test_what_init_was_given_is_that_of_the_new_program() -> None:
     assert moved(here, lambda: Gaps(60)).gap == 31
 
 
+class Calls(flux.Operator):
+    """Gives each row the number that ``call`` returns for its value."""
+
+    call: Callable[[int], Any]
+
+    def process(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return batch(*(self.call(value) or 0 for value in rows.column("v").to_pylist()))
+
+
+class OfSet(Calls):
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.add = self.seen.add
+
+    def call(self, value: int) -> int:
+        self.add(value)
+        return len(self.seen)
+
+
+class OfClosure(Calls):
+    def __init__(self) -> None:
+        counts: dict[int, int] = {}
+
+        def add(value: int) -> int:
+            counts[value] = counts.get(value, 0) + 1
+            return counts[value]
+
+        self.counts, self.call = counts, add
+
+
+class OfVariable(Calls):
+    def __init__(self) -> None:
+        n = 0
+
+        def add(value: int) -> int:
+            nonlocal n
+            n += 1
+            return n
+
+        self.call = add
+
+
+class OfVariableOfTwo(Calls):
+    def __init__(self) -> None:
+        n, seen = 0, set()
+
+        def add(value: int) -> None:
+            nonlocal n
+            seen.add(value)
+            n += value > 1
+
+        self.add, self.read = add, lambda: n
+
+    def call(self, value: int) -> int:
+        self.add(value)
+        return self.read()
+
+
+class OfVariableOfHandlers(OfVariableOfTwo):
+    def __init__(self) -> None:
+        super().__init__()
+        self.handlers = {"add": self.add}
+        del self.add
+
+    def call(self, value: int) -> int:
+        self.handlers["add"](value)
+        return self.read()
+
+
+class OfFunction(Calls):
+    def __init__(self) -> None:
+        def add(value: int) -> int:
+            add.n += 1  # type: ignore[attr-defined]
+            return add.n  # type: ignore[attr-defined,no-any-return]
+
+        add.n = 0  # type: ignore[attr-defined]
+        self.call = add
+
+
+class OfDefault(Calls):
+    def __init__(self) -> None:
+        def add(value: int, seen: list[int] = []) -> int:  # noqa: B006
+            seen.append(value)
+            return len(seen)
+
+        self.call = add
+
+
+@pytest.mark.parametrize(
+    "kind", [OfSet, OfClosure, OfVariable, OfVariableOfTwo, OfVariableOfHandlers, OfFunction, OfDefault]
+)
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_containers_that_functions_of_init_hold_travel(kind: type[Calls], at: int) -> None:
+    stage = flux.stage(schema=SCHEMA, key="k")(kind)
+    given = [batch(1), batch(1, 2), batch(2), batch(3)]
+    there = flux.testing.apply(stage, *given, restart_after=at)
+    alone = kind()
+    assert there.column("v").to_pylist() == [v for rows in given for v in alone.process(rows).column("v").to_pylist()]
+
+
+def test_functions_that_hold_constants_are_those_of_the_new_program() -> None:
+    class Scored(Calls):
+        snapshot_classes = ()
+
+        def __init__(self, factor: int) -> None:
+            self.call = lambda value: value * factor
+            self.mine = lambda value: self.call(value)
+            self.join = ", ".join
+
+    there = moved(opened(lambda: Scored(2)), lambda: Scored(3))
+    assert there.call(2) == there.mine(2) == 6
+    assert opened(lambda: Scored(2)).snapshot() is None
+
+
+def test_a_function_with_a_dictionary_is_refused_by_name_where_only_data_travels() -> None:
+    class Strict(OfClosure):
+        snapshot_classes = ()
+
+    with pytest.raises(SnapshotError, match=r"attribute 'call' of Strict, a function, .*transient = \('call',\)"):
+        check_snapshot(opened(Strict).snapshot(), "here", ())
+
+
 def test_a_value_of_init_that_open_replaces_is_state_even_if_it_returns_to_it() -> None:
     class Back(flux.Operator):
         def __init__(self) -> None:
