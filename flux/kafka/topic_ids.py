@@ -62,12 +62,14 @@ class Place(NamedTuple):
 
         ``position`` is the newest one before it. It may lie further on than the number, because no row stands between, for
         instance where a transaction ends. ``newest`` is a place that may lie further on. The topic is that of one of them
-        in the same generation, or that of this place."""
+        in the same generation, or that of this place, which is the beginning of the query."""
         generation, offset = divmod(number, GENERATION)
         before = None if position is None else Place.of(position)
         if before is not None and before.generation == generation:
             return before._replace(offset=max(offset, before.offset))
         same = newest if newest is not None and newest.generation == generation else self
+        if self.generation == generation and not differ(self.topic_id, same.topic_id):
+            offset = max(offset, self.offset)  # a query does not begin before its start
         return Place(offset, same.topic_id if same.generation == generation else UNKNOWN, generation)
 
     @classmethod

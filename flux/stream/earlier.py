@@ -25,13 +25,11 @@ class Shown(NamedTuple):
 
 class Beginning(NamedTuple):
     """The beginning of another life of a stream: its first element, the checksum of the stream before it, and the position from
-    which its reader makes it. Empty position: from the start, or the reader counts its batches. ``newest`` is, for rows that
-    bring their numbers, the newest known position, which may lie behind rows that are to come again."""
+    which its reader makes it. Empty position: from the start, or the reader counts its batches."""
 
     sequence: int
     checksum: int
     position: bytes = b""
-    newest: bytes = b""
 
 
 #: The beginning of a stream without any known earlier life.
@@ -70,8 +68,7 @@ class Earlier:
             # Nothing comes behind the end, which has to have the same number again.
             ends = [at for at, shown in known if at <= applied and shown.mark == end_mark(at)]
             applied = min([applied, *(at - 1 for at in ends)])
-            newest = self.newest() or _NOTHING
-            return Beginning(applied + 1, 0, mark.position, newest.position)
+            return Beginning(applied + 1, 0, mark.position)
         return START if at < 0 else Beginning(at + 1, mark.checksum, mark.position)
 
     def newest(self) -> Mark | None:

@@ -64,6 +64,9 @@ class SourceStreams:
             producer.earlier.own_numbers = own_numbers
         self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
         self._start = START  # the beginning of the reader
+        #: The newest position that consumers of any edge have shown, packed, if rows bring their numbers. It may lie behind
+        #: rows that are to come again.
+        self._newest_shown = b""
         self._checksum = 0
         self._newest: Mark | None = None  # the newest mark with a position since ``applied`` was called
         self._waiting: list[Mark] = []  # earlier ones, which were not applied when ``applied`` was called
@@ -83,22 +86,29 @@ class SourceStreams:
             floors = [producer.floor() for producer in self.producers]
             known = [floor for floor in floors if floor is not None]
             if len(known) == len(floors):
-                self._begin(min(known))
+                # Edges that have applied as much know the same rows, but not all of them need to know a position.
+                self._begin(min(known, key=lambda each: (each.sequence, not each.position)))
         return self.first is not None
 
     def _begin(self, beginning: Beginning) -> None:
         self._start, self.first, self._checksum = beginning, beginning.sequence, beginning.checksum
+        if self._own_numbers:
+            shown = [mark for producer in self.producers if (mark := producer.earlier.newest()) is not None]
+            self._newest_shown = max(shown, key=lambda mark: mark.sequence).position if shown else b""
         for producer in self.producers:
             producer.begin_at(self.first, self._checksum)
 
     @property
     def position(self) -> ReaderPosition:
-        """The position at which its reader begins, once that is known."""
+        """The position at which its reader begins, once that is known.
+
+        A reader whose rows bring their numbers is told the newest known position also if it begins with row 0: its log may have
+        begun again since, and the numbers of the new rows have to lie behind those that some consumers have."""
         assert self.first is not None
         if not self._positions:
             return position_before(self.first)
-        position, newest = (unpacked(each) if each else None for each in (self._start.position, self._start.newest))
-        if self._own_numbers and self.first:
+        position, newest = (unpacked(each) if each else None for each in (self._start.position, self._newest_shown))
+        if self._own_numbers and (self.first or self._newest_shown):
             return ReaderPosition(RowStart(self.first, position, newest))
         return ReaderPosition(position)
 

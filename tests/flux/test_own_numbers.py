@@ -123,6 +123,53 @@ def test_what_some_replica_lacks_is_given_again_and_the_newest_position_is_told(
     assert again.streams.position == RowStart(10, 10, 20)
 
 
+def test_a_life_that_begins_at_the_start_is_told_the_newest_position() -> None:
+    """One partition has the first rows, and the others have acked nothing: the log may have begun again under them."""
+    at = Inbound(StreamId(0, 0), 0, 1 << 30, numbered=True)
+    for partition in HOSTED:
+        at.received.join(partition, 100 if not partition else 0, HOSTED[:partition])
+    at.adopt(0, [Mark(99, 1, 0, packed(100), 100)])
+    again = Life(at, 1, key=None)
+    assert again.streams.position == RowStart(0, None, 100)
+
+
+def test_a_life_without_any_known_position_begins_at_the_start_of_the_query() -> None:
+    assert Life(inbound(), 1).streams.position is None
+
+
+def joined_by(*shown: tuple[int, list[Mark]]) -> SourceStreams:
+    """The streams of a life for several edges. Each edge has applied all rows below a number and shows these marks."""
+    producers = []
+    for edge, (following, marks) in enumerate(shown):
+        at = Inbound(StreamId(edge, 0), 0, 1 << 30, numbered=True)
+        for partition in HOSTED:
+            at.received.join(partition, following, HOSTED[:partition])
+        at.adopt(0, marks)
+        producer = Producer(StreamId(edge, 0), 1, PARTITIONS, 1 << 30, 1.0, reads_again=True)
+        producer.on_table(TABLE, 0, 0.0)
+        list(producer.poll(0.0))
+        at.greet(1, "here", 1)
+        producer.on_answer(10, at.resume(0, HOSTED), 0.0)
+        producers.append(producer)
+    edges = [*planned_with("x").edges] * len(shown)
+    streams = SourceStreams(edges, producers, "log", True, True, 100, own_numbers=True)
+    assert streams.place()
+    return streams
+
+
+def test_the_newest_position_is_that_of_all_edges() -> None:
+    slow = Mark(80, 1, 80, packed(81), 1)
+    fast = Mark((1 << 48) + 60, 1, 0, packed([61, "", 1]), 1)
+    for shown in ([(81, [slow]), ((1 << 48) + 61, [fast])], [((1 << 48) + 61, [fast]), (81, [slow])]):
+        assert joined_by(*shown).position == RowStart(81, 81, [61, "", 1])
+
+
+def test_edges_that_have_applied_as_much_give_the_position_that_one_of_them_knows() -> None:
+    slow = Mark(80, 1, 80, packed(81), 1)
+    for shown in ([(81, [slow]), (81, [])], [(81, []), (81, [slow])]):
+        assert joined_by(*shown).position == RowStart(81, 81, 81)
+
+
 def test_without_a_key_partitions_take_turns_by_the_offset() -> None:
     life = Life(inbound(), key=None)
     life.give(0, 7, ROTATION_ROWS - 1, ROTATION_ROWS, 3 * ROTATION_ROWS + 5)

@@ -83,6 +83,14 @@ def test_positions_of_earlier_releases_are_plain_offsets() -> None:
             Place.of(wrong)
 
 
+def test_a_row_number_leads_to_the_place_in_the_topic_that_had_the_row() -> None:
+    old, new = (text_of(uuid.uuid4()) for _ in range(2))
+    begin = Place(30, new)  # the query goes on with the topic that was made anew
+    assert begin.at(0, None, Place(100, old)) == Place(0, old), "numbers of the first generation are of the old topic"
+    assert Place(30, old).at(0, None, Place(100, old)) == Place(30, old), "not before the start of the query"
+    assert Place(30, old).at(40, [45, old], Place(100, old)) == Place(45, old)
+
+
 # ---- read
 
 
