@@ -9,6 +9,9 @@ from flux.errors import FluxError
 class FileError(FluxError):
     """Base of errors about the files of a folder."""
 
+    #: The defect alone, in a few words: no path, no advice. It is shown where the file is left out.
+    defect = ""
+
 
 class FileChanged(FileError):
     """A file is not as it was when it was found: it grew, or was written anew. Its rows would be lost, or would come twice."""
@@ -22,10 +25,12 @@ class BadFile(FileError):
     """A file cannot be read, or its rows do not fit the schema."""
 
 
-def gone(path: str) -> str:
-    """Return the message of FileGone."""
-    return (
+def gone(path: str) -> FileGone:
+    """Return the error about a file that is not there."""
+    error = FileGone(
         f"{path} was found, and is gone before all its rows were read. Put it back, or start the query again with "
         "ignoreMissingFiles=True, which leaves out the rows that are gone; remove files only when every row of them has left the "
         "query"
     )
+    error.defect = "it is gone"
+    return error

@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from flux.dataflow.exact_cast import cast_exactly
 from flux.errors import UsageError
-from flux.folders.errors import BadFile, FileGone, gone
+from flux.folders.errors import BadFile, gone
 from flux.folders.text_streams import CsvText, JsonText
 
 #: Rows of a batch from a parquet file, and bytes of a text that are parsed at once. A line must be shorter than BLOCK_BYTES.
@@ -51,13 +51,15 @@ class FileFormat:
                     yield self._conformed(batch.slice(left))
                 at += batch.num_rows
         except FileNotFoundError as error:
-            raise FileGone(gone(path)) from error
+            raise gone(path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise BadFile(
+            bad = BadFile(
                 f"{path}: cannot be read behind row {at}: {_line(error)}. Mend the file or the schema; the query goes on with "
                 "the same checkpointLocation. A mended file has changed since it was found, which onChanged='ignore' allows. Or "
                 "start the query again with ignoreCorruptFiles=True, which leaves out the rest of the file"
-            ) from error
+            )
+            bad.defect = _line(error)
+            raise bad from error
 
     def _first(self, files: fs.FileSystem, path: str, skip: int) -> int:
         """Return the number of the row with which ``_batches`` begins, at most ``skip``."""

@@ -30,7 +30,11 @@ class FileRows(Ahead):
     def __init__(self, watch: Watch, partition: int, partitions: int, start: RowStart | None) -> None:
         self._watch, self._partition, self._partitions = watch, partition, partitions
         self._first = (partition, 0) if start is None else self._place(start)
-        self._taken = self._first[0]
+        #: The newest place that an earlier life has come to; None: there is none.
+        newest = None if start is None else start.newest
+        self._newest = None if newest is None else (int(newest[0]), int(newest[1]))
+        self._reader = ""
+        self._taken = self._reached = self._first[0]
         super().__init__(self._rows, f"flux-files-{partition}")
 
     def _place(self, start: RowStart) -> tuple[int, int]:
@@ -56,7 +60,11 @@ class FileRows(Ahead):
     def lag(self) -> tuple[int, int]:
         """Return two numbers of files: the file that is read, and the one behind the last existing file of this partition."""
         mine = -(-(self._watch.count - self._partition) // self._partitions)
-        at = (self._taken - self._partition) // self._partitions
+        # Files without rows, and those that are left out, give nothing to take. ``_reached`` is read first: all rows before it
+        # are ready by then, or taken.
+        reached = self._reached
+        file = self._taken if self._ready else max(self._taken, reached)
+        at = (file - self._partition) // self._partitions
         return at, max(mine, at)
 
     def _rows(self) -> Iterator[Positioned | float]:
@@ -65,10 +73,13 @@ class FileRows(Ahead):
             # The ledger has the files that an earlier life has read.
             self._watch.known(number if skip else number - self._partitions)
         while True:
+            self._reached = number
             found = self._watch.file(number)
             if found is None:
                 yield self._watch.folder.poll_s
                 continue
+            # Not before there is a file: the entry would bring back a folder that is gone.
+            self._reader = self._reader or self._watch.enter(self._partition)
             yield from self._file(found, number, skip)
             number, skip = number + self._partitions, 0
 
@@ -86,9 +97,22 @@ class FileRows(Ahead):
         except (BadFile, FileGone) as error:
             if ended is not None or not self._ignores(error):
                 raise
-            self._watch.end(number, EarlyEnd(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.summary))
+            if self._newest is not None and self._newest > (number, at):
+                raise self._needed(error, number, at) from error
+            ended = EarlyEnd(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.defect or error.summary)
+            self._watch.end(number, ended, self._partition, self._reader)
         # Behind the last rows the next file begins: this file need not be opened again.
         yield 0.0 if last is None else self._positioned(last, number, at, (number + self._partitions, 0))
+
+    def _needed(self, error: FileError, number: int, row: int) -> FileError:
+        """Return the error about a file whose rest cannot be left out. An earlier life has given rows behind it, so some replicas
+        may have applied rows that others would never get."""
+        option = "ignoreCorruptFiles" if isinstance(error, BadFile) else "ignoreMissingFiles"
+        return type(error)(
+            f"{self._watch.root}/{self._watch.known(number).name} is needed from row {row} on, in spite of {option}: "
+            f"{error.defect or error.summary}. The query has read on before, and only a part of it has these rows. Put the file "
+            "back as it was, or start with another checkpointLocation"
+        )
 
     def _batches(self, found: FoundFile, skip: int) -> Iterator[pa.RecordBatch]:
         path = self._watch.where(found)

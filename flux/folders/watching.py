@@ -7,7 +7,9 @@ A file is found once, when it is complete: a parquet file when it has its footer
 for a while. From then on it must not change. A file that does not become complete is bad after a while.
 
 Law: all lives of a query read the same rows. So omissions are written down, too, before a row behind them goes out: bad files
-that were put aside, and the row with which the reading of a file ended early.
+that were put aside, and the row with which the reading of a file ended early. Only the last reader that has entered for a
+partition may write such an end. A reader that was given up, whose mount has gone, would otherwise end a file whose rows the
+reader after it has given already.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import threading
 import time
 import urllib.parse
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,7 +29,7 @@ from pyarrow import fs
 
 from flux.dataflow.ledger import Ledger, LedgerBroken
 from flux.folders.completion import Completion
-from flux.folders.errors import BadFile, FileChanged, FileGone, gone
+from flux.folders.errors import BadFile, FileChanged, gone
 from flux.folders.formats import FileFormat
 from flux.folders.listing import FoundFile, Rules, listed
 
@@ -82,6 +85,7 @@ class Watch:
         self._completion = Completion(folder.settle_s, folder.bad_after_s)
         self._aside: dict[str, tuple[int, int, str]] = {}  # bad files by name: size, time, and the defect
         self._ended: dict[int, EarlyEnd] = {}  # by number of the file
+        self._readers: dict[int, str] = {}  # by partition: the reader that entered last
         self._spark_names: dict[str, set[str]] = {}  # by file of Spark's log
         self._look_at = 0.0
 
@@ -95,10 +99,31 @@ class Watch:
         with self._lock:
             return self._ended.get(number)
 
-    def end(self, number: int, ended: EarlyEnd) -> None:
-        """Decide that the rest of a file is left out. LedgerBroken if another life has decided otherwise."""
+    def enter(self, partition: int) -> str:
+        """Make a new reader the only one that may end files of a partition early, and return its name. The reader knows all
+        earlier ends from then on."""
+        reader = uuid.uuid4().hex
         with self._lock:
-            self._decide(lambda: {"ended": [number, *ended]} if number not in self._ended else None)
+            self._decide(lambda: {"reader": [partition, reader]} if self._readers.get(partition) != reader else None)
+        return reader
+
+    def end(self, number: int, ended: EarlyEnd, partition: int, reader: str) -> None:
+        """Decide that the rest of a file is left out. LedgerBroken if another life has decided otherwise, or reads the partition
+        now. An entry of the ledger has one place, so no reader enters between the check and the entry."""
+
+        def entry() -> Any:
+            if number in self._ended:
+                return None
+            if self._readers.get(partition) != reader:
+                raise LedgerBroken(
+                    f"{self._path(self._files[number].name)} cannot be left out from row {ended.row} on, {ended.why}: a newer "
+                    f"reader reads partition {partition}, and may have given these rows"
+                )
+            return {"ended": [number, *ended]}
+
+        with self._lock:
+            self._learn()
+            self._decide(entry)
             if self._ended[number].row != ended.row:
                 raise LedgerBroken(
                     f"{self._path(self._files[number].name)}: {self._ended[number].row} rows of it count, but this reader can "
@@ -149,7 +174,7 @@ class Watch:
             for name, known in self._renamed.items():
                 if known == found:
                     return self._path(name)
-        raise FileGone(gone(path))
+        raise gone(path)
 
     def check_again(self, found: FoundFile, path: str) -> None:
         """Raise FileChanged if the file, which was read to its end, was written to meanwhile."""
@@ -229,7 +254,10 @@ class Watch:
             if "ended" in entry:
                 number, row, kind, why = entry["ended"]
                 self._ended[int(number)] = EarlyEnd(int(row), {MISSING: MISSING, CORRUPT: CORRUPT}[kind], str(why))
-            if not entry.keys() & {"files", "aside", "ended"}:
+            if "reader" in entry:
+                partition, reader = entry["reader"]
+                self._readers[int(partition)] = str(reader)
+            if not entry.keys() & {"files", "aside", "ended", "reader"}:
                 raise ValueError(entry)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise LedgerBroken(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders_read import LONG_S, fails, gives_nothing, numbers, started, take, write
+from folders_read import LONG_S, drain, fails, gives_nothing, numbers, started, take, write
 from pyarrow import fs
 
 import flux
 from flux.dataflow.sources import RowStart
 from flux.folders.completion import AGAIN_S, SHOWN_S, Completion
-from flux.folders.errors import BadFile, FileError, FileGone
+from flux.folders.errors import BadFile, FileError, FileGone, gone
+from flux.folders.formats import ParquetFormat
 from flux.folders.listing import FoundFile, Rules, listed
 from flux.folders.reading import FILE_ROWS
 from flux.folders.source import FilesReader
@@ -352,10 +355,79 @@ def test_two_lives_that_disagree_are_told(tmp_path: Path) -> None:
     numbers(reader, 3)
     mine, others = reader._watched(), started(tmp_path, kept={"ledger": reader.id})._watched()
     others.known(0)
-    mine.end(0, EarlyEnd(2, CORRUPT, "why"))
-    others.end(0, EarlyEnd(2, MISSING, "the same"))
+    mine.end(0, EarlyEnd(2, CORRUPT, "why"), 0, mine.enter(0))
+    others.end(0, EarlyEnd(2, MISSING, "the same"), 0, other := others.enter(0))
     with pytest.raises(LedgerBroken, match=r"a\.parquet: 2 rows of it count, but this reader can give 1: why not"):
-        others.end(0, EarlyEnd(1, MISSING, "why not"))
+        others.end(0, EarlyEnd(1, MISSING, "why not"), 0, other)
+
+
+def test_a_reader_that_was_given_up_ends_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mount has gone while the next reader, in another process, gives all rows."""
+    from flux.dataflow.ledger import LedgerBroken
+
+    path = write(tmp_path, "a.parquet", 0, rows=100, group=10)
+    reader = started(tmp_path, ignoreMissingFiles=True)
+    kept = {"ledger": reader.id}
+    blocked, opened = threading.Event(), threading.Event()
+
+    def lost(self: Any, files: Any, path: str, skip: int) -> Any:
+        opened.set()
+        blocked.wait(LONG_S)
+        raise gone(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ParquetFormat, "read", lost)
+        given_up = reader(0, None)
+        assert opened.wait(LONG_S)
+    later = started(tmp_path, kept=kept, ignoreMissingFiles=True)
+    assert numbers(later, 100) == [*range(100)]
+    blocked.set()
+    with pytest.raises(
+        LedgerBroken, match=r"a\.parquet cannot be left out from row 0 on, it is gone: a newer reader reads"
+    ):
+        drain(given_up)
+    given_up.close()
+    assert path.exists()
+    assert numbers(started(tmp_path, kept=kept, ignoreMissingFiles=True), 100) == [*range(100)], "nor in a third life"
+
+
+@pytest.mark.parametrize("newest", [[0, 30], [1, 0], [1, 5]])
+def test_a_file_of_which_one_replica_has_more_rows_is_not_left_out(tmp_path: Path, newest: list[int]) -> None:
+    path = write(tmp_path, "a.parquet", 0, rows=100, group=10)
+    reader = started(tmp_path, ignoreMissingFiles=True)
+    numbers(reader, 30)
+    path.unlink()
+    write(tmp_path, "b.parquet", 1000)
+    told = r"a\.parquet is needed from row 20 on, in spite of ignoreMissingFiles: it is gone\. .*only a part of it has"
+    fails(reader, FileGone, told, RowStart(20, [0, 20], newest))
+    assert numbers(reader, 3, start=RowStart(20, [0, 20], [0, 20])) == [1000, 1001, 1002], (
+        "all replicas have the same rows"
+    )
+
+
+@pytest.mark.parametrize("last", ["bad", "empty"])
+def test_files_without_rows_do_not_count_in_the_lag(tmp_path: Path, last: str) -> None:
+    (tmp_path / "a.csv").write_text("n\n1\n")
+    (tmp_path / "b.csv").write_text("n\nx\n" if last == "bad" else "n\n")
+    os.utime(tmp_path / "a.csv", (1, 1))
+    reader = started(tmp_path, format="csv", header=True, settle=0, ignoreCorruptFiles=True)
+    rows = reader(0, None)
+    take(rows, 1)
+    drained_until(rows, lambda: rows.lag() == (2, 2))
+    rows.close()
+
+
+def test_the_reason_of_a_file_that_is_left_out_is_short(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("x\n")
+    reader = started(tmp_path, format="csv", settle=0, ignoreCorruptFiles=True)
+    rows = reader(0, None)
+    drained_until(rows, lambda: reader.unread_files()["corrupt"])
+    rows.close()
+    ((name, why),) = reader.unread_files()["corrupt"].items()
+    assert name == "bad.csv"
+    assert re.fullmatch(
+        r"from row 0 on: In CSV column #0: (Row #1: )?CSV conversion error to int64: invalid value 'x'", why
+    )
 
 
 def test_options_that_are_no_flags_are_refused(tmp_path: Path) -> None:
