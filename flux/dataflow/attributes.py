@@ -26,9 +26,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import combinations
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from flux.dataflow.user_code import described, user_traceback
 from flux.errors import SnapshotError, UsageError
@@ -276,6 +278,7 @@ def state_of(operator: Any, without: frozenset[str] = frozenset()) -> AttributeS
     }
     names |= _with_cells(names - left_out, now)
     values = {name: value for name, value in now.items() if name in names - left_out}
+    _check_views(operator, values)
     gone = () if opened is None else tuple(sorted(opened.names - now.keys() - left_out))
     return AttributeState(operator, values, gone) if values or gone else None
 
@@ -327,6 +330,37 @@ def check_transient(kind: type) -> None:
 def empty_containers(kind: type) -> tuple[str, ...]:
     """Return the names of the empty dictionaries, lists and sets in the body of a class, when it has just been made."""
     return tuple(name for name, value in vars(kind).items() if isinstance(value, _CONTAINERS) and not value)
+
+
+def _check_views(operator: Any, values: dict[str, Any]) -> None:
+    """Raise SnapshotError if two attributes are arrays with memory in common. The reader of a pickle makes two of them."""
+    arrays: dict[int, list[tuple[str, np.ndarray]]] = {}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            arrays.setdefault(id(_memory_of(value)), []).append((name, value))
+    for found in arrays.values():
+        for (one, first), (other, second) in combinations(found, 2):
+            if first is not second and (first.flags.writeable or second.flags.writeable) and _overlap(first, second):
+                view, whole = (one, other) if second.base is None else (other, one)
+                raise SnapshotError(
+                    f"attribute {view!r} of {type(operator).__name__} is a view into the memory of attribute {whole!r}: after "
+                    "a move or a repair they would be two arrays, and a change of one would not show in the other. Keep one of "
+                    "the two, and index it where the view is used"
+                )
+
+
+def _memory_of(array: np.ndarray) -> Any:
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return owner
+
+
+def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
+    try:
+        return np.shares_memory(one, other, max_work=10_000)  # type: ignore[arg-type]
+    except RuntimeError:  # TooHardError
+        return True
 
 
 def _check_shared(operator: Any) -> None:

@@ -414,6 +414,34 @@ def test_large_arrays_travel_beside_the_pickle_and_may_be_written_to() -> None:
     assert there.sums[1:].tolist() == here.sums[1:].tolist()
 
 
+class Viewing(flux.Operator):
+    def open(self, context: Context) -> None:
+        self.sums = np.zeros((2, 8))
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        self.row = self.sums[0]
+
+
+def test_a_view_into_the_array_of_another_attribute_is_refused() -> None:
+    with pytest.raises(SnapshotError, match="attribute 'row' of Viewing is a view into the memory of attribute 'sums'"):
+        flux.testing.apply(flux.stage(schema=SCHEMA)(Viewing), batch(1))
+
+
+def test_arrays_without_common_memory_are_no_views() -> None:
+    here = opened(Viewing)
+    pairs = np.zeros((4, 2))
+    here.left, here.right, here.same, here.copy = pairs[:, 0], pairs[:, 1], here.sums, here.sums[0].copy()
+    fixed = np.arange(4)
+    fixed.flags.writeable = False
+    here.fixed, here.part = fixed, fixed[:2]
+    assert moved(here, Viewing).right.tolist() == [0, 0, 0, 0]
+    here.left = pairs
+    with pytest.raises(
+        SnapshotError, match="attribute 'right' of Viewing is a view into the memory of attribute 'left'"
+    ):
+        here.snapshot()
+
+
 def test_an_operator_without_attributes_has_no_state() -> None:
     class Passing(flux.Operator):
         def process(self, rows: pa.RecordBatch) -> Any:
