@@ -116,7 +116,9 @@ class PartitionReader:
         newest: Place | None = None,
     ) -> None:
         self._how, self.topic, self.partition = how, topic, partition
-        self.next_offset, self.topic_id, self.generation = start
+        if newest is not None:
+            start = self._behind_cut(start, newest)
+        self.next_offset, self.topic_id, self.generation, self.began = start
         self._newest = newest
         self._client = Client(how.bootstrap, how.security)  # for questions that a fetch does not answer
         kept = [name for name in how.schema.names if name in COLUMNS]
@@ -231,7 +233,7 @@ class PartitionReader:
         if self._ready:
             return taken
         ahead = differ(taken.topic_id, self.topic_id) or self.next_offset > taken.offset
-        return Place(self.next_offset if ahead else taken.offset, self.topic_id, self.generation)
+        return Place(self.next_offset if ahead else taken.offset, self.topic_id, self.generation, self.began)
 
     def close(self) -> None:
         """Close without waiting for work under way, which may be a connection attempt: the worker has other things to do."""
@@ -343,7 +345,7 @@ class PartitionReader:
         for part in split(rows, most, BYTES_MAX):
             first, at = at, at + part.num_rows
             following = decoded.next if at == rows.num_rows else int(numbers[at])
-            place = Place(following, self.topic_id, self.generation)
+            place = Place(following, self.topic_id, self.generation, self.began)
             yield Positioned(part, place.position, numbers[first:at] + place.first_number)
 
     def _parsed(self, raw: pa.RecordBatch, format_: Format) -> pa.RecordBatch | tuple[pa.RecordBatch, pa.Array]:
@@ -402,7 +404,7 @@ class PartitionReader:
                 f"{lost}. Keep records for longer than a query may stand still; fail_on_data_loss=False goes on"
             )
         if self.next_offset > end:
-            self.generation += 1  # the next records have offsets that other records had
+            self._begin_generation(end)  # the next records have offsets that other records had
         self._go_on_at(first if self.next_offset < first else end, self.topic_id)
         log.warning("%s; reading goes on with offset %d", lost, self.next_offset)
 
@@ -424,18 +426,48 @@ class PartitionReader:
                 f"{lost}. The new topic has {partitions} partitions only. Start with another checkpointLocation to begin anew"
             )
         first, newest = self._first_offset(topic_id), self._newest
-        if newest is not None and newest.topic_id == topic_id:
-            self.generation = newest.generation  # an earlier life has come to the new topic
+        if newest is not None and newest.topic_id == topic_id:  # an earlier life has come to the new topic
+            if newest.began > first:
+                raise self._cut_off(newest)
+            self.generation, self.began = newest.generation, newest.began
         else:
-            self.generation = max(self.generation, newest.generation if newest is not None else 0) + 1
+            self._begin_generation(0)
         self._go_on_at(first, topic_id)
         log.warning("%s; reading goes on with offset %d of the new topic", lost, first)
+
+    def _begin_generation(self, began: int) -> None:
+        """Begin a generation behind all that are known."""
+        newest = 0 if self._newest is None else self._newest.generation
+        self.generation, self.began = max(self.generation, newest) + 1, began
+
+    def _behind_cut(self, start: Place, newest: Place) -> Place:
+        """Return the place where a reader goes on that was to begin at ``start``: an earlier life may have come behind the end
+        of a log that was cut off. DataLost: that is not wanted, or some records cannot be told from others."""
+        place = start.behind_cut(newest)
+        if place is None:
+            raise self._cut_off(newest)
+        if place != start:
+            lost = (
+                f"topic {self.topic!r}, partition {self.partition}: offset {start.offset} was to be read next, but an earlier "
+                "reader has found that the log was made anew or cut off since: the record there is gone"
+            )
+            if self._how.fail_on_data_loss:
+                raise DataLost(f"{lost}. fail_on_data_loss=False goes on")
+            log.warning("%s; reading goes on with offset %d", lost, place.offset)
+        return place
+
+    def _cut_off(self, newest: Place) -> DataLost:
+        return DataLost(
+            f"topic {self.topic!r}, partition {self.partition}: the log was cut off at offset {newest.began}, as by an unclean "
+            "election of a leader, and some replica of the query lacks records that were read before. Those that are left "
+            "cannot be told from others that had the same offsets. Start with another checkpointLocation"
+        )
 
     def _go_on_at(self, offset: int, topic_id: str) -> None:
         with self._lock:
             self.next_offset, self.topic_id, self._end = offset, topic_id, None
             if not self._ready:
-                self._taken = Place(offset, topic_id, self.generation)
+                self._taken = Place(offset, topic_id, self.generation, self.began)
 
     def _first_offset(self, topic_id: str | None = None) -> int:
         """Look up the beginning of the log. ``topic_id`` is given for another topic than the one that has been read."""

@@ -51,6 +51,9 @@ class Place(NamedTuple):
     #: Id of the topic that the offset belongs to.
     topic_id: str = UNKNOWN
     generation: int = 0
+    #: Offset at which this generation of the topic begins; 0 for a topic that was made anew. Smaller offsets of the same topic
+    #: belong to generations before the log was cut off.
+    began: int = 0
 
     @property
     def first_number(self) -> int:
@@ -68,9 +71,24 @@ class Place(NamedTuple):
         if before is not None and before.generation == generation:
             return before._replace(offset=max(offset, before.offset))
         same = newest if newest is not None and newest.generation == generation else self
+        if newest is not None and newest.generation > generation and newest.topic_id != self.topic_id:
+            return Place(offset, UNKNOWN, generation)  # this topic may be one that was made anew since
         if self.generation == generation and not differ(self.topic_id, same.topic_id):
             offset = max(offset, self.offset)  # a query does not begin before its start
-        return Place(offset, same.topic_id if same.generation == generation else UNKNOWN, generation)
+        if same.generation != generation:
+            return Place(offset, UNKNOWN, generation)
+        return same._replace(offset=offset)
+
+    def behind_cut(self, newest: Place) -> Place | None:
+        """Return the place where a reader goes on that was to begin here. ``newest`` may be of a later generation of the same
+        topic: the records between are gone, and others have their offsets. None: it is not known which generations the
+        records have that are there."""
+        if newest.generation <= self.generation or differ(self.topic_id, newest.topic_id):
+            return self
+        follows = (newest.topic_id, newest.generation) == (self.topic_id, self.generation + 1)
+        if not newest.began or (follows and self.offset >= newest.began):
+            return newest._replace(offset=newest.began)
+        return None
 
     @classmethod
     def of(cls, position: Any) -> Place:
@@ -84,7 +102,7 @@ class Place(NamedTuple):
             case [int() as offset, str() as topic_id, *more] if offset >= 0 and not isinstance(offset, bool):
                 uuid_of(topic_id)
                 match more:
-                    case [] | [int()]:
+                    case [] | [int()] | [int(), int()]:
                         return cls(offset, topic_id, *more)
         raise UsageError(
             f"{position!r:.100} is no position in a partition of Kafka: expected an offset, or an offset and an id"
@@ -94,5 +112,5 @@ class Place(NamedTuple):
     def position(self) -> Any:
         """The place as the streams of a source keep it."""
         if self.generation:
-            return [*self]
+            return [*self] if self.began else [*self[:-1]]
         return self.offset if self.topic_id == UNKNOWN else [self.offset, self.topic_id]
