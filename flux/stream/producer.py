@@ -176,15 +176,39 @@ class Producer:
         The answer may be no until a partition that had no rows among the last ones gets some."""
         if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
             return False
-        least = self._acks.min(axis=1)
+        return self._have(self._acks.min(axis=1), sequence)
+
+    def kept_through(self, sequence: int) -> bool:
+        """Tell whether every checkpoint has the rows of its partition through this element. Replicas that read may lack some,
+        as while they are repaired."""
+        kept = self._kept_acks
+        return kept is not None and self._have(kept, sequence)
+
+    @property
+    def _kept_acks(self) -> np.ndarray | None:
+        """By partition, the least ack of the replicas that keep checkpoints; None: the stage has none."""
+        consumers = self._consumers
+        if consumers is None or not consumers.kept:
+            return None
+        least: np.ndarray = np.where(consumers.keeps, self._acks, NOBODY).min(axis=1)
+        return least
+
+    def _have(self, acks: np.ndarray, sequence: int) -> bool:
+        """Tell whether these acks, by partition, are of all rows through an element."""
         # Rows of an earlier life count as well, because a checkpoint may still lack them.
         owed = np.minimum(np.maximum(self._last, self._first - 1), sequence)
-        return bool(((least >= owed) & (least != NOBODY)).all())
+        return bool(((acks >= owed) & (acks != NOBODY)).all())
 
     def settle(self, mark: Mark) -> None:
         """Tell all consumers that every replica has applied the rows through this mark, and every checkpoint has them."""
         if mark.sequence >= self._settling.mark.sequence:
             self._settling.begin(mark, self._epoch)
+            self.dirty = True
+
+    def settle_kept(self, mark: Mark) -> None:
+        """Tell the workers that keep checkpoints alone that every checkpoint has its rows through this mark."""
+        if mark.sequence > self._settling.kept.sequence:
+            self._settling.begin_kept(mark, self._epoch)
             self.dirty = True
 
     @property
@@ -194,8 +218,10 @@ class Producer:
 
     @property
     def all_settled(self) -> bool:
-        """Every replica has acked all rows that there are, also the replicas whose partitions got none of the last rows."""
-        return self.log.end == self._first or bool((self._acks.min(axis=1) >= self.log.end - 1).all())
+        """Every checkpoint has all rows that there are, also those of partitions that got none of the last rows, or of this
+        life. Without checkpoints, every replica has."""
+        kept = self._kept_acks
+        return bool(((self._acks.min(axis=1) if kept is None else kept) >= self.log.end - 1).all())
 
     def begin_at(self, sequence: int, checksum: int, settled: bool = False) -> None:
         """Leave out the batches before ``sequence``, which no consumer needs. ``checksum`` is that of the stream before it.
@@ -513,9 +539,11 @@ class Producer:
             if cursor.nonce is not None and self._silent(cursor, now):
                 cursor.hello_due = min(cursor.hello_due, now)
                 self.resent_handshakes += 1
-            if self._settling.due(worker, cursor.acked, now):
+            if self._settling.due(worker, cursor.acked, cursor.at.any_reads, now):
+                again_at = now + self._resend_s
                 yield ToWorker(
-                    worker, self._settling.message(self.stream, self.incarnation, worker, now + self._resend_s)
+                    worker,
+                    self._settling.message(self.stream, self.incarnation, worker, cursor.at.any_reads, again_at),
                 )
             if now >= cursor.hello_due:
                 cursor.hello_due = now + self._resend_s * cursor.patience

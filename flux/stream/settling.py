@@ -34,18 +34,31 @@ class Settling:
     def __init__(self) -> None:
         self.mark = Mark(-1, 0)
         self.epoch = -1
+        #: The newest point through which all checkpoints have their rows, whatever the replicas that read lack, and its epoch.
+        #: It is for workers that keep checkpoints alone.
+        self.kept = Mark(-1, 0)
+        self._kept_epoch = -1
         self._again_at: dict[int, float] = {}  # by worker
 
     def begin(self, mark: Mark, epoch: int) -> None:
         self.mark, self.epoch = mark, epoch
         self._again_at.clear()
 
-    def due(self, worker: int, acked: np.ndarray, now: float) -> bool:
-        """Tell whether a worker is to be told now. ``acked`` has the acks of its replicas."""
-        return (
-            self.mark.sequence >= 0 and now >= self._again_at.get(worker, 0.0) and int(acked.min()) < self.mark.sequence
-        )
+    def begin_kept(self, mark: Mark, epoch: int) -> None:
+        self.kept, self._kept_epoch = mark, epoch
+        self._again_at.clear()
 
-    def message(self, stream: StreamId, incarnation: int, worker: int, again_at: float) -> Settled:
+    def due(self, worker: int, acked: np.ndarray, reads: bool, now: float) -> bool:
+        """Tell whether a worker is to be told now. ``acked`` has the acks of its replicas; ``reads``: some of these read."""
+        mark, _ = self._of(reads)
+        return mark.sequence >= 0 and now >= self._again_at.get(worker, 0.0) and int(acked.min()) < mark.sequence
+
+    def message(self, stream: StreamId, incarnation: int, worker: int, reads: bool, again_at: float) -> Settled:
         self._again_at[worker] = again_at
-        return Settled(*stream, incarnation, self.epoch, self.mark)
+        mark, epoch = self._of(reads)
+        return Settled(*stream, incarnation, epoch, mark)
+
+    def _of(self, reads: bool) -> tuple[Mark, int]:
+        if reads or self.mark.sequence >= self.kept.sequence:
+            return self.mark, self.epoch
+        return self.kept, self._kept_epoch

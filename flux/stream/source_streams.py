@@ -4,7 +4,7 @@ stream, seek)."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -257,7 +257,8 @@ class SourceStreams:
             self._newest = None
         if len(self._waiting) == WAITING_MAX:
             del self._waiting[::2]  # the newest stays, because the number is even
-        count = bisect_left(self._waiting, True, key=lambda mark: not self._applied_through(mark.sequence))
+        self._settle_kept()
+        count = self._waiting_through(self._applied_through)
         if not count:
             if any(producer.settled_before_table for producer in self.producers):
                 self._settle_again()
@@ -268,6 +269,17 @@ class SourceStreams:
             producer.settle(mark)
         return mark.position
 
+    def _waiting_through(self, has: Callable[[int], bool]) -> int:
+        """Count the first positions that wait and of whose rows ``has`` is true."""
+        return bisect_left(self._waiting, True, key=lambda mark: not has(mark.sequence))
+
+    def _settle_kept(self) -> None:
+        """Tell checkpoints how far all of them are, though replicas that read lack some rows, as while they are repaired."""
+        for producer in self.producers:
+            count = self._waiting_through(producer.kept_through)
+            if count:
+                producer.settle_kept(self._waiting[count - 1])
+
     def _settle_again(self) -> None:
         """Tell the consumers of a newer table, which has other replicas."""
         mark = self._settled
@@ -277,8 +289,9 @@ class SourceStreams:
 
     @property
     def settled(self) -> bool:
-        """All consumers have been told, and have acked, that they have all rows."""
-        return self._newest is None and not self._waiting and all(producer.all_settled for producer in self.producers)
+        """All checkpoints have said that they lack none of the rows that were read in any life. Without checkpoints, all
+        consumers have."""
+        return self.first is not None and all(producer.all_settled for producer in self.producers)
 
     def _applied_through(self, sequence: int) -> bool:
         return all(producer.applied_through(sequence) for producer in self.producers)

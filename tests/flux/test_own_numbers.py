@@ -40,16 +40,19 @@ KEPT = Mark(9, 1, 9, packed(10), 1)
 class Life:
     """One life of a log's only partition, and the consumer of all partitions that it meets. The value of a row is its offset."""
 
-    def __init__(self, at: Inbound, number: int = 0, key: str | None = "x", front: int = 0) -> None:
+    def __init__(
+        self, at: Inbound, number: int = 0, key: str | None = "x", front: int = 0, table: Table = TABLE
+    ) -> None:
         self.at = at
         self.producer = Producer(StreamId(0, 0), number, PARTITIONS, 1 << 30, 1.0, run_max_rows=4096, reads_again=True)
-        self.producer.on_table(TABLE, 0, 0.0)
+        self.producer.on_table(table, 0, 0.0)
         edges = planned_with(key).edges
         self.streams = SourceStreams(edges, [self.producer], "log", number > 0, True, 100, own_numbers=True)
         list(self.producer.poll(0.0))
         at.greet(number, "here", number)
         self.got: dict[int, list[RowSlice]] = {partition: [] for partition in HOSTED}
         self.settled: list[Settled] = []
+        self.told: set[int] = set()  # workers that have got such a message
         self.passed: list[Passed] = []
         self.producer.on_answer(10, self.at.resume(0, HOSTED, front=front), 0.0)
         assert self.streams.place()
@@ -72,6 +75,7 @@ class Life:
                     self.got[partition].append(slice_)
             elif isinstance(effect.message, Settled):
                 self.settled.append(effect.message)
+                self.told.add(effect.worker)
             elif isinstance(effect.message, Passed):
                 self.passed.append(effect.message)
 
@@ -428,6 +432,44 @@ def test_a_partition_without_rows_gets_a_new_checkpoint_that_says_so() -> None:
     p.on_answer(11, ReadsElsewhere(4, 1, 1, -1, [(0, 5), (1, 5)]), 0.0)
     assert p.applied_through(5)
     assert not [effect for effect in p.poll(9.0) if isinstance(effect.message, Press)]
+
+
+def test_a_life_that_reads_nothing_is_not_settled_before_all_checkpoints_have_the_rows_of_the_lives_before() -> None:
+    p = with_checkpoints()
+    assert not p.all_settled
+    p.on_answer(11, ReadsElsewhere(4, 1, 1, -1, [(0, 5)]), 0.0)
+    assert not p.all_settled
+    p.on_answer(11, ReadsElsewhere(4, 1, 1, -1, [(0, 5), (1, 5)]), 0.0)
+    assert p.all_settled
+
+
+def test_a_source_is_not_settled_before_it_is_known_where_it_begins() -> None:
+    life = Life(inbound())
+    assert life.streams.settled
+    life.streams.first = None
+    assert not life.streams.settled
+
+
+def test_checkpoints_hear_what_all_of_them_have_though_a_new_replica_has_nothing_yet() -> None:
+    """A query that is stopped while it is repaired goes on from its checkpoints alone."""
+    row = (ReplicaAt(10, 0), ReplicaAt(12, 0, False), ReplicaAt(11, 0, True, STANDBY))
+    table = Table(0, ((row,) * PARTITIONS,), (), {10: "", 11: "", 12: ""})
+    life = Life(inbound(), key=None, table=table)
+    for worker in (11, 12):
+        life.producer.on_answer(worker, ReadsElsewhere(0, 0, 0, -1, []), 0.0)
+    life.give(*range(100))  # all of them for one partition
+    (partition,) = [p for p in HOSTED if life.got[p]]
+    life.apply()
+    assert life.streams.applied() == b""
+    life.send()
+    assert not life.told
+    life.producer.on_answer(11, ReadsElsewhere(0, 0, 0, -1, [(partition, 99)]), 0.0)
+    assert life.streams.applied() == b"", "the new replica may want all of them"
+    life.send()
+    assert (life.told, [said.mark.sequence for said in life.settled]) == ({11}, [99])
+    assert not life.streams.settled
+    life.producer.on_answer(11, ReadsElsewhere(0, 0, 0, -1, [(p, 99) for p in HOSTED]), 0.0)
+    assert life.streams.settled
 
 
 def test_a_standby_keeps_what_is_settled_with_its_checkpoint() -> None:
