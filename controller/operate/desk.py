@@ -263,6 +263,7 @@ class Desk:
             requests=[_stands(asked) for asked in core.open_requests()],
             checkpoint=_kept(report.get("checkpoint")),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
+            lag_units={s["name"]: s["lag"]["unit"] for s in report.get("sources", ()) if "unit" in s.get("lag", ())},
             bad_records={s["name"]: s["badRecords"] for s in report.get("sources", ()) if "badRecords" in s},
             not_read={s["name"]: s["notRead"] for s in report.get("sources", ()) if "notRead" in s},
             unread_files={

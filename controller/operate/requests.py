@@ -343,6 +343,8 @@ class Status(RequestAnswer, frozen=True):
     checkpoint: KeptStatus | None = None
     #: Records that are still to be read, for sources that know the number.
     source_lags: dict[str, int] = {}
+    #: The things that these numbers count, as "file", for sources where they are not records.
+    lag_units: dict[str, str] = {}
     #: Records that did not fit their format, for sources with any.
     bad_records: dict[str, int] = {}
     #: Names of partitions that sources have got since the start.

@@ -43,7 +43,10 @@ class SourceLags:
         if not said:
             return {}
         partitions = {names[partition]: max(lag.end - lag.position, 0) for partition, lag in sorted(said.items())}
-        return {"lag": {"records": sum(partitions.values()), "partitions": partitions}}
+        unit = getattr(getattr(self._sources[number], "read", None), "lag_unit", "")
+        return {
+            "lag": {"records": sum(partitions.values()), "partitions": partitions} | ({"unit": unit} if unit else {})
+        }
 
 
 def _names(source: SourcePlan) -> list[str]:

@@ -66,6 +66,8 @@ class FilesReader(HasLedger):
 
     endless = True
     row_numbers = True  # of file and row
+    #: The things that ``lag`` counts.
+    lag_unit = "file"
     #: Settings of the session and the query, which are set where the query starts: whether columns are found by their exact
     #: names only, whether files that are gone or cannot be read are left out, and the time that a file may stay incomplete.
     case_sensitive = session_ignores_missing = session_ignores_corrupt = False

@@ -259,6 +259,7 @@ REPORT: dict[str, Any] = {
     "backlog": {"slices": 3, "bytes": 3 << 20},
     "sources": [
         {"name": "flights", "unreadFiles": {"corrupt": {"count": 2, "files": {"a.parquet": "no footer"}}}},
+        {"name": "days", "lag": {"records": 1, "partitions": {"0": 1}, "unit": "file"}},
         {"name": "clicks", "lag": {"records": 12345, "partitions": {"clicks-0": 12000, "clicks-1": 345}}, "badRecords": 7},
     ],
     "stages": [

@@ -60,7 +60,10 @@ def test_the_status_says_who_the_query_is_and_how_it_does() -> None:
     assert (status.number, status.id, status.name, status.pid, status.phase) == (5, ID, "clicks", 4321, "running")
     assert (status.uptime_s, status.rows_in, status.rows_per_s) == (90.0, 6000, 100.0)
     assert (status.backlog_slices, status.backlog_bytes) == (3, 3 << 20)
-    assert status.source_lags == {"clicks": 12345}
+    assert status.source_lags == {"days": 1, "clicks": 12345}
+    assert status.lag_units == {"days": "file"}
+    lines = head(status).plain.splitlines()
+    assert {"source days is 1 file behind", "source clicks is 12,345 records behind"} <= {*lines}
     assert status.bad_records == {"clicks": 7}
     assert status.unread_files == {"flights": {"corrupt": UnreadFiles(2, {"a.parquet": "no footer"})}}
     assert "source flights: corrupt file a.parquet, and 1 more: no footer" in head(status).plain

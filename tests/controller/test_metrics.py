@@ -75,7 +75,7 @@ def test_a_snapshot_says_all_that_there_is_to_say() -> None:
         if name == "flux_source_lag_records"
         for labels in [tuple(labels)]
     }
-    assert lags == {("clicks-0", "clicks"): 12000, ("clicks-1", "clicks"): 345}, (
+    assert lags == {("0", "days"): 1, ("clicks-0", "clicks"): 12000, ("clicks-1", "clicks"): 345}, (
         "nothing of sources that do not know it"
     )
     assert said["flux_source_bad_records_total", "clicks"] == 7

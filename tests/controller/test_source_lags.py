@@ -42,6 +42,15 @@ def test_lags_of_all_workers_come_together_under_the_names_of_the_reader() -> No
     assert files == {"name": "files", "lag": {"records": 3, "partitions": {"1": 3}}}
 
 
+def test_files_are_counted_as_files() -> None:
+    class Files(Topic):
+        lag_unit = "file"
+
+    kept = SourceLags([WorkerSourcePlan(0, "files", SCHEMA, 2, Files(), True, True)])
+    (files,) = kept.report([said((0, 1, 0, 1))])
+    assert files["lag"] == {"records": 1, "partitions": {"clicks-1": 1}, "unit": "file"}
+
+
 def test_what_waits_has_not_gone_with_the_worker_that_would_have_read_it() -> None:
     kept = lags()
     kept.report([said((1, 0, 10, 100)), said((1, 1, 0, 50))])

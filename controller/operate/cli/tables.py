@@ -130,7 +130,8 @@ def head(query: Status) -> Text:
         f"{query.stall_ms_max:.1f} ms"
     )
     for source, records in query.source_lags.items():
-        text.append(f"\nsource {source} is {records:,} records behind")
+        unit = query.lag_units.get(source, "record")
+        text.append(f"\nsource {source} is {records:,} {unit if records == 1 else unit + 's'} behind")
     for source, records in query.bad_records.items():
         text.append(f"\n{count(records, 'record')} of source {source} did not fit its format", style="yellow")
     for source, names in query.not_read.items():
