@@ -36,6 +36,8 @@ log = logging.getLogger("flux")
 
 #: Time between two looks of ``processAllAvailable``: shorter than the interval of heartbeats, so that none is missed.
 THROUGH_LOOK_S = 0.02
+#: Time for which ``processAllAvailable`` waits, at its end, for a look at the files that are left out.
+UNREAD_S = 5.0
 #: Interval at which ``processAllAvailable`` logs the reason of its wait: a source that never pauses looks like a program that
 #: hangs.
 ALL_AVAILABLE_SAY_S = 10.0
@@ -225,6 +227,9 @@ class Query(Operated):
             if end is not None and time.monotonic() >= end:
                 raise QueryTimeout(f"after {timeout:g} s this is still to come: {what}")
             self._server.finished.wait(THROUGH_LOOK_S)
+        left = UNREAD_S if end is None else min(UNREAD_S, end - time.monotonic())
+        if left > 0:
+            self._run.look_at_files(left)
         if self._server.phase == "ended":
             self.awaitTermination(None if end is None else max(end - time.monotonic(), 0.001))
 

@@ -117,6 +117,10 @@ class Run:
             self._wind_up()
             raise
 
+    def look_at_files(self, timeout: float) -> None:
+        """Have the next report name the files that are left out by now."""
+        self._unread_there.look_now(timeout)
+
     def error(self) -> FluxError | None:
         """Return the error that ended the query, None if nothing has gone wrong."""
         error = self.server.error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -51,7 +52,10 @@ class Unread:
         self._known: dict[int, Sequence[str]] = {}
         self._known_files: dict[int, UnreadFiles] = {}
         self._failed: set[int] = set()
-        self._ended = threading.Event()
+        self._ended = False
+        #: Numbers of looks at files that were asked for, and made.
+        self._asked = self._made = 0
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="flux-unread", daemon=True)
 
     def start(self) -> None:
@@ -59,14 +63,39 @@ class Unread:
             self._thread.start()
 
     def end(self) -> None:
-        self._ended.set()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(_END_S)
 
+    def look_now(self, timeout: float) -> None:
+        """Have the files looked at, and wait for the answer, but not for longer than ``timeout``: a file system may be slow."""
+        if not self._ask_files or not self._thread.is_alive():
+            return
+        with self._changed:
+            self._asked += 1
+            mine = self._asked
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended or self._made >= mine, timeout)
+
     def _run(self) -> None:
-        while not self._ended.wait(EVERY_S):
-            self.look()
+        look_at = time.monotonic() + EVERY_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._ended or self._asked > self._made, max(look_at - time.monotonic(), 0.0)
+                )
+                if self._ended:
+                    return
+                asked = self._asked
+            if time.monotonic() >= look_at:
+                self.look()
+                look_at = time.monotonic() + EVERY_S
             self.look_at_files()
+            with self._changed:
+                self._made = asked
+                self._changed.notify_all()
 
     def look(self) -> None:
         """Ask all sources once."""
@@ -75,7 +104,7 @@ class Unread:
             try:
                 names = [str(each) for each in ask()]
             except Exception as error:  # it is no reason to end a running query
-                if number not in self._failed and not self._ended.is_set():
+                if number not in self._failed and not self._ended:
                     log.warning("query %s: cannot see what source %s does not read: %s", self._called, name, error)
                 self._failed.add(number)
                 continue

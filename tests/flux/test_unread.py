@@ -67,6 +67,26 @@ def test_nothing_runs_where_nobody_can_be_asked() -> None:
     unread.end()
 
 
+def test_files_are_looked_at_when_that_is_asked_for(tmp_path: Path) -> None:
+    read = flux.files(tmp_path, schema="n BIGINT").read  # type: ignore[attr-defined]
+    looks = iter([{"corrupt": {"a": "why"}}, {"corrupt": {"a": "why", "b": "why"}}])
+    read.unread_files = lambda: next(looks)
+    source = flux.source(read, SCHEMA, 2, "f", positions=True)
+    flow = flux.stage(partitions=1, name="passed")(lambda batch: batch)(source)
+    plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"")
+    told: list[Any] = []
+    unread = Unread(plan, "clicks", lambda names: None, told.append)
+    unread.look_now(30)  # nothing has begun
+    unread.start()
+    try:
+        for names in ({"a"}, {"a", "b"}):
+            unread.look_now(30)
+            assert told[-1][0]["corrupt"].keys() == names
+    finally:
+        unread.end()
+    assert not unread._thread.is_alive()
+
+
 def test_files_that_are_not_read_are_told_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read = flux.files(tmp_path, schema="n BIGINT").read  # type: ignore[attr-defined]
     answers = iter(
