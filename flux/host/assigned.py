@@ -1,4 +1,4 @@
-"""The partitions of sources that the table gives to a worker, as they come and go (design: seek)."""
+"""The partitions of sources that the table assigns to a worker, as they come and go (design: seek)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partitioning.table import Table
 
 
 class Assigned:
-    """Of one worker. ``producers`` of all streams that begin there."""
+    """The assigned sources of one worker. ``producers`` of all streams that begin there."""
 
     def __init__(self, plan: Plan, worker: int, reading: Reading, producers: dict[StreamId, Producer]) -> None:
         self._plan = plan
@@ -33,14 +33,15 @@ class Assigned:
         self._read_only(mine, mine)
 
     def read_again(self, edge: int, partition: int) -> list[Producer]:
-        """A replica has taken over from a checkpoint, and needs rows that only this lacked: read that partition of a source
-        anew. The producers that begin."""
+        """Read a partition of a source anew, because a replica has taken over from a checkpoint and is the only one that lacks
+        some of its rows. Return the producers that begin."""
         origin, mine = self._plan.edges[edge], set(self._reading.sources)
         assert isinstance(origin, FromSource)
         return self._read_only(mine - {SourcePartition(origin.source, partition)}, mine)
 
     def _read_only(self, kept: set[SourcePartition], mine: set[SourcePartition]) -> list[Producer]:
-        """Of the sources that were read here, go on with those that are kept. Those that begin now, to have all of mine."""
+        """Go on with the kept sources, and end the others. Return the producers of those that begin now, to have all of
+        ``mine``."""
         for producer in self._reading.keep_only(kept):
             producer.log.clear()
             del self._producers[producer.stream]

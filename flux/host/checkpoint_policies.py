@@ -1,7 +1,7 @@
-"""Whose checkpoint is next, where not all that are due can leave at once.
+"""Choice of the next checkpoint, when those that are due cannot all leave at once.
 
 Two policies of Hwang, Xing, Çetintemel and Zdonik, "A Cooperative, Self-Configuring High-Availability Solution for Stream
-Processing" (ICDE 2007), which compares them: each in its turn, or the one that shortens the longest recovery most for its size.
+Processing" (ICDE 2007), which compares them: round-robin, or the checkpoint that shortens the longest recovery most for its size.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from typing import NamedTuple
 
 
 class Due(NamedTuple):
-    """A checkpoint that is due. ``since``: when the last one of this partition began; ``replay_s``: seconds that the repetition
-    of what has come since then would take; ``nbytes`` that are to be copied: of the state, or of what has changed."""
+    """A checkpoint that is due."""
 
+    #: Time at which the last checkpoint of this partition began.
     since: float
+    #: Seconds that it would take to repeat the steps since then.
     replay_s: float
+    #: Bytes to copy: of the state, or of its changes.
     nbytes: int
 
 
-#: The lowest rank is first.
+#: A policy returns a rank. The lowest rank is first.
 Policy = Callable[[Due], float]
 
 
 def round_robin(due: Due) -> float:
-    """The partition first whose last checkpoint is oldest."""
+    """Rank first the partition with the oldest last checkpoint."""
     return due.since
 
 
 def min_max(due: Due) -> float:
-    """The partition first whose recovery would take longest for each byte to copy. One that changes little waits while others
-    are in need; its producers ask for it when they run out of room."""
+    """Rank first the partition with the longest recovery for each byte to copy. A partition with little new work waits while
+    others are in need; its producers ask for its checkpoint when they run out of room."""
     return -due.replay_s / max(due.nbytes, 1)
 
 

@@ -1,7 +1,8 @@
-"""When a primary sends a checkpoint to its standbys (design: standby).
+"""The schedule by which primaries send checkpoints to their standbys (design: standby).
 
-From time to time, in the order of a policy; at once where producers or the order log run out of room, and
-where a partition has come to its end. A few at a time: each stops its partition while the state is copied.
+Checkpoints are sent at intervals, in the order of a policy. They are sent at once if producers or the order log run out of room,
+and when a partition has come to its end. Only a few are sent at a time, because each stops its partition while the state is
+copied.
 """
 
 from __future__ import annotations
@@ -19,46 +20,51 @@ from flux.replicas.transfers import Transfers
 from flux.settings import Settings
 from partitioning.ids import PartitionKey
 
-#: Checkpoints that may leave a worker at the same time.
+#: Limit of checkpoints that leave a worker at the same time.
 AT_ONCE = 2
 #: An order log that is fuller than this part of its bound asks for a checkpoint.
 PRESSED_SHARE = 1 / 2
-#: Looks in each interval between two checkpoints, and the longest time from one look to the next: an order log may fill in the
-#: meantime, however long the interval is. Without any standby there is less to miss.
+#: Looks in each interval between two checkpoints, and the longest time from one look to the next, because an order log may fill
+#: meanwhile, however long the interval is. Without any standby, looks may be rarer.
 LOOKS, LOOK_MAX_S, IDLE_LOOK_MAX_S = 8, 0.25, 1.0
-#: The same for a query that is stopped and waits for its last checkpoints.
+#: The longest time from one look to the next for a query that is stopped and waits for its last checkpoints.
 LAST_LOOK_S = 0.02
 
 
 class To(NamedTuple):
-    """A replica of a partition, and the worker of one of its standbys."""
+    """A partition with a primary here, and the worker of one of its standbys."""
 
     key: PartitionKey
     worker: int
 
 
 class Begin(NamedTuple):
-    """A checkpoint. ``whole``: also where a replay point is enough at other times."""
+    """A checkpoint to begin."""
 
     key: PartitionKey
     worker: int
+    #: A replay point is not enough.
     whole: bool
 
 
 @dataclass
 class Sent:
-    """The last checkpoint to a standby: of which life it is, the steps in it, and when it began. ``known``: steps that the
-    standby has said are in its own, and ``moved``: when these became more."""
+    """The last checkpoint that was sent to a standby."""
 
+    #: Incarnation of the standby.
     incarnation: int
+    #: Steps in the checkpoint.
     step: int
+    #: Time at which it began.
     at: float
+    #: Steps in the standby's own checkpoint, by its last answer.
     known: int
+    #: Time at which ``known`` grew.
     moved: float
 
 
 class Checkpoints:
-    """Of the primaries of one worker."""
+    """The checkpoints that the primaries of one worker send."""
 
     def __init__(
         self,
@@ -78,13 +84,14 @@ class Checkpoints:
         self._anew: set[PartitionKey] = set()
         self._look_at = 0.0
         self._rests_until = 0.0
-        self.pressed = 0  # checkpoints that were asked for
-        self._last: dict[To, int] | None = None  # the query is stopped: the steps that are to be in the last ones
+        #: Number of checkpoints that were asked for.
+        self.pressed = 0
+        #: Once the query is stopped: the steps that the last checkpoints must have.
+        self._last: dict[To, int] | None = None
 
     def press(self, key: PartitionKey, anew: bool = False) -> None:
-        """Producers keep rows that only the checkpoints of this partition lack. ``anew``: a checkpoint is wanted though nothing
-        was
-        applied since the one before."""
+        """Ask for a checkpoint, because producers keep rows that only the checkpoints of this partition lack. ``anew``: even if
+        no step was applied since the last one."""
         replica = self._replicas.get(key)
         if replica is not None and replica.primary:
             self._pressed.add(key)
@@ -93,14 +100,14 @@ class Checkpoints:
                 self._anew.add(key)
 
     def last(self) -> None:
-        """The query is stopped: every standby is to have the steps that its primary has applied by now. Called again, also
-        those that it has applied since."""
+        """Begin the last checkpoints of a query that is stopped: every standby is to have the steps that its primary has applied
+        by now. A further call includes the steps applied since."""
         steps = {to: replica.applied for to, replica, peer in self._standbys() if not peer.kind.replays}
         if steps != self._last:
             self._last, self._look_at = steps, 0.0
 
     def all_kept(self) -> bool:
-        """Once, when they have them."""
+        """Return True once, when every standby has the last steps."""
         if self._last is None:
             return False
         known = {to: peer.applied for to, _, peer in self._standbys()}
@@ -115,7 +122,7 @@ class Checkpoints:
         return self._look_at
 
     def _standbys(self) -> list[tuple[To, Replica, Peer]]:
-        """Of the primaries here."""
+        """List the standbys of the primaries here."""
         return [
             (To(key, worker), replica, peer)
             for key, replica in self._replicas.items()
@@ -125,7 +132,7 @@ class Checkpoints:
         ]
 
     def next(self, now: float) -> list[Begin]:
-        """The checkpoints to begin now."""
+        """Return the checkpoints to begin now."""
         if now < self._look_at:
             return []
         look_s = LAST_LOOK_S if self._last else LOOK_MAX_S
@@ -150,7 +157,7 @@ class Checkpoints:
             if peer.applied >= replica.applied and not anew:
                 sent.moved = now
                 continue
-            # It may not know yet that all is committed.
+            # The standby may have all steps, and not know yet that they are committed.
             waits = sent.step >= replica.applied and now < sent.at + self._again_s and not anew
             phase = self._transfers.under_way(*to)
             pressed = (
@@ -159,7 +166,7 @@ class Checkpoints:
             whole = pressed and now >= sent.moved + max(self._interval_s, self._again_s)
             if waits or (phase is not None and not (whole and phase is OutPhase.UNACKED)):
                 if peer.kind.replays and pressed:
-                    later.add(to.key)  # a replay point may help nobody, and this is the reason for a checkpoint
+                    later.add(to.key)  # a replay point may help no producer, and this is the reason for a checkpoint
                 continue
             if not replica.between_steps:
                 later.add(to.key)
@@ -174,7 +181,7 @@ class Checkpoints:
         if len(wanted) > len(begun):
             self._look_at = now + min(self._interval_s / LOOKS, LOOK_MAX_S) / LOOKS
         later |= {begin.key for _, _, begin, _, _ in wanted[len(begun) :]}
-        self._pressed &= later  # who presses repeats it
+        self._pressed &= later  # a producer that still needs room asks again
         for calm, _, (key, worker, whole), replica, _ in begun:
             sent = self._sent[To(key, worker)]
             self._anew.discard(key)

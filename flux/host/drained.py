@@ -1,9 +1,9 @@
-"""How often everything has left a worker's logs that was in them at one time.
+"""A count of the times at which everything has left a worker's logs that was in them at one moment.
 
-Rows leave the log of a stream when every replica of their consumer has applied them. So a worker whose count has grown by
-two since some moment has nothing left in its logs of what was there at that moment: the first of the two may have been
-marked before. Whoever wants to know that rows are through asks this of all workers, once for each stage on the way
-(``controller.operate.all_available``). Looked at with each heartbeat; nothing is done where rows flow.
+Rows leave the log of a stream when every replica of their consumer has applied them. Once the count of a worker has grown by two
+since some moment, its logs have nothing left of their content at that moment; one is not enough, because the first of the two may
+have been marked before. To know that rows are through, ``controller.operate.all_available`` asks all workers for this count, once
+for each stage on the way. Logs are looked at with each heartbeat; nothing is done on the data path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Kept(Protocol):
-    """A log, or what is kept for a sink: numbers from ``base`` to ``end``."""
+    """A log, or the kept output for a sink: numbers from ``base`` to ``end``."""
 
     @property
     def base(self) -> int: ...
@@ -23,12 +23,16 @@ class Kept(Protocol):
 
 
 class Drained:
+    """The count of one worker."""
+
     def __init__(self) -> None:
         self.times = 0
-        self._marks: dict[int, tuple[Kept, int]] = {}  # what is still to leave: logs, each up to a sequence number
+        #: Logs that have to be emptied up to a sequence number.
+        self._marks: dict[int, tuple[Kept, int]] = {}
 
     def look(self, logs: Iterable[Kept]) -> int:
-        """``logs``: all that there are now; what was in one that is gone is not ours to hand on any more."""
+        """Return the count. ``logs``: all present logs. The content of a log that is gone is no longer this worker's to hand
+        on."""
         mine = {id(log): log for log in logs}
         self._marks = {key: (log, end) for key, (log, end) in self._marks.items() if key in mine and log.base < end}
         if not self._marks:

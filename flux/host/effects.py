@@ -1,4 +1,4 @@
-"""What a worker's state machine asks its shell to do, in one list for all its parts."""
+"""Requests of a worker's state machine to its shell, in one list for all its parts."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ Effect = ToWorker | ToConnection | ToController | Aside
 
 
 def to_control(node: int, report: CaughtUp | Diverged) -> ReplicaCaughtUp | ReplicaDiverged:
-    """What a primary on this worker has noticed, as a report."""
+    """Return the report for the controller about an observation of a primary on this worker."""
     kind = ReplicaCaughtUp if isinstance(report, CaughtUp) else ReplicaDiverged
     return kind(node=node, **vars(report))

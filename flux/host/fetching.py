@@ -1,8 +1,8 @@
-"""Fetches the collected output of one partition, wherever it is: the rules, without sockets and clock (design: fetch-anywhere).
+"""Fetching the collected output of one partition, wherever it is: the rules, without sockets and clock (design: fetch-anywhere).
 
-Where the output is only the controller knows, and it changes when a worker is lost: so every attempt asks it first, and again
-whenever an answer does not come. Copies hold the same batches in the same order, but not the same bytes: what another
-copy is asked for begins at the start again, and the batches that were handed on already are left out.
+Only the controller knows the place of the output, which changes when a worker is lost. So every attempt asks the controller
+first, and asks again whenever an answer does not come. Replicas hold the same batches in the same order, but not as the same
+bytes: from another replica the output is read from its start again, and the batches that were already handed on are left out.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from flux.errors import QueryFailed, QueryTimeout
 from flux.wire.messages import Chunk, Fetch
 from partitioning.table import Table
 
-#: A request that is not answered for so long is repeated, to the worker that the newest table names.
+#: Seconds after which a request without an answer is repeated, to the worker that the newest table names.
 ASK_EVERY_S = 0.5
-#: How long nothing may come from one worker before the task gives up (and Spark starts it again, if it may).
+#: Seconds of silence of one worker after which the task gives up (and Spark starts it again, if it may).
 SILENCE_MAX_S = 30.0
 
 
 class Way(Protocol):
-    """To the controller and to workers. Each call waits; it raises Stopped where the query has ended."""
+    """The way to the controller and to workers. Each call waits; it raises Stopped if the query has ended."""
 
     def now(self) -> float:
-        """Monotonic, in seconds."""
+        """Return the monotonic time, in seconds."""
 
     def newest_table(self) -> Table:
-        """As the controller has it."""
+        """Return the controller's table."""
 
     def connect(self, endpoint: str) -> None:
-        """From now on this worker is asked, and no other is heard."""
+        """Ask this worker from now on, and listen to no other."""
 
     def ask(self, request: Fetch, seconds: float) -> tuple[Chunk, bytes] | None:
-        """The answer to a request; None: it has not come within so many seconds."""
+        """Return the answer to a request; None: it has not come within this many seconds."""
 
 
 class Fetching:
-    """Output of ``partition`` of the collecting stage ``stage``. ``ordered``: whether copies hold the same batches."""
+    """The fetch of output of ``partition`` of the collecting stage ``stage``. ``ordered``: replicas hold the same batches."""
 
     def __init__(self, way: Way, stage: int, partition: int, ordered: bool = True) -> None:
         self._way = way
@@ -51,7 +51,7 @@ class Fetching:
         self._endpoint = ""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of them, each once. QueryTimeout or QueryFailed where they cannot be had."""
+        """Yield all batches, each once. QueryTimeout or QueryFailed if they cannot be had."""
         given = 0
         self._locate()
         while True:
@@ -73,7 +73,7 @@ class Fetching:
                     ) from None
 
     def fetch(self, offset: int) -> tuple[Chunk, bytes] | None:
-        """Bytes from ``offset`` on; None: another worker has the output now, begin again."""
+        """Return bytes from ``offset`` on; None: another worker has the output now, begin again."""
         request = Fetch(self._stage, self._partition, offset)
         end = self._way.now() + SILENCE_MAX_S
         while self._way.now() < end:
@@ -83,14 +83,14 @@ class Fetching:
             if self._locate():
                 if offset:
                     return None
-                end = self._way.now() + SILENCE_MAX_S  # one that has just taken over owes nothing for those before it
+                end = self._way.now() + SILENCE_MAX_S  # the new worker's silence begins now
         raise QueryTimeout(
             f"worker at {self._endpoint} did not send the output of partition {self._partition} within "
             f"{SILENCE_MAX_S:g} s"
         )
 
     def _locate(self) -> bool:
-        """Ask the controller for the newest table. Whether another worker has the output than before."""
+        """Ask the controller for the newest table. Return whether another worker has the output than before."""
         table = self._way.newest_table()
         if self._table is None or table.epoch > self._table.epoch:
             self._table = table

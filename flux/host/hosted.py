@@ -1,4 +1,4 @@
-"""What a worker hosts by the newest table, as its other parts look at it."""
+"""The replicas that a worker hosts by the newest table, as its other parts see them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from partitioning.table import ReplicaAt, Table
 
 
 class Hosted:
-    """What the table has ``placed`` here, by stage and partition: ``replicas`` with an operator, ``followers`` (without one) and
-    ``awaited`` (state not come yet -> incarnation); ``epoch`` of the newest ``table``, -1 before the first. The owner of the
-    replicas says ``note`` when others live here than before, and ``note_roles`` when others lead."""
+    """The replicas that the table has ``placed`` on this worker, by stage and partition.
+
+    Their owner calls ``note`` when other replicas live here than before, and ``note_roles`` when others are primary."""
 
     def __init__(self, plan: Plan, worker: int) -> None:
         self.worker = worker
+        #: Epoch of the newest table; -1 before the first.
         self.epoch = -1
         self.table: Table | None = None
         self.placed: dict[PartitionKey, ReplicaAt] = {}
+        #: Replicas with an operator.
         self.replicas: dict[PartitionKey, Replica] = {}
+        #: Replicas without an operator.
         self.followers: dict[PartitionKey, Follower] = {}
+        #: Incarnations of replicas whose state has not come yet.
         self.awaited: dict[PartitionKey, int] = {}
         self._stages = [stage.id for stage in plan.stages]
         self._edges = plan.edges
@@ -35,7 +39,7 @@ class Hosted:
         self._secondary: dict[int, frozenset[int]] = {}
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         table, secondary = self.table, self._secondary
         for kept in self.followers.values():
             if isinstance(kept, Standby):
@@ -50,7 +54,7 @@ class Hosted:
             assert replica.incarnation == placed.incarnation, f"{replica.where} is that of epoch {replica.incarnation}"
             follows = key.partition in secondary[key.stage]
             assert follows != replica.primary, f"{replica.where} is noted as {'secondary' if follows else 'primary'}"
-            if self._ordered and table is not None:  # else every replica is for itself
+            if self._ordered and table is not None:  # otherwise replicas are independent of each other
                 self._validate_role(replica, table.stages[key.stage][key.partition])
         held = len(self.replicas) + len(self.followers) + len(self.awaited)
         assert held == len(self.placed), f"{held} replicas are here, the table lists {len(self.placed)}"
@@ -85,57 +89,58 @@ class Hosted:
         self._secondary[stage] |= {partition}
 
     def begins_on_disk(self, key: PartitionKey) -> bool:
-        """Whether the replica placed here is live and has no state yet: it goes on from what the vault keeps. One that is
+        """Tell whether the replica placed here is live and has no state yet: it goes on from the vault's state. A replica that is
         added has its state before it is live."""
         return key in self.awaited and self.placed[key].live
 
     def restores(self, stage: int) -> bool:
-        """Whether a replica of a stage here is to lead, and its state is still to come from the vault or to be restored."""
+        """Tell whether a replica of a stage here will be primary, and its state has still to come from the vault or to be
+        restored."""
         return bool(self.begin_on_disk(stage)) or any(standby.leads for standby in self.standbys_of(stage))
 
     def begin_on_disk(self, stage: int | None = None) -> list[PartitionKey]:
-        """Those of a stage here, or of all."""
+        """List the replicas of a stage here, or of all stages, that begin with the vault's state."""
         return [key for key in self.awaited if stage in (None, key.stage) and self.placed[key].live]
 
     def kind_here(self, key: PartitionKey) -> Kind:
-        """Of the replica that the table places here."""
+        """Return the kind of the replica that the table places here."""
         return kind_of(self.placed[key])
 
     def of_stage(self, stage: int) -> dict[int, Replica]:
-        """Replicas of a stage here, by partition."""
+        """Return the replicas of a stage here, by partition."""
         return self._of_stage[stage]
 
     def partitions(self, stage: int) -> Collection[int]:
-        """Partitions of a stage with a replica here, ascending."""
+        """Return the partitions of a stage with a replica here, ascending."""
         return self._partitions[stage]
 
     def besides(self, replica: Replica) -> list[int]:
-        """The other partitions of its stage that have a replica here at this moment."""
+        """List the other partitions of its stage that have a replica here at this moment."""
         stage, but = replica.stage.id, replica.partition
         return [partition for s, partition in self.replicas if s == stage and partition != but]
 
     def newest(self, stage: int) -> int:
-        """The epoch since when all replicas of a stage here read; -1 without any."""
+        """Return the epoch since which all replicas of a stage here read; -1 without any."""
         return self._newest[stage]
 
     def secondary(self, stage: int) -> frozenset[int]:
-        """Partitions of a stage that follow a primary elsewhere."""
+        """Return the partitions of a stage that follow a primary elsewhere."""
         return self._secondary[stage]
 
     def orders_of(self, stage: int) -> list[OrderLog]:
-        """Order logs of all replicas of a stage here."""
+        """List the order logs of all replicas of a stage here."""
         replicas = [replica.order for key, replica in self.replicas.items() if key.stage == stage]
         return [*replicas, *(standby.order for standby in self.standbys_of(stage))]
 
     def standbys_of(self, stage: int) -> list[Standby]:
-        """Those of a stage here, also one that is about to lead."""
+        """List the standbys of a stage here, including one that is about to become primary."""
         return [s for key, s in self.followers.items() if key.stage == stage and isinstance(s, Standby)]
 
     def awaited_of(self, stage: int) -> list[int]:
         return [key.partition for key in self.awaited if key.stage == stage]
 
     def producers_of(self, stream: StreamId) -> dict[int, tuple[int, bool]]:
-        """Replicas of the partition that produces a stage's stream: worker -> (incarnation, may be read from)."""
+        """Return the replicas of the partition that produces a stage's stream: worker -> (incarnation, may be read from)."""
         edge = self._edges[stream.edge]
         assert isinstance(edge, FromStage)
         assert self.table is not None
@@ -148,7 +153,7 @@ class Hosted:
         }
 
     def reader_of(self, source: int, partition: int) -> int | None:
-        """The worker that reads a partition of a source; None: the source has no such partition."""
+        """Return the worker that reads a partition of a source; None: the source has no such partition."""
         assert self.table is not None
         readers = self.table.sources[source]
         return readers[partition] if partition < len(readers) else None

@@ -1,6 +1,6 @@
-"""Makes the replicas that the newest table places on a worker, and gives up those that it does not (design: epoch).
+"""The making of the replicas that the newest table places on a worker, and the end of those that it does not (design: epoch).
 
-Left to others: who leads (the worker), the state of a replica that was added (transfers), the sources (reading).
+Left to others: the roles of replicas (the worker), the state of a replica that was added (transfers), the sources (reading).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from partitioning.table import Table
 
 
 class Housing:
-    """``producers`` of all streams that begin on the worker, also those of its sources. ``workers``: as many as the query began
-    with."""
+    """The owner of a worker's replicas and ``producers``, including those of its sources. ``workers``: their number when the
+    query began."""
 
     def __init__(
         self, plan: Plan, hosted: Hosted, subscriptions: Subscriptions, turns: Turns, leaving: Leaving, workers: int,
@@ -42,12 +42,13 @@ class Housing:
         self._workers = workers
         self.shelf = shelf
         self._noted = False
-        self._complete: dict[int, list[int]] = {}  # edge -> its producers, where these are known by now
+        #: Producers of an edge, if they are known by now.
+        self._complete: dict[int, list[int]] = {}
 
     def on_table(self, table: Table, changed: Iterable[PartitionKey]) -> None:
-        """``changed``: those whose replicas are not as in the table before."""
+        """Follow the newest table. ``changed``: partitions whose replicas are not as in the table before."""
         hosted, replicas, followers = self._hosted, self._hosted.replicas, self._hosted.followers
-        others = not self._noted  # live here than before
+        others = not self._noted  # other replicas live here than before
         for key in changed:
             mine = next((each for each in table.replicas(*key) if each.worker == hosted.worker), None)
             here = replicas.get(key) or followers.get(key)
@@ -75,7 +76,7 @@ class Housing:
 
     def create(self, key: PartitionKey, incarnation: int) -> None:
         replica = self.build(key, incarnation, [])
-        # By an earlier table, which has not come here, it may be a standby: whoever goes by that sends it no rows.
+        # By an earlier table, which has not come here, it may be a standby: a producer with that table sends it no rows.
         replica.reads_since = self._hosted.epoch
         self._enter(replica)
 
@@ -93,7 +94,7 @@ class Housing:
         self.keep_order(key, self.shelf.standby(key, incarnation, self._subscriptions.kept))
 
     def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
-        """A standby that was awaited has its first checkpoint."""
+        """Add an awaited standby, with its first checkpoint."""
         standby = Standby(key, incarnation, self._subscriptions.kept)
         standby.begin(checkpoint, state)
         self.keep_order(key, standby)
@@ -101,7 +102,7 @@ class Housing:
     # ---- replicas
 
     def build(self, key: PartitionKey, incarnation: int, bases: Sequence[int]) -> Replica:
-        """A fresh replica. ``bases``: where its output logs begin, for one that gets a copy of another's state."""
+        """Make a fresh replica. ``bases``: the beginnings of its output logs, if it gets a copy of another replica's state."""
         stage = self._plan.stages[key.stage]
         outlets = []
         for index, edge_id in enumerate(stage.edges_out):
@@ -112,14 +113,14 @@ class Housing:
         kind = self._hosted.kind_here(key)
         replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, kind)
         if self._plan.durable:
-            replica.compare()  # the vault may give it to somebody who repeats its steps
+            replica.compare()  # the vault may give its state to a replica that repeats its steps
         replica.waits.from_sources = {edge for edge in stage.edges_in if not self._plan.edges[edge].from_stage}
         replica.waits.from_logs = {edge for edge in replica.waits.from_sources if self._plan.brings_numbers(edge)}
         self._leaving.open(replica)
         return replica
 
     def add(self, replica: Replica) -> None:
-        """One that was awaited, or kept as a standby, comes to life."""
+        """Add a replica that was awaited, or kept as a standby, and comes to life."""
         self._hosted.followers.pop(replica.key, None)
         self._enter(replica)
         self._note()

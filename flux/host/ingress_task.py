@@ -1,7 +1,7 @@
 """The sending side of a Spark ingress task, without I/O: one partition of one source (design: ingress, newest-attempt).
 
-A task that Spark retries is a new incarnation of the same producers: it regenerates the same batches and the workers
-tell it from which one on they are needed.
+A task that Spark retries is a new incarnation of the same producers: it makes the same batches again, and the workers tell it
+the first one that they need.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from partitioning.table import Table
 
 
 class IngressTask:
+    """The producers of one partition of a DataFrame."""
+
     def __init__(
         self, plan: Plan, source: int, partition: int, incarnation: int, micro_batch: MicroBatch | None = None
     ) -> None:
-        """``micro_batch``: of a streaming query, in which the partition is; None: it is all there is."""
+        """Begin at the first row. ``micro_batch``: the one of a streaming query to which the partition belongs; None: the
+        partition is the whole input."""
         settings = plan.settings
         self.plan = plan
         self.source = plan.sources[source]
@@ -54,9 +57,11 @@ class IngressTask:
                 edges, producers, self.source.name, micro_batch, settings.batch_max_bytes
             )  # fmt: skip
         self._partition = partition
-        self._left_out = 0  # rows that came and were applied before
+        #: Rows that came and had been applied before.
+        self._left_out = 0
         self.first_row_at: float | None = None
-        self.wall_ahead = 0.0  # of the wall clock to ``now``, renewed by the shell; rows carry the wall clock's time
+        #: Seconds by which the wall clock is ahead of ``now``, renewed by the shell; rows carry the wall clock's time.
+        self.wall_ahead = 0.0
 
     @property
     def has_room(self) -> bool:
@@ -67,11 +72,11 @@ class IngressTask:
         return self.streams.drained
 
     def place(self) -> bool:
-        """Whether it is known with which row to begin."""
+        """Tell whether the first row to send is known."""
         return self.streams.place() if isinstance(self.streams, MicroBatchStreams) else True
 
     def needed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Without the rows before those with which to begin. To be called for every batch that comes, once."""
+        """Return a batch without the rows before the first one to send. It is called once for every batch that comes."""
         if not isinstance(self.streams, MicroBatchStreams):
             return batch
         before = min(self.streams.left_out - self._left_out, batch.num_rows)
@@ -79,7 +84,8 @@ class IngressTask:
         return batch.slice(before) if before else batch
 
     def append(self, batch: pa.RecordBatch, now: float) -> pa.RecordBatch | None:
-        """Append a batch. What there is no room for now, or must come in another: None if nothing."""
+        """Append a batch. Return the rows for which there is no room now, or which must come in another batch; None if there are
+        none."""
         created = now + self.wall_ahead
         if self.first_row_at is None:
             self.first_row_at = created
@@ -91,7 +97,8 @@ class IngressTask:
         return rest if rest.num_rows else None
 
     def finish(self, now: float) -> None:
-        """No more rows come. Of a micro-batch NonDeterministicInputError: there were more when it was read before."""
+        """End the streams, or the micro-batch. NonDeterministicInputError: the micro-batch had more rows when it was read
+        before."""
         if isinstance(self.streams, MicroBatchStreams):
             self.streams.finish_batch(self._left_out)
         else:
@@ -99,7 +106,7 @@ class IngressTask:
 
     @property
     def end(self) -> int:
-        """Behind the last row, as the stream counts them."""
+        """The number behind the last row, as the stream counts rows."""
         return max(producer.next_sequence for producer in self.producers.values())
 
     def on_table(self, table: Table, now: float) -> None:
@@ -118,7 +125,7 @@ class IngressTask:
             yield from producer.poll(now)
 
     def stats(self) -> Statistics:
-        """What a heartbeat reports."""
+        """Return the figures for a heartbeat."""
         about: Statistics = {"source_rows": self.streams.rows}
         if isinstance(self.streams, MicroBatchStreams):
             first, elements, rows = self.streams.first or 0, self.streams.elements, self.streams.rows

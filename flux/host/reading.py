@@ -1,12 +1,12 @@
-"""The partitions of sources that a worker reads: which one is next, and what becomes of its batches (design: read-turn, seek).
+"""The partitions of sources that a worker reads: the next one, and the way of its batches (design: read-turn, seek).
 
-Readers are iterators that do not block: a batch, or None for "nothing just now". Then they are asked again a little later, but
-those that ring when they have something are asked when they have rung. Sources take turns, and are not read while
-a log that they feed is full. A reader is opened when its first batch is wanted: only then is it known where to begin.
+Readers are iterators that do not block: they give a batch, or None for "nothing just now". After None they are asked again a
+little later, except that readers with a bell are asked once they have rung it. Sources take turns, and are not read while a log
+that they feed is full. A reader is opened when its first batch is wanted: its beginning is not known earlier.
 
-    on the table -> wanted (somebody waits for rows, and it is known where to begin) -> open -> ended, or read elsewhere
+    on the table -> wanted (a consumer waits for rows, and the beginning is known) -> open -> ended, or read elsewhere
 
-Left to others: when a turn begins and ends (read_turn), the streams (source_streams), the clock (the shell).
+Left to others: beginning and end of a turn (read_turn), the streams (source_streams), the clock (the shell).
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from partitioning.ids import SourcePartition, StreamId
 
 Reader = Iterator[pa.RecordBatch | Positioned | None]
 
-#: How soon sources that had nothing are asked again: at first, and twice as late each time up to the longest.
+#: Seconds after which sources that had nothing are asked again: at first, and doubled each time up to the longest.
 IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
-#: How soon a reader that rings is asked although it has not rung: should it ever forget to.
+#: Seconds after which a reader with a bell is asked although it has not rung, in case it forgets to.
 QUIET_S = 0.1
-#: How often readers are told what everybody has applied.
+#: Seconds between two reports to readers about rows that all consumers have applied.
 DONE_EVERY_S = 1.0
 #: In resend timeouts: the time for which a log has nothing more before its end is believed. A broker that has just become the
 #: leader of a partition may know of fewer records than the one before it, for as long as its replicas take to ask it for more.
 END_PATIENCE = 30
-#: Small batches of a source that are appended together: one of them then costs a quarter.
+#: Small batches of a source that are appended together: each of them then costs a quarter.
 TOGETHER = 16
-#: A record number that can travel, and the number of a row, behind which there are others.
+#: Limit of a record number that can travel, and of a row number, behind which there must be room for others.
 _RECORDS_MAX, _NUMBER_MAX = 1 << 62, (1 << 62) - 2
 
 
@@ -63,40 +63,46 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
 
 
 class Part(NamedTuple):
-    """Rows that may be one batch of a stream, unless they have to be cut, the packed position behind them, and their numbers
-    where
-    they bring them. ``batch`` is whatever a reader has given, if that is no batch."""
+    """Rows that may be one batch of a stream, unless they have to be cut."""
 
+    #: A batch; or any object that a reader has given instead.
     batch: Any
+    #: The packed position behind the rows.
     position: bytes
+    #: The rows' own numbers, if they have any.
     numbers: np.ndarray | None = None
 
 
 @dataclass
 class Open:
-    """A reader, and what it has given that is in no log yet: first the ``small`` batches that were read in this turn, or that the
-    log had no room for, and when each was read; then what is left (``unread``) of a batch that was too large for one, with the
-    position behind each part. ``copy`` copies a batch of it, with its memory. ``row_bytes``: of each row, where all have as many.
-    ``over``: it has no more. ``rings``: it rings when it has something. ``rung``: it has, since it was asked. ``quiet_until``:
-    when it is asked although it has not. ``pauses``: how often it had nothing just now, as it said last."""
+    """An open reader, with batches of it that are in no log yet: first the ``small`` ones, then the ``unread`` rest."""
 
     reader: Reader
+    #: Copies a batch of it, with its memory.
     copy: Callable[[pa.RecordBatch], pa.RecordBatch]
+    #: Bytes of a row, if all rows have the same size.
     row_bytes: int | None = None
+    #: Rest of a batch that was too large for one, with the position behind each part.
     unread: deque[Part] = field(default_factory=deque)
+    #: Small batches that were read in this turn, or for which the log had no room, with the time of reading each.
     small: list[tuple[pa.RecordBatch, float]] = field(default_factory=list)
     small_bytes: int = 0
+    #: It has no more batches.
     over: bool = False
+    #: It rings a bell when it has something.
     rings: bool = False
+    #: It has rung since it was last asked.
     rung: bool = False
+    #: Time at which it is asked although it has not rung.
     quiet_until: float = -inf
+    #: Its last count of the times at which it had nothing.
     pauses: int = 0
     #: Time at which it had nothing for the first time since it gave rows, and the pauses of its source by then.
     quiet: tuple[float, int] | None = None
 
 
 class Reading:
-    """``sources`` by source and partition. ``producer`` makes the producer of a stream that begins here in an epoch."""
+    """The sources that one worker reads. ``producer`` makes the producer of a stream that begins here in an epoch."""
 
     def __init__(self, plan: Plan, producer: Callable[[StreamId, EdgePlan, int], Producer]) -> None:
         self.sources: dict[SourcePartition, SourceStreams] = {}
@@ -106,17 +112,22 @@ class Reading:
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], Reader] = open_reader
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
         self.done_every_s = DONE_EVERY_S
-        self.stopped = False  # nothing more is read but rows that have come before, for which ordered steps may wait
-        self.interval_s = 0.0  # what the sources have by now is read at multiples of the wall clock; 0: at once
-        #: Wakes whoever waits until ``due``; may be called by any thread. None: nobody can be woken.
+        #: Nothing more is read, except rows that have come before, for which ordered steps may wait.
+        self.stopped = False
+        #: Sources are read at multiples of this interval of the wall clock, in seconds; 0: at any time.
+        self.interval_s = 0.0
+        #: Wakes the thread that waits until ``due``; may be called by any thread. None: there is no such thread.
         self.bell: Callable[[], None] | None = None
         self._plan = plan
         self._producer = producer
         self._open: dict[SourcePartition, Open] = {}
-        self._rotation: deque[SourcePartition] = deque()  # of those that have not ended, the next one first
+        #: Partitions that have not ended, the next one first.
+        self._rotation: deque[SourcePartition] = deque()
         self._turn = ReadTurn()
-        self._in_turn: int | None = None  # batches read in this turn; None: there is none under way
-        self._rows = self._rows_before = 0  # read by now, and when this turn began
+        #: Batches read in the turn under way; None: no turn is under way.
+        self._in_turn: int | None = None
+        #: Rows read by now, and by the beginning of this turn.
+        self._rows = self._rows_before = 0
         self._idle_until = 0.0
         self._idle_s = 0.0
         self._paused_until = 0.0
@@ -126,7 +137,8 @@ class Reading:
     # ---- the table
 
     def keep_only(self, mine: set[SourcePartition]) -> Iterator[Producer]:
-        """Another worker reads the rest from now on, and makes again what is not acked: the producers that are over."""
+        """Close sources that another worker reads from now on; it makes rows again that are not acked. Yield the producers that
+        end here."""
         for key in [key for key in self.sources if key not in mine]:
             if key in self._rotation:
                 self._rotation.remove(key)
@@ -134,7 +146,7 @@ class Reading:
             yield from self.sources.pop(key).producers
 
     def begin(self, mine: set[SourcePartition], epoch: int) -> Iterator[Producer]:
-        """Producers for what is read here from now on."""
+        """Begin with new sources, and yield their producers."""
         for source in self._plan.sources:
             for partition in range(source.worker_partitions):
                 key = SourcePartition(source.id, partition)
@@ -152,28 +164,28 @@ class Reading:
     # ---- turns
 
     def wants(self, key: SourcePartition) -> bool:
-        """Whether a source may be read: its logs have room, and it is known where to begin."""
+        """Tell whether a source may be read: its logs have room, and its beginning is known."""
         streams = self.sources.get(key)
         if streams is None or not streams.has_room or not streams.place():
             return False
         return not self.stopped or streams.makes_again
 
     def due(self, now: float) -> float:
-        """When to read again; infinite while nothing may be read: what makes room is a message."""
+        """Return the time at which to read again; infinite while nothing may be read, because only a message makes room."""
         wanted = [self._asked_at(key) for key in self._rotation if self.wants(key)]
         return max(now, min(wanted), self._paused_until) if wanted else inf
 
     def _asked_at(self, key: SourcePartition) -> float:
         source = self._open.get(key)
         if source is not None and (source.over or (source.small and self._in_turn is None)):
-            return -inf  # what the log had no room for waits for no reader
+            return -inf  # batches for which the log had no room wait for no reader
         if source is None or not source.rings:
             return self._idle_until
         return -inf if source.rung else source.quiet_until
 
     def read(self, idle: bool, now: float, created: float, note: Note) -> bool:
-        """One batch, if it is time for one: called until it says False. ``idle``: there is nothing to apply; ``created``: now,
-        by the wall clock; ``note``: says what the worker is at."""
+        """Read one batch, if it is time for one. It is called until it returns False. ``idle``: there is nothing to apply;
+        ``created``: the time by the wall clock; ``note``: the worker's note of its activity."""
         if now >= self._done_at:
             self._done_at = now + self.done_every_s
             self.tell_done()
@@ -192,7 +204,7 @@ class Reading:
         return False
 
     def _read_next(self, now: float, created: float, note: Note) -> bool:
-        """From the next source whose log has room and that has something."""
+        """Read from the next source whose log has room and that has something."""
         polled = False
         for _ in range(len(self._rotation)):
             key = self._rotation[0]
@@ -215,10 +227,10 @@ class Reading:
         return False
 
     def _read_one(self, key: SourcePartition, now: float, created: float) -> bool:
-        """False: it has nothing just now."""
+        """Read one batch of a source, or append one. Return False if it has nothing just now."""
         source = self._opened(key)
         if not (source.unread or source.over or self._enough(key, source)):
-            source.rung, source.quiet_until = False, -inf  # before it is asked: whatever comes from now on rings again
+            source.rung, source.quiet_until = False, -inf  # before it is asked: rows that come from now on ring again
             try:
                 batch = next(source.reader)
             except StopIteration:
@@ -235,7 +247,7 @@ class Reading:
                 source.quiet = None
                 nbytes = self._if_small(key, source, batch)
                 if nbytes:
-                    # Its reader may use its memory again when it is asked.
+                    # Copied, because the reader may use its memory again when it is asked next.
                     source.small.append((source.copy(batch), created))
                     source.small_bytes += nbytes
                     if self._enough(key, source):
@@ -270,13 +282,14 @@ class Reading:
             streams.come_to_end()
 
     def _enough(self, key: SourcePartition, source: Open) -> bool:
-        """Whether no more small batches are to be read before these are handed on."""
+        """Tell whether the pending small batches are to be handed on before more are read."""
         several = len(source.small)
         return several >= TOGETHER or (several > 0 and source.small_bytes >= self.sources[key].room_bytes)
 
     def _if_small(self, key: SourcePartition, source: Open, batch: Any) -> int:
-        """Bytes of a batch that is appended together with others; 0: it is not. Not where rows are numbered: there readers put
-        small batches together themselves, and where they may be cut depends on what was appended before."""
+        """Return the bytes of a batch that is appended together with others; 0: it is appended alone. Numbered rows always are:
+        their readers put small batches together themselves, and the places at which rows may be cut depend on those appended
+        before."""
         about, settings = self._about(key), self._plan.settings
         if about.positions or not isinstance(batch, pa.RecordBatch):
             return 0
@@ -286,7 +299,7 @@ class Reading:
         return nbytes if nbytes <= min(SMALL_BYTES, settings.batch_max_bytes) else 0
 
     def _hand_on(self, key: SourcePartition, source: Open) -> None:
-        """Small batches go into the streams of their source, as many as there is room for."""
+        """Append small batches to the streams of their source, as many as there is room for."""
         if source.small:
             if self.first_row_at is None:
                 self.first_row_at = source.small[0][1]
@@ -343,10 +356,10 @@ class Reading:
     def _cut(self, key: SourcePartition, given: Part, unread: deque[Part]) -> None:
         batch, position, numbers = given
         if not isinstance(batch, pa.RecordBatch):
-            unread.append(given)  # whoever takes it says so by name
+            unread.append(given)  # ``conform`` raises an error that names the source
             return
         about, settings = self._about(key), self._plan.settings
-        batch = plain_batch(batch, about.schema)  # whole, and then cut: a dictionary once
+        batch = plain_batch(batch, about.schema)  # before it is cut, so that a dictionary is decoded once
         if about.own_numbers:
             numbers = self._checked_numbers(key, batch, numbers)
         parts = list(split(batch, settings.batch_max_rows, settings.batch_max_bytes))
@@ -364,7 +377,7 @@ class Reading:
             )
 
     def _checked_numbers(self, key: SourcePartition, batch: pa.RecordBatch, numbers: Any) -> np.ndarray:
-        """Return the numbers that rows bring. They ascend, and lie behind those of the rows before."""
+        """Check and return the rows' own numbers. They ascend, and lie behind those of the rows before."""
         found = np.asarray([] if numbers is None else numbers)
         least = max((part.numbers[-1] + 1 for part in self._open[key].unread if part.numbers is not None), default=0)
         least = max(least, self.sources[key].next_number)
@@ -391,7 +404,8 @@ class Reading:
         created: float,
         numbers: np.ndarray | None = None,
     ) -> None:
-        """Put the next batch of a source into its streams. ``position`` behind it, packed; ``numbers`` that its rows bring."""
+        """Append the next batch of a source to its streams. ``position``: the one behind it, packed; ``numbers``: the rows'
+        own."""
         streams = self.sources[key]
         if self.first_row_at is None:
             self.first_row_at = created
@@ -401,15 +415,15 @@ class Reading:
         streams.append(batch, created, position, numbers)
 
     def finish(self, key: SourcePartition, created: float) -> None:
-        """A source has ended."""
+        """End the streams of a source."""
         self.ends += 1
         self._rotation.remove(key)
         self.sources[key].finish(created)
 
-    # ---- what readers say besides (see ``flux.source``)
+    # ---- other methods of readers (see ``flux.source``)
 
     def _pauses(self, key: SourcePartition, source: Open) -> int:
-        """How often it had nothing since it said so last."""
+        """Return the number of times at which a reader had nothing since its last count."""
         ask = getattr(source.reader, "pauses", None)
         if ask is None:
             return 1
@@ -422,7 +436,7 @@ class Reading:
         return source.pauses - before
 
     def lags(self) -> list[SourceLag]:
-        """Of the partitions that are read here, where the reader knows it."""
+        """Return the lags of the partitions that are read here, if their readers know them."""
         return [lag for key, source in self._open.items() for lag in self._lag(key, source.reader)]
 
     def _lag(self, key: SourcePartition, reader: Reader) -> Iterator[SourceLag]:
@@ -443,7 +457,7 @@ class Reading:
         yield SourceLag(*key, position, end)
 
     def bad_records(self) -> list[BadRecords]:
-        """Of the partitions that are read here and have had some."""
+        """Return the counts of bad records of the partitions that are read here and have had any."""
         return [said for key, source in self._open.items() for said in self._bad_records(key, source.reader)]
 
     def not_compared(self) -> list[NotCompared]:
@@ -469,11 +483,11 @@ class Reading:
 
     @property
     def settled(self) -> bool:
-        """Whether all consumers of sources with positions have said that they have all rows that were read."""
+        """True if all consumers of sources with positions have reported that they have all rows that were read."""
         return all(streams.settled for key, streams in self.sources.items() if self._about(key).positions)
 
     def tell_done(self) -> None:
-        """Tell readers and consumers what all have applied since the last time."""
+        """Report to readers and consumers the rows that all have applied since the last time."""
         for key, streams in self.sources.items():
             position = streams.applied() if self._about(key).positions else b""
             tell = getattr(self._open[key].reader, "done", None) if key in self._open else None
@@ -486,7 +500,7 @@ class Reading:
     # ---- the end
 
     def close(self) -> None:
-        """Readers may hold files; what one raises is logged."""
+        """Close all readers, which may hold files; an exception of one is logged."""
         for key in list(self._open):
             self._close(key)
 
@@ -504,7 +518,7 @@ class Reading:
         return f"source {self._plan.sources[key.source].name}, partition {key.partition}"
 
     def _failed(self, key: SourcePartition, error: BaseException) -> FluxError:
-        """Name source and partition. An error of this project's own sources, such as BadFile, keeps its class."""
+        """Add source and partition to an error. An error of this project's own sources, such as BadFile, keeps its class."""
         if isinstance(error, FluxError) and not isinstance(error, UsageError | UserCodeError):
             named = copy(error)
             named.args = (f"{self._name(key)}: {error.summary}",)

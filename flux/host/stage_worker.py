@@ -1,14 +1,14 @@
-"""All that one worker hosts, without I/O: replicas, their streams, and sources (design: pure-core, subscription).
+"""One worker's share of a query, without I/O: replicas, their streams, and sources (design: pure-core, subscription).
 
-Events come in through ``on_*``; ``work`` applies one step; ``poll`` gives the effects. What a worker sends to itself
-goes the same way as what it sends to others, without leaving this file: no frames, no copy.
+Events come in through ``on_*``; ``work`` applies one step; ``poll`` yields the effects. Messages of a worker to itself take
+the same way as those to other workers, without leaving this file: no frames, no copy.
 
-``now`` is the monotonic clock: time-outs and polls go by it. What operators and rows are told is the wall clock, which
-may be set back: ``wall_ahead`` of the other.
+``now`` is the monotonic clock, which time-outs and polls go by. Operators and rows get the time of the wall clock, which may be
+set back: it is ``wall_ahead`` of the monotonic clock.
 
-Left to others: frames, sockets, clocks and the source iterators (the shell), placement (the controller's table), and
-here: the replicas that the table places (housing), the streams that are read (subscriptions), the sources (reading), whose
-step is next (turns).
+Left to others: frames, sockets, clocks and the source iterators (the shell), placement (the controller's table), and in this
+package: making the replicas that the table places (housing), reading streams (subscriptions), reading sources (reading), and
+the choice of the next step (turns).
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ from flux.wire.messages import (
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
 from partitioning.table import Table, differing
 
-#: Seconds. A wall clock that has gone back by so much was set; below that it only runs at another pace.
+#: Seconds. A wall clock that has gone back by more than this was set; smaller differences are drift.
 CLOCK_BACK_S = 0.001
-#: How long a query that is stopped waits until all that was read is in checkpoints, beside those of what is applied already. It
-#: is less than the controller waits. And how often it looks.
+#: Seconds for which a query that is stopped waits until all rows that were read are in checkpoints, and not only the applied
+#: ones. It is less than the controller waits. ``KEEP_LOOK_S``: seconds between two looks meanwhile.
 SETTLES_S, KEEP_LOOK_S = 2.0, 0.02
 
 
@@ -85,8 +85,9 @@ class StageWorker:
         limits: Limits | None = None,
         shelf: Shelf | None = None,
     ) -> None:
-        """``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``: as many as the
-        query began with; ``limits`` of copies of state; ``shelf``: where standbys are kept, in memory by default."""
+        """Begin without replicas. ``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``:
+        the number of workers with which the query began; ``limits`` of copies of state; ``shelf``: the place of standbys, in
+        memory by default."""
         self.plan = plan
         self.worker = worker
         self.hosted = Hosted(plan, worker)
@@ -96,11 +97,16 @@ class StageWorker:
         self.counters = Counters()
         self.subscriptions = Subscriptions(plan, self.hosted, self.counters, self._answer)
         self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
-        self.note: Note = no_note()  # what it is at, for those who watch it from outside
-        self.ticked = False  # the last step was for timers
-        self.rows_in = self.steps = 0  # applied here: what a replica has applied travels with its state
-        self.aged_s = 0.0  # ages of the oldest row of each step, added up
-        self.wall_ahead = 0.0  # of the wall clock to ``now``; renewed by the shell
+        #: The present activity, for threads that watch this worker from outside.
+        self.note: Note = no_note()
+        #: The last step was a tick.
+        self.ticked = False
+        #: Rows and steps applied by this worker. A replica's own counts travel with its state.
+        self.rows_in = self.steps = 0
+        #: Sum, over all steps, of the age of the oldest row of a step.
+        self.aged_s = 0.0
+        #: Seconds by which the wall clock is ahead of ``now``; renewed by the shell.
+        self.wall_ahead = 0.0
         self._clock = clock
         self.turns = Turns(self.replicas)
         self._effects: deque[Effect] = deque()
@@ -115,12 +121,14 @@ class StageWorker:
         self._assigned = Assigned(plan, worker, self.reading, self.producers)
         self._reviving = Reviving(self.hosted, plan.settings.resend_timeout)
         self._timers_at = 0.0
-        self._keep_at = self._settles_until = np.inf  # the query is stopped: when to look at its last checkpoints
+        #: Time of the next look at the last checkpoints, and the end of the wait for them, once the query is stopped.
+        self._keep_at = self._settles_until = np.inf
         self.drained = Drained()
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
-        # The earliest timer of an operator here that is still to come, by the wall clock; 0: look again.
+        #: The earliest future timer of an operator here, by the wall clock; 0: look again.
         self._tick_at = np.inf
-        self._looked_ahead = 0.0  # of the wall clock to ``now`` at the last look for timers
+        #: ``wall_ahead`` at the last look for timers.
+        self._looked_ahead = 0.0
         self.pairing = Pairing(
             self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
         )  # fmt: skip
@@ -147,17 +155,17 @@ class StageWorker:
 
     @property
     def written(self) -> tuple[int, int, int]:
-        """To a disk: bytes in all; bytes of orders, and slices that these name."""
+        """Counts of writes to a disk: bytes in all, bytes of orders, and slices named by these orders."""
         return 0, 0, 0
 
     @property
     def reaches(self) -> set[int]:
-        """Workers with which a state is exchanged that is not between replicas."""
+        """Workers with which a state is exchanged other than between replicas."""
         return set() if self._reviving.vault is None else {self._reviving.vault}
 
     def validate(self) -> None:
-        """What holds between any two events, beside what each of its machines says of itself. AssertionError says what does
-        not."""
+        """Check the invariants that hold between any two events, beside those that each state machine in it checks itself.
+        AssertionError names the broken one."""
         self.hosted.validate()
         self._transfers.validate()
         self._arrivals.validate()
@@ -191,14 +199,14 @@ class StageWorker:
         for producer in self.producers.values():
             self._show(producer, now)
         self.turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
-        self._tick_at = 0.0  # those that lead from now on have timers to fire
+        self._tick_at = 0.0  # new primaries have timers to fire
         self.subscriptions.on_table(changed)
         self._promote(now)
         self._reviving.on_table()
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
 
     def _show(self, producer: Producer, now: float) -> None:
-        """The newest table."""
+        """Show the newest table to a producer."""
         assert self.table is not None
         consumer = self.plan.edges[producer.stream.edge].consumer
         producer.on_table(self.table, consumer, now, self._consumers[consumer])
@@ -211,7 +219,7 @@ class StageWorker:
         self.hosted.note_roles()
 
     def _promote(self, now: float) -> None:
-        """Replicas without an operator that lead by the table make one of what they keep."""
+        """Promote followers that lead by the table: each makes a replica from its checkpoint."""
         table = self.table
         assert table is not None
         for key, follower in list(self.followers.items()):
@@ -223,7 +231,7 @@ class StageWorker:
     def _assign_role(self, table: Table, stage: int, partition: int, replica: Replica) -> None:
         first, *others = table.stages[stage][partition]
         if not self.plan.settings.ordered:
-            replica.lead(table.epoch, [])  # every copy for itself
+            replica.lead(table.epoch, [])  # replicas are independent of each other
         elif first.worker == self.worker:
             replica.lead(table.epoch, others)
             self.pairing.tell(replica.key)
@@ -237,7 +245,7 @@ class StageWorker:
     # ---- the data port
 
     def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:
-        """A message from a producer of a stream that this worker consumes, an egress task or a reader."""
+        """Handle a message from a producer of a stream that this worker consumes, an egress task or a reader."""
         match message:
             case Data():
                 self._on_data(connection, message, batches, now)
@@ -270,16 +278,16 @@ class StageWorker:
         self.subscriptions.on_settled(connection, message)
 
     def knows(self, connection: Hashable, message: Data) -> bool:
-        """Whether this stream is read from this connection; only then is a payload worth decoding."""
+        """Tell whether this stream is read from this connection; only then is a payload worth decoding."""
         return self.subscriptions.knows(connection, message)
 
     def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
-        """The payload of a message cannot be decoded, from a connection that has proved the secret for its stream. What was
-        damaged on the way is sent again; QueryFailed where that does not help, because it never will."""
+        """Ask again for a message whose payload cannot be decoded, from a connection that has proved the secret for its stream. A
+        payload damaged on the way is sent again; QueryFailed if that does not help, because it never will."""
         self.subscriptions.on_undecodable(connection, message, reason)
 
     def on_answer(self, worker: int, message: Any, now: float) -> None:
-        """An answer from the data port of a worker that consumes a stream of ours or follows a primary of ours."""
+        """Handle an answer from the data port of a worker that consumes a stream of ours or follows a primary of ours."""
         if isinstance(message, OrdersSeen):
             self._on_orders_seen(worker, message, now)
             return
@@ -322,22 +330,22 @@ class StageWorker:
     # ---- copies of state
 
     def on_copy_state(self, order: CopyState) -> None:
-        """Copy at the next step boundary; safe to repeat."""
+        """Copy a state at the next step boundary; safe to repeat."""
         self._transfers.on_copy_state(order)
 
     def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> None:
-        """A part of a copy of a replica's state has come."""
+        """Take a part of a copy of a replica's state."""
         if not self._arrivals.on_install(connection, message, part, now):
             self.counters.stale += 1
         self.counters.refused += self._arrivals.newly_forged()
 
     def on_done(self, token: int, result: Any, now: float) -> None:
-        """What was to be done aside is done."""
+        """Take the result of a job that was done in another thread."""
         self._transfers.on_done(token, result, now)
         self.counters.refused += self._arrivals.newly_forged()
 
     def _lead(self, replica: Replica) -> None:
-        """A standby has become a replica that leads."""
+        """Give a standby that has become a replica its role as primary."""
         assert self.table is not None
         self._assign_role(self.table, *replica.key, replica)
         self.hosted.note_roles()
@@ -347,7 +355,7 @@ class StageWorker:
     def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:
         taken = self.subscriptions.take(connection, message, batches, now)
         if not taken:
-            return  # the stream may be none of the plan's
+            return  # the stream may not exist in the plan
         mine = self.hosted.of_stage(self.plan.edges[message.edge].consumer)
         for partition, slice_ in taken:
             replica = mine[partition]
@@ -356,7 +364,7 @@ class StageWorker:
                 self._wake(replica)
 
     def _wake(self, replica: Replica) -> None:
-        """It has more to apply; as primary it also has more to order."""
+        """Wake a replica that has more to apply; as primary it also has more to order."""
         self.turns.wake(replica.key)
         if replica.order.peers:
             self.pairing.tell(replica.key)
@@ -364,7 +372,8 @@ class StageWorker:
     # ---- work
 
     def work(self, now: float) -> bool:
-        """Apply one step of the partition whose turn it is, and of those that go with it. False: nothing can be applied now."""
+        """Apply one step of the partition whose turn it is, and of those that go with it. Return False if nothing can be applied
+        now."""
         for gathered in self.turns.gathered(now):
             self._wake(gathered)
         if now + self.wall_ahead >= self._tick_at or self.wall_ahead < self._looked_ahead - CLOCK_BACK_S:
@@ -376,12 +385,12 @@ class StageWorker:
 
     @property
     def has_work(self) -> bool:
-        """Whether there may be something to apply."""
+        """True if there may be something to apply."""
         return bool(self.turns)
 
     def _wake_for_timers(self, wall: float) -> None:
-        """Those whose time has come have a step to apply; what keeps them from it, wakes them when it is over. Unless the clock
-        is set back meanwhile: then their time is still to come."""
+        """Wake every replica whose timer is due. A replica that cannot step yet is woken again by whatever blocks it. If the wall
+        clock is set back meanwhile, its timer is not due after all."""
         self._tick_at, self._looked_ahead = np.inf, self.wall_ahead
         for key, replica in self.replicas.items():
             if replica.timer_at <= wall:
@@ -390,7 +399,7 @@ class StageWorker:
                 self._tick_at = min(self._tick_at, replica.timer_at)
 
     def _step(self, replicas: Sequence[Replica], now: float) -> None:
-        """The next step of each; of several, of those whose steps go together."""
+        """Apply the next step of each replica. Several replicas are passed only if their steps go together."""
         started, wall = self._clock(), now + self.wall_ahead
         note, first = self.note, replicas[0]
         note[WHAT], note[PARTITION], note[STEP], note[KIND] = first.stage.id, first.partition, first.applied, IN_STEP
@@ -422,7 +431,7 @@ class StageWorker:
         self.leaving.report(replica)
 
     def report_again(self) -> None:
-        """The connection to the controller was lost, and perhaps reports with it."""
+        """Repeat all reports, because the connection to the controller was lost, and perhaps reports with it."""
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
         for replica in self.replicas.values():
             replica.said_complete = False
@@ -433,16 +442,17 @@ class StageWorker:
     # ---- sources
 
     def read(self, idle: bool, now: float) -> bool:
-        """One batch of a source, if it is time for one: called until it says False. ``idle``: there was nothing to apply."""
-        # Timers without end would keep the rows out.
+        """Read one batch of a source, if it is time for one. It is called until it returns False. ``idle``: there was nothing to
+        apply."""
+        # After a tick sources may be read, too, because timers without end would keep the rows out.
         return self.reading.read(idle or self.ticked, now, now + self.wall_ahead, self.note)
 
     def wants(self, source: int, partition: int) -> bool:
-        """Whether a source may be read. False of one that another worker reads by now."""
+        """Tell whether a source may be read. False if another worker reads it by now."""
         return self.reading.wants(SourcePartition(source, partition))
 
     def on_source(self, source: int, partition: int, batch: pa.RecordBatch, now: float) -> None:
-        """The next batch of a source, by whoever reads it elsewhere."""
+        """Take the next batch of a source that is read outside this class."""
         self.reading.take(SourcePartition(source, partition), batch, b"", now + self.wall_ahead)
 
     def on_source_ended(self, source: int, partition: int, now: float) -> None:
@@ -451,7 +461,7 @@ class StageWorker:
     # ---- effects
 
     def poll(self, now: float) -> Iterator[Effect]:
-        """Everything to be sent now, in order. What goes to this worker itself is delivered on the way."""
+        """Yield everything to be sent now, in order. Messages to this worker itself are delivered on the way."""
         if now >= self.subscriptions.ack_at:
             self.subscriptions.flush_acks()
         if now >= self._timers_at:
@@ -466,7 +476,7 @@ class StageWorker:
         if self._transfers.active:
             yield from self._copies_of_state(now)
         yield from self._reviving.poll(now)
-        self.leaving.flush(now)  # what became committed, or left, since the last time
+        self.leaving.flush(now)  # output that became committed, or left, since the last time
         busy = True
         while busy:
             busy = False
@@ -484,12 +494,12 @@ class StageWorker:
                     self.on_answer(self.worker, effect.message, now)
                 else:
                     yield effect
-        # After the rows that were just read here: their order goes with what there was to say.
+        # After the rows that were just read here, so that their order travels with the other pending orders.
         yield from self.pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
 
     def on_last_checkpoints(self, now: float) -> None:
-        """The query is stopped. Nothing more is read, and the vault gets all that was read, as far as that takes no longer than a
-        moment: rows that it has need not be in the source any more when the query goes on."""
+        """Prepare the stop of the query. Nothing more is read, and the vault gets all rows that were read, unless that takes
+        longer than a moment: rows that the vault has need not be in the source any more when the query goes on."""
         if not self.reading.stopped:
             self._keep_at, self._settles_until = now, now + SETTLES_S
             self.reading.stopped = True
@@ -511,7 +521,7 @@ class StageWorker:
                 yield effect
 
     def due(self) -> float:
-        """When ``poll`` must be called again at the latest, if nothing happens before."""
+        """Return the time at which ``poll`` must be called again at the latest, if nothing happens before."""
         return min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.pairing.due(),
             self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
@@ -524,7 +534,7 @@ class StageWorker:
     # ---- reports
 
     def close(self) -> None:
-        """End every reader and operator; what one raises is logged."""
+        """Close every reader and operator; an exception of one is logged."""
         self.reading.close()
         self._arrivals.close()
         for replica in self.replicas.values():

@@ -1,9 +1,9 @@
-"""The streams that a worker reads: who offers them, from whom they are read, what is acked (design: subscription).
+"""The streams that a worker reads: their offers, the chosen replica of each producer, and acks (design: subscription).
 
 A stream of a source has one producer. A stream of a stage is offered by every replica of its producer; it is read from one
 of them and acked to all, so that each can truncate its log.
 
-Left to others: one stream (receiver), applying what comes (the replicas), and which of it is missed (starvation).
+Left to others: one stream (receiver), applying slices (the replicas), and finding missing rows (starvation).
 """
 
 from __future__ import annotations
@@ -39,37 +39,42 @@ from flux.wire.messages import (
 from partitioning.ids import StreamId
 from partitioning.table import Table
 
-#: Numbers of partitions in one message of acks: a tenth of what a message may have.
+#: Limit of partition numbers in one message of acks: a tenth of the bound of a message.
 ACK_ENTRIES = 30_000
-#: So often the same batch may come damaged: more is no accident on the way.
+#: Limit on the times that the same batch arrives damaged: more often is no accident on the way.
 UNDECODABLE_MAX = 5
 
 Answer = Callable[[Hashable, ToProducer | Acks], None]
 
 
 class Subscriptions:
-    """``answer`` sends a message back on a connection. ``ack_at``: when ``flush_acks`` has something to say. ``ack_s``: how long
-    an ack may wait for others, if no producer may be short of credit by then; the shell of a busy worker makes it longer."""
+    """The subscriptions of one worker. ``answer`` sends a message back on a connection."""
 
     def __init__(self, plan: Plan, hosted: Hosted, counters: Counters, answer: Answer) -> None:
         self.streams: dict[StreamId, Inbound] = {}
         self.credit = Credit(plan.settings.credit_max_bytes)
+        #: Time at which ``flush_acks`` has something to send.
         self.ack_at = np.inf
+        #: Seconds for which an ack may wait for others, unless a producer may be short of credit by then. The shell of a busy
+        #: worker makes it longer.
         self.ack_s = plan.settings.ack_interval
         self._plan = plan
         self._hosted = hosted
         self._counters = counters
         self.answer = answer
+        #: Greetings that came before the table or the state that they need.
         self._early: list[tuple[Hashable, Hello]] = []
-        self._left: set[StreamId] = set()  # streams of stages that are read from nobody
-        self._copied: set[StreamId] = set()  # those with copies of state under way from here
+        #: Streams of stages that are read from no replica at present.
+        self._left: set[StreamId] = set()
+        #: Streams with copies of state under way from here.
+        self._copied: set[StreamId] = set()
         #: Copies of states under way from here, by stage: partition, worker and incarnation of the new replica.
         self._copies: dict[int, set[tuple[int, int, int]]] = {}
         self._nonce = 0
         self._starvation = Starvation(plan.settings.resend_timeout)
 
     def validate(self) -> None:
-        """What holds between any two events. AssertionError says what does not."""
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
         waits = 0
         for replica in self._hosted.replicas.values():
             begun = None if replica.between_steps else replica.applying
@@ -89,20 +94,20 @@ class Subscriptions:
     # ---- the table
 
     def expect(self) -> None:
-        """The worker hosts other partitions than before: credit is shared by the streams that these will read."""
+        """Share the credit anew among the streams to read, because the worker hosts other partitions than before."""
         inbound = [edge for edge in self._plan.edges if len(self._hosted.partitions(edge.consumer))]
         of_stages = sum(edge.producers for edge in inbound if edge.from_stage)
         self.credit.expect(sources=sum(edge.producers for edge in inbound) - of_stages, stages=of_stages)
 
     def on_table(self, changed: Sequence[Sequence[int]]) -> None:
-        """Go on by the newest table; answer those that have heard of it first. ``changed`` partitions of each stage."""
+        """Go on by the newest table, and answer the producers that knew it first. ``changed`` partitions of each stage."""
         self._choose_whom_to_read(changed)
         self._forget_copies()
         self._answer_early()
 
     def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[Position]) -> None:
-        """A copy of the state of a primary here goes to a new replica on a worker. Streams that are not known yet have nothing in
-        it: the new replica will want all of them."""
+        """Note a copy of the state of a primary here, for a new replica on a worker. Streams that are not known yet have nothing
+        in the copy: the new replica will want all of them."""
         name = replica.partition, worker, incarnation
         self._copies.setdefault(replica.stage.id, set()).add(name)
         for position in positions:
@@ -111,7 +116,7 @@ class Subscriptions:
             self._copied.add(position.stream)
 
     def _forget_copies(self) -> None:
-        """Of replicas that are live by now, or gone."""
+        """Forget copies for replicas that are live by now, or gone."""
         table = self._hosted.table
         assert table is not None
         for stream in list(self._copied):
@@ -126,7 +131,7 @@ class Subscriptions:
             names &= {name for name in names if self._is_coming(table, stage, *name)}
 
     def _is_coming(self, table: Table, stage: int, partition: int, worker: int, incarnation: int) -> bool:
-        """Whether a replica is still being added, with a state from here."""
+        """Tell whether a replica is still being added, with a state from here."""
         row = table.stages[stage][partition]
         coming = any(r.worker == worker and r.incarnation == incarnation and not r.live for r in row)
         return coming and row[0].worker == self._hosted.worker
@@ -137,32 +142,32 @@ class Subscriptions:
             inbound.discard(replica.partition, waiting.get(inbound.stream, ()), others)
 
     def enter(self, replica: Replica) -> None:
-        """A replica that needs its streams from the start, unless it is adopted with other positions."""
+        """Add a replica that needs its streams from the start, unless it is adopted with other positions."""
         others = self._hosted.besides(replica)
         for inbound in self.of(replica):
             inbound.received.join(replica.partition, 0, others)
             inbound.marks.come_from_behind()
 
     def adopt(self, replica: Replica, positions: Iterable[Position]) -> None:
-        """A replica has come to life that has applied its streams through these positions."""
+        """Read on for a replica that has come to life and has applied its streams through these positions."""
         others = self._hosted.besides(replica)
         for position in positions:
             inbound = self.of_stream(position.stream)
             inbound.received.join(replica.partition, position.next, others)
             inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
-        # Also streams that the other did not know: their handshakes are without this partition.
+        # Also streams that the copied replica did not know: their handshakes are without this partition.
         for inbound in self.of(replica):
             self._ask_again(inbound, replica.reads_since)
         self._answer_early()
 
     def _answer_early(self) -> None:
-        """Greetings that came too early, and may wait no longer."""
+        """Answer greetings that came too early and need not wait any longer."""
         early, self._early = self._early, []
         for connection, hello in early:
             self.on_hello(connection, hello)
 
     def kept(self, standby: Standby) -> None:
-        """A standby has another checkpoint: its producers need not keep what is in that."""
+        """Ack rows that are in a standby's new checkpoint, because its producers need not keep these any more."""
         for position in standby.positions:
             inbound = self.of_stream(position.stream)
             inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
@@ -171,14 +176,15 @@ class Subscriptions:
                 self._ack_soon(inbound)
 
     def on_press(self, connection: Hashable, stream: StreamId) -> None:
-        """A producer waits for acks of standbys. These may have been lost with an earlier connection."""
+        """Ack again to a producer that waits for acks of standbys. They may have been lost with an earlier connection."""
         inbound = self.streams.get(stream)
         if inbound is not None and self._hosted.standbys_of(self._plan.edges[stream.edge].consumer):
             self.answer(connection, self._ack(inbound))
 
     def on_settled(self, connection: Hashable, message: Settled) -> None:
-        """A producer says that no row through a mark is needed any more. Another life of it, or one that does not know all
-        replicas here, is not believed: a new replica may begin with an older state."""
+        """Note a producer's report that no row through a mark is needed any more. The report is ignored if it is of another
+        incarnation, or of a producer that does not know all replicas here, because a new replica may begin with an older
+        state."""
         stream = StreamId(message.edge, message.producer)
         inbound = self.streams.get(stream)
         if inbound is None or inbound.connection != connection or inbound.incarnation != message.incarnation:
@@ -186,7 +192,7 @@ class Subscriptions:
             return
         stage = self._plan.edges[stream.edge].consumer
         if self._hosted.newest(stage) > message.epoch or self._hosted.awaited_of(stage):
-            return  # the producer tells again when it has looked at these
+            return  # the producer repeats the report once it knows these replicas
         inbound.settle(message.mark)
         for standby in self._hosted.standbys_of(stage):
             if standby.incarnation <= message.epoch:
@@ -217,26 +223,27 @@ class Subscriptions:
         if not self._exists(stream):
             self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
         elif hello.epoch > self._hosted.epoch:
-            # The producer has heard of a table that has not come here yet; answer when it has.
+            # The producer knows a table that has not arrived here yet; answer when it has.
             self._wait(connection, hello)
         elif self._plan.durable and self._begins(hello):
-            # Where its replicas here begin is not known yet, and a source is to be read from there.
+            # The beginning of its replicas here is not known yet, and a source has to be read from there.
             self._wait(connection, hello)
         elif hello.epoch < self._hosted.newest(self._plan.edges[hello.edge].consumer):
-            # It does not know of all replicas here and would leave out rows for them; it will, and then greet again.
+            # It does not know of all replicas here and would leave out rows for them. It will learn of them, and then greet
+            # again.
             self._counters.stale += 1
         else:
             self._welcome(connection, hello, self.of_stream(stream))
 
     def _wait(self, connection: Hashable, hello: Hello) -> None:
-        """Instead of an earlier greeting of the same."""
+        """Keep a greeting for later, in place of an earlier one of the same producer."""
         who = hello.edge, hello.producer, hello.worker
         waiting = [(c, h) for c, h in self._early if (h.edge, h.producer, h.worker) != who]
         self._early = [*waiting, (connection, hello)]
 
     def _begins(self, hello: Hello) -> bool:
-        """Whether a source greets replicas of which one has no state yet, because that is still to come from the vault or to be
-        restored."""
+        """Tell whether a source greets a stage with a replica here that has no state yet, because its state has still to come
+        from the vault or to be restored."""
         edge = self._plan.edges[hello.edge]
         return not edge.from_stage and self._hosted.restores(edge.consumer)
 
@@ -244,7 +251,7 @@ class Subscriptions:
         if self._plan.edges[hello.edge].from_stage:
             self._welcome_replica(connection, hello, inbound)
         elif not self._reads(hello) or (hello.worker >= 0 and hello.incarnation < inbound.incarnation):
-            # Of workers, the table says who reads. A later life may be known here before the table that names its worker.
+            # The table names the worker that reads a source. A later incarnation may be known here before that table.
             self._counters.stale += 1
         elif hello.incarnation < inbound.incarnation:
             reason = f"incarnation {inbound.incarnation} of this producer has taken over"
@@ -253,7 +260,7 @@ class Subscriptions:
             self._subscribe(inbound, connection, hello.incarnation, hello.epoch)
 
     def _reads(self, hello: Hello) -> bool:
-        """Whether its sender reads that partition of the source, as the newest table says; always true of ingress."""
+        """Tell whether the sender reads that partition of the source by the newest table; always true of ingress."""
         match self._plan.edges[hello.edge]:
             case FromDataFrame():
                 return True
@@ -266,13 +273,13 @@ class Subscriptions:
         self.answer(connection, Refuse(*stream, code, reason))
 
     def _exists(self, stream: StreamId) -> bool:
-        """Whether the plan has such a stream."""
+        """Tell whether the plan has such a stream."""
         return 0 <= stream.edge < len(self._plan.edges) and stream.producer >= 0
 
     def _count_refused(self, stream: StreamId) -> None:
         """Count a message about a stream that is not read from its sender. Such messages are under way whenever a worker is given
-        up, a reader of a source changes or a task is tried again, so they are stale. A stream that the plan does not have is
-        the invention of its sender."""
+        up, a reader of a source changes or a task is tried again, so they are stale. A message about a stream that the plan does
+        not have is refused, because its sender has made it up."""
         if self._exists(stream):
             self._counters.stale += 1
         else:
@@ -283,7 +290,7 @@ class Subscriptions:
     def _welcome_replica(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
         listed = self._producers_of(inbound.stream)
         if listed.get(hello.worker, (-1, False))[0] != hello.incarnation:
-            self._counters.stale += 1  # dropped meanwhile; it will hear of it
+            self._counters.stale += 1  # dropped meanwhile; the table will tell the sender
             return
         inbound.offers[hello.worker], inbound.offered[hello.worker] = connection, hello.epoch
         live = listed[hello.worker][1]
@@ -298,7 +305,7 @@ class Subscriptions:
         return self._hosted.producers_of(stream)
 
     def _choose_whom_to_read(self, changed: Sequence[Sequence[int]]) -> None:
-        """Go on reading from a survivor where the replica that was read from is gone."""
+        """Go on reading from a survivor if the replica that a stream was read from is gone."""
         of_changed = (
             StreamId(edge.id, producer)
             for edge in self._plan.edges
@@ -317,14 +324,15 @@ class Subscriptions:
             self._leave(inbound)
             candidates = self._readable(inbound)
             if candidates:
-                # This worker's own replica first; else spread over the others.
+                # Prefer this worker's own replica; otherwise spread over the other ones.
                 mine = self._hosted.worker
                 chosen = mine if mine in candidates else candidates[mine % len(candidates)]
                 self._subscribe(inbound, inbound.offers[chosen], 0, inbound.offered[chosen], chosen)
 
     def _readable(self, inbound: Inbound) -> list[int]:
-        """Workers from whose replica of the producer the stream may be read, of those that have offered it. One that has not
-        heard yet of all that read here would leave out rows for them; it will, and then greet again."""
+        """List the workers from whose replica of the producer the stream may be read, among those that have offered it. A worker
+        that does not know yet all replicas that read here would leave out rows for them. It will learn of them, and then greet
+        again."""
         listed = self._producers_of(inbound.stream)
         newest = self._hosted.newest(self._plan.edges[inbound.stream.edge].consumer)
         return [w for w in inbound.offers if listed.get(w, (-1, False))[1] and inbound.offered[w] >= newest]
@@ -333,7 +341,7 @@ class Subscriptions:
         self, inbound: Inbound, connection: Hashable, incarnation: int, epoch: int, read_from: int = -1,
         starved: bool = False,
     ) -> None:  # fmt: skip
-        """``starved``: an ordered step here waits for its rows in vain."""
+        """Read a stream from this connection. ``starved``: an ordered step here lacks its rows."""
         self._nonce += 1
         self._left.discard(inbound.stream)
         inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
@@ -345,11 +353,11 @@ class Subscriptions:
             self._ack_soon(inbound)
 
     def _ask_again(self, inbound: Inbound, since: int) -> None:
-        """A replica has joined those that the stream is read for, which the table of that epoch names as one that reads."""
+        """Read a stream also for a replica that has joined, and that reads since the table of this epoch."""
         if inbound.connection is not None and inbound.epoch >= since:
             self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.read_from)
         else:
-            self._leave(inbound)  # the producer may not know of this replica yet; then it will greet again
+            self._leave(inbound)  # the producer may not know of this replica yet; it will greet again when it does
 
     def _leave(self, inbound: Inbound) -> None:
         inbound.leave()
@@ -357,8 +365,8 @@ class Subscriptions:
             self._left.add(inbound.stream)
 
     def relieve(self, now: float) -> None:
-        """Where a step is ordered and its rows do not come: read them from another replica of their producer, and let
-        them come though the credit is used up."""
+        """Help ordered steps whose rows do not come: read these from another replica of their producer, and admit them
+        even if the credit is used up."""
         received = lambda stream, partition: self.of_stream(stream).received[partition]  # noqa: E731
         for inbound in self.streams.values():
             inbound.urgent = False
@@ -371,8 +379,8 @@ class Subscriptions:
                 self._ack_soon(inbound)
 
     def read_from_next(self, inbound: Inbound) -> None:
-        """Read a stage's stream from the next live replica of its producer that has offered it. A reader of a source is told how
-        far the orders here go: it has more room for these rows (design: ordered-room)."""
+        """Read a stage's stream from the next live replica of its producer that has offered it. The reader of a source gets the
+        end of the orders here instead: it has more room for these rows (design: ordered-room)."""
         if not self._plan.edges[inbound.stream.edge].from_stage:
             if inbound.connection is not None:
                 self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, starved=True)
@@ -386,14 +394,14 @@ class Subscriptions:
     # ---- rows
 
     def knows(self, connection: Hashable, message: Data) -> bool:
-        """Whether this stream is read from this connection; only then is a payload worth decoding."""
+        """Tell whether this stream is read from this connection; only then is a payload worth decoding."""
         inbound = self.streams.get(StreamId(message.edge, message.producer))
         return inbound is not None and inbound.connection == connection
 
     def take(
         self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float
     ) -> list[Delivery]:
-        """Slices to be applied, by partition."""
+        """Take a message, and return its slices to be applied, by partition."""
         stream = StreamId(message.edge, message.producer)
         inbound = self.streams.get(stream)
         if inbound is None or inbound.connection != connection:
@@ -410,13 +418,13 @@ class Subscriptions:
         return taken
 
     def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
-        """What was damaged on the way is sent again; QueryFailed where that does not help, because it never will."""
+        """Ask again for a payload damaged on the way; QueryFailed if that does not help, because it never will."""
         self._counters.malformed += 1
         stream = StreamId(message.edge, message.producer)
         inbound = self.streams[stream]
         if message.nonce != inbound.nonce or inbound.broken:
             return
-        if inbound.spoilt(message.first) >= UNDECODABLE_MAX:  # a run may have grown meanwhile
+        if inbound.spoilt(message.first) >= UNDECODABLE_MAX:  # the first: a run may have grown meanwhile
             raise QueryFailed(
                 f"{self._plan.describe_stream(*stream)}: batch {message.sequence} cannot be decoded by worker "
                 f"{self._hosted.worker}, {UNDECODABLE_MAX} times in a row: {reason}. Its columns are "
@@ -426,7 +434,7 @@ class Subscriptions:
         self.answer(connection, Reset(*stream, f"batch {message.sequence} cannot be decoded"))
 
     def applied(self, partition: int, slices: Sequence[Slice], now: float) -> None:
-        """The oldest slices that waited for a partition are in its state and its output logs."""
+        """Note that the oldest pending slices of a partition are in its state and its output logs."""
         if not slices:
             return
         urgent = False
@@ -447,7 +455,7 @@ class Subscriptions:
             if not inbound.ack_due:
                 continue
             ack = self._ack(inbound)
-            # To every replica of the producer, so that each can truncate its log.
+            # All replicas of the producer get it, so that each can truncate its log.
             for connection in inbound.offers.values() or [inbound.connection]:
                 if connection is not None:
                     due.setdefault(connection, []).append(ack)
@@ -466,7 +474,7 @@ class Subscriptions:
         self.ack_at = min(self.ack_at, now + seconds)
 
     def _ack_soon(self, inbound: Inbound) -> None:
-        """Resume and ReadsElsewhere carry an ack to one replica of the producer; the others have to hear it too."""
+        """Ack to all replicas of the producer at once: Resume and ReadsElsewhere carry an ack to one of them only."""
         inbound.ack_due = True
         self.ack_at = 0.0
 
@@ -486,7 +494,7 @@ class Subscriptions:
         return inbound
 
     def _front(self, inbound: Inbound) -> int:
-        """What is below has come or is in an order here (design: numbered-rows, ordered-room)."""
+        """Return the number below which all rows have come or are in an order here (design: numbered-rows, ordered-room)."""
         stage = self._plan.edges[inbound.stream.edge].consumer
         fronts = [inbound.received[partition] for partition in self._hosted.partitions(stage)]
         fronts += [order.ordered_below(inbound.stream) for order in self._hosted.orders_of(stage)]
@@ -496,12 +504,12 @@ class Subscriptions:
         return [inbound for inbound in self.streams.values() if inbound.stream.edge in replica.stage.edges_in]
 
     def hosted_by(self, stream: StreamId) -> Collection[int]:
-        """Partitions here that read a stream."""
+        """Return the partitions here that read a stream."""
         return self._hosted.partitions(self._plan.edges[stream.edge].consumer)
 
     def _not_reading(self, stream: StreamId) -> list[AppliedThrough]:
-        """What replicas here have of a stream that they do not read: nothing, where their state has not come yet, and what
-        is in their checkpoints."""
+        """Return the progress of replicas here that do not read a stream themselves: none for a replica whose state has not come
+        yet, the position in its checkpoint for a standby."""
         stage, hosted = self._plan.edges[stream.edge].consumer, self._hosted
         said = [AppliedThrough(partition, -1) for partition in hosted.awaited_of(stage)] if hosted.awaited else []
         if hosted.followers:
@@ -514,7 +522,7 @@ class Subscriptions:
 
 
 def _in_messages(acks: Iterable[Ack]) -> Iterator[list[Ack]]:
-    """A message has a bound, and what is beyond is refused whole."""
+    """Divide acks among messages, because a message beyond its bound is refused whole."""
     some: list[Ack] = []
     entries = 0
     for ack in acks:
