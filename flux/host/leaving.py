@@ -1,7 +1,7 @@
-"""What leaves the dataflow from a worker: output of last stages, and the word that a partition of these is complete.
+"""Output that leaves the dataflow from a worker: that of last stages, and reports that their partitions are complete.
 
-Everything passes here, when it is committed and not before (design: leaving). Output that is kept for egress tasks is asked for;
-the output of a stage with a sink goes ``Outside``, from the primary; readers come for what is kept for them (``offering``).
+All output passes here, when it is committed and not before (design: leaving). Egress tasks ask for the output kept for them; the
+output of a stage with a sink goes ``Outside``, from the primary; readers come for the output kept for them (``offering``).
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ CHUNK_BYTES = 4 << 20
 
 
 class Outside(Protocol):
-    """Brings the committed output of stages with a sink outside (design: sink). Called by the state machine: it hands on what it
-    gets and does not wait."""
+    """The way of committed output of stages with a sink to the outside (design: sink). It is called by the state machine, and
+    hands output on without waiting."""
 
     def has(self, stage: int, partition: int) -> int:
-        """The outside has the positions below this number for good; 0: not known yet. Only of partitions that lead here."""
+        """Return the number below which the outside has all positions for good; 0: not known yet. Only partitions with a primary
+        here are asked for."""
 
     def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
-        """A replica here is primary from now on, and the next batch is this one. The outside may have it and more, unless this is
-        the ``first`` primary of the query."""
+        """Begin with the batch at this position, because a replica here is primary from now on. The outside may have it and more,
+        unless this is the ``first`` primary of the query."""
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
-        """Batch ``position`` of a partition's output: one after the other from where it ``begins``."""
+        """Take batch ``position`` of a partition's output: one after the other from the position with which it ``begins``."""
 
     def recovered(self, stage: int, partition: int, position: int, note: Any) -> None:
-        """No earlier primary can have brought outside the batch ``position`` or a later one (design: ahead). ``note``: what the
-        operator before the sink says of the earlier ones, None if it says nothing."""
+        """Note that no earlier primary can have brought outside the batch ``position`` or a later one (design: ahead). ``note``:
+        the note of the operator before the sink about the earlier ones; None: there is none."""
 
     def ends(self, stage: int, partition: int) -> None:
-        """The replica is primary here no longer. What was not brought outside by now is its successor's."""
+        """End, because the replica is primary here no longer. Its successor brings the rest outside."""
 
 
 class Leaving:
-    """``tell`` the shell. ``wake`` a replica that has room again. ``finished_at``: when the last partition here came to its end,
-    by the wall clock."""
+    """The output that leaves from one worker. ``tell`` passes a message to the shell; ``wake`` is called for a
+    replica that has room again."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Leaving:
         wake: Callable[[PartitionKey], None],
     ) -> None:
         self.outside: Outside | None = None
+        #: Time, by the wall clock, at which the last partition here came to its end.
         self.finished_at: float | None = None
         #: Replicas here that have come to their end. It grows before others can hear of the end.
         self.ends = 0
@@ -78,7 +80,7 @@ class Leaving:
         self._offering = Offering(replicas, tell, wake)
 
     def open(self, replica: Replica) -> None:
-        """A replica is made: its output leaves here if its stage has a sink."""
+        """Give a new replica an exit, if its stage has a sink."""
         sink = replica.stage.sink
         if isinstance(sink, Readers):
             replica.exit = Offer(sink.kept_max(replica.stage.partitions))
@@ -86,21 +88,21 @@ class Leaving:
             replica.exit = Exit(self._kept_max)
 
     def close(self, replica: Replica) -> None:
-        """A replica is given up."""
+        """End the output of a replica that is given up."""
         out = replica.exit
         if out is not None and out.leads and not isinstance(out, Offer) and self.outside is not None:
             self.outside.ends(*replica.key)
 
     def exits(self) -> Iterator[Exit]:
-        """What is kept here for sinks, also by secondaries: what they keep is not outside for certain. Of what is kept for
-        readers, the primary knows what they can read."""
+        """Yield the output kept here for sinks. It includes that of secondaries, because their kept output is not certainly
+        outside. Output kept for readers is yielded only from the primary, which knows the rows that they can read."""
         if self._sinks:
             for replica in self._replicas.values():
                 if replica.exit is not None and (replica.primary or not isinstance(replica.exit, Offer)):
                     yield replica.exit
 
     def flush(self, now: float) -> None:
-        """Hand on what is committed by now."""
+        """Hand on the output that is committed by now."""
         if self._sinks:
             for replica in self._replicas.values():
                 out = replica.exit
@@ -113,11 +115,11 @@ class Leaving:
             self._offering.flush(now)
 
     def due(self) -> float:
-        """When ``flush`` has something to do, if nothing happens before."""
+        """Return the time at which ``flush`` has something to do, if nothing happens before."""
         return self._offering.due()
 
     def _hand_on(self, replica: Replica, out: Exit, outside: Outside) -> None:
-        """It is kept until the outside has it: the next primary may have to hand it on again."""
+        """Hand on output. It is kept until the outside has it, because the next primary may have to hand it on again."""
         if not out.leads:
             out.leads = True
             outside.begins(*replica.key, out.left, replica.leads_since == FIRST_EPOCH)
@@ -138,8 +140,8 @@ class Leaving:
             self.finished_at = wall
 
     def report(self, replica: Replica) -> None:
-        """Once, when the end of a last stage's partition is committed and the outside has all of its output: the word may end the
-        query."""
+        """Report once that the end of a last stage's partition is committed and the outside has all of its output. The report may
+        end the query."""
         if replica.complete and not replica.outlets and not replica.said_complete and self._has_left(replica):
             if replica.exit is not None and replica.exit.left > replica.exit.position:
                 if self._plan.durable:
@@ -161,7 +163,7 @@ class Leaving:
         return replica.exit is None or replica.exit.left >= replica.exit.position
 
     def on_asked(self, connection: Hashable, asked: Fetch | Pull, now: float) -> bool:
-        """By an egress task or a reader; False: it is not here, or not complete."""
+        """Answer an egress task or a reader. Return False if the output is not here, or not complete."""
         return (
             self._on_fetch(connection, asked)
             if isinstance(asked, Fetch)

@@ -1,6 +1,7 @@
 """Replicas that come to life on a worker with a state that was copied (design: copy, standby).
 
-What comes to life reads on where its state ends. A standby that is to lead goes on in the order that it has kept.
+A replica that comes to life reads on at the end of its state. A standby that becomes primary goes on in the order that it has
+kept.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from partitioning.ids import PartitionKey
 
 
 class Newcomers:
-    """As ``transfers.Host``. ``show`` a producer the newest table; ``lead``: give a replica the role that it has there;
-    ``promote`` the standbys that lead by it."""
+    """The worker, as ``transfers.Host``. ``show``: shows the newest table to a producer; ``lead``: gives a replica its role by
+    that table; ``promote``: promotes the standbys that lead by it."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Newcomers:
         self._subscriptions.copied(replica, worker, incarnation, positions)
 
     def goes_on(self, key: PartitionKey) -> None:
-        """A replica that stood still may take steps again, or has orders to tell."""
+        """Wake a replica that stood still and may take steps again, or that has orders to send."""
         if key in self.replicas:
             self._turns.wake(key)
             self._pairing.tell(key)
@@ -75,7 +76,7 @@ class Newcomers:
         return self._housing.build(key, incarnation, bases)
 
     def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
-        """A replica whose operator has got its state comes to life."""
+        """Bring a replica to life whose operator has got its state."""
         restore(state, replica)
         self._housing.add(replica)
         self._read_on(replica, state.positions, now)
@@ -105,11 +106,11 @@ class Newcomers:
         self._housing.keep(key, incarnation, checkpoint, state)
 
     def take_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
-        """It goes on behind the checkpoint of the standby, in the order that this has."""
+        """Bring a replica to life behind the checkpoint of a standby, with the standby's order."""
         replica.reads_since = standby.reads_since
         if state is not None:
             restore(state, replica)
-        # A vault has acked every step before anything of it was shown.
+        # A vault has acked every step before any output of it was shown.
         replica.succeed(standby.order, standby.left, standby.claim, whole=standby.from_vault)
         self._housing.add(replica)
         self._lead(replica)

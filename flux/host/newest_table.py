@@ -1,7 +1,7 @@
-"""The newest table, of which mostly only changes come (design: table-change).
+"""The newest table, which mostly arrives as changes (design: table-change).
 
-A change is of one table and fits no other. Where one is lost, comes late, or twice, what follows does not fit: then the
-process asks for the whole table, and asks again for as long as only changes come.
+A change applies to one table and fits no other. If a change is lost, late or repeated, later ones may not fit. Then the process
+asks for the whole table, and asks again for as long as only changes come.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from partitioning.table import Table, changed_by
 
 
 class NewestTable:
-    """``missed``: something came that does not fit, and the whole table has not come since."""
+    """The newest table of one process."""
 
     def __init__(self, again_s: float) -> None:
-        """``again_s``: how long an answer may take."""
+        """Begin without a table. ``again_s``: seconds that an answer may take."""
         self.table: Table | None = None
+        #: A change came that does not fit, and the whole table has not come since.
         self.missed = False
         self._again_s = again_s
         self._ask_at = 0.0
@@ -25,7 +26,7 @@ class NewestTable:
         return -1 if self.table is None else self.table.epoch
 
     def take(self, command: NewTable | TableChanged) -> Table | None:
-        """The table to go by from now on; None: it stays as it is."""
+        """Take a table or a change. Return the table to go by from now on; None: it stays as it is."""
         if isinstance(command, NewTable):
             if command.table.epoch < self.epoch:
                 return None
@@ -48,11 +49,11 @@ class NewestTable:
         return self.table
 
     def heard_of(self, epoch: int) -> None:
-        """The controller goes by the table of this epoch, and has sent it before it said so."""
+        """Note the epoch by which the controller goes. It has sent that table before it said so."""
         self.missed |= epoch > self.epoch
 
     def ask(self, now: float) -> bool:
-        """Whether it is time to ask for the whole table."""
+        """Tell whether it is time to ask for the whole table."""
         if not self.missed or now < self._ask_at:
             return False
         self._ask_at = now + self._again_s

@@ -1,4 +1,4 @@
-"""What a worker's loop notes of itself, in a piece of memory that a thread without the interpreter reads (design: pulse)."""
+"""Notes of a worker's loop about its activity, in memory that is read by a thread without the interpreter (design: pulse)."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from collections.abc import MutableSequence
 from enum import IntEnum
 from typing import NamedTuple
 
-#: Places in the memory: the first ends the thread, the others travel.
+#: Places in the memory: the first ends the thread, the others are sent.
 OVER, TURNS, KIND, WHAT, PARTITION, STEP = range(6)
 Note = MutableSequence[int]
 
 
 class Kind(IntEnum):
-    """What a worker's loop is at."""
+    """The activity of a worker's loop."""
 
     #: It waits for messages.
     WAITS = 0
-    #: Something that is soon done.
+    #: It does something short.
     TURNS = 1
-    #: Code of the user's: a step of stage ``what``.
+    #: It runs user code: a step of stage ``what``.
     STEP = 2
-    #: The next batch of source ``what``.
+    #: It reads the next batch of source ``what``.
     READ = 3
 
 
-#: Looked up often.
+#: Kinds under module names, because they are looked up often.
 WAITS, TURN, IN_STEP, READS = Kind.WAITS.value, Kind.TURNS.value, Kind.STEP.value, Kind.READ.value
 
 
 class Pulse(NamedTuple):
-    """A loop that has turned so often is at this: ``kind`` of ``what`` (stage or source) and ``partition``."""
+    """The notes of a loop at one moment."""
 
+    #: Number of turns.
     turns: int
+    #: A ``Kind``.
     kind: int
+    #: Number of the stage or source.
     what: int
     partition: int
     step: int
@@ -43,5 +46,5 @@ class Pulse(NamedTuple):
 
 
 def no_note() -> list[int]:
-    """For a loop that nobody watches."""
+    """Return a note for a loop that no thread watches."""
     return [0] * (STEP + 1)

@@ -1,7 +1,7 @@
-"""What a worker answers to readers of output (design: readers).
+"""Answers of a worker to readers of output (design: readers).
 
-A reader that asks for what is not there yet waits here for a moment: it hears of new rows as soon as they are committed, and
-nobody asks in circles. One may wait for each partition; a later one takes its place.
+A reader that asks for rows that do not exist yet waits here for a moment: it gets new rows as soon as they are committed, and
+need not ask in a loop. One reader may wait for each partition; a later one takes its place.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from flux.replicas.replica import Replica
 from flux.wire.messages import Pull, Pulled
 from partitioning.ids import PartitionKey
 
-#: How long a reader waits here at most: well below the patience of one that takes silence for a loss.
+#: Seconds for which a reader waits here at most: well below the time after which a reader takes silence for a loss.
 WAIT_S = 0.2
-#: Bytes of one answer, whatever was asked for: large enough to be fast, small enough not to hold up the data path.
+#: Limit of bytes in one answer, even if more was asked for: large enough to be fast, small enough not to hold up the data path.
 ANSWER_BYTES = 4 << 20
 
 
 class Waiting(NamedTuple):
+    """A reader's question that waits for news until a time."""
+
     connection: Hashable
     pull: Pull
     until: float
 
 
 class Offering:
-    """``tell`` the shell; ``wake`` a replica that has room again."""
+    """The offers of one worker. ``tell`` passes an answer to the shell; ``wake`` is called for a replica that has room again."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Offering:
         self._waiting: dict[PartitionKey, Waiting] = {}
 
     def on_pull(self, connection: Hashable, pull: Pull, now: float) -> bool:
-        """False: the output of this partition is not offered here."""
+        """Answer a question, or let it wait. Return False if the output of this partition is not offered here."""
         key = PartitionKey(pull.stage, pull.partition)
         offer = self._offer(key)
         if offer is None:
@@ -64,12 +66,12 @@ class Offering:
         return True
 
     def show(self, replica: Replica, offer: Offer) -> None:
-        """What is committed by now."""
+        """Show the output that is committed by now."""
         offer.leads = True
         offer.show(replica.order.committed)
 
     def flush(self, now: float) -> None:
-        """Answer those who have waited long enough, or for whom there is something."""
+        """Answer questions that have waited long enough, or for which there is news."""
         for key, waiting in list(self._waiting.items()):
             offer = self._offer(key)
             if offer is None or now >= waiting.until or self._has_news(key, offer, waiting.pull):
@@ -79,7 +81,7 @@ class Offering:
         return min((waiting.until for waiting in self._waiting.values()), default=math.inf)
 
     def _offer(self, key: PartitionKey) -> Offer | None:
-        """Of a primary."""
+        """Return the offer of a primary."""
         replica = self._replicas.get(key)
         if replica is None or not replica.primary or not isinstance(replica.exit, Offer):
             return None
@@ -104,7 +106,7 @@ class Offering:
 
 
 def encoded(batches: list[pa.RecordBatch]) -> pa.Buffer:
-    """With their schema: a reader has no plan."""
+    """Encode batches with their schema, because a reader has no plan."""
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, batches[0].schema) as writer:
         for batch in batches:

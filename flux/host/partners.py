@@ -1,8 +1,8 @@
-"""The workers that this one has to reach, and how long its links to others have had nothing to do (design: links).
+"""The workers that this one has to reach, and the time for which links to others have had nothing to do (design: links).
 
 A worker greets every worker that hosts consumers of its streams, sends orders and copies of state to the other replicas of
-its primaries, and answers everybody else on their own connections. Moves and repairs change who these are: without an end to
-its links, a worker of a large cluster would have one to every other worker after a while.
+its primaries, and answers all other workers on their own connections. Moves and repairs change these workers: if links were never
+closed, a worker of a large cluster would have one to every other worker after a while.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flux.host.stage_worker import StageWorker
 
-#: A link that nothing needs stays for so long: a move that comes back, or the next of several repairs, finds it open, and the
+#: Seconds for which an unneeded link stays open: a move that comes back, or the next of several repairs, finds it open, and the
 #: last answers have come by then.
 GRACE_S = 5.0
 
 
 def partners(core: StageWorker) -> set[int]:
-    """Workers with consumers of its streams, those with other replicas of its primaries, and the vault where it is asked."""
+    """Return the workers with consumers of its streams, those with other replicas of its primaries, and the vault if it is
+    asked."""
     found: set[int] = set()
     for producer in core.producers.values():
         found |= producer.readers
@@ -29,13 +30,13 @@ def partners(core: StageWorker) -> set[int]:
 
 
 class Unneeded:
-    """Since when a link has had nothing to do."""
+    """The unneeded links of a worker, with the time since which each has had nothing to do."""
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
         self._since: dict[int, float] = {}
 
     def look(self, linked: Iterable[int], needed: set[int], now: float) -> list[int]:
-        """Of the workers with links, those that nothing has needed for so long."""
+        """List the workers whose link has not been needed for the grace time."""
         self._since = {worker: self._since.get(worker, now) for worker in linked if worker not in needed}
         return [worker for worker, since in self._since.items() if now - since >= self._grace_s]

@@ -1,8 +1,8 @@
-"""What a reader of output asks, and of whom: the rules, without sockets and clock (design: readers).
+"""The questions of a reader of output, and their addressees: the rules, without sockets and clock (design: readers).
 
 A reader keeps a position for each partition that it reads, and asks the worker of the primary from there on. Batch n of a
-partition is the same whoever sends it, so an answer is right from whichever worker it comes, and the same question may be asked
-again anywhere. What a reader has for good it says with its next question; a worker forgets that.
+partition is the same from every worker, so an answer is right whichever worker sends it, and a question may be repeated at any
+worker. With its next question a reader acknowledges the batches that it has for good; the worker forgets these.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from flux.errors import ProtocolError, QueryFailed
 from flux.wire.messages import Pull, Pulled
 from partitioning.table import Table
 
-#: A question that is not answered for so long is asked again, of whoever leads by the newest table. A worker lets a question
-#: wait for at most ``offering.WAIT_S``.
+#: Seconds after which an unanswered question is asked again, of the primary by the newest table. A worker lets a question wait
+#: for at most ``offering.WAIT_S``.
 PATIENCE_S = 0.5
-#: How soon the table is asked for again, and a worker that has said that it does not lead.
+#: Seconds after which the table is asked for again, and so is a worker that has answered that it is not primary.
 TABLE_EVERY_S = 0.1
-#: How often what a reader has for good is said again when all is over: the worker may have been deposed before it heard it, or
-#: be lost before anybody else knows (design: reader-last-word).
+#: Seconds between repeated acknowledgements when all is over: the worker may have been deposed before it got the last one, or be
+#: lost before any other worker knows it (design: reader-last-word).
 OVER_EVERY_S = 0.5
 
 
 class Ask(NamedTuple):
-    """To be sent to the data port of a worker."""
+    """A question to send to the data port of a worker."""
 
     endpoint: str
     pull: Pull
@@ -47,32 +47,39 @@ class Got(NamedTuple):
 
 @dataclass
 class Part:
-    """Of one partition: the next batch is ``position``; the reader has those below ``acknowledged`` for good.
+    """The progress of one partition."""
 
-    ``until``: the position at which it ends; None: where the output ends. ``left``, ``end``, ``finished``, ``full``: as the
-    worker has said last; ``told``: it has said so at all. ``asked_at``: -inf if no question is open; it has said that what is
-    below ``said`` is acknowledged. ``again_at``: not to be asked before. ``queued``: batches that have come and were not taken
-    yet."""
-
+    #: Position of the next batch.
     position: int
+    #: The reader has the batches below this for good.
     acknowledged: int
+    #: Position at which it ends; None: it ends with the output.
     until: int | None = None
+    #: The worker has forgotten the batches below this, by its last answer.
     left: int = 0
+    #: End of the committed output, by the worker's last answer.
     end: int = 0
+    #: The output has ended, by the worker's last answer.
     finished: bool = False
+    #: The worker has no room for more output, by its last answer.
     full: bool = False
+    #: The worker has answered at least once.
     told: bool = False
+    #: Time of the open question; -inf: there is none.
     asked_at: float = -math.inf
+    #: The open question has acknowledged the batches below this.
     said: int = 0
+    #: It is not asked for before this time.
     again_at: float = -math.inf
+    #: Batches that have come and were not taken yet.
     queued: int = 0
 
 
 class Pulling:
-    """Reads the output of a stage from a position of each partition on: ``take`` until ``over``.
+    """The reading of a stage's output from a position of each partition on: ``take`` until ``over``.
 
-    Batches that were taken are the reader's for good when the next one of their partition is taken, or when it says so
-    (``acknowledge``), unless it is not to be ``acknowledging`` at all: then they can be read again."""
+    A batch that was taken is the reader's for good when the next one is taken, or when the reader says so (``acknowledge``). A
+    reader that is not ``acknowledging`` never says so: it can read the batches again."""
 
     def __init__(
         self,
@@ -83,7 +90,8 @@ class Pulling:
         acknowledging: bool = True,
         where: Mapping[int, str] | None = None,
     ) -> None:
-        """``until``: positions at which it ends. ``where``: endpoints of the primaries by an earlier table, to begin with."""
+        """Begin at the positions. ``until``: positions at which the partitions end. ``where``: endpoints of the primaries by an
+        earlier table, to begin with."""
         self.parts = {
             partition: Part(position, position if acknowledging else 0, None if until is None else until[partition])
             for partition, position in positions.items()
@@ -94,25 +102,25 @@ class Pulling:
         self._table: Table | None = None
         self._where = where or {}
         self._table_asked_at = -math.inf
-        self._stale = not where  # the table is to be asked for
+        self._stale = not where  # the table has to be asked for
         self._ready: deque[Got] = deque()
         self._taken: Got | None = None
 
-    # ---- what it has
+    # ---- received batches
 
     @property
     def over(self) -> bool:
-        """Whether everything has come and was taken, and is acknowledged where that is to be, as far as the workers have said.
-        A reader that cannot come again goes on asking until the query knows it too."""
+        """True if everything has come and was taken, and the workers have confirmed all acknowledgements that are to be made. A
+        reader that cannot come again goes on asking until the query knows it, too."""
         return not self._ready and all(self._is_over(part) for part in self.parts.values())
 
     @property
     def all_read(self) -> bool:
-        """The same, but the worker may not have heard it yet."""
+        """True if everything has come and was taken, even if a worker may not have got the last acknowledgement yet."""
         return not self._ready and all(self._is_read(part) for part in self.parts.values())
 
     def take(self) -> Got | None:
-        """The next batch; None: there is none just now."""
+        """Return the next batch; None: there is none at present."""
         self.settle()
         if not self._ready:
             return None
@@ -121,7 +129,7 @@ class Pulling:
         return self._taken
 
     def settle(self) -> None:
-        """Whoever has taken a batch is done with it."""
+        """Note that the reader has finished with the batch taken last."""
         if self._taken is not None and self._acknowledging:
             self.acknowledge(self._taken.partition, self._taken.position + 1)
         self._taken = None
@@ -142,10 +150,10 @@ class Pulling:
     def _is_over(self, part: Part) -> bool:
         return self._is_read(part) and part.left >= part.acknowledged
 
-    # ---- whom it asks
+    # ---- questions
 
     def wants_table(self, now: float) -> bool:
-        """Whether to ask the controller for the newest table now. To be asked once for each time that it is."""
+        """Tell whether to ask the controller for the newest table now. After True the caller asks."""
         if not self._stale or now < self._table_asked_at + TABLE_EVERY_S:
             return False
         self._table_asked_at = now
@@ -156,9 +164,9 @@ class Pulling:
             self._table, self._stale = table, False
 
     def asks(self, now: float) -> Iterator[Ask]:
-        """Questions to be sent now: one at a time for each partition, when all that has come of it is taken, and once more when
-        there is more to acknowledge: the worker of a question that waits may wait for just that. Of a partition that is over now
-        and then, for whoever asks for so long."""
+        """Yield the questions to send now: one at a time for each partition, once all its batches are taken. A second question
+        follows if there is more to acknowledge, because the worker with the open question may wait for just that. A partition
+        that is over is asked for now and then, for as long as the caller goes on asking."""
         for partition, part in self.parts.items():
             if part.queued or now < part.again_at:
                 continue
@@ -166,7 +174,7 @@ class Pulling:
                 late = now >= part.asked_at + PATIENCE_S
                 if not late and part.acknowledged <= part.said:
                     continue
-                self._stale |= late  # its worker may be lost; what an older table says is tried again all the same
+                self._stale |= late  # its worker may be lost; meanwhile the worker of the older table is tried again
             endpoint = self.endpoint(partition)
             if endpoint is None:
                 self._stale = True
@@ -179,34 +187,34 @@ class Pulling:
         return Pull(self._stage, partition, part.position, part.acknowledged, self._bytes_max, waits)
 
     def endpoint(self, partition: int) -> str | None:
-        """Of the worker of the primary, as far as it is known."""
+        """Return the endpoint of the primary's worker, if it is known."""
         if self._table is None:
             return self._where.get(partition)
         replicas = self._table.stages[self._stage][partition]
         return self._table.endpoints[replicas[0].worker] if replicas else None
 
     def last_words(self) -> Iterator[Ask]:
-        """What the workers should know when the reader goes: what it has for good."""
+        """Yield the last acknowledgements, for a reader that goes."""
         for partition, part in self.parts.items():
             endpoint = self.endpoint(partition)
             if part.acknowledged > part.left and endpoint is not None:
                 yield Ask(endpoint, Pull(self._stage, partition, part.position, part.acknowledged, 0, False))
 
     def due(self, now: float) -> float:
-        """When there may be something to ask, if nothing comes before."""
+        """Return the time at which there may be something to ask, if nothing comes before."""
         times = [self._table_asked_at + TABLE_EVERY_S] if self._stale else []
         for part in self.parts.values():
             if not part.queued:
                 times.append(part.asked_at + PATIENCE_S if part.asked_at > -math.inf else max(part.again_at, now))
         return min(times, default=math.inf)
 
-    # ---- what it hears
+    # ---- answers
 
     def on_pulled(self, answer: Pulled, batches: Sequence[pa.RecordBatch], now: float) -> None:
-        """ProtocolError where header and payload do not agree; QueryFailed where rows are gone that it has not read."""
+        """Take an answer. ProtocolError if header and payload do not agree; QueryFailed if rows are gone that were not read."""
         part = self.parts.get(answer.partition)
         if part is None or answer.stage != self._stage or answer.position != part.position or part.queued:
-            return  # to an earlier question, or asked twice
+            return  # the answer to an earlier question, or to a repeated one
         if len(batches) != answer.count:
             raise ProtocolError(f"{len(batches)} batches of output, the header announces {answer.count}")
         part.asked_at = -math.inf
@@ -224,7 +232,7 @@ class Pulling:
                 f"batch {part.position} on: the position is of another run of the query"
             )
         if not batches and part.left < part.acknowledged:
-            part.again_at = now + TABLE_EVERY_S  # a primary that is not as far yet does not take it
+            part.again_at = now + TABLE_EVERY_S  # the primary is not as far yet, and does not take the acknowledgement
         elif self._is_over(part) and not batches:
             part.again_at, self._stale = now + OVER_EVERY_S, True
         for batch in batches:
@@ -236,7 +244,7 @@ class Pulling:
 
 
 class Survey(Pulling):
-    """How far the output of each partition is, without reading it; the workers hear what the reader has for good."""
+    """A survey of the end of each partition's output, without reading it; it also acknowledges batches for the reader."""
 
     def __init__(self, stage: int, acknowledged: Mapping[int, int], table: Table | None = None) -> None:
         super().__init__(stage, acknowledged, 0)
@@ -257,16 +265,16 @@ class Survey(Pulling):
         return Pull(self._stage, partition, part.position, part.acknowledged, 0, False)
 
     def on_pulled(self, answer: Pulled, batches: Sequence[pa.RecordBatch], now: float) -> None:
-        """Batches were asked for by whoever used the connection before."""
+        """Take an answer without its batches, which an earlier user of the connection asked for."""
         super().on_pulled(msgspec.structs.replace(answer, count=0), [], now)
 
     def latest(self, start: Mapping[int, int]) -> dict[int, int]:
-        """Where a reader that is at ``start`` may read to. Of a partition that is full it leaves one batch: the reader needs
-        another one to acknowledge these, and the query gives no other before (design: full-readers)."""
+        """Return the positions up to which a reader at ``start`` may read. One batch of a full partition is left: the reader
+        needs another batch to acknowledge the earlier ones, and the query makes no other before that (design: full-readers)."""
         found = {}
         for partition, part in self.parts.items():
             begun = start[partition]
-            end = max(part.end, begun)  # a new primary may not be as far yet
+            end = max(part.end, begun)  # a new primary may not have come as far yet
             found[partition] = end - 1 if part.full and end - begun > 1 else end
         return found
 

@@ -1,4 +1,4 @@
-"""Replicas here that are to lead, and whose state only the vault has: they ask for it until it comes (design: restore)."""
+"""Requests for the state of replicas that will be primary here and whose state only the vault has (design: restore)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from partitioning.ids import DISK
 
 
 class Reviving:
-    """Of one worker. ``vault``: whom they ask; None while nobody asks."""
+    """The requests of one worker, repeated until the state comes."""
 
     def __init__(self, hosted: Hosted, again_s: float) -> None:
+        #: The vault's worker number; None while no replica here needs it.
         self.vault: int | None = None
         self._hosted = hosted
         self._again_s = again_s

@@ -1,8 +1,8 @@
-"""Which partition of a worker applies its next step (design: fair-turns).
+"""The choice of the partition of a worker that applies its next step (design: fair-turns).
 
-Several steps of one partition, because its keys are in the cache by then; then the next stage has its turn, and in it the
-next partition. So a stage that takes long, with many partitions, keeps no other waiting: the one behind it, which
-everybody sends to, has every other turn.
+A partition takes several steps at a time, because its keys are in the cache by then. The next stage has the turn after it, with
+its own next partition. So a slow stage with many partitions does not hold up another one: the stage behind it, to which all its
+partitions send, has every other turn.
 """
 
 from __future__ import annotations
@@ -17,41 +17,47 @@ from flux.replicas.together import may_go_together
 from flux.stream.receiver import Slice
 from partitioning.ids import PartitionKey
 
-#: Steps of one partition in its turn. And the time for them, because steps may be slow: who has little to do then waits for
-#: one step of another, not for eight.
+#: Limit of steps of one partition in its turn, and of the seconds for them, because steps may be slow: an idle partition then
+#: waits for one step of another, not for eight.
 STEPS_IN_TURN, TURN_S = 8, 0.01
-#: Partitions of a stage whose steps go together, at most: nothing is gained by more, and others wait meanwhile.
+#: Limit of partitions of a stage whose steps go together: more gain nothing, and other stages wait meanwhile.
 TOGETHER_MAX = 64
 
 
 class Turns:
-    """Those that ``wake`` has named are looked at: whatever makes a replica ready names it."""
+    """The turns of one worker. Only replicas named to ``wake`` are looked at, so every cause of readiness has to name its
+    replica."""
 
     def __init__(self, replicas: Mapping[PartitionKey, Replica]) -> None:
-        """``replicas`` that the worker hosts, as they are at any time."""
+        """Begin without turns. ``replicas``: those that the worker hosts at any time, a live mapping."""
         self._replicas = replicas
         self._ready: set[PartitionKey] = set()
-        self._order: deque[deque[PartitionKey]] = deque()  # by stage: whose turn it is, then who is next
+        #: Partitions by stage, the stage and the partition whose turn it is first.
+        self._order: deque[deque[PartitionKey]] = deque()
         self._steps = 0
         self._began = 0.0
-        self.gather_s = 0.0  # how long small slices wait for others, to be applied in one step; chosen by the shell
-        self.gathered_at = math.inf  # when the first that gathers has done so for long enough
-        self._gathering: deque[tuple[float, Replica]] = deque()  # until when, the soonest first
-        self._gathered: set[PartitionKey] = set()  # those that have, and wait for their turn
+        #: Seconds for which small slices wait for others, to be applied in one step; set by the shell.
+        self.gather_s = 0.0
+        #: Time at which the first gathering replica has gathered long enough.
+        self.gathered_at = math.inf
+        #: Gathering replicas, each with the time of its end, the soonest first.
+        self._gathering: deque[tuple[float, Replica]] = deque()
+        #: Partitions that have gathered long enough, and wait for their turn.
+        self._gathered: set[PartitionKey] = set()
 
     def __bool__(self) -> bool:
-        """Whether there may be something to apply."""
+        """Tell whether there may be something to apply."""
         return bool(self._ready)
 
     def arrange(self) -> None:
-        """The worker hosts others than before."""
+        """Make turns for the replicas that the worker hosts now."""
         by_stage: dict[int, deque[PartitionKey]] = {}
         for key in self._replicas:
             by_stage.setdefault(key[0], deque()).append(key)
         self._order, self._steps = deque(by_stage.values()), 0
 
     def wake(self, key: PartitionKey) -> None:
-        """It may have something to do by now."""
+        """Note that a replica may have something to do by now."""
         self._ready.add(key)
 
     def wake_all(self, keys: Iterable[PartitionKey]) -> None:
@@ -62,14 +68,14 @@ class Turns:
         self._gathered.discard(key)
 
     def gathers(self, replica: Replica, slice_: Slice, now: float) -> bool:
-        """Whether what has come for a replica is not to be ordered yet, because more of it is expected soon (design: gather).
-        Whatever it is woken by, the replica waits until ``gathered`` names it."""
+        """Tell whether a received slice is not to be ordered yet, because more slices are expected soon (design: gather). Even if
+        the replica is woken meanwhile, it waits until ``gathered`` names it."""
         if not self.gather_s or not replica.primary or replica.timed or slice_.rows > SMALL_ROWS:
-            return False  # between two ticks whatever waits is applied: a timer would be late
+            return False  # between two ticks all pending slices are applied: otherwise a timer would be late
         if replica.applied < replica.order.end:
             return False  # a step that is ordered may have waited for this very slice
         if replica.key in self._gathered:
-            return False  # else it would never come to its turn where the worker is busy
+            return False  # otherwise it would never get its turn on a busy worker
         if not replica.gathers:
             replica.gathers = True
             self._gathering.append((now + self.gather_s, replica))
@@ -77,7 +83,7 @@ class Turns:
         return True
 
     def gathered(self, now: float) -> Iterator[Replica]:
-        """Those that have gathered for long enough, of those that are still here."""
+        """Yield replicas that have gathered for long enough, and are still here."""
         while now >= self.gathered_at:
             _, replica = self._gathering.popleft()
             replica.gathers = False
@@ -87,7 +93,8 @@ class Turns:
                 yield replica
 
     def next(self, now: float, wall_ahead: float = 0.0) -> Replica | None:
-        """One that is ready for a step; None: nobody is. Timers go by the wall clock, ``wall_ahead`` of ``now``."""
+        """Return a replica that is ready for a step; None: there is none. Timers go by the wall clock, ``wall_ahead`` of
+        ``now``."""
         wall = now + wall_ahead
         if not self._goes_on(now, wall) and not self._pass_on(now, wall):
             return None
@@ -96,7 +103,7 @@ class Turns:
         return self._replicas[self._order[0][0]]
 
     def next_together(self, now: float, wall_ahead: float = 0.0) -> list[Replica]:
-        """The ``next``, and others of its stage whose steps may go together with that (design: together). Empty: nobody is."""
+        """Return the ``next`` replica, and others of its stage whose steps may go together with its own (design: together)."""
         first = self.next(now, wall_ahead)
         if first is None:
             return []
@@ -113,12 +120,12 @@ class Turns:
         return found
 
     def stepped(self, replicas: Iterable[Replica]) -> None:
-        """These have taken a step."""
+        """Note that these replicas have taken a step."""
         for replica in replicas:
             self._gathered.discard(replica.key)
 
     def _goes_on(self, now: float, wall: float) -> bool:
-        """Whether the partition whose turn it is applies one more step in it."""
+        """Tell whether the partition whose turn it is applies one more step in it."""
         in_time = 0 < self._steps < STEPS_IN_TURN and now - self._began < TURN_S
         return in_time and self._is_ready(self._order[0][0], wall)
 
@@ -139,6 +146,6 @@ class Turns:
             return False
         if not self._replicas[key].ready(wall):
             self._gathered.discard(key)
-            self._ready.discard(key)  # whatever makes it ready again puts it back
+            self._ready.discard(key)  # the next cause of readiness puts it back
             return False
         return True

@@ -1,4 +1,4 @@
-"""What a worker reports of itself with its heartbeats."""
+"""Figures that a worker reports with its heartbeats."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ from partitioning.ids import DISK
 if TYPE_CHECKING:
     from flux.host.stage_worker import StageWorker
 
-#: Replicas that are less far behind than such a part of the bounds keep up, and are not worth a word unless they stand still. One
-#: that was beyond the bounds has caught up then.
+#: Replicas that are behind by less than this part of the bounds keep up, and are reported only if they stand still. A replica
+#: that was beyond the bounds has caught up once it is below this part.
 TOLD_SHARE = 1 / 2
 
 
 def steps_share(steps: int, settings: Settings) -> float:
-    """Of the bound on steps. One step is always on its way: what a replica reports goes with the next."""
+    """Return the lag in steps as a share of its bound. One step is always on its way, because a replica's report of it travels
+    with the next step."""
     return steps / settings.replicas_max_steps_behind if steps > 1 else 0.0
 
 
 def stats(core: StageWorker) -> Statistics:
-    """Counts since the start, and what is waiting now."""
+    """Return counts since the start, and the work that is pending now."""
     return {
         "rows_in": core.rows_in,
         "source_rows": sum(source.rows for source in core.sources.values()),
@@ -72,14 +73,16 @@ def stats(core: StageWorker) -> Statistics:
 
 
 def behind(core: StageWorker) -> list[Lag]:
-    """Live replicas that lag their primaries here (design: behind). A step takes as long as it has taken here on average. Nobody
-    else is in the way of a replica that has received the whole order, with committed steps to apply; where this primary's own
-    logs are full, it may wait for the same consumers. One that has applied nothing since the last report is spoken of however
-    few its steps are: producers keep their rows for it, and stand still with it when their logs are full."""
+    """List live replicas that lag their primaries here (design: behind). A step is assumed to take its average time here.
+
+    A replica that has received the whole order, and has committed steps to apply, is held up by no other replica. The exception
+    is a primary here whose own logs are full: the replica may then wait for the same consumers. A replica that has applied
+    nothing since the last report is listed even if it lacks few steps: producers keep their rows for it, and stand still with it
+    when their logs are full."""
     settings, found = core.plan.settings, []
     for key, replica in core.replicas.items():
         for worker, peer in replica.order.peers.items():
-            steps = replica.applied - peer.applied  # what is only ordered, the primary has still to apply as well
+            steps = replica.applied - peer.applied  # without steps that the primary itself has still to apply
             if not peer.live or not peer.greeted or not peer.kind.applies or steps <= 0:
                 continue
             seconds = steps * replica.step_s
@@ -93,8 +96,8 @@ def behind(core: StageWorker) -> list[Lag]:
 
 
 def unapplied(core: StageWorker) -> list[Unapplied]:
-    """Secondaries here that have received much that they have still to apply: stage, partition, incarnation. What a primary says
-    of them counts, but one that is silent says nothing."""
+    """List secondaries here that have received many steps that they have still to apply: stage, partition, incarnation. The
+    report of their primary counts for more, but a silent primary reports nothing."""
     settings = core.plan.settings
     settings = core.plan.settings
     found = []
@@ -107,8 +110,8 @@ def unapplied(core: StageWorker) -> list[Unapplied]:
 
 
 def load(core: StageWorker, now: float) -> Load:
-    """What the balance of load goes by, and not every heartbeat carries: counts of each replica since it came to life, and
-    what waits for it now."""
+    """Return the figures for the balance of load, which not every heartbeat carries: counts of each replica since it came to
+    life, and its pending work."""
     return {
         "at": now,
         "replicas": [
@@ -118,7 +121,7 @@ def load(core: StageWorker, now: float) -> Load:
             )
             for key, replica in core.replicas.items()
         ] + [
-            # What it would have to repeat counts as waiting.
+            # Steps that a standby would have to repeat count as pending.
             ReplicaWork(*key, kept.incarnation, 0.0, 0, 0, len(kept.order), kept.checkpoint.nbytes)
             for key, kept in core.followers.items() if isinstance(kept, Standby)
         ],
@@ -127,7 +130,7 @@ def load(core: StageWorker, now: float) -> Load:
 
 def _of_stages(core: StageWorker) -> list[StageStatistics]:
     found: list[StageStatistics] = []
-    logged = [0] * len(core.plan.stages)  # bytes of the rows that each consumes
+    logged = [0] * len(core.plan.stages)  # bytes of the rows that each stage consumes
     for stream, producer in core.producers.items():
         logged[core.plan.edges[stream.edge].consumer] += producer.log.bytes
     for stage in core.plan.stages:
@@ -162,7 +165,8 @@ def _of_stages(core: StageWorker) -> list[StageStatistics]:
 
 
 def _replay_s(replica: Replica, on_disk: bool) -> float:
-    """What the standby that is farthest behind would have to repeat, if its primary here were lost; or the vault."""
+    """Estimate the seconds that a take-over would repeat if the primary here were lost: by the standby that is farthest behind,
+    or by the vault."""
     peers = [peer for peer in replica.order.peers.values() if peer.live and keeps_checkpoints(peer.kind)]
     steps = max((replica.applied - peer.applied for peer in peers if (peer.kind.name == DISK) == on_disk), default=0)
     return max(steps, 0) * replica.step_s
