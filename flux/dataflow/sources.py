@@ -156,7 +156,8 @@ def source(
       pauses() the number of times that it had no rows until now. Without it, each None counts; a reader that reads ahead gives
                None also while rows are on their way, and ``processAllAvailable`` would not wait for them
       lag()    two whole numbers: that of the next record, and the one behind the last existing record. None: not known
-               yet. ``lastProgress``, ``flux status`` and the metrics show the difference
+               yet. ``lastProgress``, ``flux status`` and the metrics show the difference. An attribute ``lag_unit`` of ``read``
+               names things other than records, in the singular, as "file"
       bad_records()  the number of records that this reader could not read and left out or put aside. ``lastProgress``,
                ``flux status`` and the metrics show the sum
       done(position)  called about once a second, if there is news: every replica of every consumer has applied all rows before
