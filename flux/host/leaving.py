@@ -49,6 +49,9 @@ class Outside(Protocol):
         """Note that no earlier primary can have brought outside the batch ``position`` or a later one (design: ahead). ``note``:
         the note of the operator before the sink about the earlier ones; None: there is none."""
 
+    def compared(self, stage: int, partition: int) -> bool:
+        """Return whether the outside has been found to have nothing behind the position that ``recovered`` told."""
+
     def ends(self, stage: int, partition: int) -> None:
         """End, because the replica is primary here no longer. Its successor brings the rest outside."""
 
@@ -129,9 +132,9 @@ class Leaving:
             outside.write(*replica.key, position, batch)
         if (made := out.recovered()) is not None:
             outside.recovered(*replica.key, made, out.note)
-        full = not out.has_room
-        out.forget(outside.has(*replica.key))
-        if full and out.has_room:
+        compares, full = out.compares, not out.has_room
+        out.outside_has(outside.has(*replica.key), compares and outside.compared(*replica.key))
+        if (full and out.has_room) or out.compares != compares:
             self._wake(replica.key)
 
     def note_end(self, replica: Replica, wall: float) -> None:
@@ -160,7 +163,8 @@ class Leaving:
 
     @staticmethod
     def _has_left(replica: Replica) -> bool:
-        return replica.exit is None or replica.exit.left >= replica.exit.position
+        out = replica.exit
+        return out is None or (out.left >= out.position and not out.compares)
 
     def on_asked(self, connection: Hashable, asked: Fetch | Pull, now: float) -> bool:
         """Answer an egress task or a reader. Return False if the output is not here, or not complete."""

@@ -40,6 +40,9 @@ class Exit:
         self.made: int | None = None
         #: The note of the operator before the sink about the output below ``made``.
         self.note: Any = None
+        #: The outside has still to be compared with the checkpoint location. Until then this replica orders no new steps: they
+        #: would be written to the location, and at the next start it would seem to know of everything that is outside.
+        self.compares = False
         self.bytes = 0
         self._bytes_max = bytes_max
         self._handed: deque[Kept] = deque()
@@ -90,6 +93,21 @@ class Exit:
             return None
         made, self.made = self.made, None
         return made
+
+    def restores(self) -> None:
+        """Note that restored steps are repeated now, after which the outside is compared."""
+        self.compares = True
+
+    def restored(self, note: Any) -> None:
+        """Note that all restored steps are applied: no earlier primary can have made the next batch."""
+        self.made, self.note = self.position, note
+
+    def outside_has(self, below: int, compared: bool) -> None:
+        """Take the answer of the outside: it has the positions ``below``. ``compared``: that is no more than the location
+        knows of. Until this is certain, only output that was made here counts, because ``left`` goes to the location, too."""
+        if compared:
+            self.compares = False
+        self.forget(min(below, self.position) if self.compares else below)
 
     def forget(self, below: int) -> None:
         """Note that the outside has the positions ``below`` for good."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 
@@ -40,6 +41,12 @@ class Offer(Exit):
         """Positions below this are committed. A new primary may not have made all of them again: it need not make batches that
         readers have."""
         return max(self._waiting[0].position if self._waiting else self.position, self.left)
+
+    def restores(self) -> None:
+        """Do nothing: readers say themselves which batches they have."""
+
+    def restored(self, note: Any) -> None:
+        """Do nothing, for the same reason."""
 
     def show(self, below: int) -> None:
         """Note that the steps below are committed."""

@@ -221,7 +221,7 @@ class Replica:
             "timers": dict(self.context.timers.pending),
             "rows": (self.rows_in, self.rows_out),
             "exit": None if self.exit is None else self.exit.state(),
-            "unsure": self._unsure or self._is_unsure,
+            "unsure": self._unsure or self.compares,
         }
 
     def adopt(self, state: dict[str, Any]) -> None:
@@ -253,17 +253,20 @@ class Replica:
         self.order, self._claim = order, claim if claim.steps >= self._silent else NO_CLAIM
         if self.exit is not None:
             self.exit.forget(left)
-        self._repeats_to, self._unsure = order.end if whole else -1, False
-        self._note_repeated()
+        self._repeats_to, self._unsure = -1, False
+        if whole:
+            self._repeat_all()
 
-    @property
-    def _is_unsure(self) -> bool:
-        """True if it has still to compare its sink with the checkpoint location (design: ahead)."""
-        return self.exit is not None and (self.exit.made is not None or self.applied < self._repeats_to)
+    def _repeat_all(self) -> None:
+        """Repeat the steps of the order, and then compare the sink with the checkpoint location."""
+        self._repeats_to, self._unsure = self.order.end, False
+        if self.exit is not None:
+            self.exit.restores()
+        self._note_repeated()
 
     def _note_repeated(self) -> None:
         if self.applied == self._repeats_to and self.exit is not None:
-            self.exit.made, self.exit.note = self.exit.position, note_of_output(self.operator)
+            self.exit.restored(note_of_output(self.operator))
 
     @property
     def state_bytes(self) -> int:
@@ -296,8 +299,7 @@ class Replica:
             self.primary, self.leads_since = True, epoch
             self.waits.forget_turns()
             if self._unsure:  # all steps that were shown are in its order, because they were committed
-                self._repeats_to, self._unsure = self.order.end, False
-                self._note_repeated()
+                self._repeat_all()
             ordered = self.order.since(self.applied)
             self._latest, self._ticked = (ordered[-1].now if ordered else self.context.now), False
         elif self.leads_since < 0:
@@ -349,7 +351,7 @@ class Replica:
         if self.applied < self.order.end:
             may_apply = self.primary or (self._applies and self.applied < self.order.committed)
             return may_apply and self.waits.has(self.order[self.applied])
-        if not self.primary or self.gathers or self.held_back:
+        if not self.primary or self.gathers or self.held_back or self.compares:
             return False
         return bool(self._waiting) or self.waits.all_ended or self._tick_due(now)
 
@@ -359,6 +361,11 @@ class Replica:
         until the other replicas have caught up; steps that are ordered go on (design: order-bound)."""
         order = self.order
         return order.unanswered or order.end - order.oldest >= self.limits.order_max_steps
+
+    @property
+    def compares(self) -> bool:
+        """True if nothing new is ordered until the sink has been compared with the checkpoint location (design: ahead)."""
+        return self.exit is not None and self.exit.compares
 
     @property
     def step_s(self) -> float:

@@ -65,5 +65,9 @@ class Starvation:
 def _waiting_for_room(replicas: Collection[Replica]) -> set[StreamId]:
     """Find the streams with rows here that wait for a primary whose logs are full, or that is held back by replicas which have
     much of its order to apply: these may wait for rows, too, on a worker whose credit their own primaries hold."""
-    full = [replica for replica in replicas if replica.primary and (not replica.has_room or replica.held_back)]
+    full = [
+        replica
+        for replica in replicas
+        if replica.primary and (not replica.has_room or replica.held_back or replica.compares)
+    ]
     return {stream for replica in full for stream in replica.waiting()}

@@ -51,6 +51,8 @@ class Line:
         self.broken = -1
         #: The outside has the output below this position, as far as this life knows.
         self.has = 0
+        #: The newest life for which the outside was found to have no more than the checkpoint location knows of.
+        self.compared = -1
         self.jobs: deque[Job] = deque()
         #: Whether a thread works for the line or is to work for it.
         self.served = False

@@ -102,6 +102,10 @@ class Sinks:
     def has(self, stage: int, partition: int) -> int:
         return self._lines[PartitionKey(stage, partition)].has
 
+    def compared(self, stage: int, partition: int) -> bool:
+        line = self._lines[PartitionKey(stage, partition)]
+        return line.compared == line.life
+
     def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
         key = PartitionKey(stage, partition)
         line = self._lines.get(key)
@@ -271,6 +275,8 @@ class Sinks:
             # Only a sink of Flux's own takes a note, from the operator before it.
             told: list[Any] = [position - line.base] if note is None else [position - line.base, note]
             self._patiently(line, life, line.sink, partial(line.sink.recovered, *told))
+        line.compared = life
+        self._ring()
 
     def _write(self, line: Line, life: int, given: Sequence[Given]) -> None:
         sink, given = line.sink, _lacking(line, given)

@@ -25,6 +25,7 @@ from flux.durable.directory import Directory, check_location
 from flux.durable.names import ABOUT, NameHold
 from flux.durable.vault import Vault
 from flux.errors import QueryFailed
+from flux.host.leaving import Leaving
 from flux.host.stage_worker import StageWorker
 from flux.replicas.exit import Exit
 from flux.replicas.order import OrderLog
@@ -192,11 +193,16 @@ def test_where_a_location_ends_is_told_once_and_in_its_place() -> None:
 class Noted:
     """As ``flux.host.leaving.Outside``."""
 
-    def __init__(self) -> None:
+    def __init__(self, there: int = 0, agrees: bool = True) -> None:
+        self.there = there
+        self.agrees = agrees
         self.calls: list[tuple[str, int]] = []
 
     def has(self, stage: int, partition: int) -> int:
-        return 0
+        return self.there
+
+    def compared(self, stage: int, partition: int) -> bool:
+        return self.agrees and any(call == "recovered" for call, _ in self.calls)
 
     def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
         self.calls.append(("begins", position))
@@ -276,6 +282,62 @@ def test_a_location_that_was_set_back_knows_of_less_than_was_shown(loss: str) ->
     assert second.calls.index(("recovered", 2)) < second.calls.index(("write", 2))
 
 
+def test_a_location_gets_no_new_steps_before_its_sink_is_compared_so_each_later_start_is_refused_too() -> None:
+    made = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives), checkpoint_interval=3600.0)
+    stage = replace(made.stages[0], sink=Strict("refused again"))
+    both = Both(replace(made, stages=(stage,), durable=True))
+    both.worker.leaving.outside = Noted()
+    both.show(table(0, 0, 0))
+    both.greet(0, 0)
+    both.feed(0, 1)
+    older = both.store.segment
+    for start in (1, 2):
+        both.store = Memory(older, generation=1 + start)
+        both.vault = Vault(both.plan, VAULT, opened(both.store), limits=Limits(inline_bytes=0))
+        both.worker = StageWorker(both.plan, SECOND, limits=Limits(inline_bytes=0))
+        outside = both.worker.leaving.outside = Noted(there=5, agrees=False)
+        both.jobs.clear()
+        both.show(table(start, SECOND, start))
+        both.turn()
+        both.aside()
+        both.greet(start, start)
+        both.feed(0, 1, 2, 3, 4, 5)
+        both.now += 10.0  # orders are sent again, with what has left
+        both.turn()
+        standby_: Any = both.vault.followers[0, 0]
+        assert (standby_.order.end, standby_.left) == (2, 2), "the location knows of no more than before"
+        assert outside.calls[-1] == ("recovered", 2)
+        older = both.store.segment
+    outside.there, outside.agrees = 2, True
+    both.turn()
+    assert outside.calls[-1] == ("write", 2), "the pending rows are one step"
+    assert standby_.order.end == 3
+
+
+def test_the_end_of_a_partition_is_not_reported_before_its_sink_is_compared() -> None:
+    replica = restored()
+    out = replica.exit
+    assert out is not None
+    assert not Leaving._has_left(replica)
+    assert out.recovered() == 0
+    out.outside_has(0, compared=True)
+    assert Leaving._has_left(replica)
+
+
+def test_what_the_outside_has_counts_up_to_the_repeated_output_until_it_is_compared() -> None:
+    out = Exit(1 << 20)
+    out.restores()
+    out.add(0, ONE)
+    out.outside_has(9, compared=False)
+    assert (out.left, out.bytes) == (1, 0), "there is room for the rest of the repeated output"
+    out.add(1, ONE)
+    out.restored(None)
+    out.outside_has(9, compared=False)
+    assert out.left == 2
+    out.outside_has(9, compared=True)
+    assert out.left == 9
+
+
 def restored(state: dict[str, Any] | None = None) -> Replica:
     plan = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives))
     made = Replica(replace(plan.stages[0], sink=Strict("any")), 0, 0, [], plan.settings)
@@ -299,6 +361,8 @@ def test_a_copy_compares_too_if_its_primary_had_not_yet_compared() -> None:
     second = restored(first.state())
     third = restored(second.state())
     assert [end_of_what_is_known(each) for each in (first, second, third)] == [0, 0, 0]
+    assert first.exit is not None
+    first.exit.outside_has(0, compared=True)
     assert end_of_what_is_known(restored(first.state())) is None, "it had: its own output is outside by now"
 
 

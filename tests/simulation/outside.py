@@ -85,6 +85,7 @@ class Line:
     life: int = 0
     has: int = 0
     first: int = 0
+    compared: int = -1  # the newest life that was compared with a location
     busy: bool = False
     jobs: deque[tuple[int, int, Any]] = field(default_factory=deque)  # life, position, rows; None: to open
 
@@ -120,6 +121,10 @@ class Delivery:
         self._sim.counts["ends of what a location knows"] += 1
         self._give(key, self._lines[key], (self._lines[key].life, position, AHEAD))
 
+    def compared(self, stage: int, partition: int) -> bool:
+        line = self._lines[PartitionKey(stage, partition)]
+        return line.compared == line.life
+
     def ends(self, stage: int, partition: int) -> None:
         line = self._lines[PartitionKey(stage, partition)]
         line.life += 1
@@ -147,6 +152,7 @@ class Delivery:
             has = line.first
             if has > position and life == line.life:
                 raise Violation(AHEAD_OF_ALL, f"{key}: {has}, known {position}")
+            line.compared = life
         elif position < line.first:
             has = line.first
         else:
