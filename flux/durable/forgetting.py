@@ -7,8 +7,6 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from flux.durable.journal import Journal
 from flux.durable.place import Place
 from flux.errors import UsageError
@@ -17,12 +15,11 @@ from partitioning.ids import PartitionKey
 
 
 def read_journal(place: Place) -> tuple[Journal, int]:
-    """Read a journal, and the number of times it was opened for writing. SnapshotError: something in it is damaged."""
+    """Read a journal, and the number of times it was opened for writing. SnapshotError: it is damaged, or
+    another release has written it."""
     store = place.store(writes=False)
     try:
         return Journal(store, f"the journal in {place}"), store.starts()
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{place} was written by another release of Flux: {error}") from error
     finally:
         store.close()
 

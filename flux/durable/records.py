@@ -122,11 +122,19 @@ def frame(records: Sequence[Record]) -> bytes:
 
 
 def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
-    """Yield the frames of a segment, but for the torn one at its end. SnapshotError: a frame before the end is damaged."""
+    """Yield the frames of a segment, but for the torn one at its end. SnapshotError: a frame before the end is damaged, or a
+    frame is whole and this release does not know its records."""
     start = 0
     while (found := _found(data, start)) is not None:
         body, unpacked, end = found
-        yield _decoder.decode(_codec.decompress(body, unpacked, asbytes=True) if unpacked else body)
+        raw = _codec.decompress(body, unpacked, asbytes=True) if unpacked else body
+        try:
+            decoded = _decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            raise SnapshotError(
+                f"{where} was written by another release of Flux: {error}. Start that release"
+            ) from error
+        yield decoded
         start = end
     if start == 0 or _is_followed(data, start):
         raise SnapshotError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from kept import KEY, LARGE, Memory, all_held, checkpoint, held, opened, orders, standby, take, two_flushes
 
+from flux.durable import records
 from flux.durable.journal import Journal
-from flux.durable.records import Ordered, Seen, frame, frames
+from flux.durable.records import Fenced, Ordered, Seen, frame, frames
 from flux.errors import SnapshotError
 
 #: Of a frame's header: bytes from, and below.
@@ -51,6 +53,12 @@ def test_a_bit_that_is_wrong_in_the_last_frame_is_a_torn_frame() -> None:
     for at in range(len(last)):
         for bit in (0, 7):
             assert read(flipped(b"".join([*before, last]), start + at, bit)) == 2
+
+
+def test_a_record_of_another_release_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_decoder", msgspec.msgpack.Decoder(list[Seen | Fenced]))
+    with pytest.raises(SnapshotError, match=r"the journal was written by another release of Flux: .*'o'"):
+        read(b"".join(three_frames()))
 
 
 def test_a_wrong_length_that_leads_beyond_the_end_is_damage_where_a_frame_follows() -> None:
