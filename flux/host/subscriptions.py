@@ -200,7 +200,8 @@ class Subscriptions:
         self._ack_soon(inbound)
 
     def on_passed(self, connection: Hashable, message: Passed) -> None:
-        """A producer says that rows of an earlier life do not come any more. QueryFailed: an ordered step here waits for some.
+        """Check a producer's report that rows of an earlier life do not come any more. QueryFailed: an ordered step here waits
+        for such rows.
 
         Only a worker that has everything the producer has sent can tell which rows are missing, and only a handshake that
         names all replicas here has asked for the rows of all."""
