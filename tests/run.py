@@ -34,6 +34,7 @@ LAYERS = {
             "tests/controller",
             "tests/transcripts",
             "tests/test_documents.py",
+            "tests/test_language.py",
             "tests/test_packaging.py",
         ],
     ],
