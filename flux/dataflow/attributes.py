@@ -32,6 +32,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from flux.dataflow.shared_values import SharedValues, transient_names
 from flux.dataflow.user_code import described, user_traceback
 from flux.errors import SnapshotError, UsageError
 from flux.tracebacks import OURS
@@ -62,6 +63,8 @@ class Opened:
     names: frozenset[str]
     #: Attributes that ``__init__`` had set, each with the objects it holds. They do not travel while all are the same objects.
     constants: dict[str, list[Any]]
+    #: Values that all operators of the class share, from before ``open``.
+    shared: SharedValues
 
 
 def open_operator(operator: Any, context: Any) -> None:
@@ -71,6 +74,7 @@ def open_operator(operator: Any, context: Any) -> None:
         held = [value] if name == "schema" else _held(value, operator)
         if held is not None:
             made[name] = held
+    shared = SharedValues(operator)
     object.__setattr__(operator, "context", context)
     operator.open(context)
     for name in operator._made_in_open:
@@ -80,7 +84,7 @@ def open_operator(operator: Any, context: Any) -> None:
             )
     now = attributes(operator)
     constants = {name: held for name, held in made.items() if now.get(name, _ABSENT) is held[0]}
-    object.__setattr__(operator, "_flux_opened", Opened(context, frozenset(now), constants))
+    object.__setattr__(operator, "_flux_opened", Opened(context, frozenset(now), constants, shared))
 
 
 def attributes(operator: Any) -> dict[str, Any]:
@@ -268,6 +272,8 @@ def state_of(operator: Any, without: frozenset[str] = frozenset()) -> AttributeS
     """Return the attributes of an operator as its state; None: it has none. ``without``: names that are not part of the state."""
     _check_shared(operator)
     opened = getattr(operator, "_flux_opened", None)
+    if opened is not None:
+        opened.shared.check(operator)
     left_out = without | transient_names(type(operator))
     now = attributes(operator)
     constants = {} if opened is None else opened.constants
@@ -310,11 +316,6 @@ def put_state(operator: Any, state: Any) -> None:
             slots[name].__set__(operator, values[name])
         else:
             vars(operator)[name] = values[name]
-
-
-def transient_names(kind: type) -> frozenset[str]:
-    """Return the names that a class and its bases list in ``transient``."""
-    return frozenset(name for base in kind.__mro__ for name in vars(base).get("transient", ()))
 
 
 def check_transient(kind: type) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -560,6 +561,107 @@ def test_a_container_of_the_class_that_is_filled_is_refused() -> None:
     here.process(batch(1))
     with pytest.raises(SnapshotError, match=r"Classy.counts is one dict of the class.*self.counts = dict\(\)"):
         here.snapshot()
+
+
+class Stats:
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class SharesDict(flux.Operator):
+    kept = {"rows": 0}
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        self.kept["rows"] += rows.num_rows
+
+
+class SharesNested(flux.Operator):
+    kept: dict[str, set[int]] = {"seen": set()}
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        self.kept["seen"].update(rows.column("v").to_pylist())
+
+
+class SharesObject(flux.Operator):
+    kept = Stats()
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        self.kept.n += rows.num_rows
+
+
+class SharesArray(flux.Operator):
+    kept = np.zeros(1 << 18)
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        self.kept[-1] += 1
+
+
+class SharesIterator(flux.Operator):
+    kept = itertools.count()
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        next(self.kept)
+
+
+class SharesNumber(flux.Operator):
+    kept = 0
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        type(self).kept += 1
+
+
+class SharesNewNumber(flux.Operator):
+    def process(self, rows: pa.RecordBatch) -> None:
+        type(self).kept = 1  # type: ignore[attr-defined]
+
+
+class SharesDefault(flux.Operator):
+    def __init__(self, kept: list[int] = [], *, more: tuple[int, ...] = ()) -> None:  # noqa: B006
+        self.kept, self.more = kept, more
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        self.kept.append(rows.num_rows)
+
+
+SHARING = [
+    SharesDict,
+    SharesNested,
+    SharesObject,
+    SharesArray,
+    SharesIterator,
+    SharesNumber,
+    SharesNewNumber,
+    SharesDefault,
+]
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_a_value_that_all_operators_share_and_one_changes_is_refused(kind: type[Operator]) -> None:
+    with pytest.raises(SnapshotError, match=r"(?s)kept.* changes while the query runs: all partitions.*self\.kept = "):
+        flux.testing.apply(flux.stage(schema=SCHEMA)(kind), batch(1))
+    cached = type("Cached", (kind,), {"transient": ("kept",)})
+    flux.testing.apply(flux.stage(schema=SCHEMA)(cached), batch(1))
+
+
+def test_shared_values_that_stay_as_they_are_are_no_state() -> None:
+    class Reads(flux.Operator):
+        names = {1: "one", 2: ["two"]}
+        kind = Stats
+        lock = threading.Lock()
+        table = np.arange(100_000)
+        many = list(range(100_000))
+        limit = 5
+
+        def __init__(self, extra: dict[str, int] = {"a": 1}) -> None:  # noqa: B006
+            self.extra = extra
+
+        def process(self, rows: pa.RecordBatch) -> None:
+            self.limit += 1
+
+    out = [
+        flux.testing.apply(flux.stage(schema=SCHEMA)(Reads), batch(1), batch(2), restart_after=at) for at in (0, 1, 2)
+    ]
+    assert [table.num_rows for table in out if table is not None] == [0, 0, 0]
 
 
 def test_a_forgotten_super_open_does_no_harm() -> None:

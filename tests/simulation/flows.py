@@ -241,7 +241,7 @@ class _Builder:
     ) -> Node:
         name = f"{kind.__name__.lower()}{len(self.nodes) + len(self.sinks)}"
         bases = perhaps_telling(perhaps_replaying(kind, self.replaying), self.telling)
-        target = type(name, bases, {"ledger": self.ledger, "stage_name": name})
+        target = type(name, bases, {"ledger": self.ledger, "stage_name": name, "transient": ("ledger",)})
         partitions = partitions or self.rng.randint(1, 3)
         stage = Stage(target, key, partitions, self.rng.choice(self.copies), None, mode, name)
         if kind is not Totals:

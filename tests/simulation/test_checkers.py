@@ -252,7 +252,7 @@ def the_time_of_a_partition_goes_back(sim: Simulation) -> None:
 
 
 def a_timer_fires_too_early(sim: Simulation) -> None:
-    operator = type("Delayed", (Delay,), {"ledger": sim.ledger, "stage_name": "delayed"})()
+    operator = type("Delayed", (Delay,), {"ledger": sim.ledger, "stage_name": "delayed", "transient": ("ledger",)})()
     operator.open(Context("delayed"))
     list(operator.process(make_batch([(1, 1, "w")], hop=0, tick=0)) or ())
     list(operator.on_timer("pass on"))
