@@ -116,7 +116,7 @@ class _Enough(Exception):
 
 
 class _Checksum(io.RawIOBase):
-    """The checksum of what is written to it."""
+    """A stream that keeps the checksum of its bytes."""
 
     def __init__(self) -> None:
         self.sum = self._size = 0
