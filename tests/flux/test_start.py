@@ -118,7 +118,8 @@ def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
     endless: Any = object.__new__(query.Query)
     endless._plan, endless._name = plan(flux.stage(name="same")(lambda rows: rows)), "clicks"
     endless._server = SimpleNamespace(look=lambda at: next(waits), finished=threading.Event(), phase="running")
-    endless._run = SimpleNamespace(streams=SimpleNamespace(process_all_available=lambda end: None))
+    streams = SimpleNamespace(process_all_available=lambda end: None)
+    endless._run = SimpleNamespace(streams=streams, look_at_files=lambda timeout: None)
     with caplog.at_level(logging.WARNING, "flux"):
         endless.processAllAvailable(timeout=5)
     assert caplog.messages == [
