@@ -229,9 +229,10 @@ def test_a_query_that_was_stopped_or_lost_its_vault_goes_on_with_other_numbers_o
 def refuses_what_does_not_fit(cluster: Any, tmp_path: Path) -> None:
     location = tmp_path / "location"
     other = flux.stage(key="key", partitions=8, schema=SEEN)(Seen)
-    flow = other(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
-    with pytest.raises(flux.UsageError, match="stages Seen partitions was 4 and is 8"):
-        flux.to_parquet(flow, str(tmp_path / "other")).start(spark=cluster, workers=2, checkpointLocation=location)
+    rows = other(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
+    flow = flux.to_parquet(rows, str(tmp_path / "other"))
+    with pytest.raises(flux.UsageError, match="stage 'Seen': partitions was 4 and is 8"):
+        flow.start(spark=cluster, workers=2, checkpointLocation=location)
     location.chmod(0o755)
     with pytest.raises(flux.UsageError, match=r"mode 0755.*chmod 700"):
         started(cluster, tmp_path)
