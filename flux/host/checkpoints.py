@@ -27,6 +27,8 @@ PRESSED_SHARE = 1 / 2
 #: Looks in each interval between two checkpoints, and the longest time from one look to the next, because an order log may fill
 #: meanwhile, however long the interval is. Without any standby, looks may be rarer.
 LOOKS, LOOK_MAX_S, IDLE_LOOK_MAX_S = 8, 0.25, 1.0
+#: The longest time from one look to the next for a query that is stopped and waits for its last checkpoints.
+LAST_LOOK_S = 0.02
 
 
 class To(NamedTuple):
@@ -84,7 +86,7 @@ class Checkpoints:
         self._rests_until = 0.0
         #: Number of checkpoints that were asked for.
         self.pressed = 0
-        #: Steps that are to be in the last checkpoints of a query that is stopped; None: not decided yet.
+        #: Once the query is stopped: the steps that the last checkpoints must have.
         self._last: dict[To, int] | None = None
 
     def press(self, key: PartitionKey, anew: bool = False) -> None:
@@ -98,22 +100,23 @@ class Checkpoints:
                 self._anew.add(key)
 
     def last(self) -> None:
-        """Ask for checkpoints of all that is applied by now, because the query is stopped.
-
-        Called again and again until the query ends: rows may still be on their way here from a worker that has read them."""
-        standbys = self._standbys()
-        lacking = {to.key for to, replica, peer in standbys if not peer.kind.replays and peer.applied < replica.applied}
-        if lacking:
-            self._pressed |= lacking
-            self._look_at = 0.0
+        """Begin the last checkpoints of a query that is stopped: every standby is to have the steps that its primary has applied
+        by now. A further call includes the steps applied since."""
+        steps = {to: replica.applied for to, replica, peer in self._standbys() if not peer.kind.replays}
+        if steps != self._last:
+            self._last, self._look_at = steps, 0.0
 
     def all_kept(self) -> bool:
-        """Tell whether every standby has the steps that its primary had applied at the first call."""
-        standbys = self._standbys()
+        """Return True once, when every standby has the last steps."""
         if self._last is None:
-            self._last = {to: replica.applied for to, replica, peer in standbys if not peer.kind.replays}
-        known = {to: peer.applied for to, _, peer in standbys}
-        return all(known.get(to, step) >= step for to, step in self._last.items())
+            return False
+        known = {to: peer.applied for to, _, peer in self._standbys()}
+        self._last = {to: step for to, step in self._last.items() if known.get(to, step) < step}
+        self._pressed |= {to.key for to in self._last}
+        if self._last:
+            return False
+        self._last = None
+        return True
 
     def due(self) -> float:
         return self._look_at
@@ -132,7 +135,8 @@ class Checkpoints:
         """Return the checkpoints to begin now."""
         if now < self._look_at:
             return []
-        self._look_at = now + min(self._interval_s / LOOKS, LOOK_MAX_S)
+        look_s = LAST_LOOK_S if self._last else LOOK_MAX_S
+        self._look_at = now + min(self._interval_s / LOOKS, look_s)
         standbys = self._standbys()
         if not standbys:
             self._pressed.clear()

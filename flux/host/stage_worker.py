@@ -68,8 +68,8 @@ from partitioning.table import Table, differing
 
 #: Seconds. A wall clock that has gone back by more than this was set; smaller differences are drift.
 CLOCK_BACK_S = 0.001
-#: For a query that is stopped: the longest time for which a reader waits until all that it has read is in checkpoints, which is
-#: less than the controller waits; and the time between two looks at the last checkpoints.
+#: Seconds for which a query that is stopped waits until all rows that were read are in checkpoints, and not only the applied
+#: ones. It is less than the controller waits. ``KEEP_LOOK_S``: seconds between two looks meanwhile.
 SETTLES_S, KEEP_LOOK_S = 2.0, 0.02
 
 
@@ -123,8 +123,6 @@ class StageWorker:
         self._timers_at = 0.0
         #: Time of the next look at the last checkpoints, and the end of the wait for them, once the query is stopped.
         self._keep_at = self._settles_until = np.inf
-        #: It is reported that the vault has the last checkpoints.
-        self._said_kept = False
         self.drained = Drained()
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
         #: The earliest future timer of an operator here, by the wall clock; 0: look again.
@@ -505,19 +503,14 @@ class StageWorker:
         if not self.reading.stopped:
             self._keep_at, self._settles_until = now, now + SETTLES_S
             self.reading.stopped = True
+            self.checkpoints.last()
 
     def _keep_last(self, now: float) -> None:
-        """Ask for checkpoints of all that is applied here, until the query ends. Report once that the vault has them.
-
-        A worker that reads nothing can report at once, and still gets rows from the readers of other workers. A reader
-        reports when all that it has read is in checkpoints everywhere, and the query ends when all have reported."""
         self._keep_at = now + KEEP_LOOK_S
         self.reading.tell_done()
-        self.checkpoints.last()
-        if self._said_kept or (now < self._settles_until and not self.reading.settled):
-            return
-        if self.checkpoints.all_kept():
-            self._said_kept = True
+        if now < self._settles_until and not self.reading.settled:
+            self.checkpoints.last()
+        elif self.checkpoints.all_kept():
             self._effects.append(ToController(Checkpointed(node=self.worker)))
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:

@@ -13,7 +13,7 @@ import flux
 from flux.dataflow.plan import Plan
 from flux.durable.journal import Journal
 from flux.durable.vault import Vault
-from flux.host.effects import ToConnection, ToController
+from flux.host.effects import ToConnection
 from flux.host.stage_worker import StageWorker
 from flux.replicas.arrivals import sign
 from flux.replicas.parts import Limits
@@ -52,7 +52,6 @@ class Both:
         self.worker = StageWorker(plan, FIRST)
         self.jobs: list[tuple[StageWorker, Aside]] = []
         self.said: list[Any] = []
-        self.reports: list[Any] = []  # to the controller
         self.orders: list[Orders] = []  # of the first primary
 
     def show(self, shown: Table) -> None:
@@ -81,8 +80,6 @@ class Both:
             other.on_answer(core.worker, effect.message, self.now)
         elif isinstance(effect, ToConnection):
             self.said.append(effect.message)
-        elif isinstance(effect, ToController):
-            self.reports.append(effect.message)
 
     def aside(self) -> None:
         while self.jobs:
