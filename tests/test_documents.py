@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import figures
 from flux.dataflow.files import to_parquet
 from flux.folders.source import files as read_files
 from flux.kafka.source import kafka
@@ -36,6 +37,9 @@ _FILE = re.compile(
 )
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+#: A README is read in five minutes, a list of changes in three; the pages under docs have the rest.
+README_WORDS_MAX = 1300
+_EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 _VARIANTS = re.compile(r"\*Variants?[^*]*:\*([^*]*?\.)(?:\s|$)")
 
@@ -70,6 +74,28 @@ def test_every_relative_link_leads_somewhere() -> None:
 def test_a_link_to_nothing_is_found() -> None:
     text = "# A title\n[a](nowhere.md) [b](README.md) [c](README.md#no-such-part) [d](#a-title) `[e](code.md)`"
     assert list(dead_links(text, ROOT)) == ["nowhere.md", "README.md#no-such-part"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= README_WORDS_MAX
+
+
+def test_the_readme_links_to_every_page_for_users() -> None:
+    linked = {link.partition("#")[0] for link in _LINK.findall((ROOT / "README.md").read_text())}
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - linked == set()
+
+
+def test_every_example_in_python_can_be_compiled() -> None:
+    examples = [(path, code) for path in DOCUMENTS for code in _EXAMPLE.findall(path.read_text())]
+    assert len(examples) > 25
+    for path, code in examples:
+        compile(code, str(path.relative_to(ROOT)), "exec", ast.PyCF_ONLY_AST)
+
+
+def test_the_picture_of_the_readme_shows_its_table() -> None:
+    assert figures.draw(figures.table(figures.README.read_text())) == figures.PICTURE.read_text(), (
+        "python -m benchmarks.figures draws it anew"
+    )
 
 
 def test_every_rule_has_a_name_of_its_own() -> None:

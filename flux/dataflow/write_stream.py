@@ -176,7 +176,7 @@ class FlowWriter:
             elif lower in keywords:
                 settings[keywords[lower]] = value
             elif lower.startswith(PREFIX):
-                raise UsageError(f"writeStream: there is no setting {key!r:.100}; README.md lists them")
+                raise UsageError(f"writeStream: there is no setting {key!r:.100}; docs/settings.md lists them")
             else:
                 given[lower] = value
         return given, settings, location

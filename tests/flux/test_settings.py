@@ -1,4 +1,4 @@
-"""Task slots are counted aloud, and settings mean what README.md says of them; what cannot be read is refused."""
+"""Task slots are counted aloud, and settings mean what docs/settings.md says of them; what cannot be read is refused."""
 
 from __future__ import annotations
 
@@ -131,14 +131,14 @@ def test_a_number_of_things_is_no_truth_value_and_is_not_rounded(raw: Any) -> No
     assert Settings.of(None, step_max_rows=4096.0).step_max_rows == 4096
 
 
-def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    rows = [line for line in readme.splitlines() if line.startswith("| `spark.flux.")]
+def test_the_page_of_settings_lists_each_with_its_default_and_meaning() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `spark.flux.")]
     assert rows == [f"| `spark.flux.{s.key}` | {s.default} | {s.meaning} |" for s in TABLE]
 
 
 def test_every_keyword_follows_from_its_key() -> None:
-    """As a reader of the README makes it: dots and changes of case become underscores."""
+    """As a reader of docs/settings.md makes it: dots and changes of case become underscores."""
     for s in TABLE:
         words = [word for part in s.key.split(".") for word in re.findall("[A-Z]?[a-z]+", part)]
         keyword = "_".join(words).lower()

@@ -63,11 +63,12 @@ except flux.FluxError as error:
 say(f"active: {query.isActive}, bar: {bar}")
 
 spark = session()
-say("the README's first example")
+say("the first examples of the README and of docs/stages.md")
 flights = [("LAX", "AA", 10.0), ("LAX", "AA", -5.0), ("LAX", "DL", 20.0), ("ORD", "UA", 3.0), ("ORD", "UA", None)]
 flights_df = spark.createDataFrame(flights, "dest STRING, carrier STRING, arr_delay DOUBLE")
-exec(open(sys.argv[1]).read().partition("```python\n")[2].partition("```")[0])
-say(sorted(tuple(row) for row in result.collect()))
+for page in sys.argv[1:]:
+    exec(open(page).read().partition("```python\n")[2].partition("```")[0])
+    say(sorted(tuple(row) for row in result.collect()))
 
 say("a program that ends")
 query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(queryName="left", workers=2, keep_output=False)
@@ -80,7 +81,7 @@ def test_a_program_hears_what_spark_does_behind_its_queries_and_ends_without_a_c
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, str(path), str(ROOT / "README.md")]
+    command = [sys.executable, str(path), str(ROOT / "README.md"), str(ROOT / "docs" / "stages.md")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     failing, stopped, ending = (part for part in done.stderr.split("### ") if part.startswith(("an ", "spark", "a ")))
@@ -92,7 +93,10 @@ def test_a_program_hears_what_spark_does_behind_its_queries_and_ends_without_a_c
     assert "### Spark's session was stopped while the query was running" in done.stderr
     assert "### active: False, bar: False" in done.stderr
     assert "[Stage" not in stopped, "Spark's progress bar would stay for as long as the query runs"
-    assert "### [('LAX', 'DL', 20.0), ('ORD', 'UA', 3.0)]\n" in done.stderr, "three slots are enough"
+    assert "### [('LAX', 'AA', 1, 10.0), ('LAX', 'DL', 1, 20.0), ('ORD', 'UA', 1, 3.0)]\n" in done.stderr, (
+        "three slots do"
+    )
+    assert "### [('LAX', 'DL', 20.0), ('ORD', 'UA', 3.0)]\n" in done.stderr
     assert "the program ends while query left is running: it is stopped" in ending
     assert "Python worker exited unexpectedly" not in ending
     assert "Traceback" not in ending
