@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-postgres test test-kafka kafka sim soak oldest lint micro setup clean
+.PHONY: run run-kafka run-postgres test test-kafka kafka sim soak oldest lint micro docs setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -49,6 +49,14 @@ lint: setup
 micro: setup
 	@$(BIN)/pytest benchmarks --benchmark-columns=min,median,rounds
 
+# The documents as a site in site/, with the reference of the API. Installs mkdocs on first use.
+docs: setup $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.docs: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 setup: $(STAMP)
 	@$(BIN)/python -m spark_integration.java
 
@@ -63,4 +71,4 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .venv-oldest build *.egg-info
+	rm -rf $(VENV) .venv-oldest build site *.egg-info

@@ -4,7 +4,9 @@ the code: each is short, and has a name of its own where names are looked up wit
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
+import pkgutil
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import flux
 from benchmarks import figures
 from flux.dataflow.files import to_parquet
 from flux.folders.source import files as read_files
@@ -20,6 +23,20 @@ from flux.kafka.source import kafka
 from flux.kafka.to_kafka import to_kafka
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def _module(path: Path) -> Any:
+    """Load a module that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+#: The part of mkdocs.yml that leads links to the pages of the site.
+hooks = _module(ROOT / "docs" / "site" / "hooks.py")
 DOCUMENTS = [
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 ]
@@ -90,6 +107,40 @@ def test_every_example_in_python_can_be_compiled() -> None:
     assert len(examples) > 25
     for path, code in examples:
         compile(code, str(path.relative_to(ROOT)), "exec", ast.PyCF_ONLY_AST)
+
+
+def test_the_site_has_every_page() -> None:
+    named = re.findall(r"^ *- (?:.*: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    outside = {page for source, page in hooks.PAGES.items() if (ROOT / source).exists()}
+    assert sorted(named) == sorted({*pages, *outside})
+    assert {path for path in DOCUMENTS if not path.is_relative_to(ROOT / "docs")} == {
+        ROOT / source for source in hooks.PAGES if (ROOT / source).exists()
+    }
+
+
+def test_links_lead_to_the_pages_of_the_site() -> None:
+    text = (
+        "[a](docs/sinks.md#files) ![b](docs/images/c.svg) [e](ARCHITECTURE.md) [f](tests/run.py) [g](#here) `[h](x.md)`"
+    )
+    led = "[a](sinks.md#files) ![b](images/c.svg) [e](architecture.md) f [g](#here) `[h](x.md)`"
+    assert hooks.linked(text, "README.md", "index.md") == led
+    text = "[a](../../README.md) [b](code.md#laws) [c](../security.md) [d](../../tests/transcripts/move.txt)"
+    led = "[a](../index.md) [b](code.md#laws) [c](../security.md) [d](../transcripts/move.txt)"
+    assert hooks.linked(text, "docs/design/moves.md", "design/moves.md") == led
+
+
+def test_lists_of_the_site_begin_behind_an_empty_line() -> None:
+    text = "Text:\n- one\n  more\n- two\n\n```\ntext\n- code\n```\n1. first\n2. second"
+    assert hooks.spaced(text) == "Text:\n\n- one\n  more\n- two\n\n```\ntext\n- code\n```\n\n1. first\n2. second"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    named = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+    assert len(named) == len(set(named))
+    found = [pkgutil.resolve_name(name) for name in named]
+    public = {name: getattr(flux, name) for name in flux.__all__ if name not in ("kafka", "stream", "testing")}
+    assert [name for name, value in public.items() if not any(value is each for each in found)] == []
 
 
 def test_the_picture_of_the_readme_shows_its_table() -> None:
