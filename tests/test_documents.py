@@ -97,6 +97,17 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= README_WORDS_MAX
 
 
+def test_each_benchmark_has_one_table_that_names_command_and_commit() -> None:
+    _, *sections = re.split(r"^## ", (ROOT / "benchmarks" / "README.md").read_text(), flags=re.MULTILINE)
+    assert len(sections) > 10
+    for section in sections:
+        heads = re.findall(r"^(\|.*\|)\n\|[-|]+\|$", section, re.MULTILINE)
+        assert [head.endswith(" commit |") for head in heads] == [True], section
+        assert re.search(r"`(flux bench|pytest benchmarks/)", section), section
+        rows = re.findall(r"^\|.*\|$", section, re.MULTILINE)[2:]
+        assert all(re.search(r"\| [0-9a-f]{7} \|$", row) for row in rows), section
+
+
 def test_the_readme_links_to_every_page_for_users() -> None:
     linked = {link.partition("#")[0] for link in _LINK.findall((ROOT / "README.md").read_text())}
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - linked == set()
