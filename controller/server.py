@@ -42,6 +42,9 @@ PROGRESS_KEPT = 100
 ANSWER_S = 30.0
 #: Time between two checks of such a call that the controller's thread still lives.
 ALIVE_EVERY_S = 0.1
+#: Longest wait of a query that has come to its end for the workers' reports about it. They are on their way by then; only that
+#: of a worker that is lost at this moment never comes.
+LAST_REPORTS_S = 1.0
 
 T = TypeVar("T")
 
@@ -70,6 +73,10 @@ class Server:
         self.started = threading.Event()
         self.finished = threading.Event()
         self.ended = threading.Event()
+        #: The longest wait for the workers' reports about the end.
+        self.last_reports_s = LAST_REPORTS_S
+        #: Latest time for announcing the end; None: no end is to be announced.
+        self._announce_by: float | None = None
         self._awaiting: list[bool] = []  #: One entry for each call that waits and raises the error that ends the query.
         self._plan = plan
         self._host = host
@@ -203,6 +210,7 @@ class Server:
                         self._note_progress()
                 except Exception as error:
                     self._failed(port, error)
+            self._announce_by = None if self._announce_by is None else 0.0
             self._turn(sockets, port, lifelines)
         finally:
             self._service.close()
@@ -246,11 +254,37 @@ class Server:
         self._tell(port, self.core.on_tick(time.monotonic()))
         self._log_events()
         if self.core.phase != before:
-            if self.core.error is not None:
-                self.core.board.error = self.explain(self.core.error)
-            if self.core.phase in (QueryPhase.FINISHED, QueryPhase.ENDED):
-                self._note_progress()
+            self._note_phase(time.monotonic())
+        if self._announce_by is not None and (time.monotonic() >= self._announce_by or self._end_is_told()):
+            self._announce_by = None
+            self._note_progress()
             self._announce()
+
+    def _note_phase(self, now: float) -> None:
+        """Announce a new phase. The end of a query is announced with its last progress report, and that report has to wait for
+        the workers. A worker reports its counts before another one can hear of its end, but on a connection of its own: the
+        report of the other one, which ends the query, may be faster."""
+        if self.core.error is not None:
+            self.core.board.error = self.explain(self.core.error)
+        if self.core.phase not in (QueryPhase.FINISHED, QueryPhase.ENDED):
+            self._announce()
+        elif self._announce_by is None:
+            self._announce_by = now + self.last_reports_s if self._is_through else now
+
+    @property
+    def _is_through(self) -> bool:
+        """All output is there."""
+        return self.core.phase in (QueryPhase.FINISHED, QueryPhase.ENDED) and not self.core.unfinished
+
+    @property
+    def _counts_from_the_first_row(self) -> bool:
+        """A query that goes on from a location has states with the counts of earlier lives."""
+        return self.core.board.disks.first_epoch == FIRST_EPOCH
+
+    def _end_is_told(self) -> bool:
+        """Tell whether workers have reported the ends of all partitions, and so their last counts."""
+        read = not self._counts_from_the_first_row or self.core.inputs.have_ended(self._plan.sources)
+        return read and self._report.ends_are_told(self.core.members)
 
     def _announce(self) -> None:
         self.started.set()
@@ -273,11 +307,9 @@ class Server:
     def _note_progress(self) -> None:
         core = self.core
         epoch = core.table.epoch if core.table else -1
-        over = core.phase in (QueryPhase.FINISHED, QueryPhase.ENDED) and not core.unfinished
-        # A query that goes on from a location has states with the counts of earlier lives.
-        read = core.inputs.of_sources() if core.board.disks.first_epoch == FIRST_EPOCH else {}
+        read = core.inputs.of_sources() if self._counts_from_the_first_row else {}
         report = self._report.make(
-            core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished, read, over
+            core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished, read, self._is_through
         )
         for source, names in self._not_read.items():
             report["sources"][source]["notRead"] = list(names)

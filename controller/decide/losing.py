@@ -77,9 +77,12 @@ class Losses:
     # ---- signs of life
 
     def closed(self, worker: int, now: float) -> None:
-        """Take the closed lifeline of a worker, which is gone for certain."""
+        """Take the closed lifeline of a worker, which is gone for certain. After the end of the query it was told to go, and
+        stays a member: the last progress report has its counts, and may be made later than it goes."""
         member, vault = self._board.members.workers.get(worker), self._board.members.vault
-        if member is not None:
+        if self._board.phase == QueryPhase.ENDED:
+            self._departures.closed(worker)
+        elif member is not None:
             self.lose(member, "its connection closed", now)
         elif vault is not None and vault.node == worker:
             self._board.end(

@@ -219,6 +219,7 @@ class Controller:
             if "unapplied" in stats:
                 self.repairs.lags.note_unapplied(member.node, stats["unapplied"], now)
             self.inputs.from_worker(member.node, stats.get("sources", ()))
+            self.inputs.note_ends(stats.get("pauses", ()))
         elif member.about.role == "ingress" and "sources" in stats:
             self.inputs.from_worker(member.node, stats["sources"])
         elif member.about.role == "ingress":

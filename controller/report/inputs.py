@@ -14,6 +14,8 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from flux.dataflow.plan import SourcePlan
+
 #: Reports kept of each partition, to know the number of rows before a batch. A new reader begins at a batch that was
 #: still in the log of the reader before, which is some seconds of its reports.
 MARKS_KEPT = 256
@@ -52,6 +54,8 @@ class InputRows:
 
     def __init__(self) -> None:
         self._partitions: dict[Any, _Partition] = {}
+        #: By source, the partitions that workers have read to their ends.
+        self._ended: dict[int, set[int]] = {}
 
     @property
     def total(self) -> int:
@@ -69,6 +73,17 @@ class InputRows:
         """Take a worker's report on each partition that it reads: source, partition, first element, number of elements, rows."""
         for source, partition, start, batches, rows in sources:
             self._of((source, partition)).note(worker, start, start + batches, rows)
+
+    def note_ends(self, pauses: Iterable[Sequence[int]]) -> None:
+        """Take a worker's report on the pauses of each partition that it reads, which says whether the partition has ended."""
+        for source, partition, _, ended in pauses:
+            if ended:
+                self._ended.setdefault(source, set()).add(partition)
+
+    def have_ended(self, sources: Iterable[SourcePlan]) -> bool:
+        """Tell whether all partitions that workers read have been reported as ended. Ingress tasks need no such report: the
+        stages hear of the end of a Spark job after the goodbyes of its tasks, which come with their last counts."""
+        return all(len(self._ended.get(source.id, ())) >= source.worker_partitions for source in sources)
 
     def from_ingress(self, edges: Sequence[int], partition: int, rows: int) -> None:
         """Take the report of an attempt of a Spark task, which reads its partition from the start."""

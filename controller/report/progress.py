@@ -90,6 +90,7 @@ class PartitionCounts:
     highest count ever reported of a partition is the newest."""
 
     def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
         # By partition: rows in, rows out, 1 when finished.
         self._highest = np.zeros((3, partitions), np.int64)
 
@@ -214,6 +215,15 @@ class Progress:
                 stage["queued"] = stage["keptBytes"] = 0
         self._then = now
         return result
+
+    def ends_are_told(self, members: Membership) -> bool:
+        """Tell whether the primaries of all partitions have reported their ends. A report of an end has the last counts."""
+        reports = [member.stats["stages"] for member in members.workers.values() if "stages" in member.stats]
+        for stage, counts in enumerate(self._by_stage):
+            counts.add(stages[stage]["primaries"] for stages in reports)
+            if counts.totals().finished < counts.partitions:
+                return False
+        return True
 
     def _missed(self, stages: Sequence[Mapping[str, Any]], read: Mapping[int, int]) -> int:
         """Return how many rows the readers of sources have not counted. A reader that takes over in the middle knows the rows

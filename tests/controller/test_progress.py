@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 from controller.report.progress import Progress, QueryProgress
+from flux.wire.control import Heartbeat, PartitionFinished
 from tests.controller.cluster import Cluster
 from tests.controller.operated import FakeCore
 
@@ -76,6 +77,29 @@ def test_rows_that_readers_have_not_counted_are_those_that_their_stage_has() -> 
     assert progress.make(c.core.members, 550, 0, 1.0, read={0: 550})["totalInputRows"] == 600
     assert progress.make(c.core.members, 700, 0, 2.0, read={0: 700})["totalInputRows"] == 700, "they are ahead of it"
     assert progress.make(c.core.members, 550, 0, 3.0)["totalInputRows"] == 550, "the stage has counts of earlier lives"
+
+
+def test_a_worker_that_goes_after_the_end_leaves_its_counts_for_the_last_report() -> None:
+    """Its connection may close before the report is made: then the rows of its partitions were missing."""
+    c = Cluster()
+    progress = Progress(c.core.plan, "id", None)
+    worker = c.holders()[0]
+    counted = [{"queued": 0, "busy_s": 0.0, "primaries": [(0, 600, 10, 1)]}]
+    assert not progress.ends_are_told(c.core.members)
+    c.report(worker, Heartbeat(node=worker, progress=1, stats={"stages": counted}))
+    c.report(worker, PartitionFinished(node=worker, stage=0, partition=0))
+    assert c.core.phase == "ended"
+    c.lose(worker)
+    assert progress.ends_are_told(c.core.members)
+    assert progress.make(c.core.members, 600, 0, 1.0)["stages"][0]["rowsIn"] == 600
+
+
+def test_sources_have_ended_when_workers_have_said_so_of_each_partition() -> None:
+    c = Cluster(readers=2)
+    for worker, ended in ((0, False), (1, True), (0, True)):
+        assert not c.core.inputs.have_ended(c.core.plan.sources)
+        c.report(worker, Heartbeat(node=worker, progress=1, stats={"pauses": [(0, worker, 3, ended)]}))
+    assert c.core.inputs.have_ended(c.core.plan.sources)
 
 
 def test_nothing_waits_when_all_output_is_there() -> None:

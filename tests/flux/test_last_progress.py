@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,6 +13,8 @@ from attacked import until
 from harness import Rows, ThreadQuery, dataframe
 
 import flux
+from controller.decide.board import Tell
+from flux.wire.control import Heartbeat
 
 SCHEMA = pa.schema([("k", pa.int64())])
 BATCHES, ROWS = 40, 50
@@ -41,6 +45,57 @@ def test_the_last_report_has_all_rows_of_all_stages_and_nothing_that_waits(fed_b
         (2 * BATCHES * ROWS, 3), (2 * BATCHES * ROWS, 2),
     ]  # fmt: skip
     assert last["backlog"] == {"slices": 0, "bytes": 0}
+
+
+class Slow:
+    """The connection of a worker that has primaries. Its heartbeats arrive ``turns`` turns of the controller after the end of
+    the query; all its other messages arrive at once. None: they never arrive."""
+
+    def __init__(self, query: ThreadQuery, worker: int, turns: int | None) -> None:
+        self.core, self.worker, self.left = query.server.core, worker, turns
+        self._held: list[tuple[Any, Heartbeat, float]] = []
+        self._hear, self._tick = self.core.on_report, self.core.on_tick
+        self.core.on_report = self._on_report  # type: ignore[method-assign]
+        self.core.on_tick = self._on_tick  # type: ignore[method-assign]
+
+    def _on_report(self, connection: Any, message: Any, now: float) -> list[Tell]:
+        if isinstance(message, Heartbeat) and message.node == self.worker and self.left != 0:
+            self._held.append((connection, message, now))
+            return []
+        return self._hear(connection, message, now)
+
+    def _on_tick(self, now: float) -> list[Tell]:
+        if self.core.phase == "ended" and self.left:
+            self.left -= 1
+            if not self.left:
+                return [tell for held in self._held for tell in self._hear(*held)] + self._tick(now)
+        return self._tick(now)
+
+
+@pytest.mark.parametrize(("turns", "rows"), [(3, 2 * BATCHES * ROWS), (None, 0)], ids=["late", "never"])
+def test_the_end_waits_for_reports_that_are_slower_than_the_one_that_ends_the_query(
+    turns: int | None, rows: int
+) -> None:
+    """Reports of different workers come on different connections, so a heartbeat that was sent first may arrive last."""
+    slow = threading.Event()
+
+    def waits(partition: int) -> Iterator[pa.RecordBatch | None]:
+        while not slow.is_set():
+            yield None
+        yield from batches(partition)
+
+    source = flux.source(waits, SCHEMA, partitions=2)
+    with ThreadQuery(Rows(partitions=1).stage(passed(source)), workers=2, **SELDOM) as query:
+        query.server.last_reports_s = 0.2
+        core = query.started().server.core
+        query.server.look(lambda: [Slow(query, worker, turns) for worker in core.members.workers])
+        slow.set()
+        query.wait()
+        last = query.server.progress[-1]
+    assert last["totalInputRows"] == rows
+    assert [(stage["rowsIn"], stage["finished"]) for stage in last["stages"]] == [
+        (rows, 3 * bool(rows)), (rows, bool(rows)),
+    ]  # fmt: skip
 
 
 def paced(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
