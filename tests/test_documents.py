@@ -56,6 +56,7 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 #: A README is read in five minutes, a list of changes in three; the pages under docs have the rest.
 README_WORDS_MAX = 1300
+CHANGES_MAX = 40
 _EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 _VARIANTS = re.compile(r"\*Variants?[^*]*:\*([^*]*?\.)(?:\s|$)")
@@ -95,6 +96,11 @@ def test_a_link_to_nothing_is_found() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= README_WORDS_MAX
+
+
+def test_the_newest_changes_are_a_short_list() -> None:
+    newest = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert 0 < len(re.findall(r"^- ", newest, re.MULTILINE)) <= CHANGES_MAX
 
 
 def test_each_benchmark_has_one_table_that_names_command_and_commit() -> None:
