@@ -10,8 +10,7 @@ import pytest
 
 from flux.dataflow import aggregate as agg
 from flux.dataflow.operator import Context
-from flux.dataflow.together import process_each
-from partitioning.keyed_state import KeyIndex
+from partitioning.key_index import KeyIndex
 
 ROWS, KEYS = 131_072, 16_384
 _RNG = np.random.default_rng(1)
@@ -88,6 +87,6 @@ def test_15_rows_for_each_of_several_partitions(benchmark: Any, partitions: int,
             operator.process(part)
 
     def together() -> None:
-        process_each(operators, batch, [rows] * partitions)
+        Newest.process_many(operators, batch, [rows] * partitions)
 
     benchmark.pedantic(alone if way == "each alone" else together, rounds=200, warmup_rounds=20)

@@ -21,6 +21,7 @@ strings (UTF8_BINARY), the order of their code points. An update that raises lea
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -113,13 +114,19 @@ class Accumulator:
         for name in self._arrays:
             getattr(self, name)[slots] = columns[name.strip("_")].to_numpy(zero_copy_only=False)
 
+    def merge(self, slots: np.ndarray, other: Any, size: int) -> None:
+        """Add the rows of another accumulator of the same measure, as if they came now: its slot k goes to ``slots[k]``. The
+        slots are distinct, each below ``size``."""
+        self._grow(size)
+        self._merge(slots, other, slice(0, len(slots)))
+
     @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in self._arrays)
 
     @property
     def in_one_call(self) -> bool:
-        """Support by the calls for several partitions (``several``)."""
+        """Support by the calls for several partitions (``keyed_state.JointUpdate``)."""
         return self.each is not None
 
     def places(self) -> tuple[int, int, int]:
@@ -149,6 +156,10 @@ class Accumulator:
         return grown(array, rows)
 
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        raise NotImplementedError
+
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        """Do the work of ``merge``; ``every``: the slots of the other accumulator."""
         raise NotImplementedError
 
     def _result(self, slots: np.ndarray) -> pa.Array:
@@ -185,6 +196,9 @@ class Count(Accumulator):
         else:  # types that mark their nulls in another way
             kernels.count_rows(slots[column.is_valid().to_numpy(zero_copy_only=False)], self._counts)
 
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        self._counts[slots] += other._counts[every]
+
     def _result(self, slots: np.ndarray) -> pa.Array:
         return self.column_of(self._counts.take(slots), None)
 
@@ -206,6 +220,10 @@ class _Doubles(Accumulator):
 
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         kernels.add_doubles(slots, *raw(column), self._sums, self._counts)
+
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        self._sums[slots] += other._sums[every]
+        self._counts[slots] += other._counts[every]
 
     def column_of(self, words: np.ndarray, valid: np.ndarray | None) -> pa.Array:
         return _doubles(words.view(np.float64), valid)
@@ -242,6 +260,14 @@ class SumInteger(Accumulator):
         if not kernels.add_integers(slots, *raw(column), self._sums, self._counts):
             raise SumOverflowError(self.column, self.result_type)
 
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        mine, theirs = self._sums[slots], other._sums[every]
+        both = mine + theirs
+        if (((both ^ mine) & (both ^ theirs)) < 0).any():  # the sign differs from that of both
+            raise SumOverflowError(self.column, self.result_type)
+        self._sums[slots] = both
+        self._counts[slots] += other._counts[every]
+
     def _result(self, slots: np.ndarray) -> pa.Array:
         return self.column_of(*_counted(self._sums, self._counts, slots))
 
@@ -269,6 +295,14 @@ class SumDecimal(Accumulator):
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         values, validity, offset, _ = raw(column)
         kernels.add_decimals(slots, values, validity, offset, self._low, self._high, self._over, self._counts)
+
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        low = self._low[slots] + other._low[every]
+        partial = self._high[slots] + other._high[every]
+        high = partial + (low < other._low[every])  # with the carry of each word into the next one
+        self._over[slots] += other._over[every] + (partial < other._high[every]) + (high < partial)
+        self._low[slots], self._high[slots] = low, high
+        self._counts[slots] += other._counts[every]
 
     def _result(self, slots: np.ndarray) -> pa.Array:
         low, high = self._low[slots], self._high[slots]
@@ -317,6 +351,12 @@ class Min(Accumulator):
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         kernels.keep_least(slots, *raw(column), self.flip, self._best, self._seen)
 
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        self._best[slots] = np.minimum(
+            self._best[slots], other._best[every]
+        )  # the greatest number where there is no value
+        self._seen[slots] |= other._seen[every]
+
     def _result(self, slots: np.ndarray) -> pa.Array:
         best, valid = np.empty(len(slots), np.int64), np.empty(len(slots), np.bool_)
         whole = kernels.gather_seen(self._best, self._seen, slots, self.flip, best, valid) == len(slots)
@@ -349,6 +389,14 @@ class MinDecimal(Accumulator):
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         values, validity, offset, _ = raw(column)
         kernels.keep_least_decimals(slots, values, validity, offset, self._turn, self._low, self._high, self._seen)
+
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        low, high = self._low[slots], self._high[slots]
+        less = (other._high[every] < high) | ((other._high[every] == high) & (other._low[every] < low))
+        better = other._seen[every] & (less | ~self._seen[slots])
+        where = slots[better]
+        self._low[where], self._high[where] = other._low[every][better], other._high[every][better]
+        self._seen[where] = True
 
     def _result(self, slots: np.ndarray) -> pa.Array:
         low, high = self._low[slots], self._high[slots]
@@ -426,6 +474,10 @@ class MinBytes(Accumulator):
     def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
         assert column is not None
         self._keep(slots, column)
+
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        ((_, best),) = other.state()
+        self._keep(slots, best)
 
     def _keep(self, slots: np.ndarray, column: pa.Array) -> None:
         done = 0

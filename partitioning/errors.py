@@ -1,6 +1,6 @@
-"""Errors about columns: a key or measure of an unfit type, a sum that is too large.
+"""Errors about columns and keyed state: a key or measure of an unfit type, a sum that is too large, a state of other groups.
 
-Each error names the column and says what would work instead.
+An error about a column names it and says what would work instead.
 """
 
 from __future__ import annotations
@@ -51,6 +51,18 @@ class SumOverflowError(ArithmeticError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+class StateMismatchError(ValueError):
+    """A snapshot, changes or a state to be merged that belongs to a state of other keys, measures or groups."""
+
+
+class FailedPartition(Exception):
+    """Rows of one partition cannot be applied; ``at`` is the index of the partition among those of the call."""
+
+    def __init__(self, at: int, error: Exception) -> None:
+        super().__init__(at, error)
+        self.at, self.error = at, error
 
 
 def _rebuilt(cls: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:

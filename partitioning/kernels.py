@@ -998,7 +998,7 @@ def keep_least_decimals(
 
 # ---- several partitions in one call ----------------------------------------------------------------
 # Rows of several partitions lie one behind the other; the rows of partition k end at row ``ends[k]``. places[k, which], int64[5],
-# has the addresses of the arrays of partition k, and their lengths (see ``flux.dataflow.together``).
+# has the addresses of the arrays of partition k, and their lengths (see ``keyed_state.JointUpdate``).
 
 
 @kernel

@@ -14,8 +14,8 @@ import pyarrow as pa
 from partitioning import kernels
 from partitioning.accumulators import accumulator
 from partitioning.cluster import Clustering, cluster_by_key
-from partitioning.keyed_state import KeyIndex
-from partitioning.several import keys_each, result_each, slots_each, update_each
+from partitioning.key_index import KeyIndex
+from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
 from partitioning.slot_tables import KEYS_MIN
 
 
@@ -64,20 +64,12 @@ def warm_up() -> None:
 
 
 def _together(numbers: pa.Array) -> None:
-    """Call the kernels that serve several partitions at once."""
-    index, ends, slots = KeyIndex([pa.field("key", numbers.type)]), np.array([len(numbers)]), np.zeros(1, np.int32)
-    assert index.words is not None
-    index.words.reserve(len(numbers))
-    made = accumulator("sum", "column", numbers.type)
-    made.reserve(1)
-    marks, one = np.zeros(1, np.int64), np.array([1])
-    table, measure, of_marks = index.words.places(), (*made.places(), 0, 0), (marks.ctypes.data, 1, 1, 0, 0)
-    places = np.array([[table, measure, of_marks]], np.int64)
-    slots_each([index], [numbers], ends, places, 0)
-    keys_each([index], slots, one, places, 0)
-    update_each(made, np.zeros(len(numbers), np.int32), numbers, ends, places, 1)
-    result_each(made, slots, one, places, 1)
-    kernels.touched_each(slots, one, places, 2, np.empty(1, np.int32), np.empty(1, np.int64))
+    """Call the kernels that serve several states at once."""
+    state = KeyedState([pa.field("key", numbers.type)], {"sum": TypedMeasure("sum", "column", numbers.type)})
+    update = JointUpdate([state], [len(numbers)])
+    slots = update.slots([numbers])
+    update.update(slots, [numbers])
+    update.results(update.touched(slots))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import flux
 from flux.kafka import kernels
-from partitioning.keyed_state import KeyIndex
+from partitioning.key_index import KeyIndex
 from spark_integration.query import Query
 from spark_integration.start import start_query
 

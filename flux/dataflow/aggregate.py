@@ -8,8 +8,8 @@ Law: the output depends on the rows and their order alone, neither on how the ro
 snapshot and restore in between. Output columns are the key, then the measures in the order of their
 definition.
 
-The state is one accumulator per measure over the slots of a key index (``partitioning.keyed_state``). Attributes that a subclass
-sets are state, too (``attributes``), and travel whole with each copy of the state.
+The state is one ``KeyedState``. Attributes that a subclass sets are state, too (``attributes``), and travel whole with each copy
+of the state. Small steps of several partitions are one call (design: together).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +25,12 @@ import pyarrow as pa
 from flux.calls import checked
 from flux.dataflow.attributes import put_state, state_of
 from flux.dataflow.columns import position, positions
-from flux.dataflow.operator import Batches, Context, Operator
+from flux.dataflow.operator import Batches, Context, JointOutput, Operator
 from flux.errors import SchemaError, UsageError
-from partitioning import kernels
-from partitioning.accumulators import Accumulator, accumulator
-from partitioning.changed import ChangedSlots
+from partitioning.accumulators import accumulator
+from partitioning.errors import StateMismatchError
 from partitioning.hashing import check_key_type
-from partitioning.keyed_state import KeyIndex
+from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
 
 #: Rows per batch of results: enough to be cheap per row, few enough to let other messages in between.
 RESULT_ROWS_MAX = 65_536
@@ -97,19 +96,14 @@ class Aggregate(Operator):
     output_mode: str | None = None
     restores_in_background = True
     snapshot_classes = ()
-    _made_in_open = ("_accumulators",)
+    _made_in_open = ("_flux_groups",)
     _measures: dict[str, Measure] = {}
     #: ``changes`` gives nothing if more than this part of the keys has changed: the whole snapshot is not much larger then.
     _told_share = 1 / 2
-    #: None if the stage has no key.
-    _index: KeyIndex | None
-    #: The number of keys at the last call of ``changes``.
-    _told: int
+    #: The groups of the partition. The name is one that no subclass gives to an attribute of its own.
+    _flux_groups: KeyedState
     #: Attributes that this class sets itself. A subclass's own attributes are state beside the groups.
-    _set_here = frozenset((
-        "schema", "_output", "_updates", "_keys_at", "_columns_at", "_accumulators", "_index", "_size", "_changed", "_told",
-        "_marks", "_mark", "_places",
-    ))  # fmt: skip
+    _set_here = frozenset(("schema", "_output", "_updates", "_keys_at", "_columns_at", "_flux_groups"))
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -154,8 +148,8 @@ class Aggregate(Operator):
         for column in key:
             check_key_type(column, schemas[0].field(position(schemas[0], column)).type)
         measures = [
-            pa.field(column, made.result_type)
-            for column, made in zip(self._measures, self._new_accumulators(schemas[0]), strict=True)
+            pa.field(column, accumulator(*measure).result_type)
+            for column, measure in self._typed_measures(schemas[0]).items()
         ]
         return pa.schema([*(_nullable(schemas, column) for column in key), *measures])
 
@@ -187,51 +181,59 @@ class Aggregate(Operator):
         self._columns_at = [
             [None if m.column is None else position(schema, m.column) for m in measures] for schema in context.schemas
         ]
-        self._clear()
+        keys = [self._output.field(i) for i in range(len(context.key))]
+        self._flux_groups = KeyedState(keys, self._typed_measures(context.schemas[0]))
 
     def process(self, batch: pa.RecordBatch) -> Batches:
         rows = batch.num_rows
         if rows == 0:
             return None
-        which = self.context.input
-        if self._index is None:
-            slots, size = np.zeros(rows, np.int32), 1
-        else:
-            slots = self._index.slots([batch.column(i) for i in self._keys_at[which]])
-            size = len(self._index)
-        self._size = size
-        for made, at in zip(self._accumulators, self._columns_at[which], strict=True):
-            made.update(slots, None if at is None else batch.column(at), size)
-        touched = self._touched(slots, size) if self._updates else slots
-        self._changed.note(touched, size)
+        groups = self._flux_groups
+        slots = groups.slots([batch.column(i) for i in self._keys_at[self.context.input]], rows)
+        groups.update(slots, self._values(batch))
+        touched = groups.touched(slots) if self._updates else slots
+        groups.note(touched)
         return [self._results(touched)] if self._updates else None
+
+    @property
+    def processes_many(self) -> bool:
+        return super().processes_many and self._flux_groups.joins
+
+    @classmethod
+    def process_many(cls, operators: Sequence[Self], batch: pa.RecordBatch, rows: Sequence[int]) -> JointOutput | None:
+        first = operators[0]
+        update = JointUpdate([operator._flux_groups for operator in operators], rows)
+        slots = update.slots([batch.column(i) for i in first._keys_at[first.context.input]])
+        update.update(slots, first._values(batch))
+        if not first._updates:
+            update.note(slots)
+            return None
+        touched = update.touched(slots)
+        ends = touched.ends.tolist()
+        update.note(touched.slots, ends)
+        return JointOutput(pa.RecordBatch.from_arrays(update.results(touched), schema=first._output), ends)
+
+    def _values(self, batch: pa.RecordBatch) -> list[pa.Array | None]:
+        """Return the column of each measure; None where it counts rows."""
+        return [None if at is None else batch.column(at) for at in self._columns_at[self.context.input]]
 
     def finish(self) -> Batches:
         if self._updates:
             return None
-        if self._index is None and self._size == 0 and self.context.partition == 0:
-            self._reserve(1)  # as in Spark, the aggregate of no rows is one row
+        if not self.context.key and self.context.partition == 0:
+            self._flux_groups.make_single()  # as in Spark, the aggregate of no rows is one row
         return self._all_results()
 
     def snapshot(self) -> pa.Table | dict[str, Any]:
         """Return one row per key: its columns, then the state of each measure. If a subclass has attributes and defines no
         ``snapshot``, return a dictionary of the rows and the attributes."""
         own = self._own_attributes()
-        return self._groups() if own is None else {"groups": self._groups(), "attributes": own}
+        groups = self._flux_groups.snapshot()
+        return groups if own is None else {"groups": groups, "attributes": own}
 
     def _own_attributes(self) -> Any:
         """Return the attributes of a subclass. None: it has no attributes, or a ``snapshot`` of its own gives its state."""
         return state_of(self, self._set_here) if type(self).snapshot is Aggregate.snapshot else None
-
-    def _groups(self) -> pa.Table:
-        columns: dict[str, pa.Array | pa.ChunkedArray] = {}
-        if self._index is not None:
-            for i, column in enumerate(self._index.to_arrow().columns):
-                columns[f"key.{i}"] = column
-        for name, made in zip(self._measures, self._accumulators, strict=True):
-            for part, values in made.state():
-                columns[f"{name}.{part}"] = values
-        return pa.table(columns)
 
     def restore(self, snapshot: pa.Table | pa.RecordBatch | dict[str, Any]) -> None:
         if isinstance(snapshot, dict):
@@ -239,104 +241,47 @@ class Aggregate(Operator):
             snapshot = snapshot["groups"]
         if isinstance(snapshot, pa.RecordBatch):
             snapshot = pa.Table.from_batches([snapshot])
-        self._clear()
-        expected = self._groups().schema.names
-        if snapshot.schema.names != expected:
+        try:
+            self._flux_groups.restore(snapshot)
+        except StateMismatchError as error:
             raise SchemaError(
-                f"the snapshot has columns {snapshot.schema.names}, {type(self).__name__} has {expected}; "
-                "it was taken from another operator"
-            )
-        if self._index is not None:
-            fields = self._index.fields
-            keys = pa.Table.from_arrays(snapshot.columns[: len(fields)], schema=pa.schema(fields))
-            self._index = KeyIndex.from_arrow(keys)
-        for name, made in zip(self._measures, self._accumulators, strict=True):
-            made.load([(part, snapshot.column(f"{name}.{part}")) for part in made.parts])
-        self._size = snapshot.num_rows
+                f"{type(self).__name__}: {error}; the snapshot was taken from another operator"
+            ) from error
 
     def changes(self) -> dict[str, Any] | None:
         """Return the slots that changed since the last call: for older slots their numbers and the state of each measure, for new
         slots the key too. The state has one row per slot. None: too many slots have changed."""
-        whole = not self._changed.noting
-        first = self._told
-        slots = self._changed.take()
-        self._told = self._size
-        if whole or len(slots) > self._told_share * self._size:
-            return None
-        old, new = slots[slots < first], np.arange(first, self._size, dtype=np.int32)
-        rows = np.concatenate([old, new])
-        keys = [] if self._index is None else self._index.keys(new)
-        state = {
-            f"{name}.{part}": values
-            for name, made in zip(self._measures, self._accumulators, strict=True)
-            for part, values in made.state(rows)
-        }
-        own = self._own_attributes()
-        more = {} if own is None else {"attributes": own}
-        return {"first": first, "size": self._size, "slots": old, "keys": keys, "state": pa.table(state)} | more
+        changed = self._flux_groups.changes(self._told_share)
+        own = None if changed is None else self._own_attributes()
+        return changed if changed is None or own is None else changed | {"attributes": own}
 
     def apply_changes(self, changes: dict[str, Any]) -> None:
         if "attributes" in changes:
             put_state(self, changes["attributes"])
-        first, size, old, keys = (changes[part] for part in ("first", "size", "slots", "keys"))
-        new = np.arange(first, size, dtype=np.int32)
-        if self._size != first:
-            raise SchemaError(f"changes of a state of {first} keys cannot be applied to one of {self._size}")
-        if self._index is not None and len(new) and not np.array_equal(self._index.slots(keys), new):
-            raise SchemaError("changes of another state: keys that are new to it are there already")
-        rows = np.concatenate([old, new])
-        for name, made in zip(self._measures, self._accumulators, strict=True):
-            made.put(rows, [(part, changes["state"][f"{name}.{part}"]) for part in made.parts], size)
-        self._size = size
+        try:
+            self._flux_groups.apply_changes(changes)
+        except StateMismatchError as error:
+            raise SchemaError(f"{type(self).__name__}: {error}") from error
 
     def state_bytes(self) -> int:
         """Return the bytes of memory that keys and accumulators hold."""
-        held = builtins.sum(made.nbytes for made in self._accumulators)
-        return held + (self._index.nbytes if self._index is not None else 0)
+        return self._flux_groups.nbytes
 
-    def _clear(self) -> None:
-        schema, key = self.context.schemas[0], self.context.key
-        self._accumulators = self._new_accumulators(schema)
-        self._index = KeyIndex([self._output.field(i) for i in range(len(key))]) if key else None
-        self._size = 0
-        self._changed = ChangedSlots()
-        self._told = 0
-        self._marks = np.zeros(0, np.int64)
-        self._mark = 0
-        self._places: Any = None  # addresses of all these arrays, for calls that serve several partitions (together)
-
-    def _new_accumulators(self, schema: pa.Schema) -> list[Accumulator]:
-        return [
-            accumulator(m.kind, m.column, None if m.column is None else schema.field(position(schema, m.column)).type)
-            for m in self._measures.values()
-        ]
-
-    def _reserve(self, size: int) -> None:
-        for made in self._accumulators:
-            made.update(np.zeros(0, np.int32), None, size)
-        self._size = size
-
-    def _next_mark(self, size: int) -> int:
-        """Return a mark that none of the first ``size`` slots has yet."""
-        if size > len(self._marks):
-            self._marks, self._mark = np.zeros(2 * size, np.int64), 0
-        self._mark += 1
-        return self._mark
-
-    def _touched(self, slots: np.ndarray, size: int) -> np.ndarray:
-        self._next_mark(size)
-        out = np.empty(len(slots), np.int32)
-        return out[: kernels.touched(slots, self._marks, self._mark, out)]
+    def _typed_measures(self, schema: pa.Schema) -> dict[str, TypedMeasure]:
+        return {
+            name: TypedMeasure(
+                m.kind, m.column, None if m.column is None else schema.field(position(schema, m.column)).type
+            )
+            for name, m in self._measures.items()
+        }
 
     def _all_results(self) -> Iterator[pa.RecordBatch]:
-        for start in range(0, self._size, RESULT_ROWS_MAX):
-            end = builtins.min(start + RESULT_ROWS_MAX, self._size)
+        for start in range(0, len(self._flux_groups), RESULT_ROWS_MAX):
+            end = builtins.min(start + RESULT_ROWS_MAX, len(self._flux_groups))
             yield self._results(np.arange(start, end, dtype=np.int32))
 
     def _results(self, slots: np.ndarray) -> pa.RecordBatch:
-        keys = self._index.keys(slots) if self._index is not None else []
-        values = [made.result(slots) for made in self._accumulators]
-        return pa.RecordBatch.from_arrays([*keys, *values], schema=self._output)
+        return pa.RecordBatch.from_arrays(self._flux_groups.results(slots), schema=self._output)
 
 
 def keeps_attributes(operator: Operator) -> bool:

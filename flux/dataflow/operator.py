@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,13 @@ from flux.dataflow.timers import Timers
 from flux.errors import UsageError
 
 Batches = Iterable[pa.RecordBatch] | None
+
+
+class JointOutput(NamedTuple):
+    """Output of several partitions, one behind the other: rows ``ends[k - 1]`` to ``ends[k]``, exclusive, are of partition k."""
+
+    batch: pa.RecordBatch
+    ends: list[int]
 
 
 @dataclass
@@ -164,6 +171,33 @@ class Operator:
 
         The batch may be a view into a larger one: copy the rows that the operator keeps."""
         raise NotImplementedError(f"{type(self).__name__} must define process(self, batch)")
+
+    @property
+    def processes_many(self) -> bool:
+        """Whether ``process_many`` serves this operator. Asked once, after ``open``; the same for all operators of a stage.
+
+        By default True if the class defines ``process_many``. A subclass that defines only ``process`` does not have it."""
+        kind = type(self)
+        return kind._defines("process_many") is not Operator and issubclass(
+            kind._defines("process_many"), kind._defines("process")
+        )
+
+    @classmethod
+    def process_many(cls, operators: Sequence[Self], batch: pa.RecordBatch, rows: Sequence[int]) -> JointOutput | None:
+        """Do the ``process`` of several partitions in one call, because a small batch touches most partitions and costs little
+        more than the call.
+
+        The operators belong to partitions of one stage, each with the ``context`` of its own step, and all rows are of the same
+        input. ``batch`` has the rows of all: ``rows[k]`` rows, at least one, for operator k, one operator behind the other.
+        Returns the output of all; None: there is none. Law: state and output of each operator are those of its ``process`` with
+        its own rows. Raises FailedPartition to name the partition whose rows do not fit; any other error is told of the first
+        partition. Few rows are applied like this, about a thousand for each partition at most."""
+        raise NotImplementedError(f"{cls.__name__} does not define process_many")
+
+    @classmethod
+    def _defines(cls, method: str) -> type:
+        """Return the class whose definition of a method is in use."""
+        return next(kind for kind in cls.__mro__ if method in vars(kind))
 
     def on_timer(self, name: str) -> Batches:
         """Handle a due timer: return or yield zero or more output batches. The timer is no longer set; set it again to be

@@ -26,7 +26,6 @@ from flux.dataflow.attributes import attribute_count, open_operator
 from flux.dataflow.chained import chain_of, note_of_output
 from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.dataflow.plan import StagePlan
-from flux.dataflow.together import goes_together
 from flux.dataflow.user_code import closed
 from flux.replicas.blame import Blame, joined
 from flux.replicas.checksums import Checksums, other_output
@@ -143,7 +142,7 @@ class Replica:
         # Most attributes that cannot travel exist after the first rows at the latest.
         first = chain_of(self.operator)[0]
         self._proven = attribute_count(first) if keeps_attributes(first) else None
-        self.goes_together = goes_together(self.operator)
+        self.goes_together = first.processes_many
         self.timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
 
     @property

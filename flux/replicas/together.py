@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from flux.dataflow.chained import Chained
-from flux.dataflow.together import FailedPartition, Results, aggregate_of, process_each
+from flux.dataflow.batches import conform
+from flux.dataflow.chained import Chained, chain_of
+from flux.dataflow.operator import JointOutput
 from flux.replicas.replica import Replica
 from flux.stream.checksum import extend_apart
 from flux.stream.receiver import Slice
 from partitioning.cluster import owned
+from partitioning.errors import FailedPartition
 
 #: Above this many rows, per-row work dominates call overhead.
 ROWS_MAX = 1024
@@ -62,22 +64,39 @@ def step_together(replicas: Sequence[Replica], now: float) -> list[list[Slice]]:
 
 
 def _process_each(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> None:
-    found = [aggregate_of(replica.operator) for replica, _ in few]
-    operators = [operator for operator in found if operator is not None]
-    together, rows = pa.concat_batches([batch for _, batch in few]), [batch.num_rows for _, batch in few]
-    try:
-        results = process_each(operators, together, rows)
-    except FailedPartition as failed:
-        replica, _ = few[failed.at]
-        raise replica.blame.error("process", replica.applying, failed.error) from failed.error
-    if results is None:
+    first, _ = few[0]
+    output = first.blame.guard("process_many", first.applying, lambda: _joint_output(few))
+    if output is None:
         for replica, _ in few:
             replica.give([])
     else:
-        _give_each([replica for replica, _ in few], results)
+        _give_each([replica for replica, _ in few], output)
 
 
-def _give_each(replicas: Sequence[Replica], results: Results) -> None:
+def _joint_output(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> JointOutput | None:
+    """Call the operators, and check the form of their output. UserCodeError names the partition whose rows do not fit."""
+    operators = [chain_of(replica.operator)[0] for replica, _ in few]
+    together, rows = pa.concat_batches([batch for _, batch in few]), [batch.num_rows for _, batch in few]
+    try:
+        output = operators[0].process_many(operators, together, rows)
+    except FailedPartition as failed:
+        replica, _ = few[failed.at]
+        raise replica.blame.error("process", replica.applying, failed.error) from failed.error
+    if output is None:
+        return None
+    ends = [0, *output.ends]
+    if len(ends) != len(few) + 1 or ends[-1] != output.batch.num_rows or sorted(ends) != ends:
+        raise ValueError(
+            f"the output of {len(few)} partitions must have {len(few)} ends, ascending up to its {output.batch.num_rows} rows; "
+            f"got {output.ends}"
+        )
+    stage = few[0][0].stage
+    if isinstance(few[0][0].operator, Chained):  # its second operator checks its own input
+        return output
+    return output._replace(batch=conform(output.batch, stage.output_schema, f"output of stage {stage.name}"))
+
+
+def _give_each(replicas: Sequence[Replica], results: JointOutput) -> None:
     batch, first = results.batch, replicas[0]
     rows = [end - start for start, end in zip([0, *results.ends], results.ends, strict=False)]
     least = LEAST_SHARE * batch.num_rows / len(rows)

@@ -1,4 +1,4 @@
-"""Aggregates of several partitions in one call do what each does alone with its own rows (design: together)."""
+"""Operators of several partitions in one call do what each does alone with its own rows (design: together)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from itertools import accumulate
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +19,7 @@ from one_worker import Kept, kept, planned, work, worker
 import flux
 from controller.dag import compile_plan
 from flux.dataflow.chained import Chained
-from flux.dataflow.operator import Context
-from flux.dataflow.together import FailedPartition, goes_together, process_each
+from flux.dataflow.operator import Context, JointOutput
 from flux.errors import UserCodeError
 from flux.host.notes import PARTITION
 from flux.host.stage_worker import StageWorker
@@ -28,6 +28,7 @@ from flux.settings import Settings
 from flux.stream.checksum import extend
 from flux.stream.producer import Producer
 from partitioning.cluster import Clustered
+from partitioning.errors import FailedPartition
 from partitioning.ids import StreamId
 
 SCHEMA = pa.schema(
@@ -75,7 +76,7 @@ STEP = st.lists(st.lists(ROW, min_size=1, max_size=20), min_size=3, max_size=3) 
 )
 def test_state_and_results_are_those_of_each_partition_alone(steps: list[Any], key: str, mode: str, told: bool) -> None:
     ours, theirs = made(KEYS[key], 3, mode), made(KEYS[key], 3, mode)
-    assert all(map(goes_together, ours))
+    assert all(operator.processes_many for operator in ours)
     if told:
         for operator in (*ours, *theirs):
             operator.changes()
@@ -90,7 +91,7 @@ def test_state_and_results_are_those_of_each_partition_alone(steps: list[Any], k
         parts = [batch(rows) for rows in step]
         # Behind rows of somebody else: what is read is by address.
         behind = pa.concat_batches([batch([(1, "x", 1, 1, 1.0)]), *parts]).slice(1)
-        found = process_each(ours, behind, [part.num_rows for part in parts])
+        found = ours[0].process_many(ours, behind, [part.num_rows for part in parts])
         expected = [operator.process(part) for operator, part in zip(theirs, parts, strict=True)]
         if mode == "complete":
             assert found is None
@@ -118,7 +119,7 @@ def test_state_that_has_grown_is_found_where_it_is_now() -> None:
     ours, theirs = made(("k",), 2), made(("k",), 2)
     for size in (1, 60, 300, 5, 900, 4000):
         parts = [batch([(n + 7 * p, "w", 1, n, 0.5) for n in range(size)]) for p in range(2)]
-        found = process_each(ours, pa.concat_batches(parts), [size, size])
+        found = ours[0].process_many(ours, pa.concat_batches(parts), [size, size])
         assert found is not None
         expected = [operator.process(part)[0] for operator, part in zip(theirs, parts, strict=True)]
         assert found.batch.equals(pa.concat_batches(expected))
@@ -137,7 +138,7 @@ def test_a_result_that_is_no_number_has_the_same_bits_whoever_lies_beside_it() -
     x = pa.array([np.inf, -np.inf, np.nan], pa.float64())
     mine = pa.record_batch([pa.array([1, 1, 1]), x], schema=schema)
     other = pa.record_batch([pa.array([1]), pa.array([None], pa.float64())], schema=schema)
-    found = process_each(ours, pa.concat_batches([mine, other]), [3, 1])
+    found = ours[0].process_many(ours, pa.concat_batches([mine, other]), [3, 1])
     (alone,) = theirs.process(mine)
     assert found is not None
     assert extend(0, found.batch.slice(0, 1)) == extend(0, alone)
@@ -176,7 +177,7 @@ def test_only_plain_aggregates_with_a_key_go_together(kind: Any, key: tuple[str,
     schema = SCHEMA.append(pa.field("d", pa.decimal128(5, 2)))
     operator = kind()
     operator.open(Context("some", key=key, schemas=(schema,), output_mode="update"))
-    assert goes_together(operator) is goes
+    assert operator.processes_many is goes
     operator.process(pa.record_batch([[1], ["a"], [1], [1], [1.0], [Decimal(1)]], schema=schema))
 
 
@@ -191,7 +192,7 @@ def test_a_sum_that_does_not_fit_names_the_partition() -> None:
         operator.open(Context("sums", partition, 3, ("k",), (schema,), "update"))
     rows = pa.record_batch([[1, 1, 1, 1], [1, 2**63 - 1, 1, 1]], schema=schema)
     with pytest.raises(FailedPartition) as raised:
-        process_each(operators, rows, [1, 2, 1])
+        Sums.process_many(operators, rows, [1, 2, 1])
     assert raised.value.at == 1
     assert "sum of column 'x'" in str(raised.value.error)
 
@@ -208,7 +209,12 @@ class Newest(Kept):
 
 
 def run(
-    kind: Any, batches: list[pa.RecordBatch], partitions: int = 6, sinks: int = 1, **options: Any
+    kind: Any,
+    batches: list[pa.RecordBatch],
+    partitions: int = 6,
+    sinks: int = 1,
+    schema: pa.Schema | None = None,
+    **options: Any,
 ) -> tuple[list[Any], Any]:
     """What arrives behind an aggregate of so many partitions, and the worker."""
     source = flux.source(lambda p: iter(batches), PAIRS, 1)
@@ -216,8 +222,9 @@ def run(
     first = flux.stage(key="k", partitions=partitions, output_mode="update", name="Sums")(Sums)
     plan = planned(first, behind, source=source, **options)
     if kind is not Sums:
-        stages = replace(plan.stages[0], make=kind, output_schema=Numbered.schema), *plan.stages[1:]
-        edges = plan.edges[0], replace(plan.edges[1], schema=Numbered.schema)
+        schema = Numbered.schema if schema is None else schema
+        stages = replace(plan.stages[0], make=kind, output_schema=schema), *plan.stages[1:]
+        edges = plan.edges[0], replace(plan.edges[1], schema=schema)
         plan = replace(plan, stages=stages, edges=edges)
     core = worker(plan)
     for now in range(200):
@@ -233,17 +240,23 @@ def pairs(*rows: tuple[int, int]) -> pa.RecordBatch:
     return pa.record_batch([[k for k, _ in rows], [x for _, x in rows]], schema=PAIRS)
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, note: Any) -> None:
+    right = flux.Aggregate.process_many.__func__
+
+    def watched(cls: Any, operators: Any, batch: pa.RecordBatch, rows: Sequence[int]) -> Any:
+        note(operators, batch)
+        return right(cls, operators, batch, rows)
+
+    monkeypatch.setattr(flux.Aggregate, "process_many", classmethod(watched))
+
+
 @pytest.mark.parametrize("batch_max_rows", [3, 65536])
 def test_partitions_of_a_worker_are_applied_in_one_call_and_give_what_they_should(
     batch_max_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
 
-    def counted(operators: Any, batch: pa.RecordBatch, rows: Sequence[int]) -> Any:
-        calls.append(len(operators))
-        return process_each(operators, batch, rows)
-
-    monkeypatch.setattr(together, "process_each", counted)
+    watch(monkeypatch, lambda operators, batch: calls.append(len(operators)))
     rng = np.random.default_rng(0)
     batches = [pairs(*zip(rng.integers(0, 40, 3), rng.integers(-9, 9, 3), strict=True)) for _ in range(200)]
     arrived, core = run(Sums, batches, batch_max_rows=batch_max_rows)
@@ -257,6 +270,87 @@ def test_partitions_of_a_worker_are_applied_in_one_call_and_give_what_they_shoul
     core.validate()
     for replica in core.replicas.values():
         replica.validate()
+
+
+#: Partitions of each call of ``Latest.process_many``.
+CALLS: list[int] = []
+
+
+class Latest(flux.Operator):
+    """An operator of a user's own that takes several partitions in one call."""
+
+    schema = PAIRS
+    wrong: ClassVar[str] = ""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.sums: Counter[int] = Counter()
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 13 in batch.column("k").to_pylist():
+            raise ValueError("13")
+        for k, x in zip(*batch.to_pydict().values(), strict=True):
+            self.sums[k] += x
+        given = dict.fromkeys(batch.column("k").to_pylist())
+        return pairs(*[(k, self.sums[k]) for k in given])
+
+    @classmethod
+    def process_many(cls, operators: Sequence[Latest], batch: pa.RecordBatch, rows: Sequence[int]) -> JointOutput:
+        CALLS.append(len(operators))
+        if cls.wrong == "raises":
+            raise RuntimeError("of all")
+        start, parts = 0, []
+        for at, (operator, more) in enumerate(zip(operators, rows, strict=True)):
+            try:
+                parts.append(operator.process(batch.slice(start, more)))
+            except ValueError as error:
+                raise FailedPartition(at, error) from error
+            start += more
+        ends = list(accumulate(part.num_rows for part in parts))
+        output = pa.concat_batches(parts)
+        if cls.wrong == "column":
+            output = output.rename_columns(["k", "y"])
+        return JointOutput(output, ends[:-1] if cls.wrong == "ends" else ends)
+
+
+class OwnProcess(Latest):
+    def process(self, batch: pa.RecordBatch) -> Any:
+        return super().process(batch)
+
+
+def test_an_operator_of_ones_own_takes_several_partitions_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    batches = [pairs(*zip(rng.integers(20, 60, 9), rng.integers(-9, 9, 9), strict=True)) for _ in range(60)]
+    CALLS.clear()
+    ours, core = run(Latest, batches, schema=PAIRS)
+    assert core.replicas[0, 0].goes_together
+    assert max(CALLS) > 2
+    monkeypatch.setattr("flux.host.turns.TOGETHER_MAX", 1)
+    theirs, _ = run(Latest, batches, schema=PAIRS)
+    assert sorted(ours) == sorted(theirs)
+    operator = OwnProcess()
+    operator.open(Context("own", key=("k",), schemas=(PAIRS,)))
+    assert not operator.processes_many, "its process is not that of the class with process_many"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("", r"partition {13}: process\(\) raised ValueError: 13 \(at stream 0.0"),
+        ("raises", r"process_many\(\) raised RuntimeError: of all"),
+        ("ends", r"the output of \d partitions must have \d ends, ascending up to its \d rows; got"),
+        (
+            "column",
+            r"output of stage Sums: declared \(k int64, x int64\), got \(k int64, y int64\): column 'x' is missing",
+        ),
+    ],
+)
+def test_a_mistake_in_one_call_for_several_partitions_is_told(
+    wrong: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Latest, "wrong", wrong)
+    with pytest.raises(UserCodeError, match=message.replace("{13}", str(home(13)))):
+        run(Latest, [pairs((1, 1), (2, 1), (3, 1), (4, 1), (13, 1) if not wrong else (5, 1))], schema=PAIRS)
 
 
 class Numbered(flux.Operator):
@@ -284,7 +378,7 @@ def test_what_they_give_goes_through_a_second_operator_partition_by_partition(mo
     rng = np.random.default_rng(0)
     batches = [pairs(*zip(rng.integers(20, 60, 9), rng.integers(-9, 9, 9), strict=True)) for _ in range(60)]
     ours, core = run(chained, batches)
-    assert goes_together(core.replicas[0, 0].operator)
+    assert core.replicas[0, 0].goes_together
     monkeypatch.setattr("flux.host.turns.TOGETHER_MAX", 1)
     theirs, _ = run(chained, batches)
     assert {(k, n) for k, _, n in ours} == {(k, n) for k, _, n in theirs}
@@ -301,11 +395,7 @@ def test_an_error_of_the_second_operator_names_the_partition() -> None:
 def test_rows_in_much_memory_are_applied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def counted(operators: Any, batch: pa.RecordBatch, rows: Sequence[int]) -> Any:
-        calls.append(batch.nbytes)
-        return process_each(operators, batch, rows)
-
-    monkeypatch.setattr(together, "process_each", counted)
+    watch(monkeypatch, lambda operators, batch: calls.append(batch.nbytes))
     monkeypatch.setattr(together, "BYTES_MAX", 1000)
     run(Sums, [pairs(*[(k, 1) for k in range(2000)])])
     assert calls == []

@@ -19,7 +19,7 @@ from flux.dataflow.operator import Context
 from flux.replicas.snapshot import decode_snapshot, encode_snapshot
 from partitioning.cluster import cluster_by_key
 from partitioning.hashing import hash_columns
-from partitioning.keyed_state import KeyIndex
+from partitioning.key_index import KeyIndex
 
 FLOATS = st.sampled_from([0.0, -0.0, float("nan"), float("inf"), 1.0, -1.5, 5e-324])
 CENTS = st.integers(-(10**12) + 1, 10**12 - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from partitioning.changed import ROOM_MIN, ChangedSlots
+from partitioning.keyed_state import ROOM_MIN, ChangedSlots
 
 
 def slots(*given: int) -> np.ndarray:

@@ -1,192 +1,158 @@
-"""Keys to slots and back."""
+"""Groups are an object of their own: an aggregate has one, a windowed operator one for each pane."""
 
 from __future__ import annotations
 
-import datetime
-import decimal
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from partitioning import slot_tables
-from partitioning.errors import KeyTypeError
-from partitioning.keyed_state import KeyIndex
+from partitioning.errors import FailedPartition, StateMismatchError, SumOverflowError
+from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
 
-NAN = float("nan")
-DAY = datetime.date(2013, 1, 1)
-MOMENT = datetime.datetime(2013, 1, 1, 12, tzinfo=datetime.UTC)
-
-
-def index_of(*columns: pa.Array) -> KeyIndex:
-    return KeyIndex([pa.field(f"k{i}", column.type) for i, column in enumerate(columns)])
-
-
-KEYS = [
-    pa.array([True, None, False, True]),
-    pa.array([-1, None, 127, -128], pa.int8()),
-    pa.array([255, 0, None, 255], pa.uint8()),
-    pa.array([-1, None, 7, -1], pa.int32()),
-    pa.array([(1 << 64) - 1, None, 0, 5], pa.uint64()),
-    pa.array([0, None, -1, 1 << 62]),
-    pa.array([1.5, None, float("inf"), 1.5], pa.float32()),
-    pa.array([1.5, None, -float("inf"), 1e300]),
-    pa.array([DAY, None, DAY, DAY], pa.date32()),
-    pa.array([DAY, None, DAY, DAY], pa.date64()),
-    pa.array([MOMENT, None, MOMENT, MOMENT], pa.timestamp("us", "Europe/Berlin")),
-    pa.array([MOMENT, None, MOMENT, MOMENT], pa.timestamp("s", "UTC")),
-    pa.array(
-        [decimal.Decimal("-1.50"), None, decimal.Decimal(10) ** 35, decimal.Decimal("0")],
-        pa.decimal128(38, 2),
-    ),
-    pa.array(["", None, "a", "longer than eight bytes"]),
-    pa.array(["", None, "a", ""], pa.large_string()),
-    pa.array([b"", None, b"\0", b"\0\0"], pa.binary()),
-    pa.array([b"", None, b"\0", b"\0\0"], pa.large_binary()),
-]
+TYPES = {"i": pa.int32(), "u": pa.uint64(), "f": pa.float64(), "d": pa.decimal128(38, 2), "s": pa.string()}
+MEASURES = {
+    f"{kind}_{column}": TypedMeasure(kind, column, type_)
+    for column, type_ in TYPES.items()
+    for kind in (("count", "min", "max") if column == "s" else ("count", "sum", "mean", "min", "max"))
+    if (kind, column) not in (("sum", "u"), ("mean", "u"))
+} | {"rows": TypedMeasure("count")}
+KEYS = {
+    "one word": [pa.field("k", pa.int64())],
+    "two columns": [pa.field("k", pa.int64()), pa.field("t", pa.string())],
+    "no key": [],
+}
+ROW = st.tuples(
+    st.none() | st.integers(0, 6),
+    st.none() | st.sampled_from("ab"),
+    st.none() | st.integers(-9, 9),
+    st.none() | st.sampled_from([0, 1, 2**64 - 1]),
+    # Sums of these are exact, so that they do not depend on the order of the additions.
+    st.none() | st.sampled_from([0.0, -0.5, 3.0, float("nan")]),
+    st.none()
+    | st.sampled_from([Decimal(0), Decimal("-0.01"), Decimal(2**70), Decimal(-(2**70)), Decimal(2**64) / 100]),
+    st.none() | st.text("ab\0é", max_size=9),
+)
+SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), *TYPES.items()])
 
 
-@pytest.mark.parametrize("column", KEYS, ids=lambda column: str(column.type))
-def test_keys_of_every_type_come_back_as_they_were(column: pa.Array) -> None:
-    index = index_of(column)
-    slots = index.slots([column])
-    distinct = list(dict.fromkeys(column.to_pylist()))
-    assert slots.dtype == np.int32
-    assert slots.tolist() == [distinct.index(value) for value in column.to_pylist()]
-    (keys,) = index.keys()
-    keys.validate(full=True)
-    assert keys.type == column.type
-    assert keys.to_pylist() == distinct
-    assert index.keys(slots)[0].equals(column)
-    assert len(index) == len(distinct)
+def batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, t) for c, t in zip(columns, SCHEMA.types, strict=True)], schema=SCHEMA
+    )
 
 
-def test_keys_of_all_types_together_come_back_as_they_were() -> None:
-    index = index_of(*KEYS)
-    assert index.slots(KEYS).tolist() == [0, 1, 2, 3]
-    assert index.slots([column.slice(2, 2) for column in KEYS]).tolist() == [2, 3]
-    turned = index.keys(np.array([3, 0, 1]))
-    for keys, column in zip(turned, KEYS, strict=True):
-        keys.validate(full=True)
-        assert keys.equals(column.take(pa.array([3, 0, 1])))
+def add(state: KeyedState, rows: pa.RecordBatch) -> None:
+    slots = state.slots([rows.column(field.name) for field in state.keys], rows.num_rows)
+    state.update(slots, [None if m.column is None else rows.column(m.column) for m in state.measures.values()])
+    state.note(state.touched(slots))
 
 
-def test_more_than_64_key_columns_still_tell_their_nulls_apart() -> None:
-    columns = [pa.array([0, None] if i in (0, 69) else [0, 0]) for i in range(70)]
-    other = [pa.array([0, None] if i == 5 else [0, 0]) for i in range(70)]
-    index = index_of(*columns)
-    assert index.slots(columns).tolist() == [0, 1]
-    assert index.slots(other).tolist() == [0, 2]
-    assert index.keys()[69].to_pylist() == [0, None, 0]
+def filled(keys: list[pa.Field], rows: pa.RecordBatch) -> KeyedState:
+    state = KeyedState(keys, MEASURES)
+    if rows.num_rows:
+        add(state, rows)
+    return state
 
 
-def test_floats_are_equal_as_in_spark() -> None:
-    for type_ in (pa.float32(), pa.float64()):
-        column = pa.array([NAN, 0.0, -0.0, NAN, 1.0, None], type_)
-        assert index_of(column).slots([column]).tolist() == [0, 1, 1, 0, 2, 3]
+def told(state: KeyedState) -> str:
+    return repr([column.to_pylist() for column in state.results(np.arange(len(state), dtype=np.int32))])
 
 
-def test_null_empty_and_zero_bytes_are_different_strings() -> None:
-    column = pa.array(["", None, "\0", "\0\0", "\0" * 8, "\0" * 9, "", None])
-    assert index_of(column).slots([column]).tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+@settings(deadline=None, max_examples=60)
+@given(st.lists(ROW, max_size=25), st.lists(ROW, max_size=25), st.sampled_from(sorted(KEYS)), st.booleans())
+def test_two_states_merged_are_the_state_of_all_rows(
+    rows: list[Any], later: list[Any], key: str, restored: bool
+) -> None:
+    ours, theirs = filled(KEYS[key], batch(rows)), filled(KEYS[key], batch(later))
+    if restored:
+        for state in (ours, theirs):
+            state.restore(state.snapshot())
+    base = ours.empty()
+    base.restore(ours.snapshot())
+    ours.changes()
+    before = told(theirs)
+    ours.merge(theirs)
+    assert told(ours) == told(filled(KEYS[key], batch(rows + later)))
+    assert told(theirs) == before
+    changed = ours.changes()
+    assert changed is not None
+    base.apply_changes(changed)
+    assert told(base) == told(ours)
+    add(ours, batch([(1, "a", 1, 1, 1.0, Decimal(1), "x")]))
+    add(base, batch([(1, "a", 1, 1, 1.0, Decimal(1), "x")]))
+    assert told(base) == told(ours)
 
 
-def test_null_is_no_zero_and_takes_its_place_in_the_order() -> None:
-    index = index_of(pa.array([1]))
-    assert index.slots([pa.array([5, None, 0])]).tolist() == [0, 1, 2]
-    assert index.slots([pa.array([0, None, 6])]).tolist() == [2, 1, 3]
-    assert index.keys()[0].to_pylist() == [5, None, 0, 6]
+def test_merged_sums_of_decimals_carry_from_word_to_word() -> None:
+    type_ = TYPES["d"]
+    values = [Decimal(f"{sign}{n}") / 100 for n in (0, 1, 2**63, 2**64, 2**64 - 1, 10**37) for sign in "+-"]
+    kinds = {"sum": TypedMeasure("sum", "d", type_), "least": TypedMeasure("min", "d", type_)}
+    for one in values:
+        states = [KeyedState([pa.field("k", pa.int64())], kinds) for _ in range(3)]
+        for state, column in zip(states, ([one] * len(values), values), strict=False):
+            state.update(state.slots([pa.array(range(len(values)))], len(values)), [pa.array(column, type_)] * 2)
+        states[0].merge(states[1])
+        both = pa.array([value for other in values for value in (one, other)], type_)
+        states[2].update(states[2].slots([pa.array([k // 2 for k in range(len(both))])], len(both)), [both] * 2)
+        assert told(states[0]) == told(states[2])
 
 
-def test_words_that_could_be_mistaken_for_each_other_across_columns_are_not() -> None:
-    a, b = pa.array([1, 2, None, 0, None]), pa.array([2, 1, 0, None, None])
-    assert index_of(a, b).slots([a, b]).tolist() == [0, 1, 2, 3, 4]
+def test_a_merged_sum_that_does_not_fit_is_an_error() -> None:
+    kinds = {"sum": TypedMeasure("sum", "i", pa.int64())}
+    one, other = KeyedState([], kinds), KeyedState([], kinds)
+    for state in (one, other):
+        state.update(state.slots([], 1), [pa.array([2**62])])
+    with pytest.raises(SumOverflowError, match="sum of column 'i' does not fit int64"):
+        one.merge(other)
 
 
-def test_strings_split_differently_over_two_columns_are_different_keys() -> None:
-    a, b = pa.array(["ab", "a", "", None]), pa.array(["c", "bc", "abc", "abc"])
-    assert index_of(a, b).slots([a, b]).tolist() == [0, 1, 2, 3]
+def test_states_of_other_keys_or_measures_are_refused() -> None:
+    state = KeyedState(KEYS["one word"], {"rows": TypedMeasure("count")})
+    other = KeyedState(KEYS["no key"], {"rows": TypedMeasure("count")})
+    with pytest.raises(
+        StateMismatchError, match=r"of no key: count\(\) cannot be merged into one of k int64: count\(\)"
+    ):
+        state.merge(other)
+    with pytest.raises(StateMismatchError, match=r"has columns \['rows.counts'\], expected \['key.0', 'rows.counts'\]"):
+        state.restore(other.snapshot())
+    state.changes()
+    changes = filled(KEYS["one word"], batch([])).empty().changes()
+    assert changes is None, "there was no call before"
+    state.update(state.slots([pa.array([1, 2])], 2), [None])
+    state.note(np.array([0, 1], np.int32))
+    changes = state.changes()
+    assert changes is not None
+    with pytest.raises(StateMismatchError, match="of a state of 0 keys cannot be applied to one of 2"):
+        state.apply_changes(changes)
 
 
-@pytest.mark.parametrize("make", [str, lambda i: i, lambda i: decimal.Decimal(i)], ids=["text", "int", "decimal"])
-def test_the_index_grows_with_its_keys(make: object) -> None:
-    keys = 10 * slot_tables.KEYS_MIN + 3
-    column = pa.array([make(i) for i in range(keys)])  # type: ignore[operator]
-    index = index_of(column)
-    before = index.nbytes
-    assert index.slots([column]).tolist() == list(range(keys))
-    assert index.slots([column.take(pa.array(range(keys - 1, -1, -1)))]).tolist() == list(range(keys - 1, -1, -1))
-    assert index.nbytes > before
+def test_a_state_of_few_rows_has_little_memory_of_its_own() -> None:
+    """A windowed operator has one for each pane."""
+    pane = KeyedState(KEYS["one word"], {"rows": TypedMeasure("count"), "i": TypedMeasure("sum", "i", pa.int32())})
+    pane.update(pane.slots([pa.array([1])], 1), [None, pa.array([1], pa.int32())])
+    assert pane.nbytes < 8192
 
 
-def test_one_string_may_be_larger_than_all_memory_held_so_far() -> None:
-    column = pa.array(["x" * (20 * slot_tables.ARENA_BYTES_MIN), "y", "x" * 5])
-    index = index_of(column)
-    assert index.slots([column]).tolist() == [0, 1, 2]
-    assert index.keys()[0].equals(column)
-
-
-@pytest.mark.parametrize("type_", [pa.string(), pa.large_string()])
-def test_strings_too_long_for_their_place_in_the_table_are_told_apart(type_: pa.DataType) -> None:
-    """A place says how many bytes a string has, up to 65,534."""
-    sizes = [65_533, 65_534, 65_535, 65_536, 65_537, 131_071, 131_072]
-    strings = ["a" * size for size in sizes] + ["a" * (size - 1) + "b" for size in sizes] + ["", "a"]
-    index = KeyIndex([pa.field("key", type_)])
-    assert index.slots([pa.array(strings, type_)]).tolist() == list(range(len(strings)))
-    again = [(7 * place) % len(strings) for place in range(50)]
-    assert index.slots([pa.array([strings[place] for place in again], type_)]).tolist() == again
-    assert index.keys()[0].to_pylist() == strings
-
-
-def test_many_strings_are_looked_up_as_a_dictionary_does() -> None:
-    """Known and new ones, nulls and slices, while the table and the bytes that it keeps grow."""
-    random, index, expected = np.random.default_rng(5), KeyIndex([pa.field("key", pa.string())]), {}
-    for rows in (1, 31, 32, 33, 64, 1000, 5000, 20_000):
-        numbers = random.integers(0, 4 * rows, rows + 3)
-        column = pa.array([None if number % 13 == 0 else f"key {number}" * (number % 5) for number in numbers])[3:]
-        places = [expected.setdefault(key, len(expected)) for key in column.to_pylist()]
-        assert index.slots([column]).tolist() == places
-    assert index.keys()[0].to_pylist() == list(expected)
-
-
-def test_no_rows_give_no_slots() -> None:
-    index = index_of(pa.array(["a"]))
-    assert index.slots([pa.array([], pa.string())]).tolist() == []
-    assert index.keys()[0].to_pylist() == []
-    assert KeyIndex.from_arrow(index.to_arrow()).to_arrow().num_rows == 0
-
-
-def test_a_snapshot_gives_every_key_its_old_slot() -> None:
-    columns = [pa.array([i % 700 for i in range(5000)]), pa.array([None, "a", "b", "", "c"] * 1000)]
-    index = index_of(*columns)
-    slots = index.slots(columns)
-    copy = KeyIndex.from_arrow(index.to_arrow())
-    assert copy.slots(columns).tolist() == slots.tolist()
-    assert len(copy) == len(index)
-    assert copy.slots([pa.array([-1]), pa.array(["new"])]).tolist() == [len(index)]
-
-
-def test_a_snapshot_with_a_key_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 keys were given, of which only 2"):
-        KeyIndex.from_arrow(pa.table({"k": [1, 2, 1]}))
-
-
-def test_columns_of_another_type_or_length_are_refused() -> None:
-    index = index_of(pa.array([1]), pa.array([1]))
-    with pytest.raises(TypeError, match="expected 1 rows of int64, not 1 rows of int32"):
-        index.slots([pa.array([1]), pa.array([1], pa.int32())])
-    with pytest.raises(TypeError, match="not 2 rows"):
-        index.slots([pa.array([1]), pa.array([1, 2])])
-
-
-def test_slots_that_were_never_given_have_no_key() -> None:
-    index = index_of(pa.array([1]))
-    index.slots([pa.array([1])])
-    for slot in (-1, 1):
-        with pytest.raises(IndexError):
-            index.keys(np.array([slot], np.int32))
-
-
-def test_a_key_column_of_another_type_is_refused() -> None:
-    with pytest.raises(KeyTypeError, match="'tags'"):
-        KeyIndex([pa.field("tags", pa.list_(pa.int64()))])
+def test_several_states_take_their_rows_in_one_call() -> None:
+    kinds = {"rows": TypedMeasure("count"), "i": TypedMeasure("sum", "i", pa.int64())}
+    states = [KeyedState(KEYS["one word"], kinds) for _ in range(2)]
+    update = JointUpdate(states, [2, 3])
+    slots = update.slots([pa.array([5, 5, 7, 8, 7])])
+    update.update(slots, [None, pa.array([1, 2, 10, 20, 30])])
+    touched = update.touched(slots)
+    assert touched.ends.tolist() == [1, 3]
+    assert [column.to_pylist() for column in update.results(touched)] == [[5, 7, 8], [2, 2, 1], [3, 40, 20]]
+    assert [len(state) for state in states] == [1, 2]
+    more = JointUpdate(states, [1, 1])
+    slots = more.slots([pa.array([5, 7])])
+    with pytest.raises(FailedPartition) as raised:
+        more.update(slots, [None, pa.array([1, 2**63 - 1])])
+    assert raised.value.at == 1
+    assert not KeyedState(KEYS["no key"], kinds).joins
+    assert not KeyedState(KEYS["one word"], {"s": TypedMeasure("min", "s", pa.string())}).joins

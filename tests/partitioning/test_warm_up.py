@@ -19,7 +19,6 @@ from partitioning import kernels
 from partitioning.warm_up import is_warm, warm_up
 from flux.dataflow import aggregate as agg
 from flux.dataflow.operator import Context
-from flux.dataflow.together import goes_together, process_each
 from partitioning.cluster import cluster_by_key
 
 def compiled():
@@ -51,8 +50,8 @@ for key in (("i",), ("t",), ("i", "t", "v"), ()):
         several = [Some(), Some()]
         for each in several:
             each.open(Context("some", key=key, schemas=(batch.schema,), output_mode="update"))
-        if goes_together(several[0]):
-            process_each(several, batch, [1, 1])
+        if several[0].processes_many:
+            Some.process_many(several, batch, [1, 1])
         if key:
             cluster_by_key(batch, range(len(key)), 7, np.arange(7)[::-1])
 assert compiled() == before
