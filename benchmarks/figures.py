@@ -15,7 +15,7 @@ README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "images" / "figures.svg"
 
 #: All sizes in pixels: height of a line, left edge and greatest length of the bars, width of the picture.
-LINE, LEFT, LONGEST, WIDTH = 34, 330, 360, 760
+LINE, LEFT, LONGEST, WIDTH = 34, 360, 360, 790
 #: The ratio at the right end of the scale.
 RATIO_MAX = 50
 #: Ratios with a line in the background.

@@ -116,7 +116,8 @@ def test_each_benchmark_has_one_table_that_names_command_and_commit() -> None:
 
 def test_the_readme_links_to_every_page_for_users() -> None:
     linked = {link.partition("#")[0] for link in _LINK.findall((ROOT / "README.md").read_text())}
-    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - linked == set()
+    missing = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - linked
+    assert not missing, "README.md, documents, has a link to each page for users"
 
 
 def test_every_example_in_python_can_be_compiled() -> None:
@@ -130,7 +131,7 @@ def test_the_site_has_every_page() -> None:
     named = re.findall(r"^ *- (?:.*: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
     outside = {page for source, page in hooks.PAGES.items() if (ROOT / source).exists()}
-    assert sorted(named) == sorted({*pages, *outside})
+    assert sorted(named) == sorted({*pages, *outside}), "mkdocs.yml names each page once, under nav"
     assert {path for path in DOCUMENTS if not path.is_relative_to(ROOT / "docs")} == {
         ROOT / source for source in hooks.PAGES if (ROOT / source).exists()
     }
