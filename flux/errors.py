@@ -78,6 +78,11 @@ class QueryFailed(FluxError):
     """An end of a running query that no user asked for. The message says what would have prevented it."""
 
 
+class DataLost(FluxError):
+    """Loss of data. Rows that were still to be read, or that a step has to repeat, are gone from the log of a source; a log ends
+    before a position that was read or written; or a topic was deleted and made anew."""
+
+
 class MoveFailed(FluxError):
     """A move that was asked for and given up; its partition is as well off as before. The message gives the reason."""
 

@@ -17,11 +17,16 @@ from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import read_elsewhere, without_worker
 from flux.errors import UsageError
 from flux.wire.control import LastCheckpoints, NewTable, Register, Rejected, Stop
+from partitioning.table import ReplicaAt
 
 #: If emptying a worker takes longer than this, a warning says so.
 DRAIN_TOLD_S = 30.0
 #: The longest time for which a stopped query waits for its last checkpoints.
 LAST_CHECKPOINTS_S = 5.0
+
+
+#: Primaries, and workers.
+Asked = tuple[tuple[tuple[ReplicaAt, ...], ...], frozenset[int]]
 
 
 class Departures:
@@ -38,6 +43,9 @@ class Departures:
         self._balancer = balancer
         self._kept: set[int] | None = None  # workers whose last checkpoints are kept, of a query that is stopped
         self._wait_until = 0.0
+        #: The epoch of the newest order to keep last checkpoints, and the primaries and workers of that time.
+        self._asked_epoch = -1
+        self._asked: Asked = ((), frozenset())
         self._sent_home: dict[int, Member] = {}  # the dismissed, and those that were given up and may live
 
     # ---- workers that are emptied
@@ -112,21 +120,38 @@ class Departures:
 
     def wait_for_checkpoints(self, now: float) -> None:
         """Ask all workers to give the vault their last checkpoints. A second call changes nothing."""
-        board = self._board
         if self._kept is None:
-            self._kept, self._wait_until = set(), now + LAST_CHECKPOINTS_S
-            for member in board.members.workers.values():
-                board.tell(member, LastCheckpoints())
+            self._wait_until = now + LAST_CHECKPOINTS_S
+            self._ask_for_checkpoints()
 
-    def checkpointed(self, worker: int) -> None:
-        """Note that the vault has the last checkpoints of this worker."""
-        if self._kept is not None:
+    def _ask_for_checkpoints(self) -> None:
+        board = self._board
+        self._kept, self._asked = set(), self._leading()
+        self._asked_epoch = -1 if board.table is None else board.table.epoch
+        for member in board.members.workers.values():
+            board.tell(member, LastCheckpoints(epoch=self._asked_epoch))
+
+    def _leading(self) -> Asked:
+        """Return the primaries, and the workers."""
+        stages = () if self._board.table is None else self._board.table.stages
+        return tuple(row[:1] for rows in stages for row in rows), frozenset(self._board.members.workers)
+
+    def checkpointed(self, worker: int, epoch: int) -> None:
+        """Note that the vault has the last checkpoints of this worker's primaries, by the table of an epoch."""
+        if self._kept is not None and epoch >= self._asked_epoch:
             self._kept.add(worker)
 
     def end_with_checkpoints(self, now: float) -> None:
         """End a stopped query when the vault has its last checkpoints, or when that takes too long: steps after the checkpoints
-        are repeated then."""
-        if self._kept is not None and (now >= self._wait_until or self._kept >= self._board.members.workers.keys()):
+        are repeated then.
+
+        A worker may have been lost without notice when the query was stopped. Its successors are asked, too: otherwise the steps
+        since its last checkpoint would have to be repeated, by rows that the log may not have any more."""
+        if self._kept is None:
+            return
+        if self._leading() != self._asked:
+            self._ask_for_checkpoints()
+        if now >= self._wait_until or self._kept >= self._board.members.workers.keys():
             self._board.end(None)
 
     def stop_draining(self, worker: int) -> Drain | None:

@@ -201,7 +201,7 @@ class Controller:
             case Goodbye() if member.about.role == "worker":
                 self.places.vacate(member.about.index)  # the query has ended
             case Checkpointed():
-                self.departures.checkpointed(message.node)
+                self.departures.checkpointed(message.node, message.epoch)
             case Goodbye() if member.about.role == "vault":
                 pass  # the query has ended
             case Goodbye():

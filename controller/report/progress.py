@@ -125,12 +125,14 @@ class Progress:
     _lags: SourceLags = field(init=False)
     _bad_records: BadRecordCounts = field(init=False)
     _not_compared: BadRecordCounts = field(init=False)
+    _lost_rows: BadRecordCounts = field(init=False)
 
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
         self._lags = SourceLags(self.plan.sources)
         self._bad_records = BadRecordCounts(len(self.plan.sources))
         self._not_compared = BadRecordCounts(len(self.plan.sources), "not_compared")
+        self._lost_rows = BadRecordCounts(len(self.plan.sources), "lost_rows")
         inputs = [[edge for edge in self.plan.edges if edge.consumer == stage.id] for stage in self.plan.stages]
         #: Stages whose only input is a source, and that source.
         self._behind = [
@@ -239,12 +241,15 @@ class Progress:
         """Report on each source, given the newest statistics of each worker, by its number."""
         self._bad_records.note(workers)
         self._not_compared.note(workers)
+        self._lost_rows.note(workers)
         sources = self._lags.report(workers.values())
         for number, source in enumerate(sources):
             if bad := self._bad_records.of(number):
                 source["badRecords"] = bad
             if left_out := self._not_compared.of(number):
                 source["notCompared"] = left_out
+            if lost := self._lost_rows.of(number):
+                source["lostRows"] = lost
         return sources
 
     @staticmethod

@@ -88,6 +88,11 @@ class WorkerSourcePlan(SourcePlan):
         return self.positions and bool(getattr(self.read, "row_numbers", False))
 
     @property
+    def goes_on_after_loss(self) -> bool:
+        """Return whether rows that have to be read again, and are gone, are to be passed over."""
+        return self.own_numbers and bool(getattr(self.read, "goes_on_after_loss", False))
+
+    @property
     def worker_partitions(self) -> int:
         return self.partitions
 
@@ -229,6 +234,16 @@ class Plan:
         """Return whether the reader of an edge's source gives the numbers of its rows (design: row-numbers)."""
         origin = self.origin(self.edges[edge]) if isinstance(self.edges[edge], FromSource) else None
         return isinstance(origin, WorkerSourcePlan) and origin.own_numbers
+
+    def may_lose(self, edge: EdgePlan, passed_over: bool = False) -> bool:
+        """Return whether rows of an edge may be others when they are made again, because a log before it, near or far, may have
+        lost some by then. ``passed_over``: and whether the query goes on then (design: rows-that-are-gone)."""
+        match origin := self.origin(edge):
+            case WorkerSourcePlan():
+                return origin.goes_on_after_loss if passed_over else origin.own_numbers
+            case StagePlan():
+                return any(self.may_lose(self.edges[each], passed_over) for each in origin.edges_in)
+        return False
 
     def travels(self, edge: EdgePlan) -> pa.Schema:
         """Return the schema of the rows as they are sent."""

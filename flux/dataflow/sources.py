@@ -130,7 +130,9 @@ def source(
     Rows are counted, so a source with positions must give them all again behind a position. A log that may lose rows, as by
     retention, sets the attribute ``row_numbers`` of ``read`` to true and gives ``flux.Positioned(batch, position, numbers)``: the
     number of each row, as its offset, of 64 bits and ascending, with or without gaps. A number stands for the same row in every
-    life. ``start`` is then None or a ``flux.RowStart``: all rows from its number on that are still there are wanted.
+    life. ``start`` is then None or a ``flux.RowStart``: all rows from its number on that are still there are wanted. Steps that
+    have to be repeated, and whose rows are gone, end the query with DataLost, or go on without these rows if an attribute
+    ``goes_on_after_loss`` of ``read`` is true.
 
     ``read`` may be an object with a method ``prepare(kept)`` besides. It is called on a copy, in the program that starts the
     query, before it starts, and settles where all lives of the query begin. ``kept``: None, or the result of ``prepare`` when a

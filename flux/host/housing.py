@@ -116,6 +116,9 @@ class Housing:
             replica.compare()  # the vault may give its state to a replica that repeats its steps
         replica.waits.from_sources = {edge for edge in stage.edges_in if not self._plan.edges[edge].from_stage}
         replica.waits.from_logs = {edge for edge in replica.waits.from_sources if self._plan.brings_numbers(edge)}
+        edges = [self._plan.edges[edge] for edge in stage.edges_in]
+        replica.may_lose = any(map(self._plan.may_lose, edges))
+        replica.waits.loses = {edge.id for edge in edges if self._plan.may_lose(edge, passed_over=True)}
         self._leaving.open(replica)
         return replica
 
@@ -154,7 +157,7 @@ class Housing:
         return Producer(
             stream, incarnation, edge.partitions, self._plan.log_share(edge, self._workers), settings.resend_timeout,
             self.log_meter, self._hosted.worker, base, settings.step_max_rows,
-            source is not None and source.seeks,
+            source is not None and source.seeks, edge.from_stage and self._plan.may_lose(edge, passed_over=True),
         )  # fmt: skip
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:

@@ -123,6 +123,8 @@ class StageWorker:
         self._timers_at = 0.0
         #: Time of the next look at the last checkpoints, and the end of the wait for them, once the query is stopped.
         self._keep_at = self._settles_until = np.inf
+        #: The epoch of the table whose primaries here are to give the vault their last checkpoints.
+        self._keep_epoch = -1
         self.drained = Drained()
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
         #: The earliest future timer of an operator here, by the wall clock; 0: look again.
@@ -257,10 +259,8 @@ class StageWorker:
                 self._on_orders(connection, message)
             case Press():
                 self._on_press(connection, message)
-            case Settled():
-                self._on_settled(connection, message)
-            case Passed():
-                self.subscriptions.on_passed(connection, message)
+            case Settled() | Passed():
+                self._on_statement(connection, message)
             case _:
                 raise ProtocolError(f"a consumer does not take {type(message).__name__}")
 
@@ -272,10 +272,13 @@ class StageWorker:
         for partition in message.partitions:
             self.checkpoints.press(PartitionKey(stage, partition), message.anew)
 
-    def _on_settled(self, connection: Hashable, message: Settled) -> None:
+    def _on_statement(self, connection: Hashable, message: Settled | Passed) -> None:
         if not 0 <= message.edge < len(self.plan.edges):
             raise ProtocolError(f"the plan has no edge {message.edge}")
-        self.subscriptions.on_settled(connection, message)
+        if isinstance(message, Settled):
+            self.subscriptions.on_settled(connection, message)
+        else:
+            self.turns.wake_all(self.subscriptions.on_passed(connection, message))
 
     def knows(self, connection: Hashable, message: Data) -> bool:
         """Tell whether this stream is read from this connection; only then is a payload worth decoding."""
@@ -497,21 +500,22 @@ class StageWorker:
         # After the rows that were just read here, so that their order travels with the other pending orders.
         yield from self.pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
 
-    def on_last_checkpoints(self, now: float) -> None:
+    def on_last_checkpoints(self, now: float, epoch: int = -1) -> None:
         """Prepare the stop of the query. Nothing more is read, and the vault gets all rows that were read, unless that takes
-        longer than a moment: rows that the vault has need not be in the source any more when the query goes on."""
-        if not self.reading.stopped:
-            self._keep_at, self._settles_until = now, now + SETTLES_S
-            self.reading.stopped = True
-            self.checkpoints.last()
+        longer than a moment: rows that the vault has need not be in the source any more when the query goes on. ``epoch``: that
+        of the table whose primaries here are meant."""
+        self._keep_at, self._settles_until, self._keep_epoch = now, now + SETTLES_S, epoch
+        self.reading.stopped = True
+        self.checkpoints.last()
 
     def _keep_last(self, now: float) -> None:
         self._keep_at = now + KEEP_LOOK_S
         self.reading.tell_done()
-        if now < self._settles_until and not self.reading.settled:
+        comes = self.epoch < self._keep_epoch or bool(self.hosted.begin_on_disk())  # primaries that are not here yet
+        if comes or (now < self._settles_until and not self.reading.settled):
             self.checkpoints.last()
         elif self.checkpoints.all_kept():
-            self._effects.append(ToController(Checkpointed(node=self.worker)))
+            self._effects.append(ToController(Checkpointed(node=self.worker, epoch=self._keep_epoch)))
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._transfers.poll(now):

@@ -36,7 +36,7 @@ from flux.wire.messages import (
     Settled,
     ToProducer,
 )
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import Table
 
 #: Limit of partition numbers in one message of acks: a tenth of the bound of a message.
@@ -181,41 +181,47 @@ class Subscriptions:
         if inbound is not None and self._hosted.standbys_of(self._plan.edges[stream.edge].consumer):
             self.answer(connection, self._ack(inbound))
 
-    def on_settled(self, connection: Hashable, message: Settled) -> None:
-        """Note a producer's report that no row through a mark is needed any more. The report is ignored if it is of another
-        incarnation, or of a producer that does not know all replicas here, because a new replica may begin with an older
-        state."""
-        stream = StreamId(message.edge, message.producer)
-        inbound = self.streams.get(stream)
-        if inbound is None or inbound.connection != connection or inbound.incarnation != message.incarnation:
+    def _stated(self, connection: Hashable, message: Settled | Passed) -> Inbound | None:
+        """Return the stream that a producer's statement is about. None: the statement is of no use, because it is of another life
+        or handshake, or because its producer does not know all replicas here."""
+        inbound = self.streams.get(StreamId(message.edge, message.producer))
+        if inbound is None or inbound.connection != connection:
             self._counters.stale += 1
+            return None
+        if isinstance(message, Settled):
+            current, epoch = inbound.incarnation == message.incarnation, message.epoch
+        else:
+            current, epoch = inbound.nonce == message.nonce, inbound.epoch
+        if not current:
+            self._counters.stale += 1
+            return None
+        # A producer that does not know a replica here repeats its statement once it does.
+        return inbound if self._hosted.newest(self._plan.edges[message.edge].consumer) <= epoch else None
+
+    def on_settled(self, connection: Hashable, message: Settled) -> None:
+        """Note a producer's report that no row through a mark is needed any more. A new replica may begin with an older state, so
+        the report counts only if it is about all replicas here."""
+        inbound, stage = self._stated(connection, message), self._plan.edges[message.edge].consumer
+        if inbound is None or self._hosted.awaited_of(stage):
             return
-        stage = self._plan.edges[stream.edge].consumer
-        if self._hosted.newest(stage) > message.epoch or self._hosted.awaited_of(stage):
-            return  # the producer repeats the report once it knows these replicas
         inbound.settle(message.mark)
         for standby in self._hosted.standbys_of(stage):
             if standby.incarnation <= message.epoch:
-                standby.note_settled(stream, message.mark)
+                standby.note_settled(inbound.stream, message.mark)
         self._ack_soon(inbound)
 
-    def on_passed(self, connection: Hashable, message: Passed) -> None:
-        """Check a producer's report that rows of an earlier life do not come any more. QueryFailed: an ordered step here waits
-        for such rows.
+    def on_passed(self, connection: Hashable, message: Passed) -> list[PartitionKey]:
+        """Take a producer's report that rows of an earlier life do not come any more. Return the replicas with an ordered step
+        that goes on without such rows. DataLost: a step that wants them may not.
 
         Only a worker that has everything the producer has sent can tell which rows are missing, and only a handshake that
         names all replicas here has asked for the rows of all."""
-        stream = StreamId(message.edge, message.producer)
-        inbound = self.streams.get(stream)
-        if inbound is None or inbound.connection != connection or inbound.nonce != message.nonce:
-            self._counters.stale += 1
-            return
-        stage = self._plan.edges[stream.edge].consumer
-        if inbound.broken or inbound.number != message.number or self._hosted.newest(stage) > inbound.epoch:
-            return  # a step that waits in vain asks again
-        for replica in self._hosted.replicas.values():
-            if replica.stage.id == stage:
-                replica.check_passed(stream, message.below)
+        inbound = self._stated(connection, message)
+        if inbound is None or inbound.broken or inbound.number != message.number:
+            return []  # a step that waits in vain asks again
+        stage = self._plan.edges[message.edge].consumer
+        mine = [replica for replica in self._hosted.replicas.values() if replica.stage.id == stage]
+        return [replica.key for replica in mine if replica.note_passed(inbound.stream, message.below)]
 
     # ---- greetings
 
@@ -348,7 +354,7 @@ class Subscriptions:
         inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
         hosted = self.hosted_by(inbound.stream)
         others = self._not_reading(inbound.stream)
-        front = self._front(inbound) if inbound.numbered or starved else 0
+        front = self._front(inbound) if inbound.numbered or starved or self._may_lose(inbound) else 0
         self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front))
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
@@ -381,16 +387,23 @@ class Subscriptions:
 
     def read_from_next(self, inbound: Inbound) -> None:
         """Read a stage's stream from the next live replica of its producer that has offered it. The reader of a source gets the
-        end of the orders here instead: it has more room for these rows (design: ordered-room)."""
-        if not self._plan.edges[inbound.stream.edge].from_stage:
-            if inbound.connection is not None:
-                self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, starved=True)
-            return
-        ring = sorted(self._readable(inbound))
-        others = [w for w in ring if w > inbound.read_from] + [w for w in ring if w < inbound.read_from]
-        if others:
-            self._counters.switched += 1
-            self._subscribe(inbound, inbound.offers[others[0]], 0, inbound.offered[others[0]], others[0])
+        end of the orders here instead: it has more room for these rows (design: ordered-room). So does the only replica of a
+        producer whose rows may be gone: it answers that they do not come."""
+        if self._plan.edges[inbound.stream.edge].from_stage:
+            ring = sorted(self._readable(inbound))
+            others = [w for w in ring if w > inbound.read_from] + [w for w in ring if w < inbound.read_from]
+            if others:
+                self._counters.switched += 1
+                self._subscribe(inbound, inbound.offers[others[0]], 0, inbound.offered[others[0]], others[0])
+            if others or not self._may_lose(inbound):
+                return
+        if inbound.connection is not None:
+            where = inbound.epoch, inbound.read_from
+            self._subscribe(inbound, inbound.connection, inbound.incarnation, *where, starved=True)
+
+    def _may_lose(self, inbound: Inbound) -> bool:
+        """Tell whether steps go on without rows of a stream that are gone."""
+        return self._plan.may_lose(self._plan.edges[inbound.stream.edge], passed_over=True)
 
     # ---- rows
 

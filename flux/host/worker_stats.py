@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flux.dataflow.plan import FromSource
 from flux.replicas.kinds import keeps_checkpoints
 from flux.replicas.replica import Replica
 from flux.replicas.standby import Standby
@@ -17,6 +18,7 @@ from flux.wire.statistics import (
     KeptCheckpoint,
     Lag,
     Load,
+    LostRows,
     PartitionRead,
     Pauses,
     PrimaryRows,
@@ -55,6 +57,7 @@ def stats(core: StageWorker) -> Statistics:
         "lags": core.reading.lags(),
         "bad_records": core.reading.bad_records(),
         "not_compared": core.reading.not_compared(),
+        "lost_rows": lost_rows(core),
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
         "unapplied": unapplied(core),
@@ -70,6 +73,17 @@ def stats(core: StageWorker) -> Statistics:
         "order_bytes": core.written[1],
         "order_slices": core.written[2],
     }
+
+
+def lost_rows(core: StageWorker) -> list[LostRows]:
+    """Return the rows of sources that primaries here have passed over because they are gone (design: rows-that-are-gone)."""
+    found: dict[tuple[int, int], int] = {}
+    for replica in core.replicas.values():
+        for stream, rows in replica.lost.items():
+            edge = core.plan.edges[stream.edge]
+            if isinstance(edge, FromSource):
+                found[edge.source, stream.producer] = found.get((edge.source, stream.producer), 0) + rows
+    return [LostRows(*key, rows) for key, rows in found.items()]
 
 
 def behind(core: StageWorker) -> list[Lag]:

@@ -1,4 +1,5 @@
-"""Errors of Kafka, by their causes. Messages name topic, partition and offset, and a remedy.
+"""Errors of Kafka, by their causes. Messages name topic, partition and offset, and a remedy. ``DataLost`` is shared with other
+sources that lose rows.
 
 A wrong call (an unknown topic, an unknown option) is a UsageError as everywhere.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flux.errors import DataLost as DataLost
 from flux.errors import FluxError, ProtocolError
 
 
@@ -23,11 +25,6 @@ class BrokerUnreachable(KafkaError):
 
 class NotPermitted(KafkaError):
     """Refusal by a broker: of the login (a wrong password), or of the request (no permission for a topic)."""
-
-
-class DataLost(KafkaError):
-    """Loss of data: records that were still to be read are gone from the broker, its log ends before a position that was read
-    or written, or the topic was deleted and made anew."""
 
 
 class CorruptRecords(KafkaError, ProtocolError):

@@ -38,7 +38,7 @@ from flux.kafka.client import (
 )
 from flux.kafka.connection import Connection
 from flux.kafka.crowding import Crowding
-from flux.kafka.errors import BrokerBroken, KafkaError
+from flux.kafka.errors import BrokerBroken, DataLost, KafkaError
 from flux.kafka.fetching import WORKED_OFF, Ask, Fetching, Line, Part
 from flux.kafka.library import library
 from flux.kafka.owner import NothingWhole, Owner, Paused, TakesTime
@@ -475,7 +475,7 @@ class _Run:
                 if got is None:
                     raise Passing(LEFT_OUT)
                 self._errors.check(got.error_code, part.topic)
-            except (OutOfRange, Passing, KafkaError) as error:
+            except (OutOfRange, Passing, KafkaError, DataLost) as error:
                 self._failed(part, error)
                 continue
             if got.records:

@@ -307,7 +307,7 @@ class KafkaSink(Sink):
             line, data, rows = round_.sending[partition]
             try:
                 self._answered(line, data, rows, answer)
-            except (KafkaError, Passing, OSError) as error:
+            except (KafkaError, DataLost, Passing, OSError) as error:
                 problems.append(error)
         problems.sort(key=self.is_transient)  # errors that will not pass go first
         if problems:

@@ -73,6 +73,10 @@ class KafkaReader:
         # Wrong values of ``starting`` are refused at once.
         self.starts, self.topic_ids = self._first_offsets(partitions, starting)
 
+    @property
+    def goes_on_after_loss(self) -> bool:
+        return not self.how.fail_on_data_loss
+
     def prepare(self, kept: Any) -> Any:
         """Settle the beginning for all lives of a query: at its first start, and not when the flow was written. A query that
         goes on from a checkpoint keeps the numbers of its partitions and the ids of its topics; partitions that have been
@@ -221,8 +225,8 @@ def kafka(
     bad_records     treatment of a record that does not fit its format: "fail" ends the query and names it, "drop" leaves it out,
                     "dead_letter:TOPIC" writes it unchanged to that topic, at least once, with headers that name its origin and
                     the reason
-    fail_on_data_loss  True ends the query when records are gone that were still to be read, or the topic was made anew;
-                    False goes on behind, or with all records of the new topic
+    fail_on_data_loss  True ends the query when records are gone that were still to be read, or that a step has to repeat after a
+                    kill, or when the topic was made anew; False goes on without them, or with all records of the new topic
     isolation       "read_committed", or "read_uncommitted" for records of transactions that are open or aborted, too
     max_rows_per_second  limit of each partition; without, as fast as it goes
     fetch_bytes     approximate size of one answer of a broker

@@ -197,6 +197,11 @@ class OrderLog:
         for peer in self.peers.values():
             peer.caught_up_reported, peer.safe, peer.told = False, False, -1
 
+    def ask_again(self) -> None:
+        """Ask all other replicas for their progress, also if there is nothing new to tell them."""
+        for peer in self.peers.values():
+            peer.told = -1
+
     def copied(self, worker: int, applied: int) -> None:
         """Note that a copy of the state after ``applied`` steps is taken for a new replica: later orders are kept for it, and
         sent when the copy has arrived.

@@ -216,7 +216,7 @@ def seen(replica: Replica) -> PartitionSeen:
     return PartitionSeen(
         replica.stage.id, replica.partition, replica.incarnation, replica.order.term, replica.order.verified,
         replica.applied, replica.checked, replica.last_checksum,
-        0 if replica.exit is None else replica.exit.left,
+        0 if replica.exit is None else replica.exit.left, replica.gone_before(replica.applied) if replica.gone else 0,
     )  # fmt: skip
 
 
@@ -243,6 +243,9 @@ def _differs(replica: Replica, peer: Peer, item: PartitionSeen) -> int | None:
     A secondary's claim about a step that the primary has not reached yet is kept and compared later, because the secondary may
     be ahead all the time. A difference is found and reported with every answer until the secondary is dropped, because a report
     may be lost."""
+    compared = (replica.gone or item.gone) and peer.kind.applies and item.applied <= replica.applied
+    if compared and item.gone != replica.gone_before(item.applied):
+        return item.applied
     said = Claim(item.checked, item.checksum)
     claims = [said] if peer.claim is None else [peer.claim, said]
     peer.claim = None

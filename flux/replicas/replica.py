@@ -27,6 +27,7 @@ from flux.dataflow.chained import chain_of, note_of_output
 from flux.dataflow.operator import Batches, Context, Operator, gives_changes
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.user_code import closed
+from flux.errors import DataLost
 from flux.replicas.blame import Blame, joined
 from flux.replicas.checksums import Checksums, other_output
 from flux.replicas.cuts import Cuts
@@ -39,11 +40,13 @@ from flux.replicas.snapshot import check_snapshot
 from flux.replicas.waiting import Waiting, entry_of, rows_of
 from flux.settings import Settings
 from flux.stream.checksum import extend
-from flux.stream.receiver import Slice, WordSlice
+from flux.stream.receiver import RowSlice, Slice, WordSlice
 from flux.wire.messages import OrderEntry, StepKind
 from partitioning.cluster import Clustered
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt
+
+log = logging.getLogger("flux")
 
 #: Limit of uncommitted steps above which no tick is ordered. Credit bounds the number of rows, but nothing else bounds ticks.
 UNCOMMITTED_MAX = 1024
@@ -114,6 +117,16 @@ class Replica:
         self._applies = kind.applies
         #: Its output is compared with that of other replicas.
         self.compared = compared(stage)
+        #: Steps that went on without rows that are gone, and the number of these rows (design: rows-that-are-gone).
+        self.gone: list[tuple[int, int]] = []
+        #: By stream from a source: rows that this primary has passed over.
+        self.lost: dict[StreamId, int] = {}
+        #: Rows of a source may be gone when they are read again, so the two fields that follow are kept up to date.
+        self.may_lose = False
+        #: Each step with rows has given one batch of output until now.
+        self.steady = True
+        #: Batches of output of the step under way.
+        self._given = 0
         #: Number of steps that were applied when it came to life.
         self._alive_since = 0
         self.waits = Waiting(stage.edges_in, partition, self.where)
@@ -221,6 +234,8 @@ class Replica:
             "rows": (self.rows_in, self.rows_out),
             "exit": None if self.exit is None else self.exit.state(),
             "unsure": self._unsure or self.compares,
+            **({} if self.steady else {"steady": False}),
+            **({"gone": list(self.gone)} if self.gone else {}),
         }
 
     def adopt(self, state: dict[str, Any]) -> None:
@@ -240,6 +255,7 @@ class Replica:
         if self.exit is not None and state["exit"] is not None:
             self.exit.adopt(state["exit"])
         self._unsure = state.get("unsure", False)
+        self.steady, self.gone = state.get("steady", True), [(step, rows) for step, rows in state.get("gone", ())]
         self.follow()
         self.release()
 
@@ -388,11 +404,14 @@ class Replica:
         limit = self.order.end if self.primary else self.order.committed if self._applies else 0
         return self.waits.lacks(self.order[self.applied]) if self.between_steps and self.applied < limit else []
 
-    def check_passed(self, stream: StreamId, below: int) -> None:
-        """Raise QueryFailed if the next ordered step wants rows of a stream that do not come: none below this number comes any
-        more (design: rows-that-are-gone)."""
-        if stream in self.missing():
-            self.waits.check_passed(self.order[self.applied], stream, below)
+    def note_passed(self, stream: StreamId, below: int) -> bool:
+        """Note that no row of a stream below this number comes any more, and tell whether the next ordered step, which wants such
+        rows, goes on without them. DataLost: it may not (design: rows-that-are-gone)."""
+        return stream in self.missing() and self.waits.note_passed(self.order[self.applied], stream, below)
+
+    def gone_before(self, step: int) -> int:
+        """Count the rows that are gone of the steps before this one."""
+        return sum([rows for at, rows in self.gone if at < step])
 
     def step(self, now: float) -> list[Slice]:
         """Apply the next step, or go on with one whose output did not fit into the logs. Return the slices that are applied
@@ -411,6 +430,9 @@ class Replica:
         if self.applied >= self.order.committed:
             self._held.hold_back(self.applied)
         self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
+        self._given = 0
+        if self.waits.gone:
+            self._pass_over(entry)
         if not self.applying:
             self._begin_without_rows(entry.kind)
             return None
@@ -420,6 +442,34 @@ class Replica:
             return None
         self.method, self.context.input = "process", first.input
         return joined(self.applying)
+
+    def _pass_over(self, entry: OrderEntry) -> None:
+        """Go on without rows of the step that are gone. DataLost: the numbers of the output behind the step are not known then.
+
+        Consumers and sinks know output by its numbers. They may have output of this step and of the steps behind it, which are
+        repeated, and have to have the same numbers again (design: rows-that-are-gone)."""
+        gone = self.waits.gone
+        numbered = note_of_output(self.operator) is not None
+        if numbered or not self.steady:
+            why = (
+                "its sink knows rows by their numbers, which count those that are gone"
+                if numbered
+                else "its steps give no batch of output or several, so the numbers of later output are not known without the rows"
+            )
+            raise DataLost(
+                f"{self.where}: {gone} rows of a step that has to be repeated are gone, and the stage cannot go on without them: "
+                f"{why}. Start with another checkpointLocation to read what the log has. Keep records for longer than a query "
+                "may be down after a kill; query.stop() leaves nothing to repeat"
+            )
+        self.gone.append((self.applied, gone))
+        of_logs = [StreamId(*of) for *of, _ in entry.slices if of[0] in self.waits.from_logs]
+        if self.primary and of_logs:
+            self.lost[of_logs[0]] = self.lost.get(of_logs[0], 0) + gone
+            log.warning(
+                "%s: %d of %d rows of a step that has to be repeated are gone from the log of partition %d of its input; it goes "
+                "on without them", self.where, gone, entry.rows, of_logs[0].producer,
+            )  # fmt: skip
+        self.order.ask_again()
 
     def process(self, rows: pa.RecordBatch) -> None:
         """Apply the rows of the step that has begun."""
@@ -441,10 +491,14 @@ class Replica:
             if not self.blame.guard(self.method, self.applying, self._emit):
                 return []
             self._output = None
+            if self.waits.gone and not self._given and (schema := self.stage.output_schema) is not None:
+                self._hand_on(pa.RecordBatch.from_pylist([], schema))  # it takes the number that the step's output had
         return self._complete()
 
     def _begin_without_rows(self, kind: StepKind) -> None:
-        if kind is _TICK:
+        if kind is StepKind.SLICES:  # all its rows are gone
+            self.method, self._output = "process", iter(())
+        elif kind is _TICK:
             self.method, self._output = "on_timer", self._fired()
         else:
             self.method = "finish"
@@ -463,6 +517,8 @@ class Replica:
             if self._proven is not None:
                 self._prove()
             self.rows_in += rows_of(self.applying)
+            if self.may_lose and self._given != 1 and not self.waits.gone and isinstance(self.applying[0], RowSlice):
+                self.steady = self.steady and self.applied < self._silent
         elif self.kind is _FINISH:
             for outlet in self.outlets:
                 outlet.producer.finish(self.context.created)
@@ -507,7 +563,7 @@ class Replica:
 
     def _check_repetition(self) -> None:
         """Compare repeated output with the lost primary's output, which may be outside and cannot be taken back."""
-        if self.compared and self.checksum != self._claim.checksum:
+        if self.compared and self.checksum != self._claim.checksum and not self.gone:
             raise other_output(self.where, self.applied)
 
     def checksum_at(self, applied: int) -> int | None:
@@ -567,6 +623,7 @@ class Replica:
         if self.applied < self._silent:
             return
         self.rows_out += batch.num_rows
+        self._given += 1
         if self.compared:
             self.checksum = extend(self.checksum, batch) if checksum is None else checksum
         for place, outlet in enumerate(self.outlets):

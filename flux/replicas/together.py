@@ -36,7 +36,8 @@ def may_go_together(replica: Replica) -> bool:
     if not replica.goes_together or not replica.between_steps:
         return False
     if replica.applied < replica.order.end:
-        return 0 < replica.order[replica.applied].rows <= ROWS_MAX
+        entry = replica.order[replica.applied]
+        return 0 < entry.rows <= ROWS_MAX and not replica.waits.lacks_rows(entry)
     return not replica.context.timers.pending and 0 < replica.waits.next_rows <= ROWS_MAX
 
 

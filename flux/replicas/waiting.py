@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
-from flux.errors import NonDeterministicInputError, QueryFailed
+from flux.errors import DataLost, NonDeterministicInputError
 from flux.stream.elements import End
 from flux.stream.receiver import RowSlice, Slice, WordSlice
 from flux.wire.messages import OrderEntry, StepKind
@@ -32,6 +32,12 @@ class Waiting:
         self.from_sources: AbstractSet[int] = frozenset()
         #: Edges from sources whose rows carry their own numbers. Such rows may be gone when they are read again.
         self.from_logs: AbstractSet[int] = frozenset()
+        #: Edges whose rows are passed over if they are gone, because a source goes on after a loss (design: rows-that-are-gone).
+        self.loses: AbstractSet[int] = frozenset()
+        #: By stream: rows below this number do not come any more, though steps may want them.
+        self._passed: dict[StreamId, int] = {}
+        #: Rows of the step taken last that were passed over.
+        self.gone = 0
         #: Pending slices. A stream without any is not in it.
         self.by_stream: dict[StreamId, deque[Slice]] = {}
         #: As primary: the stream of each slice that is not ordered, the oldest first; None: to be made up when needed.
@@ -147,18 +153,41 @@ class Waiting:
         """Tell whether slices of a stream have come through this number, or its end has come. Nothing comes behind the end: if a
         slice behind it is wanted, ``take`` raises."""
         waiting = self.by_stream.get(stream)
-        return waiting is not None and (waiting[-1].sequence >= through or waiting[-1].ends_stream)
+        if waiting is not None and (waiting[-1].sequence >= through or waiting[-1].ends_stream):
+            return True
+        return bool(self._passed) and through < self._passed.get(stream, 0)
 
-    def check_passed(self, entry: OrderEntry, stream: StreamId, below: int) -> None:
-        """Raise QueryFailed if a step wants rows of a stream that do not come: none below this number comes any more."""
+    def note_passed(self, entry: OrderEntry, stream: StreamId, below: int) -> bool:
+        """Note that no row of a stream below this number comes any more, and tell whether a step that wants such rows may go on
+        without them. DataLost: it may not."""
         wanted = {StreamId(edge, producer): through for edge, producer, through in entry.slices}
         through = wanted.get(stream, below)
-        if through < below and not self._come(stream, through):
+        if through >= below or self._come(stream, through):
+            return False
+        if stream.edge not in self.loses:
             raise self._other_rows(stream, through)
+        self._passed[stream] = below
+        return True
+
+    def lacks_rows(self, entry: OrderEntry) -> bool:
+        """Tell whether rows of a step are gone, of which all the others are here."""
+        if not self.loses or entry.rows < 0:
+            return False
+        there = 0
+        for edge, producer, through in entry.slices:
+            for slice_ in self.by_stream.get(StreamId(edge, producer), ()):
+                there += slice_.rows_through(through) if isinstance(slice_, RowSlice) else 0
+                if slice_.sequence >= through:
+                    break
+        return there < entry.rows
 
     def take(self, entry: OrderEntry) -> list[Slice]:
         """Remove and return the slices of a step. A slice is cut if its batches arrived here in other runs than at the primary
         that ordered the step."""
+        if self.loses:
+            self.gone = 0
+            if all(edge in self.loses for edge, _, _ in entry.slices):
+                return self._take_there(entry)
         slices: list[Slice] = []
         for edge, producer, through in entry.slices:
             stream = StreamId(edge, producer)
@@ -187,17 +216,48 @@ class Waiting:
             raise self._other_rows((read_again or [stream])[0], through)
         return slices
 
+    def _take_there(self, entry: OrderEntry) -> list[Slice]:
+        """Remove and return the slices of a step as far as they are here, and count the rows that are gone."""
+        slices: list[Slice] = []
+        for edge, producer, through in entry.slices:
+            stream = StreamId(edge, producer)
+            waiting = self.by_stream.get(stream, deque())
+            while waiting and waiting[0].first <= through:
+                if slices and not (isinstance(slices[-1], RowSlice) and isinstance(waiting[0], RowSlice)):
+                    break  # a word is a step of its own
+                slice_ = waiting.popleft()
+                if self.arrivals is not None:
+                    self._ordered[stream] -= 1
+                if isinstance(slice_, RowSlice) and slice_.sequence > through:
+                    parts = slice_.cut(through, self._partition, exact=False)
+                    assert parts is not None, (self._where, stream, through)
+                    slice_, rest = parts
+                    waiting.appendleft(rest)
+                slices.append(slice_)
+            if not waiting:
+                self.by_stream.pop(stream, None)
+        rows = rows_of(slices)
+        self._rows += rows
+        self.gone = max(entry.rows - rows, 0)
+        if rows > entry.rows >= 0 and stream.edge in self.from_sources:
+            raise self._nondeterministic(stream, through)
+        return slices
+
     def _other_rows(self, stream: StreamId, through: int) -> Exception:
         """Return the error for a stream that lacks rows that an earlier primary had (design: same-rows)."""
         if stream.edge not in self.from_sources:
             return AssertionError((self._where, stream, through))
         if stream.edge in self.from_logs:
-            return QueryFailed(
+            return DataLost(
                 f"{self._where}: a step that was ordered before has to be repeated, and rows of it are gone from the log of "
                 f"partition {stream.producer} of the input of edge {stream.edge}, at or before number {through}, or are other "
                 "ones now. What was shown of them cannot be repeated. Keep records for longer than a query may be down after a "
-                "kill; query.stop() leaves nothing to repeat. Start with another checkpointLocation to read what the log has"
+                "kill; query.stop() leaves nothing to repeat. Start again on the same checkpointLocation with a source that "
+                "goes on after a loss (flux.kafka: fail_on_data_loss=False) to pass over the rows that are gone"
             )
+        return self._nondeterministic(stream, through)
+
+    def _nondeterministic(self, stream: StreamId, through: int) -> Exception:
         return NonDeterministicInputError(
             f"{self._where}: partition {stream.producer} of the input of edge {stream.edge} was read again and gave other rows "
             f"at or before batch {through} than it had given before: the input is not deterministic. Sort it within partitions, "

@@ -287,7 +287,7 @@ class Worker:
         elif isinstance(command, CopyState):
             core.on_copy_state(command)
         elif isinstance(command, LastCheckpoints):
-            core.on_last_checkpoints(now)
+            core.on_last_checkpoints(now, command.epoch)
         elif isinstance(command, RegisterAgain):
             self.control.register_again(core.worker)
         elif isinstance(command, Welcome):

@@ -42,10 +42,10 @@ class RowNumbers:
     def several(self) -> RowNumbers:
         return self
 
-    def cut(self, through: int) -> tuple[RowNumbers, RowNumbers] | None:
-        """Cut behind a row, which must be one of them and not the last."""
+    def cut(self, through: int, exact: bool = True) -> tuple[RowNumbers, RowNumbers] | None:
+        """Cut behind a row, which must not be the last. ``exact``: it must be one of them, else it may be gone."""
         at = self.before(through + 1)
-        if not 0 < at < len(self.numbers) or self.numbers[at - 1] != through:
+        if not 0 < at < len(self.numbers) or (exact and self.numbers[at - 1] != through):
             return None
         return RowNumbers(self.numbers[:at]), RowNumbers(self.numbers[at:])
 

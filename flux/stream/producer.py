@@ -80,12 +80,14 @@ class Producer:
         base: int = 0,
         run_max_rows: int = 0,
         reads_again: bool = False,
+        may_lose: bool = False,
     ) -> None:
         """Begin a life of the stream.
 
         ``run_max_rows``: small batches that wait for the same worker travel together, up to this number of rows and
         ``RUN_ROWS``; 0: never. ``reads_again``: rows that only checkpoints lack need not be kept, because the source can be
-        read again from there."""
+        read again from there. ``may_lose``: it is of a stage that goes on without rows that are gone, so it may repeat its
+        batches with fewer rows."""
         self.stream = stream
         self.incarnation = incarnation
         self.partitions = partitions
@@ -98,6 +100,7 @@ class Producer:
         self.rows = 0
         self.resent_handshakes = 0
         self.reads_again = reads_again
+        self.may_lose = may_lose
         self._run_max_rows = min(run_max_rows, RUN_ROWS)
         self._resend_s = resend_s
         self._worker = worker
@@ -374,7 +377,8 @@ class Producer:
         # Marks of an earlier life are evidence under any table: the worker that shows them may have lost its replica meanwhile.
         for mark in message.shown:
             self._check(worker, mark)
-        self.earlier.front = max(self.earlier.front, message.front)
+        if not self.may_lose:
+            self.earlier.front = max(self.earlier.front, message.front)
         cursor = self._cursors.get(worker)
         if cursor is None or self._outdated(cursor, message.epoch, now):
             return
@@ -401,7 +405,7 @@ class Producer:
         cursor.first = start
         cursor.next = max(start, self.log.base)
         cursor.sent_bytes, cursor.granted = 0, message.granted
-        cursor.front = message.front if self.earlier.own_numbers else 0
+        cursor.front = message.front if self.earlier.own_numbers or self.may_lose else 0
         cursor.hello_due, cursor.heard = np.inf, now
         self._take_ack(cursor, message.epoch, message.through, message.behind)
         self._evict()  # the eviction may have waited for this answer

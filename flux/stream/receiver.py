@@ -77,10 +77,18 @@ class RowSlice(Slice, frozen=True):
     def first(self) -> int:
         return self.sequence if self.run is None else self.run.first
 
-    def cut(self, through: int, partition: int) -> tuple[RowSlice, RowSlice] | None:
-        """Cut behind a batch; None: one of the two parts would have no rows. The parts are applied one after the other."""
+    def rows_through(self, through: int) -> int:
+        """Count the rows of the batches through this one."""
+        parts = None if self.run is None else self.run.cut(through, exact=False)
+        if parts is not None:
+            return parts[0].rows_in_all
+        return self.rows if self.sequence <= through else 0
+
+    def cut(self, through: int, partition: int, exact: bool = True) -> tuple[RowSlice, RowSlice] | None:
+        """Cut behind a batch; None: one of the two parts would have no rows, or the batch is none of the slice's and is to be
+        ``exact``. The parts are applied one after the other."""
         runs: tuple[Run | RowNumbers, Run | RowNumbers] | None
-        runs = None if self.run is None else self.run.cut(through)
+        runs = None if self.run is None else self.run.cut(through, exact)
         if runs is None:
             return None
         rows = runs[0].rows_in_all

@@ -93,10 +93,10 @@ class Run(NamedTuple):
     def from_(self, at: int) -> Run:
         return Run(self.sequences[at:], self.rows[at:])
 
-    def cut(self, through: int) -> tuple[Run, Run] | None:
-        """Cut behind a batch, which must be one of them and not the last."""
+    def cut(self, through: int, exact: bool = True) -> tuple[Run, Run] | None:
+        """Cut behind a batch, which must not be the last. ``exact``: it must be one of them, else it may be gone."""
         at = bisect_right(self.sequences, through)
-        if not 0 < at < len(self.sequences) or self.sequences[at - 1] != through:
+        if not 0 < at < len(self.sequences) or (exact and self.sequences[at - 1] != through):
             return None
         return Run(self.sequences[:at], self.rows[:at]), self.from_(at)
 

@@ -182,13 +182,19 @@ class CopyState(Control, frozen=True):
 class LastCheckpoints(Control, frozen=True):
     """Order to all workers: give the vault a checkpoint of each partition now.
 
-    The query is stopped and will go on later; with these checkpoints it will have little to repeat."""
+    The query is stopped and will go on later; with these checkpoints it will have little to repeat. The order is repeated when
+    other replicas lead, as after the loss of a worker."""
+
+    #: The epoch of the table whose primaries are meant. A worker without this table waits for it.
+    epoch: Sequence = -1
 
 
 class Checkpointed(Control, frozen=True):
     """Report of a worker that the vault has the last checkpoints."""
 
     node: Id
+    #: That of the order.
+    epoch: Sequence = -1
 
 
 class PartitionFinished(Control, frozen=True):

@@ -326,6 +326,8 @@ class PartitionSeen(msgspec.Struct, frozen=True, array_like=True):
     checksum: Checksum
     #: See PartitionOrder; as far as this replica knows.
     left: Natural = 0
+    #: Rows of the applied steps that were passed over because they are gone. Another number than the primary's is a divergence.
+    gone: Natural = 0
 
 
 class OrdersSeen(Message, frozen=True):

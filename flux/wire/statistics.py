@@ -61,6 +61,14 @@ class NotCompared(NamedTuple):
     comparisons: Natural
 
 
+class LostRows(NamedTuple):
+    """Rows of a partition of a source that steps had to repeat and that are gone, passed over by primaries on this worker."""
+
+    source: Id
+    partition: Id
+    rows: Natural
+
+
 class Lag(NamedTuple):
     """Distance of a live replica from its primary, which reports it."""
 
@@ -175,6 +183,7 @@ class Statistics(TypedDict, total=False):
     lags: list[SourceLag]
     bad_records: list[BadRecords]
     not_compared: list[NotCompared]
+    lost_rows: list[LostRows]
     #: How often the logs have been emptied (``flux.host.drained``).
     drained: Natural
     #: Replicas elsewhere, by their primaries here.

@@ -16,7 +16,18 @@ from controller.replicas.disks import Disks, revived
 from controller.replicas.placement import placement_of
 from controller.replicas.table_changes import retain, without_worker
 from flux.errors import QueryFailed, QueryTimeout
-from flux.wire.control import Goodbye, Heartbeat, NewTable, Rejected, ReplicaCaughtUp, Stop, TableChanged, Welcome
+from flux.wire.control import (
+    Checkpointed,
+    Goodbye,
+    Heartbeat,
+    LastCheckpoints,
+    NewTable,
+    Rejected,
+    ReplicaCaughtUp,
+    Stop,
+    TableChanged,
+    Welcome,
+)
 from partitioning.ids import ACTIVE, DISK, STANDBY, PartitionKey
 from partitioning.table import ReplicaAt, Table, changed_by
 from tests.controller.cluster import Cluster, epoch_of, register
@@ -385,6 +396,30 @@ def test_a_query_without_workers_ends_when_it_is_stopped_or_its_vault_is_lost(wa
     else:
         c.tick(3.5)
         assert "has not answered" in str(c.core.error)
+
+
+def test_a_query_that_is_stopped_waits_for_the_successors_of_a_worker_that_is_lost_meanwhile() -> None:
+    """The others had given their last checkpoints when the loss was noticed, and the query ended with them: the lost worker's
+    steps since its last checkpoint had to be repeated by the next start, and the log had their rows no more."""
+    c = Durable(slots=3, replicas=2, partitions=3)
+    lost = c.table.stages[0][0][0].worker
+    others = [worker for worker in c.core.members.workers if worker != lost]
+    c.take(c.core.on_pause(c.now))
+    first = c.table.epoch
+    for worker in others:
+        c.report(worker, Checkpointed(node=worker, epoch=first))
+    c.lose(lost)
+    c.tick(0.1)
+    assert c.core.phase == QueryPhase.RUNNING, "another replica leads since"
+    asked = max(order.epoch for _, order in c.orders if isinstance(order, LastCheckpoints))
+    assert asked > first
+    c.report(others[0], Checkpointed(node=others[0], epoch=asked))
+    c.report(others[1], Checkpointed(node=others[1], epoch=first))
+    c.tick(0.1)
+    assert c.core.phase == QueryPhase.RUNNING, "the second answer is that of before the loss"
+    c.report(others[1], Checkpointed(node=others[1], epoch=asked))
+    c.tick(0.1)
+    assert (c.core.phase, c.core.error) == (QueryPhase.ENDED, None)
 
 
 def test_a_worker_that_leaves_takes_over_where_nobody_else_is_left() -> None:

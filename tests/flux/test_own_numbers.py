@@ -16,7 +16,7 @@ from test_reading import table as table_of_readers
 import flux
 from controller.report.bad_records import BadRecordCounts
 from flux.dataflow.sources import RowStart
-from flux.errors import NonDeterministicInputError, QueryFailed, UserCodeError
+from flux.errors import DataLost, NonDeterministicInputError, UserCodeError
 from flux.host.reading import END_PATIENCE
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import stats
@@ -233,7 +233,7 @@ def test_a_step_whose_rows_are_gone_cannot_be_repeated_and_the_query_says_why(th
     for slices in life.got.values():
         for slice_ in slices:
             waits.add(slice_)
-    with pytest.raises(QueryFailed, match=r"stage kept.*gone from the log of partition 0.*query\.stop"):
+    with pytest.raises(DataLost, match=r"stage kept.*gone from the log of partition 0.*query\.stop"):
         waits.take(OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=4))
 
 
@@ -303,7 +303,7 @@ GONE = OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=1)
 
 def test_an_ordered_step_whose_rows_do_not_come_ends_the_query_though_no_newer_rows_come() -> None:
     core, _ = waiting_consumer(GONE)
-    with pytest.raises(QueryFailed, match=r"gone from the log of partition 0.*query\.stop"):
+    with pytest.raises(DataLost, match=r"gone from the log of partition 0.*query\.stop"):
         core.on_data_plane("there", Passed(0, 0, 1, 0, 7), [], 0.0)
 
 

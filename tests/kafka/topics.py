@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import flux
@@ -107,6 +107,23 @@ def received(
     consumer.close()
     assert all(message.error() is None for message in got)
     return got
+
+
+def all_of(address: str, topic: str) -> list[Any]:
+    """All messages of partition 0 that are there, up to the end that the log has when it is asked."""
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "tests", "enable.auto.commit": False, "enable.partition.eof": True}
+    )
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    got: list[Any] = []
+    end = time.monotonic() + WAIT_S
+    while not got or got[-1].error() is None:
+        assert time.monotonic() < end, f"{len(got)} messages, and no end"
+        got += consumer.consume(1000, 1.0)
+    consumer.close()
+    (eof,) = [message.error() for message in got if message.error() is not None]
+    assert eof.code() == KafkaError._PARTITION_EOF, eof
+    return [message for message in got if message.error() is None]
 
 
 @contextmanager

@@ -188,7 +188,7 @@ class Process:
         elif isinstance(order, CopyState):
             self.on_copy_state(order)
         elif isinstance(order, LastCheckpoints):
-            self.on_last_checkpoints()
+            self.on_last_checkpoints(order.epoch)
         elif isinstance(order, EdgeComplete):
             self.on_edge_complete(order)
         elif isinstance(order, Rejected):
@@ -228,7 +228,7 @@ class Process:
     def on_copy_state(self, order: CopyState) -> None:
         raise AssertionError("only workers have state")
 
-    def on_last_checkpoints(self) -> None:
+    def on_last_checkpoints(self, epoch: int) -> None:
         raise AssertionError("only workers have state")
 
     def beat(self, now: float) -> None:

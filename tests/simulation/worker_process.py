@@ -180,9 +180,9 @@ class WorkerProcess(Process):
         assert self.core is not None
         self.core.on_copy_state(order)
 
-    def on_last_checkpoints(self) -> None:
+    def on_last_checkpoints(self, epoch: int) -> None:
         assert self.core is not None
-        self.core.on_last_checkpoints(self.clock)
+        self.core.on_last_checkpoints(self.clock, epoch)
 
     def hear_data(self, identity: Identity, content: Any) -> None:
         self.inbox.append((self._on_data_plane, (identity, *content)))

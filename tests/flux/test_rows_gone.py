@@ -1,0 +1,210 @@
+"""Steps whose rows are gone from a log before they could be repeated: a source that goes on after a loss passes them over, and no
+row behind them passes for one of them (design: rows-that-are-gone)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from one_worker import SCHEMA, Kept, kept, planned, rows, work
+
+import flux
+from flux.errors import DataLost, NonDeterministicInputError
+from flux.host.stage_worker import StageWorker
+from flux.replicas.pairing import Diverged, on_seen
+from flux.stream.numbered import with_numbers
+from flux.wire.messages import Data, ElementKind, Hello, OrderEntry, PartitionSeen, Passed
+from partitioning.ids import PartitionKey
+from partitioning.table import ReplicaAt, Table
+
+FIRST, SECOND = PartitionKey(0, 0), PartitionKey(1, 0)
+
+
+def log_source(goes_on: bool = True) -> Any:
+    class Log:
+        row_numbers = True
+        goes_on_after_loss = goes_on
+
+        def __call__(self, partition: int, start: Any) -> Iterator[Any]:
+            return iter(())
+
+    return flux.source(Log(), SCHEMA, 1, "log", positions=True)
+
+
+@flux.stage(partitions=1, schema=SCHEMA, name="passed")
+def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+@flux.stage(partitions=1, schema=SCHEMA, name="odd")
+def odd(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(pa.array([value % 2 == 1 for value in batch.column("x").to_pylist()]))
+
+
+class Read:
+    """A worker with every replica; worker 5 reads the log. The replica of the first stage leads, with steps in its order that an
+    earlier primary has given it."""
+
+    def __init__(self, *orders: OrderEntry, first: Any = passed, goes_on: bool = True) -> None:
+        then = flux.stage(partitions=1, name="kept")(Kept)
+        self.core = StageWorker(planned(first, then, source=log_source(goes_on)), 0)
+        replicas = tuple(((ReplicaAt(0, 0),),) for _ in range(2))
+        self.core.on_table(Table(0, replicas, ((5,),), {0: "", 5: ""}), 0.0)
+        self.first, self.second = self.core.replicas[FIRST], self.core.replicas[SECOND]
+        self._follows(self.first, orders)
+        list(self.core.poll(0.0))
+        self.core.on_data_plane("log", Hello(0, 0, 0, 0, 5), [], 0.0)
+        self.number, self.from_ = 0, 0
+        self.nonce = self.core.subscriptions.streams[0, 0].nonce
+
+    @staticmethod
+    def _follows(replica: Any, orders: Any) -> None:
+        replica.follow()
+        for entry in orders:
+            replica.order.append(entry)
+        replica.lead(0, [])
+
+    def give(self, *offsets: int) -> None:
+        batch = with_numbers(rows(*offsets), np.array(offsets, np.int64))
+        message = Data(
+            0, 0, self.nonce, self.number, self.from_, offsets[-1], [0], [len(offsets)], [1], 100, ElementKind.ROWS
+        )
+        self.number, self.from_ = self.number + 1, offsets[-1] + 1
+        self.core.on_data_plane("log", message, [batch], 0.0)
+        self.work()
+
+    @property
+    def got(self) -> list[int]:
+        return [value for batch in kept(self.core, 1) for value in batch]
+
+    def has_passed(self, below: int) -> None:
+        self.core.on_data_plane("log", Passed(0, 0, self.nonce, self.number, below), [], 0.0)
+        self.work()
+
+    def work(self) -> None:
+        for _ in range(5):
+            list(self.core.poll(0.0))
+            work(self.core)
+
+
+def step(through: int, rows_: int, edge: int = 0) -> OrderEntry:
+    return OrderEntry(0.0, 0.0, [(edge, 0, through)], rows=rows_)
+
+
+# ---- one stage
+
+
+def test_a_step_goes_on_with_the_rows_that_are_there_once_newer_rows_come() -> None:
+    read = Read(step(5, 6))
+    read.give(1, 4, 7)
+    assert read.got == [1, 4, 7]
+    assert read.first.applied == 2, "7 is a step of its own"
+    assert read.first.gone == [(0, 4)]
+
+
+def test_a_step_without_any_row_left_goes_on_when_none_come_any_more() -> None:
+    read = Read(step(5, 6), step(7, 1))
+    read.has_passed(6)
+    assert (read.first.applied, read.first.gone) == (1, [(0, 6)])
+    read.has_passed(8)
+    assert (read.first.applied, read.first.gone) == (2, [(0, 6), (1, 1)])
+    read.give(9)
+    assert read.got == [9]
+
+
+def test_a_step_that_has_all_its_rows_is_repeated_as_it_was() -> None:
+    read = Read(step(5, 2), step(7, 1))
+    read.has_passed(3)
+    read.give(2, 5, 7)
+    assert read.got == [2, 5, 7]
+    assert read.first.gone == []
+
+
+def test_more_rows_than_were_ordered_are_other_rows() -> None:
+    read = Read(step(5, 2))
+    with pytest.raises(NonDeterministicInputError):
+        read.give(2, 3, 5)
+
+
+def test_the_output_behind_a_step_that_gives_nothing_has_the_numbers_that_it_had() -> None:
+    """A consumer may have the output of both steps: it would take the second one's for the first one's, and drop it."""
+    read = Read(step(5, 6), step(7, 2))
+    read.give(6, 7)
+    (outlet,) = read.first.outlets
+    assert (read.first.applied, outlet.producer.next_sequence) == (2, 2)
+    assert read.got == [6, 7]
+
+
+def test_a_source_that_does_not_go_on_ends_the_query_and_says_what_to_do() -> None:
+    read = Read(step(5, 6), goes_on=False)
+    with pytest.raises(
+        DataLost, match=r"stage passed, partition 0.*gone from the log.*query\.stop.*fail_on_data_loss=False"
+    ):
+        read.has_passed(6)
+    read = Read(step(5, 6), goes_on=False)
+    with pytest.raises(DataLost, match=r"fail_on_data_loss=False"):
+        read.give(1, 4, 7)
+
+
+def test_a_stage_whose_steps_give_no_or_several_batches_cannot_tell_the_numbers_and_ends_the_query() -> None:
+    read = Read(first=odd)
+    read.give(2)
+    assert not read.first.steady
+    state = read.first.state()
+    read = Read(step(5, 6), first=odd)
+    read.first.steady = state["steady"]
+    with pytest.raises(DataLost, match=r"no batch of output or several.*another checkpointLocation"):
+        read.give(7)
+
+
+def test_whether_the_numbers_can_be_told_travels_with_the_state() -> None:
+    read, other = Read(step(5, 6)), Read()
+    read.give(1, 4)
+    read.has_passed(6)
+    read.first.steady = False
+    other.first.adopt(read.first.state())
+    assert (other.first.gone, other.first.steady) == ([(0, 4)], False)
+
+
+# ---- the stage behind it
+
+
+def test_the_stage_behind_it_goes_on_without_the_output_that_does_not_come() -> None:
+    """Its step was ordered when the first stage had all rows. The batch of that stage has none for it any more, and no newer
+    one comes: the producer says that it has passed it."""
+    read = Read(step(5, 6))
+    read._follows(read.second, [step(0, 6, edge=1)])
+    read.core.subscriptions.read_from_next(read.core.subscriptions.streams[1, 0])
+    read.has_passed(6)
+    assert (read.second.applied, read.second.gone) == (1, [(0, 6)])
+    read.give(8)
+    assert read.got == [8]
+
+
+def test_the_stage_behind_it_takes_the_part_of_the_output_that_is_left() -> None:
+    read = Read(step(5, 6))
+    read._follows(read.second, [step(0, 6, edge=1)])
+    read.give(1, 4, 7)
+    assert read.got == [1, 4, 7]
+    assert read.second.gone == [(0, 4)]
+
+
+# ---- replicas alike
+
+
+@pytest.mark.parametrize(
+    ("applied", "gone", "drops"), [(1, 4, False), (1, 0, True), (0, 0, False), (1, 3, True), (2, 4, False)]
+)
+def test_a_replica_that_has_passed_over_other_rows_is_dropped_and_built_anew(
+    applied: int, gone: int, drops: bool
+) -> None:
+    read = Read(step(5, 6))
+    read.first.lead(0, [ReplicaAt(3, 0)])
+    read.give(1, 4)
+    read.has_passed(6)
+    seen = PartitionSeen(0, 0, 0, 0, 1, applied, 0, 0, gone=gone)
+    found = on_seen(read.first, 3, seen, 0.0)
+    assert any(isinstance(each, Diverged) for each in found) is drops
