@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from benchmarks.kafka.doors import Door, add_arguments, doors_of
 from flux.kafka.client import addresses
-from flux.kafka.reading import PartitionReader, Reading, kafka_schema
+from flux.kafka.reading import Reading, TopicPartitionReader, kafka_schema
 from flux.kafka.security import Security
 from flux.kafka.topic_ids import Place
 from flux.kafka.warm_up import warm_up
@@ -76,13 +76,13 @@ def remove(address: str, topic: str) -> None:
 
 def with_flux(door: Door, topic: str, rows: int) -> int:
     """Read as a worker does: every column but the headers. Return the rows."""
-    reader = PartitionReader(
+    reader = TopicPartitionReader(
         Reading(addresses(door.address), Security(door.options), kafka_schema(False)), topic, 0, Place(0)
     )
     got, end = 0, time.monotonic() + _WAIT_S
     try:
         while got < rows and time.monotonic() < end:
-            taken = reader.take()
+            taken = reader.next()
             if taken is None:
                 time.sleep(0.0002)
             else:

@@ -339,10 +339,9 @@ class _Compiler:
                 self.sources.append(StreamSourcePlan(index, name, schema, endless=not ends))
             elif isinstance(given, WorkerSource):
                 partitions = given.partitions
-                if getattr(given.read, "keeps_partitions", False):
+                if given.reader.keeps_partitions:
                     partitions = self.began_with.get(name, partitions)
-                how = partitions, given.read, given.seeks, given.positions
-                self.sources.append(WorkerSourcePlan(index, name, schema, *how))
+                self.sources.append(WorkerSourcePlan(index, name, schema, partitions, given.reader))
             else:
                 self.sources.append(DataFrameSourcePlan(index, name, schema))
         return self._source_ids[id(given)]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flux.dataflow.files import to_parquet
     from flux.dataflow.operator import Context, Operator
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
+    from flux.dataflow.source_reader import PartitionReader, SourceReader
     from flux.dataflow.sources import Positioned, RowStart, Source, source
     from flux.dataflow.streaming import stream
     from flux.errors import (
@@ -58,6 +59,7 @@ __all__ = [
     "MoveFailed",
     "NonDeterministicInputError",
     "Operator",
+    "PartitionReader",
     "Position",
     "Positioned",
     "ProtocolError",
@@ -69,6 +71,7 @@ __all__ = [
     "SinkContext",
     "SnapshotError",
     "Source",
+    "SourceReader",
     "Stage",
     "UsageError",
     "UserCodeError",
@@ -104,6 +107,7 @@ _HOMES = {
     "flux.kafka.to_kafka": ("to_kafka",),
     "flux.dataflow.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext"),
+    "flux.dataflow.source_reader": ("PartitionReader", "SourceReader"),
     "flux.dataflow.sources": ("Positioned", "RowStart", "Source", "source"),
     "flux.errors": (
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",

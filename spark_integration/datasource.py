@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from flux.dataflow.ahead import Ahead
 from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.ledger import ledger_folder
+from flux.dataflow.source_reader import SourceReader
 from flux.dataflow.sources import Positioned, Source, source
 from flux.dataflow.user_code import described, text_of, user_traceback
 from flux.errors import UsageError, UserCodeError
@@ -67,7 +68,7 @@ def datasource(
         if ledger is not None or commit:
             raise UsageError("flux.datasource: ledger and commit are for stream=True")
         reading = BatchReading(made, columns, *_planned(made, columns), _at_once(partitions))
-        return source(reading, wanted, reading.partitions, called, positions=True)
+        return source(reading, wanted, name=called)
     if not _has_stream(made):
         raise UsageError(
             f"data source {made.name()} is no stream: it defines neither streamReader(schema) nor simpleStreamReader(schema)"
@@ -81,14 +82,15 @@ def datasource(
             "offsets at which batches end are written there before their rows are given"
         )
     place = ledger_folder(ledger, "flux.datasource")
-    return source(StreamReading(made, columns, place, seconds, bool(commit)), wanted, 1, called, positions=True)
+    return source(StreamReading(made, columns, place, seconds, bool(commit)), wanted, name=called)
 
 
-class BatchReading:
-    """Callable ``read(partition, start)`` of a source. Partition p reads ``planned[p]``, ``planned[p + partitions]`` and so
+class BatchReading(SourceReader):
+    """The reader of a source. Partition p reads ``planned[p]``, ``planned[p + partitions]`` and so
     on. A position is the index of a planned partition, and the number of its rows that come before."""
 
     keeps_partitions = True
+    partitions: int
 
     def __init__(
         self, made: DataSource, schema: StructType, reader: DataSourceReader, planned: list[Any], at_once: int
@@ -111,7 +113,7 @@ class BatchReading:
         planned = base64.b64encode(cloudpickle.dumps(self.planned)).decode()
         return {"planned": planned, "partitions": self.partitions}
 
-    def __call__(self, partition: int, start: Any) -> Ahead:
+    def read(self, partition: int, start: Any) -> Ahead:
         index, rows = (partition, 0) if start is None else (int(start[0]), int(start[1]))
         return Ahead(lambda: self._rows(index, rows), f"flux-datasource-{partition}", GATHER_S)
 

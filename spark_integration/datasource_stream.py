@@ -19,22 +19,23 @@ from pyspark.sql.types import StructType
 
 from flux.dataflow.ahead import Ahead
 from flux.dataflow.ledger import HasLedger, Ledger, LedgerBroken
+from flux.dataflow.source_reader import SourceReader
 from flux.dataflow.sources import Positioned
 from flux.errors import UsageError
 from spark_integration.datasource_rows import batches
 
 
-class StreamReading(HasLedger):
-    """Callable ``read(partition, start)`` of a source of one partition. ``commit``: the data source is told the applied
-    offsets."""
+class StreamReading(HasLedger, SourceReader):
+    """The reader of a source of one partition. ``commit``: the data source is told the applied offsets."""
 
     endless = True
+    partitions = 1
 
     def __init__(self, made: DataSource, schema: StructType, ledgers: str, poll_s: float, commit: bool) -> None:
         super().__init__(ledgers)
         self.made, self.schema, self.poll_s, self.commit = made, schema, poll_s, commit
 
-    def __call__(self, partition: int, start: Any) -> StreamRows:
+    def read(self, partition: int, start: Any) -> StreamRows:
         return StreamRows(self, start)
 
 
@@ -55,8 +56,7 @@ class StreamRows(Ahead):
         self._applied: tuple[int, int, int] | None = None
         super().__init__(self._rows, "flux-datasource-stream")
 
-    def done(self, position: Any) -> None:
-        """Note that rows before the position are applied everywhere."""
+    def applied(self, position: Any) -> None:
         self._applied = (int(position[0]), int(position[1]), int(position[2]))
 
     def _rows(self) -> Iterator[Positioned | float]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import Sink
+from flux.dataflow.source_reader import SourceSettings
 from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
 
@@ -32,21 +33,17 @@ def prepared(
     found: Kept = {"sources": {}, "sinks": {}}
     known = kept or {}
 
+    settings = SourceSettings(case_sensitive, *ignored_files, plan.settings.files_bad_after)
+
     def source(given: SourcePlan) -> SourcePlan:
-        if not isinstance(given, WorkerSourcePlan) or not hasattr(given.read, "prepare"):
+        if not isinstance(given, WorkerSourcePlan) or not given.reader.defines & {"configure", "prepare"}:
             return given
-        read = copy.deepcopy(given.read)  # another query may be started with the same flow
-        if hasattr(read, "case_sensitive"):
-            read.case_sensitive = case_sensitive
-        if hasattr(read, "bad_after_s"):  # sources of files
-            vars(read).update(
-                bad_after_s=plan.settings.files_bad_after,
-                session_ignores_missing=ignored_files[0],
-                session_ignores_corrupt=ignored_files[1],
-            )
-        said = read.prepare(known.get("sources", {}).get(given.name))
-        found["sources"][given.name] = _can_be_kept(said, f"source {given.name}")
-        return replace(given, read=read)
+        reader = copy.deepcopy(given.reader)  # another query may be started with the same flow
+        reader.configure(settings)
+        if "prepare" in reader.defines:
+            said = reader.prepare(known.get("sources", {}).get(given.name))
+            found["sources"][given.name] = _can_be_kept(said, f"source {given.name}")
+        return replace(given, reader=reader)
 
     def stage(given: StagePlan) -> StagePlan:
         if given.sink is None or type(given.sink).prepare is Sink.prepare:
@@ -63,8 +60,8 @@ def prepared(
 def forget(plan: Plan) -> None:
     """Let sources forget their facts at the end of a query without a checkpoint location, which never goes on."""
     for source in plan.sources:
-        if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "forget"):
-            source.read.forget()
+        if isinstance(source, WorkerSourcePlan):
+            source.reader.forget()
 
 
 def _can_be_kept(said: Any, whose: str) -> Any:

@@ -45,10 +45,10 @@ class Unread:
         self._ask_files: dict[int, tuple[str, Callable[[], UnreadFiles]]] = {}
         self._ask: dict[int, tuple[str, Callable[[], Any]]] = {}
         for source in plan.sources:
-            if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "unread"):
-                self._ask[source.id] = source.name, source.read.unread
-            if isinstance(source, WorkerSourcePlan) and hasattr(source.read, "unread_files"):
-                self._ask_files[source.id] = source.name, source.read.unread_files
+            if isinstance(source, WorkerSourcePlan) and "unread" in source.reader.defines:
+                self._ask[source.id] = source.name, source.reader.unread
+            if isinstance(source, WorkerSourcePlan) and "unread_files" in source.reader.defines:
+                self._ask_files[source.id] = source.name, source.reader.unread_files
         self._known: dict[int, Sequence[str]] = {}
         self._known_files: dict[int, UnreadFiles] = {}
         self._failed: set[int] = set()

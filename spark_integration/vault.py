@@ -166,7 +166,7 @@ class Location:
 
 
 def _may_grow(source: SourcePlan) -> bool:
-    return isinstance(source, WorkerSourcePlan) and bool(getattr(source.read, "may_grow", False))
+    return isinstance(source, WorkerSourcePlan) and bool(source.reader.may_grow)
 
 
 def _grown(was: dict[str, Any], plan: Plan) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class SourceLags:
     def __init__(self, sources: Sequence[SourcePlan]) -> None:
         self._sources = sources
         self._names = [_names(source) for source in sources]
+        self._units = [source.reader.lag_unit if isinstance(source, WorkerSourcePlan) else "" for source in sources]
         self._said: list[dict[int, SourceLag]] = [{} for _ in sources]
 
     def report(self, workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ class SourceLags:
         if not said:
             return {}
         partitions = {names[partition]: max(lag.end - lag.position, 0) for partition, lag in sorted(said.items())}
-        unit = getattr(getattr(self._sources[number], "read", None), "lag_unit", "")
+        unit = self._units[number]
         return {
             "lag": {"records": sum(partitions.values()), "partitions": partitions} | ({"unit": unit} if unit else {})
         }
@@ -52,5 +53,4 @@ class SourceLags:
 def _names(source: SourcePlan) -> list[str]:
     if not isinstance(source, WorkerSourcePlan):
         return []
-    name = getattr(source.read, "partition_name", str)
-    return [str(name(partition)) for partition in range(source.partitions)]
+    return [str(source.reader.partition_name(partition)) for partition in range(source.partitions)]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from flux.dataflow.source_reader import PartitionReader
 from flux.dataflow.sources import Positioned
 
 #: Some hundredths of a second of work for a worker.
@@ -45,7 +46,7 @@ def first_joined(ready: deque[tuple[Positioned, int]], rows_max: int, bytes_max:
     return Positioned(joined, parts[-1][0].position, np.concatenate(numbers) if numbers else None), nbytes
 
 
-class Ahead:
+class Ahead(PartitionReader):
     """A thread that reads ahead. ``items`` gives rows with their positions or, if it has nothing now, the number of seconds
     until it is to be asked again. A reader that has nothing for long gives 0 seconds now and then, because it can be closed only
     between two items. The thread begins, asks and closes the reader. ``gather_s`` is the time that batches may wait for more
@@ -66,10 +67,7 @@ class Ahead:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Positioned | None]:
-        return self
-
-    def __next__(self) -> Positioned | None:
+    def next(self) -> Positioned | None:
         """Return the next rows; None if there are none yet. Raises the reader's error once everything before it is taken."""
         with self._changed:
             if self._ready and not self._gathers():
@@ -90,7 +88,7 @@ class Ahead:
         return few and not over and time.monotonic() < self._since + self._gather_s
 
     def when_ready(self, ring: Callable[[], None]) -> None:
-        """Have ``ring`` called when rows have come after ``__next__`` had none."""
+        """Have ``ring`` called when rows have come after ``next`` had none."""
         self._ring = ring
 
     def pauses(self) -> int:
@@ -113,7 +111,7 @@ class Ahead:
             with self._changed:
                 self._ended = True
             self._tell_ready()
-        except BaseException as error:  # raised again in the worker's thread, by ``__next__``
+        except BaseException as error:  # raised again in the worker's thread, by ``next``
             with self._changed:
                 self._error = error
             self._tell_ready()

@@ -5,7 +5,7 @@ The plan is made and checked by ``controller.dag``; everything here is data that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,14 +13,12 @@ import pyarrow as pa
 
 from flux.dataflow.operator import Operator
 from flux.dataflow.sink import Sink
+from flux.dataflow.source_reader import SourceReader
 from flux.settings import Settings
 from partitioning.ids import ACTIVE
 
 #: The column of the numbers of rows, which travels behind the other columns (design: numbered-rows).
 NUMBER = pa.field("number of the row", pa.int64(), nullable=False)
-
-#: Reads one partition of a source inside the workers. A ``None`` means "no rows now, ask again".
-Reader = Callable[..., Iterable[pa.RecordBatch | None]]
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,22 @@ class WorkerSourcePlan(SourcePlan):
     """A source that is read inside the workers."""
 
     partitions: int
-    read: Reader
-    #: Whether ``read`` takes the position to begin with as its second argument.
-    seeks: bool = False
-    #: Whether ``read`` gives positions of its own with its batches.
-    positions: bool = False
+    reader: SourceReader
+
+    @property
+    def seeks(self) -> bool:  # type: ignore[override]
+        """Return whether a reader may begin in the middle."""
+        return self.reader.seeks
+
+    @property
+    def positions(self) -> bool:  # type: ignore[override]
+        """Return whether the rows come with positions of the reader's own."""
+        return self.reader.positions
 
     @property
     def own_numbers(self) -> bool:
         """Return whether the rows bring their numbers, as the offsets of a log are."""
-        return self.positions and bool(getattr(self.read, "row_numbers", False))
+        return self.reader.positions and bool(self.reader.row_numbers)
 
     @property
     def goes_on_after_loss(self) -> bool:
@@ -98,7 +102,7 @@ class WorkerSourcePlan(SourcePlan):
 
     @property
     def endless(self) -> bool:  # type: ignore[override]
-        return bool(getattr(self.read, "endless", False))
+        return bool(self.reader.endless)
 
 
 @dataclass(frozen=True)

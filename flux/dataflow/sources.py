@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from flux.calls import checked
 from flux.dataflow.given import check_columns, named, signature, takes
+from flux.dataflow.source_reader import FunctionReader, SourceReader
 from flux.errors import NoSuchAttribute, UsageError
 
 if TYPE_CHECKING:
@@ -77,22 +78,21 @@ class StreamOptions:
 
 
 class WorkerSource(Source):
-    """A source that is read inside the workers; see ``source``."""
+    """A source that is read inside the workers; see ``source``. A function in place of ``reader`` is wrapped; only then ``seeks``
+    and ``positions`` count."""
 
     def __init__(
         self,
         name: str,
-        read: Callable[..., Iterable[pa.RecordBatch | Positioned | None]],
+        reader: SourceReader | Callable[..., Iterable[pa.RecordBatch | Positioned | None]],
         partitions: int,
         schema: Any,
         seeks: bool = False,
         positions: bool = False,
     ) -> None:
         super().__init__(name, schema)
-        self.read = read
+        self.reader = reader if isinstance(reader, SourceReader) else FunctionReader(reader, seeks, positions)
         self.partitions = partitions
-        self.seeks = seeks
-        self.positions = positions
 
 
 class StreamSource(Source):
@@ -107,13 +107,15 @@ class StreamSource(Source):
 
 @checked("flux.source")
 def source(
-    read: Callable[..., Iterable[pa.RecordBatch | Positioned | None]],
-    schema: Any,
-    partitions: int,
+    read: SourceReader | Callable[..., Iterable[pa.RecordBatch | Positioned | None]],
+    schema: Any = None,
+    partitions: int | None = None,
     name: str | None = None,
     positions: bool = False,
 ) -> Source:
-    """Make a source that is read inside the workers: ``read(p)`` gives the batches of partition p, 0 <= p < partitions.
+    """Make a source that is read inside the workers, of a ``flux.SourceReader`` or of a function: ``read(p)`` gives the batches
+    of partition p, 0 <= p < partitions. A SourceReader may bring schema and partitions of its own, and says itself whether it
+    has positions. ``docs/extending.md`` shows one; the rest of this text is about functions.
 
     ``read`` is shipped with the task and called once per life of the worker that reads the partition. It must not
     block: yield None for "no rows now". When that worker is lost, another calls ``read`` again and must get the
@@ -164,10 +166,41 @@ def source(
                ``flux status`` and the metrics show the sum
       done(position)  called about once a second, if there is news: every replica of every consumer has applied all rows before
                this position, which the iterator has given. A later reader may be asked to begin somewhat before it"""
-    if not callable(read):
-        raise UsageError(f"flux.source: read must be a function of the partition number, got {type(read).__name__}")
+    reader = read if isinstance(read, SourceReader) else _function_reader(read, positions)
+    if isinstance(read, SourceReader):
+        schema = reader.schema if schema is None else schema
+        partitions = reader.partitions if partitions is None else partitions
+        _check_reader(reader, positions)
+    if schema is None:
+        raise UsageError("flux.source: the schema of the rows is missing: schema='user BIGINT, amount DOUBLE'")
     if not isinstance(partitions, int) or not 1 <= partitions <= 4096:
         raise UsageError(f"flux.source: partitions must be 1 to 4096, got {partitions!r}")
+    called = str(name or (type(reader).__name__ if reader is read else getattr(read, "__name__", "source")))
+    check_columns(f"source {called}", schema)
+    return WorkerSource(called, reader, partitions, schema)
+
+
+def _check_reader(reader: SourceReader, positions: bool) -> None:
+    kind = type(reader).__name__
+    if "read" not in reader.defines:
+        raise UsageError(f"flux.source: {kind} must define read(self, partition, start)")
+    if positions and not reader.positions:
+        raise UsageError(f"flux.source: positions=True is for functions; {kind} says positions = False in its class")
+    if reader.positions and not reader.seeks:
+        raise UsageError(
+            f"flux.source: {kind} says seeks = False: then it has no positions, and must say positions = False"
+        )
+    if reader.row_numbers and not reader.positions:
+        raise UsageError(f"flux.source: {kind} says row_numbers = True, which needs positions = True")
+
+
+def _function_reader(read: Any, positions: bool) -> FunctionReader:
+    if isinstance(read, type) and issubclass(read, SourceReader):
+        raise UsageError(f"flux.source: read must be a reader, got its class: make one, {read.__name__}(...)")
+    if not callable(read):
+        raise UsageError(
+            f"flux.source: read must be a function of the partition number or a flux.SourceReader, got {type(read).__name__}"
+        )
     said, seeks = signature(read), positions
     if said is not None:
         seeks = positions or len([p for p in said.parameters.values() if p.default is p.empty]) == 2
@@ -182,6 +215,4 @@ def source(
                 f"flux.source: read is called with the partition first, read(partition, start); got {named(read)}{said}: change "
                 "the order of its arguments"
             )
-    called = str(name or getattr(read, "__name__", "source"))
-    check_columns(f"source {called}", schema)
-    return WorkerSource(called, read, partitions, schema, seeks, positions)
+    return FunctionReader(read, seeks, positions)

@@ -51,8 +51,8 @@ class FileRows(Ahead):
         first = (number - self._partition) // self._partitions * FILE_ROWS
         return Positioned(batch, [*position], np.arange(first + end - batch.num_rows, first + end, dtype=np.int64))
 
-    def __next__(self) -> Positioned | None:
-        taken = super().__next__()
+    def next(self) -> Positioned | None:
+        taken = super().next()
         if taken is not None:
             self._taken = taken.position[0]
         return taken

@@ -18,6 +18,7 @@ from flux.calls import checked, parameters, unknown
 from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.ledger import HasLedger, ledger_folder
 from flux.dataflow.plain import plain_schema
+from flux.dataflow.source_reader import SourceReader, SourceSettings
 from flux.dataflow.sources import Source, source
 from flux.errors import UsageError
 from flux.folders.formats import CsvFormat, FileFormat, JsonFormat, ParquetFormat, check_flat, check_json
@@ -61,17 +62,13 @@ _PARTITIONS = 4
 _NUMBERS = "file and row"
 
 
-class FilesReader(HasLedger):
-    """The reader of a source of files, called as ``read(partition, start)``."""
+class FilesReader(HasLedger, SourceReader):
+    """The reader of a source of files."""
 
     endless = True
     row_numbers = True  # of file and row
-    #: The things that ``lag`` counts.
     lag_unit = "file"
-    #: Settings of the session and the query, which are set where the query starts: whether columns are found by their exact
-    #: names only, whether files that are gone or cannot be read are left out, and the time that a file may stay incomplete.
-    case_sensitive = session_ignores_missing = session_ignores_corrupt = False
-    bad_after_s = 600.0
+    partitions: int
 
     def __init__(
         self,
@@ -84,9 +81,13 @@ class FilesReader(HasLedger):
     ) -> None:
         """``missing`` and ``corrupt`` tell whether such files are left out; None: as in the session."""
         super().__init__(ledgers, own)
-        self.folder, self.partitions = folder, partitions
+        self.folder, self.partitions, self.schema = folder, partitions, folder.format.schema
+        self._settings = SourceSettings()
         self._missing, self._corrupt = missing, corrupt
         self._watch: Watch | None = None  # shared by the partitions that are read in a process
+
+    def configure(self, settings: SourceSettings) -> None:
+        self._settings = settings
 
     def prepare(self, kept: Any) -> Any:
         _check_there(self.folder.path)
@@ -101,7 +102,7 @@ class FilesReader(HasLedger):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_watch": None}
 
-    def __call__(self, partition: int, start: Any) -> FileRows:
+    def read(self, partition: int, start: Any) -> FileRows:
         return FileRows(self._watched(), partition, self.partitions, start)
 
     def unread_files(self) -> dict[str, dict[str, str]]:
@@ -110,13 +111,13 @@ class FilesReader(HasLedger):
 
     def _watched(self) -> Watch:
         if self._watch is None:
-            missing, corrupt = self._missing, self._corrupt
+            missing, corrupt, settings = self._missing, self._corrupt, self._settings
             folder = replace(
                 self.folder,
-                format=replace(self.folder.format, case_sensitive=self.case_sensitive),
-                bad_after_s=self.bad_after_s,
-                ignore_missing=self.session_ignores_missing if missing is None else missing,
-                ignore_corrupt=self.session_ignores_corrupt if corrupt is None else corrupt,
+                format=replace(self.folder.format, case_sensitive=settings.case_sensitive),
+                bad_after_s=settings.bad_file_after_s,
+                ignore_missing=settings.ignore_missing_files if missing is None else missing,
+                ignore_corrupt=settings.ignore_corrupt_files if corrupt is None else corrupt,
             )
             self._watch = Watch(folder, self.ledger)
         return self._watch
@@ -190,13 +191,7 @@ def files(
     _check_there(where)
     columns = _schema(schema, folder)
     folder = _with(folder, kind(columns, **wanted))
-    return source(
-        FilesReader(folder, partitions, *ledgers, missing, corrupt),
-        columns,
-        partitions,
-        name or "files",
-        positions=True,
-    )
+    return source(FilesReader(folder, partitions, *ledgers, missing, corrupt), name=name or "files")
 
 
 def _with(folder: WatchedFolder, format: FileFormat) -> WatchedFolder:

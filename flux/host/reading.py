@@ -25,6 +25,7 @@ import pyarrow as pa
 from flux.dataflow.batches import conform, split
 from flux.dataflow.plain import plain_batch
 from flux.dataflow.plan import EdgePlan, Plan, WorkerSourcePlan
+from flux.dataflow.source_reader import PartitionReader, opened
 from flux.dataflow.sources import Positioned
 from flux.dataflow.user_code import closed, described, raised_by_user, text_of, user_traceback
 from flux.errors import FluxError, UsageError, UserCodeError
@@ -41,8 +42,6 @@ from partitioning.cluster import copier
 from partitioning.columns import row_bytes
 from partitioning.ids import SourcePartition, StreamId
 
-Reader = Iterator[pa.RecordBatch | Positioned | None]
-
 #: Seconds after which sources that had nothing are asked again: at first, and doubled each time up to the longest.
 IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
 #: Seconds after which a reader with a bell is asked although it has not rung, in case it forgets to.
@@ -58,8 +57,8 @@ TOGETHER = 16
 _RECORDS_MAX, _NUMBER_MAX = 1 << 62, (1 << 62) - 2
 
 
-def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition) -> Reader:
-    return iter(plan.read(partition, position) if plan.seeks else plan.read(partition))
+def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition) -> PartitionReader:
+    return opened(plan.reader, partition, position)
 
 
 class Part(NamedTuple):
@@ -77,7 +76,9 @@ class Part(NamedTuple):
 class Open:
     """An open reader, with batches of it that are in no log yet: first the ``small`` ones, then the ``unread`` rest."""
 
-    reader: Reader
+    reader: PartitionReader
+    #: The reader's ``next``, called for each batch.
+    next: Callable[[], Any]
     #: Copies a batch of it, with its memory.
     copy: Callable[[pa.RecordBatch], pa.RecordBatch]
     #: Bytes of a row, if all rows have the same size.
@@ -109,7 +110,7 @@ class Reading:
         self.first_row_at: float | None = None
         #: Partitions of sources that have ended here.
         self.ends = 0
-        self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], Reader] = open_reader
+        self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], PartitionReader] = open_reader
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
         self.done_every_s = DONE_EVERY_S
         #: Nothing more is read, except rows that have come before, for which ordered steps may wait.
@@ -232,7 +233,7 @@ class Reading:
         if not (source.unread or source.over or self._enough(key, source)):
             source.rung, source.quiet_until = False, -inf  # before it is asked: rows that come from now on ring again
             try:
-                batch = next(source.reader)
+                batch = source.next()
             except StopIteration:
                 source.over = True
             except BaseException as error:  # the user's, also sys.exit()
@@ -333,7 +334,8 @@ class Reading:
             try:
                 about = self._about(key)
                 schema = about.schema
-                found = Open(self.open_reader(about, key.partition, position), copier(schema), row_bytes(schema))
+                reader = self.open_reader(about, key.partition, position)
+                found = Open(reader, reader.next, copier(schema), row_bytes(schema))
                 self._open[key] = found
                 self._hand_bell(found)
             except BaseException as error:  # the user's, also sys.exit()
@@ -341,16 +343,15 @@ class Reading:
         return found
 
     def _hand_bell(self, source: Open) -> None:
-        when_ready = getattr(source.reader, "when_ready", None)
         bell = self.bell
-        if when_ready is None or bell is None:
+        if bell is None or "when_ready" not in source.reader.defines:
             return
 
         def ring() -> None:
             source.rung = True
             bell()
 
-        when_ready(ring)
+        source.reader.when_ready(ring)
         source.rings = True
 
     def _cut(self, key: SourcePartition, given: Part, unread: deque[Part]) -> None:
@@ -420,15 +421,14 @@ class Reading:
         self._rotation.remove(key)
         self.sources[key].finish(created)
 
-    # ---- other methods of readers (see ``flux.source``)
+    # ---- other methods of readers (see ``PartitionReader``)
 
     def _pauses(self, key: SourcePartition, source: Open) -> int:
         """Return the number of times at which a reader had nothing since its last count."""
-        ask = getattr(source.reader, "pauses", None)
-        if ask is None:
+        if "pauses" not in source.reader.defines:
             return 1
         try:
-            before, source.pauses = source.pauses, index(ask())
+            before, source.pauses = source.pauses, index(source.reader.pauses())
             if source.pauses < before:
                 raise ValueError(f"pauses() must return a number that never falls, got {source.pauses} after {before}")
         except BaseException as error:  # the user's, also sys.exit()
@@ -439,12 +439,9 @@ class Reading:
         """Return the lags of the partitions that are read here, if their readers know them."""
         return [lag for key, source in self._open.items() for lag in self._lag(key, source.reader)]
 
-    def _lag(self, key: SourcePartition, reader: Reader) -> Iterator[SourceLag]:
-        ask = getattr(reader, "lag", None)
-        if ask is None:
-            return
+    def _lag(self, key: SourcePartition, reader: PartitionReader) -> Iterator[SourceLag]:
         try:
-            said = ask()
+            said = reader.lag()
             if said is None:
                 return
             position, end = map(index, said)
@@ -468,12 +465,9 @@ class Reading:
             if (count := max(producer.earlier.left_out for producer in streams.producers))
         ]
 
-    def _bad_records(self, key: SourcePartition, reader: Reader) -> Iterator[BadRecords]:
-        ask = getattr(reader, "bad_records", None)
-        if ask is None:
-            return
+    def _bad_records(self, key: SourcePartition, reader: PartitionReader) -> Iterator[BadRecords]:
         try:
-            records = index(ask())
+            records = index(reader.bad_records())
             if not 0 <= records <= _RECORDS_MAX:
                 raise ValueError(f"bad_records() must return a number from 0, got {records}")
         except BaseException as error:  # the user's, also sys.exit()
@@ -490,10 +484,9 @@ class Reading:
         """Report to readers and consumers the rows that all have applied since the last time."""
         for key, streams in self.sources.items():
             position = streams.applied() if self._about(key).positions else b""
-            tell = getattr(self._open[key].reader, "done", None) if key in self._open else None
-            if tell is not None and position:
+            if position and key in self._open:
                 try:
-                    tell(unpacked(position))
+                    self._open[key].reader.applied(unpacked(position))
                 except BaseException as error:  # the user's, also sys.exit()
                     raise self._failed(key, error) from error
 
@@ -506,7 +499,7 @@ class Reading:
 
     def _close(self, key: SourcePartition) -> None:
         source = self._open.pop(key, None)
-        if source is not None and hasattr(source.reader, "close"):
+        if source is not None:
             closed(self._name(key), source.reader.close)
 
     def _about(self, key: SourcePartition) -> WorkerSourcePlan:

@@ -36,12 +36,11 @@ class Owner(Protocol):
     next_offset: int
     #: Id of the topic that ``next_offset`` belongs to; UNKNOWN until a broker has given the first one.
     topic_id: str
+    #: The reader has no room for more rows.
+    full: bool
 
     @property
     def takes_time(self) -> bool: ...
-
-    @property
-    def full(self) -> bool: ...
 
     def came(self, answer: Fetched) -> None:
         """Take over rows that have come. ``work_off`` is called next."""

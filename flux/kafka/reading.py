@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from flux.dataflow.ahead import first_joined
 from flux.dataflow.batches import split
+from flux.dataflow.source_reader import PartitionReader
 from flux.dataflow.sources import Positioned
 from flux.kafka.client import EARLIEST, LATEST, Address, Client, Fetched, Passing
 from flux.kafka.committing import Committer
@@ -29,7 +30,7 @@ from flux.kafka.dead_letters import WANTED, DeadLetters
 from flux.kafka.errors import BadRecord, DataLost
 from flux.kafka.fetcher import Fetcher
 from flux.kafka.formats import Bad, Format
-from flux.kafka.owner import NothingWhole, Paused, TakesTime
+from flux.kafka.owner import NothingWhole, Owner, Paused, TakesTime
 from flux.kafka.records import COLUMNS, SCHEMA, Decoded, Decoder
 from flux.kafka.security import Security
 from flux.kafka.topic_ids import UNKNOWN, Place, differ
@@ -98,7 +99,7 @@ class _Given(NamedTuple):
     size: int
 
 
-class PartitionReader:
+class TopicPartitionReader(PartitionReader, Owner):
     """Reader of one partition.
 
     ``start`` is the place of the first wanted record. ``committer`` commits for the consumer group that is told the applied
@@ -149,21 +150,21 @@ class PartitionReader:
         self._beside = False
         self.full = False
         self._ring: Callable[[], None] | None = None
-        #: ``take`` had no batch, so the next one rings.
+        #: ``next`` had no batch, so the next one rings.
         self._asked_in_vain = False
         self._lock = threading.Lock()
         self._closed = False
         self._error: BaseException | None = None
         self._committer = committer
         if committer is not None:
-            committer.add((topic, partition), self.applied)
+            committer.add((topic, partition), self._applied_offset)
         self._fetcher = how.fetcher() if fetcher is None else fetcher
         self._fetcher.add(self)
 
     # ---- for the worker
 
-    def take(self) -> Positioned | None:
-        """Return the next batch, or None if there is none yet. Raises the error that ended the reading, once every batch
+    def next(self) -> Positioned | None:
+        """Return the next batch, or None if there is none yet. Raise the error that ended the reading, once every batch
         before it is taken."""
         if not self._ready:
             self._asked_in_vain = True  # set before the second look: a batch that comes from now on rings
@@ -183,13 +184,8 @@ class PartitionReader:
             self._fetcher.has_room(self)
         return taken
 
-    def __iter__(self) -> Iterator[Positioned | None]:
-        return self
-
-    __next__ = take
-
     def when_ready(self, ring: Callable[[], None]) -> None:
-        """Have ``ring`` called when a batch comes after ``take`` had none."""
+        """Have ``ring`` called when a batch comes after ``next`` had none."""
         self._ring = ring
 
     def _tell_ready(self) -> None:
@@ -211,12 +207,11 @@ class PartitionReader:
         """Return how often the log had no more records. The pause may have been before rows that have not been taken yet."""
         return self._pauses
 
-    def done(self, position: Any) -> None:
-        """Note that every consumer has applied the rows before this position."""
+    def applied(self, position: Any) -> None:
         with self._lock:
             self._done = Place.of(position)
 
-    def applied(self) -> int | None:
+    def _applied_offset(self) -> int | None:
         """Return the offset behind all applied records, for any thread; None: not known yet. Once all taken rows are applied,
         it is also behind entries of the log that are no rows."""
         with self._lock:

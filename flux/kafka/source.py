@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from flux.calls import checked
+from flux.dataflow.source_reader import SourceReader
 from flux.dataflow.sources import RowStart, Source, source
 from flux.errors import UsageError
 from flux.kafka.client import EARLIEST, LATEST, Client, addresses
@@ -25,7 +26,7 @@ from flux.kafka.errors import DataLost
 from flux.kafka.fetcher import Fetcher
 from flux.kafka.formats import format_of
 from flux.kafka.library import library
-from flux.kafka.reading import PartitionReader, Reading, kafka_schema
+from flux.kafka.reading import Reading, TopicPartitionReader, kafka_schema
 from flux.kafka.records import COLUMNS
 from flux.kafka.security import OPTIONS, Security
 from flux.kafka.topic_ids import UNKNOWN, Place, differ
@@ -48,10 +49,10 @@ _NUMBERS = "offsets"
 _FETCH_MIN, _FETCH_MAX = 1 << 10, 1 << 28
 
 
-class KafkaReader:
-    """Callable ``read(partition, start)`` of a source. It can be pickled; connections are made where it is called.
+class KafkaReader(SourceReader):
+    """The reader of topics. It can be pickled; connections are made where ``read`` is called.
 
-    Number i stands for the i-th of ``partitions``, topic and partition, in order. ``starts`` has the first offset of each,
+    Number i stands for the i-th of ``topic_partitions``, topic and partition, in order. ``starts`` has the first offset of each,
     by ``starting``. ``timeout`` is the limit of brokers in ``prepare``, in seconds."""
 
     may_grow = True
@@ -60,7 +61,8 @@ class KafkaReader:
 
     def __init__(self, how: Reading, topics: Topics, starting: Any, group: str | None, timeout: float) -> None:
         self.how, self.topics, self.starting, self.group, self.timeout = how, topics, starting, group, timeout
-        self.partitions = partitions = _partitions(how, topics, timeout)
+        self.topic_partitions = partitions = _partitions(how, topics, timeout)
+        self.schema, self.partitions = how.schema, len(partitions)
         if isinstance(topics, re.Pattern) and not partitions:
             shown = ", ".join(f"{host}:{port}" for host, port in how.bootstrap)
             raise UsageError(
@@ -85,7 +87,7 @@ class KafkaReader:
         A topic that was made anew is noticed where its partitions are read: only their positions tell the topic that they
         were in last."""
         if kept is None:
-            self.starts, self.topic_ids = self._first_offsets(self.partitions, self.starting)
+            self.starts, self.topic_ids = self._first_offsets(self.topic_partitions, self.starting)
         else:
             if kept.get("numbers") != _NUMBERS:
                 raise UsageError(
@@ -96,26 +98,27 @@ class KafkaReader:
             began = {(topic, partition): offset for topic, partition, offset in kept["partitions"]}
             known_ids = kept.get("topics", {})  # none in locations of releases before 0.4
             self._check_kept(began, known_ids)
-            new = [each for each in self.partitions if each not in began]
+            new = [each for each in self.topic_partitions if each not in began]
             if not self.how.fail_on_data_loss:  # positions in the old topic carry its id
                 anew = {
                     topic for topic, known in known_ids.items() if differ(known, self.topic_ids.get(topic, UNKNOWN))
                 }
-                new = [each for each in self.partitions if each not in began or each[0] in anew]
+                new = [each for each in self.topic_partitions if each not in began or each[0] in anew]
                 known_ids = {topic: known for topic, known in known_ids.items() if topic not in anew}
             offsets, ids = self._first_offsets(new, "earliest")
             began |= dict(zip(new, offsets, strict=True))
             self.topic_ids = {**self.topic_ids, **ids, **known_ids}
-            self.partitions, self.starts = [*began], [*began.values()]
+            self.topic_partitions, self.starts = [*began], [*began.values()]
+            self.partitions = len(began)
         return {
-            "partitions": [[*each, offset] for each, offset in zip(self.partitions, self.starts, strict=True)],
+            "partitions": [[*each, offset] for each, offset in zip(self.topic_partitions, self.starts, strict=True)],
             "topics": {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic_id != UNKNOWN},
             "numbers": _NUMBERS,
         }
 
     def _check_kept(self, began: Iterable[tuple[str, int]], known_ids: Mapping[str, str]) -> None:
         for topic, partition in began:
-            if (topic, partition) in self.partitions:
+            if (topic, partition) in self.topic_partitions:
                 continue
             now = self.topic_ids.get(topic, UNKNOWN)
             if differ(known_ids.get(topic, UNKNOWN), now):
@@ -131,7 +134,7 @@ class KafkaReader:
     def unread(self) -> list[str]:
         """Return partitions that have come since the query was started, those of new topics included. The next start reads
         them."""
-        known = set(self.partitions)
+        known = set(self.topic_partitions)
         found = _partitions(self.how, self.topics, UNREAD_S)
         return [f"{topic}-{partition}" for topic, partition in found if (topic, partition) not in known]
 
@@ -162,10 +165,10 @@ class KafkaReader:
         self.__dict__.update(state)
         warm_up()
 
-    def __call__(self, partition: int, start: Any) -> PartitionReader:
+    def read(self, partition: int, start: Any) -> TopicPartitionReader:
         """Read a partition, without end. ``start`` is the beginning of the rows that some replica needs; None: the start of
-        the query. The iterator yields None for "nothing just now"."""
-        topic, number = self.partitions[partition]
+        the query."""
+        topic, number = self.topic_partitions[partition]
         first = Place(self.starts[partition], self.topic_ids.get(topic, UNKNOWN))
         newest = Place.of(start.newest) if isinstance(start, RowStart) and start.newest is not None else None
         if isinstance(start, RowStart):
@@ -176,10 +179,10 @@ class KafkaReader:
             self._committer = Committer(self.how.bootstrap, self.how.security, self.group)
         if self._fetcher is None:
             self._fetcher = self.how.fetcher()
-        return PartitionReader(self.how, topic, number, first, self._committer, self._fetcher, newest)
+        return TopicPartitionReader(self.how, topic, number, first, self._committer, self._fetcher, newest)
 
     def partition_name(self, partition: int) -> str:
-        topic, number = self.partitions[partition]
+        topic, number = self.topic_partitions[partition]
         return f"{topic}-{number}"
 
 
@@ -260,7 +263,7 @@ def kafka(
     reading = _with_dead_letters(reading, bad_records, names, limit)
     read = KafkaReader(reading, names, starting, group, limit)
     called = name or f"kafka {names.pattern if isinstance(names, re.Pattern) else ', '.join(names)}"
-    return source(read, reading.schema, len(read.partitions), called, positions=True)
+    return source(read, name=called)
 
 
 def _partitions(how: Reading, topics: Topics, timeout: float) -> list[tuple[str, int]]:

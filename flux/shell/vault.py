@@ -17,6 +17,7 @@ from io import RawIOBase
 from typing import Any
 
 from flux.dataflow.plan import Plan, WorkerSourcePlan
+from flux.dataflow.source_reader import AbsentReader
 from flux.durable.directory import LocationGone
 from flux.durable.journal import Journal
 from flux.durable.names import ABOUT
@@ -44,7 +45,8 @@ class Task:
 def without_code(plan: Plan) -> Plan:
     """Return the plan without the user's code: a vault runs none of it."""
     sources = tuple(
-        replace(source, read=_nothing) if isinstance(source, WorkerSourcePlan) else source for source in plan.sources
+        replace(source, reader=AbsentReader(source.reader)) if isinstance(source, WorkerSourcePlan) else source
+        for source in plan.sources
     )
     stages = tuple(replace(stage, make=_nothing, sink=None) for stage in plan.stages)
     return replace(plan, sources=sources, stages=stages)

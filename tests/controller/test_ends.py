@@ -104,6 +104,6 @@ def test_sources_without_end_say_so(tmp_path: Any) -> None:
     from flux.kafka.source import KafkaReader
     from spark_integration.datasource_stream import StreamReading
 
-    assert flux.files(tmp_path, schema="k BIGINT").read.endless  # type: ignore[attr-defined]
+    assert flux.files(tmp_path, schema="k BIGINT").reader.endless  # type: ignore[attr-defined]
     assert KafkaReader.endless
     assert StreamReading.endless

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from controller.report.source_lags import SourceLags
 from flux.dataflow.plan import DataFrameSourcePlan, WorkerSourcePlan
+from flux.dataflow.source_reader import FunctionReader
 from flux.wire.statistics import SourceLag
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -25,8 +26,8 @@ def lags() -> SourceLags:
     return SourceLags(
         [
             DataFrameSourcePlan(0, "flights", SCHEMA),
-            WorkerSourcePlan(1, "clicks", SCHEMA, 3, Topic(), True, True),
-            WorkerSourcePlan(2, "files", SCHEMA, 2, lambda partition, start: iter(()), True, True),
+            WorkerSourcePlan(1, "clicks", SCHEMA, 3, FunctionReader(Topic(), True, True)),
+            WorkerSourcePlan(2, "files", SCHEMA, 2, FunctionReader(lambda partition, start: iter(()), True, True)),
         ]
     )
 
@@ -46,7 +47,7 @@ def test_files_are_counted_as_files() -> None:
     class Files(Topic):
         lag_unit = "file"
 
-    kept = SourceLags([WorkerSourcePlan(0, "files", SCHEMA, 2, Files(), True, True)])
+    kept = SourceLags([WorkerSourcePlan(0, "files", SCHEMA, 2, FunctionReader(Files(), True, True))])
     (files,) = kept.report([said((0, 1, 0, 1))])
     assert files["lag"] == {"records": 1, "partitions": {"clicks-1": 1}, "unit": "file"}
 

@@ -32,7 +32,7 @@ def write(folder: Path, name: str, first: int, rows: int = 3, group: int = 2) ->
 
 def started(folder: Path, partitions: int = 1, kept: Any = None, **options: Any) -> FilesReader:
     options = {"schema": ROWS, "poll": "10ms", **options}
-    reader = flux.files(folder, partitions=partitions, **options).read  # type: ignore[attr-defined]
+    reader = flux.files(folder, partitions=partitions, **options).reader  # type: ignore[attr-defined]
     reader.prepare(None if kept is None else {"numbers": "file and row", **kept})
     return reader
 
@@ -59,7 +59,7 @@ def take(rows: Iterator[flux.Positioned | None], count: int) -> list[tuple[Any, 
 
 
 def numbers(reader: FilesReader, count: int, partition: int = 0, start: Any = None) -> list[int]:
-    rows = reader(partition, start if isinstance(start, RowStart) else at(reader, partition, start))
+    rows = reader.read(partition, start if isinstance(start, RowStart) else at(reader, partition, start))
     try:
         return [value for value, _ in take(rows, count)]
     finally:
@@ -81,7 +81,7 @@ def drain(rows: Iterator[flux.Positioned | None]) -> None:
 
 
 def fails(reader: FilesReader, error: type[Exception], match: str, start: Any = None) -> None:
-    rows = reader(0, start if isinstance(start, RowStart) else at(reader, 0, start))
+    rows = reader.read(0, start if isinstance(start, RowStart) else at(reader, 0, start))
     with pytest.raises(error, match=match):
         drain(rows)
     rows.close()

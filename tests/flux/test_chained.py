@@ -213,7 +213,7 @@ def test_it_is_told_and_checked_as_the_users_stage() -> None:
     said = description(plan)["stages"]["Totals"]["operator"]
     assert said.endswith(".Totals, then test_chained.Numbers"), said
     endless = flux.source(lambda partition: iter(()), ROWS, 1, "clicks")
-    endless.read.endless = True  # type: ignore[attr-defined]
+    endless.reader.endless = True  # type: ignore[attr-defined]
     whole = flux.stage(key="k", partitions=2, name="Whole")(Totals)
     with pytest.raises(UsageError, match='stage Whole has output_mode="complete"'):
         check_ends(compiled(behind(whole(endless)).to(Keeps())))

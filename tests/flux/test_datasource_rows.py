@@ -145,7 +145,7 @@ def taken(rows: Iterator[Any], count: int) -> list[tuple[int, Any]]:
 
 
 def reader(kept: Any = None, **options: Any) -> Any:
-    read = flux.datasource(Numbers, **options).read  # type: ignore[attr-defined]
+    read = flux.datasource(Numbers, **options).reader  # type: ignore[attr-defined]
     read.prepare(kept)
     return read
 
@@ -153,18 +153,18 @@ def reader(kept: Any = None, **options: Any) -> Any:
 def test_a_batch_source_is_read_whole_and_from_any_position() -> None:
     read = reader(partitions=2)
     assert read.partitions == 2
-    open_ = [read(partition, None) for partition in range(2)]  # both at once
+    open_ = [read.read(partition, None) for partition in range(2)]  # both at once
     found = [taken(rows, ROWS + 1) for rows in open_]
     assert [n for n, _ in found[0]] == [*range(0, ROWS, 3), *range(2, ROWS, 3)]
     assert [n for n, _ in found[1]] == [*range(1, ROWS, 3)]
     for rows in (1, 4999, 8334):
-        again = taken(read(0, [0, rows]), ROWS + 1)
+        again = taken(read.read(0, [0, rows]), ROWS + 1)
         assert [n for n, _ in again] == [n for n, _ in found[0]][rows:]
-    assert taken(read(0, [2, 8333]), 1) == []
+    assert taken(read.read(0, [2, 8333]), 1) == []
 
 
 def test_what_was_planned_at_the_first_start_is_read_later() -> None:
-    first = flux.datasource(Numbers, {"rows": 9}).read  # type: ignore[attr-defined]
+    first = flux.datasource(Numbers, {"rows": 9}).reader  # type: ignore[attr-defined]
     first.planned = first.planned[:2]
     kept = first.prepare(None)
     assert [part.value for part in first.planned] == [0, 1]
@@ -174,11 +174,11 @@ def test_what_was_planned_at_the_first_start_is_read_later() -> None:
 
 def test_a_later_start_has_as_many_partitions_as_the_first() -> None:
     """Whatever is planned by then, and however many are to be read at once."""
-    first = flux.datasource(Numbers, {"rows": 9}, partitions=2).read  # type: ignore[attr-defined]
+    first = flux.datasource(Numbers, {"rows": 9}, partitions=2).reader  # type: ignore[attr-defined]
     kept = first.prepare(None)
     assert len(first.planned) == 3
     source = flux.datasource(Numbers, {"rows": 9})
-    source.read.planned = [InputPartition(7)]  # type: ignore[attr-defined]
+    source.reader.planned = [InputPartition(7)]  # type: ignore[attr-defined]
     flow = flux.stage(partitions=1, name="passed")(lambda batch: batch)(source)
 
     def compiled(**known: int) -> Any:
@@ -188,39 +188,39 @@ def test_a_later_start_has_as_many_partitions_as_the_first() -> None:
     assert compiled().edges[0].producers == 3
     plan = compiled(numbers=2)
     (about,) = plan.sources
-    assert (about.partitions, about.read.partitions, plan.edges[0].producers) == (2, 2, 2)
-    rows = [n for partition in range(2) for n, _ in taken(about.read(partition, None), 10)]
+    assert (about.partitions, about.reader.partitions, plan.edges[0].producers) == (2, 2, 2)
+    rows = [n for partition in range(2) for n, _ in taken(about.reader.read(partition, None), 10)]
     assert sorted(rows) == list(range(9))
     with pytest.raises(
         flux.UsageError, match=r"planned at the first start cannot be read: .* another checkpointLocation"
     ):
-        source.read.prepare({"planned": "bm8="})  # type: ignore[attr-defined]
+        source.reader.prepare({"planned": "bm8="})  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("simple", [False, True])
 def test_a_stream_gives_the_same_rows_again_though_it_says_other_ends(tmp_path: Path, simple: bool) -> None:
     options = {"options": {"simple": simple}, "stream": True, "ledger": tmp_path, "poll": "1ms"}
     read = reader(**options)
-    found = taken(read(0, None), 2000)
+    found = taken(read.read(0, None), 2000)
     assert [n for n, _ in found] == list(range(len(found)))
     positions = sorted({tuple(position) for _, position in found})
     assert len(positions) > 8
     later = reader({"ledger": read.id}, **options)
     for position in [None, *positions[:: len(positions) // 5]]:
         rest = [n for n, behind in found if position is None or tuple(behind) > position]
-        assert [n for n, _ in taken(later(0, position), len(rest) + 1)][: len(rest)] == rest
+        assert [n for n, _ in taken(later.read(0, position), len(rest) + 1)][: len(rest)] == rest
     # In the middle of a batch, too: the position behind a row that is not its last.
     batch, part, rows = next(position for position in positions if position[2] > 1)
     last = next(n for n, behind in reversed(found) if tuple(behind) == (batch, part, rows))
-    assert taken(later(0, [batch, part, rows - 1]), 1)[0][0] == last
+    assert taken(later.read(0, [batch, part, rows - 1]), 1)[0][0] == last
     read.forget()
     with pytest.raises(LedgerBroken, match="has 0 offsets, but batch"):
-        taken(read(0, positions[-1]), 1)
+        taken(read.read(0, positions[-1]), 1)
 
 
 def test_two_lives_at_once_agree_on_the_ends(tmp_path: Path) -> None:
     read = reader(stream=True, ledger=tmp_path, poll="1ms")
-    lives = [read(0, None), read(0, None)]
+    lives = [read.read(0, None), read.read(0, None)]
     found = [taken(life, 300) for life in lives]
     short = min(map(len, found))
     assert [n for n, _ in found[0]][:short] == [n for n, _ in found[1]][:short] == list(range(short))
@@ -234,14 +234,14 @@ def test_two_lives_at_once_agree_on_the_ends(tmp_path: Path) -> None:
 def test_a_stream_commits_only_what_was_applied_and_only_if_told(tmp_path: Path) -> None:
     for commit in (False, True):
         Stream.committed.clear()
-        rows = reader(stream=True, ledger=tmp_path, poll="1ms", commit=commit)(0, None)
+        rows = reader(stream=True, ledger=tmp_path, poll="1ms", commit=commit).read(0, None)
         end = time.monotonic() + LONG_S
         last = None
         while time.monotonic() < end and (last is None or last[0] < 5 or (commit and not Stream.committed)):
             given = next(rows)
             last = given.position if given is not None else last
             if last is not None and last[0] >= 5:
-                rows.done([4, 0, 1])
+                rows.applied([4, 0, 1])
         rows.close()
         assert bool(Stream.committed) is commit
         assert all(offset == rows._offsets[3] for offset in Stream.committed)
@@ -356,7 +356,7 @@ def test_wrong_calls_are_refused_at_once(given: Any, options: dict[str, Any], to
 
 
 def test_options_come_as_spark_hands_them_over() -> None:
-    made = flux.datasource(Numbers, {"Rows": 3, "flag": True}).read.made  # type: ignore[attr-defined]
+    made = flux.datasource(Numbers, {"Rows": 3, "flag": True}).reader.made  # type: ignore[attr-defined]
     assert (made.options["rows"], made.options["FLAG"]) == ("3", "true")
 
 

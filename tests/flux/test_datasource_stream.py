@@ -64,9 +64,9 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reader(ledger: Path, start: Any = None, kept: Any = None, **options: Any) -> Any:
-    read = flux.datasource(Offsets, stream=True, ledger=ledger, **options).read  # type: ignore[attr-defined]
+    read = flux.datasource(Offsets, stream=True, ledger=ledger, **options).reader  # type: ignore[attr-defined]
     read.kept = read.prepare(kept)
-    rows = read(0, start)
+    rows = read.read(0, start)
     rows.kept = read.kept
     return rows
 
@@ -145,7 +145,7 @@ class SlowReader(DataSourceReader):
 
 def test_a_batch_source_that_is_closed_begins_no_further_partition() -> None:
     source = flux.datasource(Slow, partitions=1)
-    rows = source.read(0, None)  # type: ignore[attr-defined]
+    rows = source.reader.read(0, None)  # type: ignore[attr-defined]
     until(lambda: Slow.begun)
     rows.close()
     Slow.gate.set()
@@ -173,7 +173,7 @@ def test_the_last_end_is_committed_once_all_its_rows_are_applied(
     monkeypatch.setattr(Offsets, "end", 4)
     rows = reader(tmp_path, poll="1ms", commit=True)
     positions = [position for _, position in taken(rows, 4)]
-    rows.done(positions[-1])
+    rows.applied(positions[-1])
     until(lambda: Offsets.committed)
     ends(rows)
     assert Offsets.committed == [4]
@@ -185,7 +185,7 @@ def test_an_end_without_rows_is_committed_with_the_rows_before_it(
     monkeypatch.setattr(Offsets, "end", 4)
     monkeypatch.setattr(Offsets, "empty", staticmethod(lambda n: n >= 2))
     rows = reader(tmp_path, poll="1ms", commit=True)
-    rows.done(taken(rows, 2)[-1][1])
+    rows.applied(taken(rows, 2)[-1][1])
     until(lambda: Offsets.committed[-1:] == [4])
     ends(rows)
 
@@ -202,8 +202,8 @@ def test_a_later_life_commits_what_was_before_it_once_something_is_applied(
     following = taken(later, 2)
     assert [n for n, _ in following] == [3, 4]
     assert not Offsets.committed
-    later.done(position)
+    later.applied(position)
     until(lambda: Offsets.committed == [3])
-    later.done(following[-1][1])
+    later.applied(following[-1][1])
     until(lambda: Offsets.committed == [3, 5])
     ends(later)

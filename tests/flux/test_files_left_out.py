@@ -14,6 +14,7 @@ from folders_read import LONG_S, drain, fails, gives_nothing, numbers, started, 
 from pyarrow import fs
 
 import flux
+from flux.dataflow.source_reader import SourceSettings
 from flux.dataflow.sources import RowStart
 from flux.folders.completion import AGAIN_S, SHOWN_S, Completion
 from flux.folders.errors import BadFile, FileError, FileGone, gone
@@ -61,7 +62,7 @@ def test_a_link_to_a_folder_of_a_day_does_not_read_it_twice(tmp_path: Path) -> N
     (tmp_path / "day-1" / "loop").symlink_to("..")
     write(tmp_path / "day-1", "a.parquet", 0)
     reader = started(tmp_path, recursiveFileLookup=True)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     assert [n for n, _ in take(rows, 3)] == [0, 1, 2]
     (tmp_path / "day-2").mkdir()
     write(tmp_path / "day-2", "a.parquet", 3)
@@ -74,7 +75,7 @@ def test_a_link_to_a_folder_of_a_day_does_not_read_it_twice(tmp_path: Path) -> N
 
 def test_a_second_name_of_a_file_is_no_other_file(tmp_path: Path) -> None:
     first = write(tmp_path, "b.parquet", 0)
-    rows = started(tmp_path)(0, None)
+    rows = started(tmp_path).read(0, None)
     take(rows, 3)
     os.link(first, tmp_path / "a.parquet")
     gives_nothing(rows)
@@ -133,7 +134,7 @@ def damaged(folder: Path, name: str = "bad.parquet") -> Path:
 
 def quick(folder: Path, kept: Any = None, **options: Any) -> FilesReader:
     reader = started(folder, kept=kept, **options)
-    reader.bad_after_s = 0.15
+    reader.configure(SourceSettings(bad_file_after_s=0.15))
     return reader
 
 
@@ -147,7 +148,7 @@ def test_a_file_that_never_is_complete_is_seen_and_then_an_error(tmp_path: Path,
         why = "it has no footer"
     write(tmp_path, "good.parquet", 5)
     reader = started(tmp_path)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     assert [n for n, _ in take(rows, 3)] == [5, 6, 7]
     gives_nothing(rows)
     assert rows.lag() == (1, 2), "one is there that is not read"
@@ -175,7 +176,7 @@ def test_a_file_that_never_is_complete_is_put_aside_by_name(tmp_path: Path) -> N
     bad = damaged(tmp_path)
     (tmp_path / "empty.parquet").touch()
     reader = quick(tmp_path, ignoreCorruptFiles=True)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     drained_until(rows, lambda: reader.unread_files()["corrupt"])
     assert list(reader.unread_files()["corrupt"]) == ["bad.parquet"]
     assert rows.lag() == (0, 0)
@@ -234,7 +235,7 @@ def test_text_that_does_not_fit_from_some_row_on_is_left_out(tmp_path: Path, mon
     reader = started(tmp_path, format="csv", settle=0, ignoreCorruptFiles="true")
     read = numbers(reader, 1, start=None)
     assert read[0] == 1
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     values: list[int] = []
     end = time.monotonic() + LONG_S
     while 3 not in values and time.monotonic() < end:
@@ -273,7 +274,7 @@ def test_rows_are_known_by_file_and_row(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path, f"{number}.parquet", 10 * number, rows=5)
     for partition in range(2):
-        rows = started(tmp_path, partitions=2)(partition, None)
+        rows = started(tmp_path, partitions=2).read(partition, None)
         found: list[int] = []
         while len(found) < 10:
             taken = next(rows)
@@ -292,7 +293,7 @@ def test_small_files_go_to_all_partitions_of_a_stage_without_a_key(partitions: i
 def test_a_file_whose_rows_are_applied_is_not_needed_any_more(tmp_path: Path) -> None:
     gone = write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     (position,) = {tuple(position) for _, position in take(rows, 3)}
     rows.close()
     gone.unlink()
@@ -308,7 +309,7 @@ def test_rows_behind_a_file_that_is_half_gone_are_not_taken_for_its_rows(tmp_pat
     numbers(reader, 3)
     gone.unlink()
     write(tmp_path, "b.parquet", 10)
-    rows = reader(0, RowStart(1, None))
+    rows = reader.read(0, RowStart(1, None))
     while (taken := next(rows)) is None:
         time.sleep(0.002)
     rows.close()
@@ -331,10 +332,10 @@ def test_what_the_session_ignores_is_ignored_unless_the_source_says_otherwise(tm
     write(tmp_path, "b.parquet", 10)
     gone.unlink()
     strict = started(tmp_path, kept={"ledger": reader.id}, ignoreMissingFiles=False)
-    strict.session_ignores_missing = True
+    strict.configure(SourceSettings(ignore_missing_files=True))
     fails(strict, FileGone, "is gone")
     lax = started(tmp_path, kept={"ledger": reader.id})
-    lax.session_ignores_missing = True
+    lax.configure(SourceSettings(ignore_missing_files=True))
     assert numbers(lax, 3) == [10, 11, 12]
 
 
@@ -377,7 +378,7 @@ def test_a_reader_that_was_given_up_ends_no_file(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patched:
         patched.setattr(ParquetFormat, "read", lost)
-        given_up = reader(0, None)
+        given_up = reader.read(0, None)
         assert opened.wait(LONG_S)
     later = started(tmp_path, kept=kept, ignoreMissingFiles=True)
     assert numbers(later, 100) == [*range(100)]
@@ -411,7 +412,7 @@ def test_files_without_rows_do_not_count_in_the_lag(tmp_path: Path, last: str) -
     (tmp_path / "b.csv").write_text("n\nx\n" if last == "bad" else "n\n")
     os.utime(tmp_path / "a.csv", (1, 1))
     reader = started(tmp_path, format="csv", header=True, settle=0, ignoreCorruptFiles=True)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     take(rows, 1)
     drained_until(rows, lambda: rows.lag() == (2, 2))
     rows.close()
@@ -420,7 +421,7 @@ def test_files_without_rows_do_not_count_in_the_lag(tmp_path: Path, last: str) -
 def test_the_reason_of_a_file_that_is_left_out_is_short(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("x\n")
     reader = started(tmp_path, format="csv", settle=0, ignoreCorruptFiles=True)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     drained_until(rows, lambda: reader.unread_files()["corrupt"])
     rows.close()
     ((name, why),) = reader.unread_files()["corrupt"].items()

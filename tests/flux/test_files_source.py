@@ -15,13 +15,14 @@ from folders_read import LONG_S, ROWS, drain, fails, given, gives_nothing, numbe
 
 import flux
 from flux.dataflow.ledger import LedgerBroken
+from flux.dataflow.source_reader import SourceSettings
 from flux.folders.errors import BadFile, FileChanged, FileError, FileGone
 
 
 def test_files_that_come_later_are_read_later_whatever_their_time(tmp_path: Path) -> None:
     write(tmp_path, "b.parquet", 0)
     reader = started(tmp_path)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     assert [n for n, _ in take(rows, 3)] == [0, 1, 2]
     old = tmp_path / ".a.hidden"
     pq.write_table(pa.table({"n": range(3, 6)}), old)
@@ -50,7 +51,7 @@ def test_behind_a_file_the_next_one_begins(tmp_path: Path) -> None:
     """So that a file whose rows have left the query may go."""
     gone = write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path, partitions=2)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     assert {tuple(position) for _, position in take(rows, 3)} == {(2, 0)}
     rows.close()
     gone.unlink()
@@ -61,7 +62,7 @@ def test_behind_a_file_the_next_one_begins(tmp_path: Path) -> None:
 
 def test_partitions_share_the_files_between_them_each_once(tmp_path: Path) -> None:
     reader = started(tmp_path, partitions=3)
-    readers = [reader(partition, None) for partition in range(3)]
+    readers = [reader.read(partition, None) for partition in range(3)]
     for number in range(10):
         write(tmp_path, f"{number}.parquet", 3 * number)
     found: list[int] = []
@@ -85,7 +86,7 @@ def test_hidden_and_temporary_names_are_left_out(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [-1]}), tmp_path / "_temporary" / "x.parquet")
     (tmp_path / "_SUCCESS").touch()
     write(tmp_path, "with space ü%20.parquet", 0)
-    rows = started(tmp_path, recursiveFileLookup=True)(0, None)
+    rows = started(tmp_path, recursiveFileLookup=True).read(0, None)
     assert [n for n, _ in take(rows, 3)] == [0, 1, 2]
     gives_nothing(rows)
     rows.close()
@@ -94,7 +95,7 @@ def test_hidden_and_temporary_names_are_left_out(tmp_path: Path) -> None:
 def test_a_parquet_file_is_read_when_it_has_its_footer(tmp_path: Path) -> None:
     whole = write(tmp_path, ".whole", 0, rows=1000).read_bytes()
     growing = tmp_path / "a.parquet"
-    rows = started(tmp_path)(0, None)
+    rows = started(tmp_path).read(0, None)
     with growing.open("wb") as out:
         for part in range(0, len(whole) - 1, 2000):
             out.write(whole[part : part + 2000][: len(whole) - 1 - part])
@@ -108,7 +109,7 @@ def test_a_parquet_file_is_read_when_it_has_its_footer(tmp_path: Path) -> None:
 
 def test_a_file_of_text_is_read_when_nobody_writes_any_more(tmp_path: Path) -> None:
     reader = started(tmp_path, format="csv", settle="300ms")
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     with (tmp_path / "a.csv").open("w") as out:
         for number in range(20):
             out.write(f"{number}\n")
@@ -123,7 +124,7 @@ def test_a_file_of_text_is_read_when_nobody_writes_any_more(tmp_path: Path) -> N
 def test_a_file_that_grows_after_it_was_found_ends_the_query(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1\n2\n")
     reader = started(tmp_path, format="csv", settle=0)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     take(rows, 2)
     with (tmp_path / "a.csv").open("a") as out:
         out.write("3\n")
@@ -137,7 +138,7 @@ def test_a_file_that_grows_after_it_was_found_ends_the_query(tmp_path: Path) -> 
 def test_a_file_that_is_written_anew_under_its_name_ends_the_query(tmp_path: Path) -> None:
     path = write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     take(rows, 3)
     write(tmp_path, "a.parquet", 7)
     later = path.stat().st_mtime + 5
@@ -150,14 +151,14 @@ def test_a_file_that_is_written_anew_under_its_name_ends_the_query(tmp_path: Pat
 def test_a_file_that_is_renamed_is_read_once(tmp_path: Path) -> None:
     first, second = write(tmp_path, "a.parquet", 0), write(tmp_path, "b.parquet", 3)
     reader = started(tmp_path)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     take(rows, 6)
     os.rename(first, tmp_path / "c.parquet")
     gives_nothing(rows)
     rows.close()
     os.rename(second, tmp_path / "d.parquet")
     later = started(tmp_path, kept={"ledger": reader.id})
-    rows = later(0, None)
+    rows = later.read(0, None)
     assert [n for n, _ in take(rows, 6)] == [0, 1, 2, 3, 4, 5], "found under their new names"
     gives_nothing(rows)
     rows.close()
@@ -165,7 +166,7 @@ def test_a_file_that_is_renamed_is_read_once(tmp_path: Path) -> None:
 
 def test_a_new_file_at_the_place_on_disk_of_an_old_one_is_read(tmp_path: Path) -> None:
     reader = started(tmp_path)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     for number in range(5):
         path = write(tmp_path, f"{number}.parquet", 3 * number)
         assert [n for n, _ in take(rows, 3)] == [3 * number, 3 * number + 1, 3 * number + 2]
@@ -184,7 +185,7 @@ def test_a_file_that_is_gone_before_it_was_read_ends_the_query(tmp_path: Path) -
 def test_a_copy_that_gets_the_time_of_its_original_at_the_end_has_not_changed(tmp_path: Path) -> None:
     path = write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     take(rows, 3)
     os.utime(path, (1, 1))
     gives_nothing(rows)
@@ -230,7 +231,7 @@ def test_a_folder_that_spark_streams_to_is_read_by_its_log(tmp_path: Path) -> No
     log.mkdir()
     write(tmp_path, "part-failed.parquet", -9)
     good = write(tmp_path, "part-1 ü.parquet", 0)
-    rows = started(tmp_path)(0, None)
+    rows = started(tmp_path).read(0, None)
     gives_nothing(rows)
     said = {"path": good.as_uri(), "size": good.stat().st_size, "isDir": False, "action": "add"}
     (log / ".0.tmp").write_text("v1\nhalf")
@@ -247,7 +248,7 @@ def test_columns_are_found_by_name_and_cast(tmp_path: Path) -> None:
     schema = "n long, Name string, missing double"
     table = {"other": [0], "NAME": pa.array(["x"]).dictionary_encode(), "n": pa.array([1], pa.int8())}
     pq.write_table(pa.table(table), tmp_path / "a")
-    rows = started(tmp_path, schema=schema)(0, None)
+    rows = started(tmp_path, schema=schema).read(0, None)
     end = time.monotonic() + LONG_S
     while (given := next(rows)) is None and time.monotonic() < end:
         time.sleep(0.002)
@@ -269,7 +270,7 @@ def test_text_is_read_by_column(tmp_path: Path, format: str, text: str, options:
     (tmp_path / "f").write_text(text)
     (tmp_path / "empty").touch()
     reader = started(tmp_path, schema="a long, b string, c double", format=format, settle=0, **options)
-    rows = reader(0, None)
+    rows = reader.read(0, None)
     found: list[Any] = []
     end = time.monotonic() + LONG_S
     while len(found) < 2 and time.monotonic() < end:
@@ -354,8 +355,8 @@ def test_columns_of_csv_files_are_found_as_the_session_tells_names_apart(tmp_pat
     (tmp_path / "0.csv").write_text('\ufeff\n"n",other,TEXT\n1,x,a\n')
     (tmp_path / "1.csv").write_text("TEXT,Text,N\nb,c,2\n")  # an exact name comes first
     reader = started(tmp_path, format="csv", schema=schema, header=True, settle=0)
-    reader.case_sensitive = sensitive
-    rows = reader(0, None)
+    reader.configure(SourceSettings(case_sensitive=sensitive))
+    rows = reader.read(0, None)
     found = [row for batch in given(rows, 2) for row in batch.to_pylist()]
     rows.close()
     first = {"N": None, "Text": None} if sensitive else {"N": 1, "Text": "a"}

@@ -59,7 +59,7 @@ def plan_of(topic: Any, sink: flux.Sink) -> Plan:
 def begin_of(plan: Plan) -> Any:
     (source,) = plan.sources
     assert isinstance(source, WorkerSourcePlan)
-    return source.read.begin  # type: ignore[attr-defined]
+    return source.reader.function.begin  # type: ignore[attr-defined]
 
 
 def ids_of(plan: Plan) -> list[int]:

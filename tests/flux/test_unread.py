@@ -68,7 +68,7 @@ def test_nothing_runs_where_nobody_can_be_asked() -> None:
 
 
 def test_files_are_looked_at_when_that_is_asked_for(tmp_path: Path) -> None:
-    read = flux.files(tmp_path, schema="n BIGINT").read  # type: ignore[attr-defined]
+    read = flux.files(tmp_path, schema="n BIGINT").reader  # type: ignore[attr-defined]
     looks = iter([{"corrupt": {"a": "why"}}, {"corrupt": {"a": "why", "b": "why"}}])
     read.unread_files = lambda: next(looks)
     source = flux.source(read, SCHEMA, 2, "f", positions=True)
@@ -88,7 +88,7 @@ def test_files_are_looked_at_when_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_read_are_told_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    read = flux.files(tmp_path, schema="n BIGINT").read  # type: ignore[attr-defined]
+    read = flux.files(tmp_path, schema="n BIGINT").reader  # type: ignore[attr-defined]
     answers = iter(
         [
             {"incomplete": {}, "corrupt": {}, "missing": {}},

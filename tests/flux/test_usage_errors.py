@@ -318,7 +318,7 @@ def test_a_source_reads_a_partition_perhaps_from_a_batch_on(wrong: Any) -> None:
 
 def test_a_source_that_seeks_is_known_by_two_arguments() -> None:
     reads: list[Any] = [lambda p: (), lambda p, more=1: (), lambda *where: (), lambda p, start: ()]
-    assert [flux.source(read, SCHEMA, 1).seeks for read in reads] == [False, False, False, True]
+    assert [flux.source(read, SCHEMA, 1).reader.seeks for read in reads] == [False, False, False, True]
 
 
 TWICE: list[Any] = ["v BIGINT, v STRING", pa.schema([("v", pa.int64()), ("v", pa.string())])]

@@ -63,10 +63,10 @@ def test_the_group_is_told_what_was_said_to_be_applied_and_no_more(broker: Broke
         until(batches, 100)
         time.sleep(1.5 * committing.EVERY_S)
         assert committed(broker, topic) == {}, "rows were taken, and none is applied"
-        batches.done(40)
+        batches.applied(40)
         soon(lambda: committed(broker, topic) == {0: 40}, lambda: committed(broker, topic))
         assert cloudpickle.loads(cloudpickle.dumps(read)).group == topic, "a reader in use can travel"
-        batches.done(70)
+        batches.applied(70)
     soon(lambda: committed(broker, topic) == {0: 70}, lambda: committed(broker, topic))
     soon(lambda: not committers(topic), lambda: committers(topic))
 
@@ -80,7 +80,7 @@ def test_the_group_is_told_of_the_end_though_no_row_is_there(broker: Broker, top
     producer.commit_transaction()
     with reading(reader(topic, broker.address, group=topic)) as batches:
         (got,) = until(batches, 1)
-        batches.done(got.position)
+        batches.applied(got.position)
         soon(lambda: committed(broker, topic) == {0: 2}, lambda: committed(broker, topic))
 
 
@@ -89,7 +89,7 @@ def test_the_group_is_told_of_a_partition_that_has_no_records_but_aborted_ones(b
     producer.init_transactions()
     read = reader(topic, broker.address, group=topic)
     with reading(read) as batches:
-        assert (next(batches), batches.applied()) == (None, None)
+        assert (next(batches), batches._applied_offset()) == (None, None)
         producer.begin_transaction()
         producer.produce(topic, b"0")
         producer.flush(WAIT_S)
@@ -97,7 +97,7 @@ def test_the_group_is_told_of_a_partition_that_has_no_records_but_aborted_ones(b
         soon(lambda: committed(broker, topic) == {0: 2}, lambda: committed(broker, topic))
         send(broker.address, topic, records(0, 1))
         until(batches, 1)
-        assert batches.applied() is None, "a row that was taken and is not applied"
+        assert batches._applied_offset() is None, "a row that was taken and is not applied"
 
 
 class AwayAtFirst(Client):

@@ -85,7 +85,7 @@ def test_no_position_behind_a_bad_record_is_given_before_the_brokers_have_it(
     with reading(of(topic, to, broker)) as batches:
         assert tried.wait(30)
         assert [next(batches) for _ in range(10)] == [None] * 10
-        assert batches.applied() is None
+        assert batches._applied_offset() is None
     assert found(broker.address, to, 0) == [[]], "the reader was lost before it was written"
     tried.clear()
     with reading(of(topic, to, broker)) as batches:

@@ -12,7 +12,7 @@ import pytest
 
 from flux.kafka import client
 from flux.kafka.errors import CorruptRecords, DataLost
-from flux.kafka.reading import PartitionReader, Reading, kafka_schema
+from flux.kafka.reading import Reading, TopicPartitionReader, kafka_schema
 from flux.kafka.security import Security
 from flux.kafka.source import KafkaReader
 from flux.kafka.topic_ids import Place
@@ -25,12 +25,12 @@ from tests.kafka.topics import put, reader, send, until
 
 
 @contextmanager
-def opened(read: KafkaReader, partitions: int) -> Iterator[list[PartitionReader]]:
+def opened(read: KafkaReader, partitions: int) -> Iterator[list[TopicPartitionReader]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(closing(read(number, None))) for number in range(partitions)]
+        yield [stack.enter_context(closing(read.read(number, None))) for number in range(partitions)]
 
 
-def values(batches: PartitionReader, count: int) -> list[bytes]:
+def values(batches: TopicPartitionReader, count: int) -> list[bytes]:
     return [value for each in until(batches, count) for value in each.batch.column("value").to_pylist()]
 
 
@@ -48,12 +48,12 @@ def test_one_thread_fetches_for_all_partitions_and_ends_with_the_last(
         first.close()
         send(broker.address, topic, [b"more"], 1)
         assert values(second, 1) == [b"more"]
-        again = read(0, 1)
+        again = read.read(0, 1)
         assert values(again, 1) == [b"0/1"], "a partition that comes back"
         assert threads().count("flux-kafka-fetch") == 1
         again.close()
     gone(threads)
-    with closing(read(1, 2)) as batches:
+    with closing(read.read(1, 2)) as batches:
         assert values(batches, 1) == [b"more"], "after the thread has ended"
 
 
@@ -111,11 +111,11 @@ def serves(ports: list[int], fetch: Callable[[int], bytes | None]) -> Answer:
     return answer
 
 
-def first_value(batches: PartitionReader) -> bytes:
+def first_value(batches: TopicPartitionReader) -> bytes:
     found: list[bytes] = []
 
     def none() -> bool:
-        taken = batches.take()
+        taken = batches.next()
         found.extend([] if taken is None else taken.batch.column("value").to_pylist())
         return not found
 
@@ -123,10 +123,10 @@ def first_value(batches: PartitionReader) -> bytes:
     return found[0]
 
 
-def both(address: tuple[str, int]) -> tuple[PartitionReader, PartitionReader]:
+def both(address: tuple[str, int]) -> tuple[TopicPartitionReader, TopicPartitionReader]:
     how = Reading([address], Security({}), kafka_schema(False), retry_s=30)
     fetcher = how.fetcher()
-    return PartitionReader(how, "clicks", 0, Place(0), None, fetcher), PartitionReader(
+    return TopicPartitionReader(how, "clicks", 0, Place(0), None, fetcher), TopicPartitionReader(
         how, "clicks", 1, Place(0), None, fetcher
     )
 
@@ -148,7 +148,7 @@ def test_a_broker_that_says_nothing_holds_up_no_partition_of_another(monkeypatch
         waits, reads = both(quick)
         assert asked.wait(10)
         assert first_value(reads) == b"a"
-        assert waits.take() is None
+        assert waits.next() is None
         waits.close()
         reads.close()
         gone(threads)

@@ -12,7 +12,7 @@ from flux.kafka import reading
 from flux.kafka.client import Fetched
 from flux.kafka.fetcher import Fetcher
 from flux.kafka.owner import NothingWhole, Paused
-from flux.kafka.reading import SMALL_BYTES, PartitionReader, Reading, kafka_schema
+from flux.kafka.reading import SMALL_BYTES, Reading, TopicPartitionReader, kafka_schema
 from flux.kafka.records import Transactions
 from flux.kafka.security import Security
 from flux.kafka.topic_ids import Place
@@ -39,43 +39,43 @@ def fetches() -> Fetches:
 
 
 @pytest.fixture
-def reader(fetches: Fetches) -> Iterator[PartitionReader]:
-    opened = PartitionReader(
+def reader(fetches: Fetches) -> Iterator[TopicPartitionReader]:
+    opened = TopicPartitionReader(
         Reading([("nowhere", 1)], Security({}), kafka_schema(False)), "clicks", 0, Place(0), None, fetches
     )
     yield opened
     opened.close()
 
 
-def came(reader: PartitionReader, records: bytes, end: int) -> bool:
+def came(reader: TopicPartitionReader, records: bytes, end: int) -> bool:
     """Whether the log has more."""
     reader.came(Fetched(pa.py_buffer(records), end, Transactions([])))
     return reader.work_off(beside=False)
 
 
-def one_by_one(reader: PartitionReader, records: int) -> None:
+def one_by_one(reader: TopicPartitionReader, records: int) -> None:
     for number in range(records):
         assert came(reader, made([b"%d" % number], number), records + 1)
 
 
-def taken(reader: PartitionReader) -> Positioned:
-    found = reader.take()
+def taken(reader: TopicPartitionReader) -> Positioned:
+    found = reader.next()
     assert found is not None
     return found
 
 
 def test_small_batches_that_wait_are_given_out_together_with_the_position_behind_the_last(
-    reader: PartitionReader,
+    reader: TopicPartitionReader,
 ) -> None:
     one_by_one(reader, 10)
     got = taken(reader)
     assert got.batch.column("value").to_pylist() == [b"%d" % number for number in range(10)]
     assert got.position == 10
     assert reader.lag() == (10, 11)
-    assert reader.take() is None
+    assert reader.next() is None
 
 
-def test_no_more_rows_are_joined_than_the_limit(reader: PartitionReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_rows_are_joined_than_the_limit(reader: TopicPartitionReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "JOINED_ROWS", 4)
     one_by_one(reader, 10)
     got = [taken(reader) for _ in range(3)]
@@ -83,12 +83,12 @@ def test_no_more_rows_are_joined_than_the_limit(reader: PartitionReader, monkeyp
 
 
 def test_a_reader_has_paused_where_the_log_has_no_more_and_not_while_rows_are_on_their_way(
-    reader: PartitionReader,
+    reader: TopicPartitionReader,
 ) -> None:
-    assert reader.take() is None
+    assert reader.next() is None
     assert came(reader, made([b"a"], 0), 2)
     taken(reader)
-    assert reader.take() is None
+    assert reader.next() is None
     assert reader.pauses() == 0
     assert not came(reader, made([b"b"], 1), 2)
     assert reader.pauses() == 1
@@ -97,7 +97,7 @@ def test_a_reader_has_paused_where_the_log_has_no_more_and_not_while_rows_are_on
 
 
 def test_who_has_no_room_goes_on_when_enough_is_taken(
-    reader: PartitionReader, fetches: Fetches, monkeypatch: pytest.MonkeyPatch
+    reader: TopicPartitionReader, fetches: Fetches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "AHEAD_BYTES", 1)
     came(reader, made([b"a"], 0), 1)
@@ -115,7 +115,7 @@ def test_who_has_no_room_goes_on_when_enough_is_taken(
 
 def test_a_pace_is_a_pause_behind_each_batch(fetches: Fetches) -> None:
     how = Reading([("nowhere", 1)], Security({}), kafka_schema(False), rows_per_second=20)
-    reader = PartitionReader(how, "clicks", 0, Place(0), None, fetches)
+    reader = TopicPartitionReader(how, "clicks", 0, Place(0), None, fetches)
     pauses = []
     while True:
         try:
@@ -130,7 +130,7 @@ def test_a_pace_is_a_pause_behind_each_batch(fetches: Fetches) -> None:
     reader.close()
 
 
-def test_bytes_without_a_whole_batch_are_told_apart(reader: PartitionReader) -> None:
+def test_bytes_without_a_whole_batch_are_told_apart(reader: TopicPartitionReader) -> None:
     """They may have been cut off behind the records of other partitions."""
     with pytest.raises(NothingWhole, match="no record batch that has this offset"):
         came(reader, made([b"a"], 0)[:-1], 1)
@@ -139,24 +139,24 @@ def test_bytes_without_a_whole_batch_are_told_apart(reader: PartitionReader) -> 
     assert taken(reader).position == 1
 
 
-def test_large_answers_are_for_another_thread(reader: PartitionReader) -> None:
+def test_large_answers_are_for_another_thread(reader: TopicPartitionReader) -> None:
     came(reader, made([b"a"], 0), 1)
     assert not reader.takes_time
     reader.came(Fetched(pa.py_buffer(made([b"a" * SMALL_BYTES], 1)), 2, Transactions([])))
     assert reader.takes_time
 
 
-def test_a_reader_rings_once_when_something_has_come_that_was_asked_for_in_vain(reader: PartitionReader) -> None:
+def test_a_reader_rings_once_when_something_has_come_that_was_asked_for_in_vain(reader: TopicPartitionReader) -> None:
     rung: list[str] = []
     reader.when_ready(lambda: rung.append("ding"))
     came(reader, made([b"a"], 0), 1)
     assert rung == [], "nobody has asked"
-    assert (taken(reader).position, reader.take()) == (1, None)
+    assert (taken(reader).position, reader.next()) == (1, None)
     came(reader, made([b"b"], 1), 2)
     came(reader, made([b"c"], 2), 3)
     assert rung == ["ding"]
-    assert (taken(reader).position, reader.take()) == (3, None)
+    assert (taken(reader).position, reader.next()) == (3, None)
     reader.fail(OSError("gone"))
     assert rung == ["ding", "ding"]
     with pytest.raises(OSError, match="gone"):
-        reader.take()
+        reader.next()

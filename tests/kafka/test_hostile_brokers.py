@@ -15,7 +15,7 @@ from flux.kafka.client import Client
 from flux.kafka.connection import Connection
 from flux.kafka.errors import BrokerBroken, BrokerUnreachable, CorruptRecords, KafkaError
 from flux.kafka.library import library
-from flux.kafka.reading import PartitionReader, Reading, kafka_schema
+from flux.kafka.reading import Reading, TopicPartitionReader, kafka_schema
 from flux.kafka.security import Security
 from flux.kafka.topic_ids import Place
 from tests.kafka.batches import made
@@ -122,10 +122,10 @@ def serving(records: Callable[[], bytes | None]) -> Iterator[tuple[str, int]]:
 def first_of(address: tuple[str, int], seconds: float = 10.0, retry_s: float = 1.0, start: int = 0) -> list[bytes]:
     """Values of the first batch that a reader gives."""
     how = Reading([address], Security({}), kafka_schema(False), retry_s=retry_s)
-    reader = PartitionReader(how, "clicks", 0, Place(start))
+    reader = TopicPartitionReader(how, "clicks", 0, Place(start))
     end = time.monotonic() + seconds
     try:
-        while (got := reader.take()) is None:
+        while (got := reader.next()) is None:
             assert time.monotonic() < end, "neither rows nor an error"
             time.sleep(0.01)
         return list(got.batch.column("value").to_pylist())

@@ -10,7 +10,7 @@ import pytest
 
 from flux.kafka.errors import DataLost
 from flux.kafka.fetcher import Fetcher
-from flux.kafka.reading import PartitionReader, Reading, kafka_schema
+from flux.kafka.reading import Reading, TopicPartitionReader, kafka_schema
 from flux.kafka.security import Security
 from flux.kafka.topic_ids import UNKNOWN, Place, text_of
 
@@ -18,21 +18,21 @@ OLD, NEW, NEWER = (text_of(uuid.UUID(int=number)) for number in (1, 2, 3))
 
 
 class Fetches:
-    def add(self, reader: PartitionReader) -> None: ...
+    def add(self, reader: TopicPartitionReader) -> None: ...
 
-    def remove(self, reader: PartitionReader) -> None: ...
+    def remove(self, reader: TopicPartitionReader) -> None: ...
 
 
-def reader_of(start: Place, newest: Place | None, first: int, end: int, strict: bool = False) -> PartitionReader:
+def reader_of(start: Place, newest: Place | None, first: int, end: int, strict: bool = False) -> TopicPartitionReader:
     """The reader of a log that has these ends."""
     how = Reading([("nowhere", 1)], Security({}), kafka_schema(False), fail_on_data_loss=strict)
-    made: Any = PartitionReader(how, "clicks", 0, start, None, cast(Fetcher, Fetches()), newest)
+    made: Any = TopicPartitionReader(how, "clicks", 0, start, None, cast(Fetcher, Fetches()), newest)
     made._first_offset, made._end_offset = lambda *of: first, lambda: end
     made._client.forget, made._client.partitions = lambda: None, lambda topics, limit: {"clicks": [0]}
-    return cast(PartitionReader, made)
+    return cast(TopicPartitionReader, made)
 
 
-def place_of(reader: PartitionReader) -> Place:
+def place_of(reader: TopicPartitionReader) -> Place:
     return Place(reader.next_offset, reader.topic_id, reader.generation, reader.began)
 
 

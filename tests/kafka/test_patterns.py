@@ -23,8 +23,8 @@ def test_topics_whose_whole_name_matches_are_read(broker: Broker, topic: str) ->
     for given in ({"pattern": pattern}, {"pattern": re.compile(pattern)}, {"topics": re.compile(pattern)}):
         made = flux.kafka(bootstrap=broker.address, **given)
         assert made.name == f"kafka {pattern}"
-        assert made.read.partitions == expected
-        assert cloudpickle.loads(cloudpickle.dumps(made.read)).partitions == expected
+        assert made.reader.topic_partitions == expected
+        assert cloudpickle.loads(cloudpickle.dumps(made.reader)).topic_partitions == expected
 
 
 def test_a_pattern_leaves_out_topics_of_kafka_and_that_of_bad_records(
@@ -35,9 +35,9 @@ def test_a_pattern_leaves_out_topics_of_kafka_and_that_of_bad_records(
     create_topic(broker.address, bad)
     options = {"format": "json", "schema": "a INT", "bad_records": f"dead_letter:{bad}"}
     read = reader(bootstrap=broker.address, pattern=f"{topic}.*|__.*", **options)
-    assert read.partitions == [(topic, 0)]
+    assert read.topic_partitions == [(topic, 0)]
     assert read.unread() == []
-    assert reader(bootstrap=broker.address, pattern=f"{topic}.*").partitions == [(topic, 0), (bad, 0)]
+    assert reader(bootstrap=broker.address, pattern=f"{topic}.*").topic_partitions == [(topic, 0), (bad, 0)]
 
 
 def test_a_pattern_that_nothing_matches_is_refused(broker: Broker) -> None:

@@ -98,11 +98,11 @@ def test_the_thread_ends_with_the_generator(broker: Broker, topic: str) -> None:
 
 
 def test_what_is_not_taken_is_bounded(broker: Broker, topic: str) -> None:
-    from flux.kafka.reading import AHEAD_BYTES, PartitionReader
+    from flux.kafka.reading import AHEAD_BYTES, TopicPartitionReader
 
     assert put(broker.address, topic, made([b"x" * 1000] * 60_000, None)) == (0, 0)
     read = reader(topic, broker.address)
-    ahead = PartitionReader(read.how, topic, 0, Place(0))
+    ahead = TopicPartitionReader(read.how, topic, 0, Place(0))
     try:
         before = -1
         end = time.monotonic() + 30
@@ -120,8 +120,8 @@ def test_several_topics_are_one_source(broker: Broker, new_topic: Callable[..., 
         for partition in range(partitions):
             send(broker.address, topic, [f"{topic}/{partition}"], partition)
     read = reader([second, first], broker.address)
-    assert read.partitions == [(first, 0), (first, 1), (second, 0), (second, 1), (second, 2)]
-    for number, (topic, partition) in enumerate(read.partitions):
+    assert read.topic_partitions == [(first, 0), (first, 1), (second, 0), (second, 1), (second, 2)]
+    for number, (topic, partition) in enumerate(read.topic_partitions):
         (row,) = read_all(read, 1, number).to_pylist()
         assert (row["topic"], row["partition"], row["value"]) == (topic, partition, f"{topic}/{partition}".encode())
 
@@ -154,7 +154,7 @@ def test_what_a_topic_has_got_since_is_read_from_its_beginning(broker: Broker, n
     kept = reader(topic, broker.address, starting="latest").prepare(None)
     both = reader([topic, other], broker.address).prepare(None)
     grow(broker.address, topic, 3)
-    gone(lambda: len(reader(topic, broker.address).partitions) < 3)
+    gone(lambda: len(reader(topic, broker.address).topic_partitions) < 3)
     send(broker.address, topic, [b"new"], 2)
     again = reader(topic, broker.address, starting="latest")
     assert again.prepare(kept) == {**kept, "partitions": [[topic, 0, 0], [topic, 1, 1], [topic, 2, 0]]}
@@ -163,7 +163,7 @@ def test_what_a_topic_has_got_since_is_read_from_its_beginning(broker: Broker, n
     assert known["partitions"] == [[topic, 0, 0], [topic, 1, 0], [other, 0, 0], [topic, 2, 0]], "numbers stay"
     assert known["topics"] == both["topics"]
     grow(broker.address, topic, 4)
-    gone(lambda: len(reader(topic, broker.address).partitions) < 4)
+    gone(lambda: len(reader(topic, broker.address).topic_partitions) < 4)
     assert reader([topic, other], broker.address).prepare(known)["partitions"][3:] == [[topic, 2, 0], [topic, 3, 0]]
     with pytest.raises(UsageError, match=f"knows partition 0 of topic '{topic}', which is not read any more"):
         reader(other, broker.address).prepare(kept)

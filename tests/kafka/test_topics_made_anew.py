@@ -113,15 +113,15 @@ def test_all_of_a_longer_topic_is_read_if_it_is_asked_for(broker: Broker, topic:
     send(broker.address, topic, records(100, "old"))
     with reading(reader(topic, broker.address, fail_on_data_loss=False, group=f"of {topic}")) as batches:
         (*_, last) = until(batches, 100)
-        batches.done(last.position)
-        assert batches.applied() == 100
+        batches.applied(last.position)
+        assert batches._applied_offset() == 100
         remake(broker.address, topic)
         send(broker.address, topic, records(150, "new"))
         got = until(batches, 150)
         assert taken(rows(got)) == records(150, "new")
-        assert batches.applied() is None, "the offset of the old topic means nothing in the new one"
-        batches.done(got[-1].position)
-        assert batches.applied() == 150
+        assert batches._applied_offset() is None, "the offset of the old topic means nothing in the new one"
+        batches.applied(got[-1].position)
+        assert batches._applied_offset() == 150
     again, was = Place.of(got[-1].position), Place.of(last.position)
     assert (again.offset, differ(again.topic_id, was.topic_id)) == (150, True)
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 import flux
 from flux.dataflow.sources import Positioned
 from flux.kafka.connection import Connection
-from flux.kafka.reading import PartitionReader
+from flux.kafka.reading import TopicPartitionReader
 from flux.kafka.security import Security
 from flux.kafka.source import KafkaReader
 from flux.kafka.topic_ids import Place
@@ -27,11 +27,11 @@ _NOT_YET = (3, 5, 6)
 
 
 def reader(*args: Any, **options: Any) -> KafkaReader:
-    """The ``read`` of a source."""
+    """The reader of a source."""
     source = flux.kafka(*args, **options)
-    assert source.positions
-    assert source.partitions == len(source.read.partitions)
-    read: KafkaReader = source.read
+    assert source.reader.positions
+    assert source.partitions == len(source.reader.topic_partitions)
+    read: KafkaReader = source.reader
     return read
 
 
@@ -127,8 +127,8 @@ def all_of(address: str, topic: str) -> list[Any]:
 
 
 @contextmanager
-def reading(read: KafkaReader, partition: int = 0, start: Any = None) -> Iterator[PartitionReader]:
-    with closing(read(partition, start)) as batches:
+def reading(read: KafkaReader, partition: int = 0, start: Any = None) -> Iterator[TopicPartitionReader]:
+    with closing(read.read(partition, start)) as batches:
         yield batches
 
 

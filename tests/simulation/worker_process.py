@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from flux.dataflow.plan import Plan, WorkerSourcePlan
+from flux.dataflow.source_reader import IteratorReader, PartitionReader
 from flux.errors import Fenced, NonDeterministicInputError, QueryFailed
 from flux.host.effects import ToConnection
 from flux.host.partners import Unneeded, partners
@@ -357,14 +358,12 @@ class WorkerProcess(Process):
         super().die()
         self.sim.ledger.tables.resume_all(self._copying)
 
-    def _open(
-        self, about: WorkerSourcePlan, partition: int, position: ReaderPosition
-    ) -> Iterator[pa.RecordBatch | None]:
+    def _open(self, about: WorkerSourcePlan, partition: int, position: ReaderPosition) -> PartitionReader:
         assert self.core is not None
         self.sim.counts["sources read again from the middle"] += position not in (0, None)
         streams = self.core.sources[about.id, partition]
         self.sim.counts["sources read by another worker"] += streams.producers[0].incarnation > 0
-        return self._patiently((about.id, partition), open_reader(about, partition, position))
+        return IteratorReader(self._patiently((about.id, partition), open_reader(about, partition, position)))
 
     def _patiently(
         self, key: tuple[int, int], reader: Iterator[pa.RecordBatch | None]

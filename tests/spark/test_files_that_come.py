@@ -22,6 +22,7 @@ from striking import rows_in, until
 from ticks import TICKS, Ticks
 
 import flux
+from flux.dataflow.source_reader import SourceSettings
 from flux.folders.errors import BadFile
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -231,10 +232,10 @@ def test_names_of_columns_are_those_that_spark_finds(spark: Any, tmp_path: Path,
     for kind in ("json", "parquet", "csv"):
         options = {"pathGlobFilter": f"*.{kind}", **({"header": True} if kind == "csv" else {})}
         source = flux.files(tmp_path, kind, schema, settle=0, ledger=tmp_path / "ledger", **options)
-        read = source.read  # type: ignore[attr-defined]
+        read = source.reader  # type: ignore[attr-defined]
         read.prepare(None)
-        read.case_sensitive = sensitive == "true"
-        rows, found = read(0, None), None
+        read.configure(SourceSettings(case_sensitive=sensitive == "true"))
+        rows, found = read.read(0, None), None
         while found is None:
             found = next(rows)
         rows.close()
@@ -251,9 +252,9 @@ def test_names_of_columns_are_those_that_spark_finds(spark: Any, tmp_path: Path,
 
 
 def read_alone(source: Any, count: int) -> list[dict[str, Any]]:
-    read = source.read
+    read = source.reader
     read.prepare(None)
-    rows, found = read(0, None), []
+    rows, found = read.read(0, None), []
     end = time.monotonic() + 30
     while len(found) < count and time.monotonic() < end:
         taken = next(rows)
