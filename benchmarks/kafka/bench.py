@@ -240,7 +240,9 @@ def run(
         workers = WORKERS_WITH_FAULT if fault else WORKERS
         result: dict[str, Any] = {"benchmark": "kafka", "rate": rate, "partitions": partitions, "seconds": seconds}
         result |= {"workers": workers, "replicas": replicas, "fault": FAULT if fault else None}
+        result["guarantee"] = f"exactly once, {replicas} replica{'s' if replicas > 1 else ''}"
         result["broker_warm_up_s"] = _warmed(topics, rate, console)
+        peers = peers_.runs_of(peers, fault)
         if p99_ms is not None:
             result["p99_ms_bound"] = p99_ms
             runs = _fastest(topics, peers, seconds, workers, replicas, p99_ms, console)
@@ -395,6 +397,8 @@ def _fastest(
             return found
 
         runs[system] = Run(fastest(at, p99_ms), None)
+        if system != "flux":
+            runs[system].figures["guarantee"] = peers_.guarantee(system)
     return runs
 
 
@@ -402,11 +406,19 @@ def _peer(peer: str, topics: TopicFactory, rate: int, seconds: float, rows: int,
     pair = topics.pair(f"{peer}-{rate}")
     console.print(f"{peers_.title(peer)}, {rate:,} rows/s")
     try:
-        with peers_.running(peer, topics.address, pair.given, pair.out, fault) as running:
+        with peers_.running(peer, topics.address, pair.given, pair.out) as running:
             # Spark may put several rows of a key into one record.
+            each_row = peer in (peers_.STREAMS, peers_.STREAMS_ONCE)
             found = measured(
-                peer, pair, rate, seconds, lambda: running.roots, running.strike if fault else None, peer == "kstreams"
+                peers_.title(peer),
+                pair,
+                rate,
+                seconds,
+                lambda: running.roots,
+                running.strike if fault else None,
+                each_row,
             )
+        found.figures["guarantee"] = peers_.guarantee(peer)
         if peer == "micro" and rows:
             console.print(f"{peers_.title(peer)}, a backlog of {rows:,} rows")
             found.figures["rows_per_s"] = peers_.backlog(topics.address, topics.backlog(rows), rows)

@@ -25,10 +25,20 @@ import psutil
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-#: Two instances of Kafka Streams share the partitions; with a fault, one of them has a standby of the other's.
+#: Two instances of Kafka Streams share the partitions, or each has the standbys of the other.
 INSTANCES = 2
 START_S, END_S, BACKLOG_S, COMPILE_S = 180.0, 30.0, 600.0, 120.0
-_NAMES = {"rtm": "Spark's real-time mode", "micro": "Spark's micro-batches", "kstreams": "Kafka Streams"}
+#: Kafka Streams as fast as it goes, and with what Flux keeps to: each record once, and a second copy of the state.
+STREAMS, STREAMS_ONCE = "kstreams", "kstreams_exactly_once"
+_NAMES = {
+    "rtm": "Spark's real-time mode", "micro": "Spark's micro-batches", STREAMS: "Kafka Streams", STREAMS_ONCE: "Kafka Streams",
+}  # fmt: skip
+_GUARANTEES = {
+    "rtm": "at least once", "micro": "at least once", STREAMS: "at least once, no standby",
+    STREAMS_ONCE: "exactly once, one standby",
+}  # fmt: skip
+#: ``processing.guarantee`` and ``num.standby.replicas``.
+_STREAMS_SETTINGS = {STREAMS: ("at_least_once", "0"), STREAMS_ONCE: ("exactly_once_v2", "1")}
 
 
 class Unavailable(Exception):
@@ -126,15 +136,26 @@ def _jars(pom: str) -> Path:
 
 
 def title(peer: str) -> str:
-    return _NAMES[peer]
+    return f"{_NAMES[peer]} ({_GUARANTEES[peer]})"
+
+
+def guarantee(peer: str) -> str:
+    return _GUARANTEES[peer]
+
+
+def runs_of(peers: Sequence[str], fault: bool) -> list[str]:
+    """Return the runs for the peers that were asked for: Kafka Streams runs with both guarantees, or with a fault exactly once
+    only, because it loses its state otherwise."""
+    of_streams = [STREAMS_ONCE] if fault else [STREAMS, STREAMS_ONCE]
+    return [run for peer in peers for run in (of_streams if peer == STREAMS else [peer])]
 
 
 @contextmanager
-def running(peer: str, address: str, given: str, out: str, fault: bool) -> Iterator[Peer]:
+def running(peer: str, address: str, given: str, out: str) -> Iterator[Peer]:
     """Run a peer from topic to topic during the block."""
     with ExitStack() as ends:
-        if peer == "kstreams":
-            yield _streams(ends, address, given, out, fault)
+        if peer in _STREAMS_SETTINGS:
+            yield _streams(ends, address, given, out, *_STREAMS_SETTINGS[peer])
         else:
             command = _spark(address, given, out, peer)
             child = Child(command)
@@ -165,11 +186,10 @@ def _kill_executor(pid: int) -> None:
     raise RuntimeError("Spark has no executor that could be killed")
 
 
-def _streams(ends: ExitStack, address: str, given: str, out: str, fault: bool) -> Peer:
+def _streams(ends: ExitStack, address: str, given: str, out: str, guarantee: str, standbys: str) -> Peer:
     folder = tempfile.mkdtemp(prefix="flux-bench-")
     ends.callback(shutil.rmtree, folder, ignore_errors=True)
     path = f"{_jars('kafka-streams-pom.xml')}/*{os.pathsep}{_compiled(folder)}"
-    guarantee, standbys = ("exactly_once_v2", "1") if fault else ("at_least_once", "0")
     children = []
     for number in range(INSTANCES):
         child = Child(

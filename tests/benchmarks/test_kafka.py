@@ -195,6 +195,15 @@ def test_the_figures_have_their_names_and_those_of_peers_say_whose_they_are() ->
     assert report(FIGURES).figures.keys() >= KEYS, "without a backlog, too"
 
 
+def test_kafka_streams_runs_with_both_guarantees_and_each_line_says_its_own() -> None:
+    runs = peers.runs_of(["rtm", "kstreams"], fault=False)
+    assert runs == ["rtm", "kstreams", "kstreams_exactly_once"]
+    assert [peers.title(run) for run in runs[1:]] == [
+        "Kafka Streams (at least once, no standby)", "Kafka Streams (exactly once, one standby)",
+    ]  # fmt: skip
+    assert peers.runs_of(["kstreams"], fault=True) == ["kstreams_exactly_once"], "without a standby its state is lost"
+
+
 def test_a_peer_that_cannot_be_run_says_why_and_fails_nothing() -> None:
     made = report(FIGURES | {"rows_per_s": 1}, rtm={"not_run": "Maven is missing"})
     assert made.figures["peer_rtm_not_run"] == "Maven is missing"

@@ -277,7 +277,8 @@ def kafka(
     peer: Annotated[
         list[PeerKind] | None,
         typer.Option(
-            help="Also run Spark's real-time mode, its micro-batches or Kafka Streams, same load and broker; may be repeated."
+            help="Also run Spark's real-time mode, its micro-batches or Kafka Streams (at least once, then exactly once with a "
+            "standby), same load and broker; may be repeated."
         ),
     ] = None,
     fault: Annotated[KafkaFault | None, typer.Option(help="Fault half-way.")] = None,
