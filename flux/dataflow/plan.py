@@ -94,7 +94,7 @@ class WorkerSourcePlan(SourcePlan):
     @property
     def goes_on_after_loss(self) -> bool:
         """Return whether rows that have to be read again, and are gone, are to be passed over."""
-        return self.own_numbers and bool(getattr(self.read, "goes_on_after_loss", False))
+        return self.own_numbers and bool(self.reader.goes_on_after_loss)
 
     @property
     def worker_partitions(self) -> int:

@@ -143,6 +143,8 @@ class SourceReader(Contract):
     #: Rows bring numbers, as offsets of a log are: int64, ascending from row to row, the same for a row in each life. It is for
     #: logs that may lose rows, as by retention. ``start`` is then None or a ``flux.RowStart``.
     row_numbers: bool = False
+    #: Rows that have to be read again and are gone are passed over, if rows bring numbers. Otherwise their loss ends the query.
+    goes_on_after_loss: bool = False
     #: The source never ends: calls that would wait for its end are refused.
     endless: bool = False
     #: A later start may have more partitions than the checkpoint location knows. Older partitions keep their numbers, and
@@ -187,6 +189,10 @@ class SourceReader(Contract):
         return {}
 
 
+#: Settings of a source that a function may have as attributes.
+SETTINGS = ("row_numbers", "goes_on_after_loss", "endless", "may_grow", "keeps_partitions", "lag_unit")
+
+
 class IteratorReader(PartitionReader):
     """The reader of a partition that a function has returned as an iterable. Methods of the iterator that have names of the
     contract are taken, ``done`` as ``applied``."""
@@ -207,7 +213,6 @@ class FunctionReader(SourceReader):
     object with ``__call__``, that have names of the contract are taken."""
 
     _TAKEN = ("prepare", "forget", "partition_name", "unread")
-    _SETTINGS = ("row_numbers", "endless", "may_grow", "keeps_partitions", "lag_unit")
 
     def __init__(
         self,
@@ -218,7 +223,7 @@ class FunctionReader(SourceReader):
         """``seeks``: the function takes the start as its second argument; ``positions``: it gives positions of its own."""
         self.function, self.seeks, self.positions = function, seeks, positions
         self.defines = frozenset({"read", *(name for name in self._TAKEN if hasattr(function, name))})
-        vars(self).update({name: getattr(function, name) for name in self._SETTINGS if hasattr(function, name)})
+        vars(self).update({name: getattr(function, name) for name in SETTINGS if hasattr(function, name)})
 
     def read(self, partition: int, start: Any) -> Iterable[pa.RecordBatch | Positioned | None]:
         return self.function(partition, start) if self.seeks else self.function(partition)
@@ -245,8 +250,7 @@ class AbsentReader(SourceReader):
     """The place of a reader in a process that reads nothing: the settings of the source without its code."""
 
     def __init__(self, reader: SourceReader) -> None:
-        names = ("positions", "seeks", "row_numbers", "endless", "may_grow", "keeps_partitions", "lag_unit")
-        vars(self).update({name: getattr(reader, name) for name in names})
+        vars(self).update({name: getattr(reader, name) for name in ("positions", "seeks", *SETTINGS)})
 
     def read(self, partition: int, start: Any) -> PartitionReader:
         raise AssertionError("this process reads no source")

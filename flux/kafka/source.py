@@ -63,6 +63,7 @@ class KafkaReader(SourceReader):
         self.how, self.topics, self.starting, self.group, self.timeout = how, topics, starting, group, timeout
         self.topic_partitions = partitions = _partitions(how, topics, timeout)
         self.schema, self.partitions = how.schema, len(partitions)
+        self.goes_on_after_loss = not how.fail_on_data_loss
         if isinstance(topics, re.Pattern) and not partitions:
             shown = ", ".join(f"{host}:{port}" for host, port in how.bootstrap)
             raise UsageError(
@@ -74,10 +75,6 @@ class KafkaReader(SourceReader):
         self._fetcher: Fetcher | None = None
         # Wrong values of ``starting`` are refused at once.
         self.starts, self.topic_ids = self._first_offsets(partitions, starting)
-
-    @property
-    def goes_on_after_loss(self) -> bool:
-        return not self.how.fail_on_data_loss
 
     def prepare(self, kept: Any) -> Any:
         """Settle the beginning for all lives of a query: at its first start, and not when the flow was written. A query that

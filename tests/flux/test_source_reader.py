@@ -49,7 +49,7 @@ def plan_of(source: flux.Source) -> Plan:
         (flux.PartitionReader, "on_ready", "names of your own begin with an underscore"),
         (flux.SourceReader, "forgets", "did you mean 'forget'"),
         (flux.SourceReader, "partition_names", "did you mean 'partition_name'"),
-        (flux.SourceReader, "connect", "Methods and settings are configure, endless, forget, keeps_partitions"),
+        (flux.SourceReader, "connect", "Methods and settings are configure, endless, forget, goes_on_after_loss"),
     ],
 )
 def test_a_method_that_is_not_in_the_contract_is_refused_with_the_nearest_name(
