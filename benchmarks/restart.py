@@ -72,7 +72,7 @@ class Ballast(flux.Operator):
 class Shown(flux.Sink):
     """Sink that writes a line for each batch that the outside has not seen: time, partition, position."""
 
-    exactly_once = True
+    traits = flux.SinkTraits(exactly_once=True)
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

@@ -254,14 +254,10 @@ class _Compiler:
             raise SchemaError(
                 f"stage {stage.name}: its output cannot go to {text_of(sink, repr)}: {text_of(error)}"
             ) from error
-        for limit in ("holds_bytes", "joins_bytes"):
-            if not isinstance(most_bytes := getattr(sink, limit), int) or most_bytes < 0:
-                raise UsageError(
-                    f"sink {text_of(sink, repr)}: {limit} must be a number of bytes, got {text_of(most_bytes, repr):.100}"
-                )
-        if sink.holds_bytes and sink.holds_bytes + 2 * self.settings.batch_max_bytes > most:
+        holds = sink.traits.holds_bytes
+        if holds and holds + 2 * self.settings.batch_max_bytes > most:
             raise UsageError(
-                f"sink {text_of(sink, repr)} collects up to {sink.holds_bytes:,} bytes before it writes; with two batches of "
+                f"sink {text_of(sink, repr)} collects up to {holds:,} bytes before it writes; with two batches of "
                 f"spark.flux.batch.maxBytes that is more than spark.flux.sink.maxBytes, {most:,}. Make one of them smaller, or "
                 "the last one larger"
             )

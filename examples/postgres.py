@@ -35,7 +35,7 @@ class Additions(flux.Sink):
     """Adds the columns ``sums`` to the row of its ``key``, in a table that is made if it is not there. ``address``: as psycopg
     takes it; all workers must reach it."""
 
-    exactly_once = True
+    traits = flux.SinkTraits(exactly_once=True)
 
     def __init__(self, address: str, table: str, key: str, sums: Sequence[str]) -> None:
         self.address, self.table, self.key, self.sums = address, table, key, list(sums)

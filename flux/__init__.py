@@ -69,6 +69,7 @@ __all__ = [
     "SchemaError",
     "Sink",
     "SinkContext",
+    "SinkTraits",
     "SnapshotError",
     "Source",
     "SourceReader",
@@ -106,7 +107,7 @@ _HOMES = {
     "flux.folders.source": ("files",),
     "flux.kafka.to_kafka": ("to_kafka",),
     "flux.dataflow.operator": ("Context", "Operator"),
-    "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext"),
+    "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext", "SinkTraits"),
     "flux.dataflow.source_reader": ("PartitionReader", "SourceReader"),
     "flux.dataflow.sources": ("Positioned", "RowStart", "Source", "source"),
     "flux.errors": (

@@ -95,6 +95,10 @@ class QueryTimeout(FluxError, TimeoutError):
     """A wait that reached its limit. The message names the awaited event and the missing part."""
 
 
+class ContractBroken(AssertionError):
+    """A source, sink or policy that does not keep its contract: the answer of the ``check_...`` functions of ``flux.testing``."""
+
+
 def rebuilt(kind: str, message: str, traceback: str = "") -> FluxError:
     """Make the error of another process anew: of the class with this name if that is a FluxError of a module that is loaded
     here, such as ``BadFile`` of a source of files, else QueryFailed. Only message and traceback have travelled."""

@@ -1,4 +1,6 @@
-"""Trials of a stage without Spark: one partition, in this process, in the order in which the exchange would call it."""
+"""Trials without Spark: ``apply`` for a stage, ``check_sink`` for a sink, ``check_policy`` for a policy of load balance.
+
+A stage is tried with one partition, in this process, in the order in which the exchange would call it."""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ from flux.dataflow.columns import check_key
 from flux.dataflow.ddl import parse_ddl
 from flux.dataflow.operator import Context, Operator, gives_changes
 from flux.dataflow.plain import plain_schema
-from flux.errors import SchemaError, UsageError
+from flux.dataflow.sink_check import check_sink
+from flux.errors import ContractBroken, SchemaError, UsageError
 from flux.replicas.snapshot import check_snapshot, decode_snapshot, encode_snapshot
 from partitioning.errors import ColumnTypeError, KeyTypeError
+
+__all__ = ["ContractBroken", "apply", "check_sink"]
 
 
 def apply(

@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from pyarrow import fs
 from flux.calls import checked
 from flux.dataflow.batches import BATCH_BYTES, logical_bytes, split
 from flux.dataflow.operator import Operator
-from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
+from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
 from flux.errors import UsageError
 from flux.settings import parse_bytes, parse_seconds
 
@@ -112,13 +113,15 @@ class Files(Operator):
 class ParquetFiles(Sink):
     """The sink of files in the folder ``path``. The name of a file tells its positions, from ``first`` to below ``next``."""
 
-    exactly_once = True
-    committed_changes = True  # it removes the unfinished files of lost writers
-    takes_empty = True
+    traits = SinkTraits(
+        exactly_once=True,
+        committed_changes=True,  # it removes the unfinished files of lost writers
+        takes_empty=True,
+    )
 
     def __init__(self, path: str, holds_bytes: int) -> None:
         self.path = path
-        self.holds_bytes = holds_bytes
+        self.traits = replace(ParquetFiles.traits, holds_bytes=holds_bytes)
 
     def __repr__(self) -> str:
         return f"parquet files in {self.path}"

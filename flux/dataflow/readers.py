@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from flux.dataflow.sink import FlowTo, Position, Sink
+from flux.dataflow.sink import FlowTo, Position, Sink, SinkTraits
 from flux.errors import UsageError
 from flux.settings import parse_bytes
 
@@ -27,7 +27,7 @@ class Readers(Sink):
     """Mark of a stage whose output is kept for readers, up to ``max_bytes`` in all partitions together. No method of it is
     called: readers fetch the output themselves."""
 
-    exactly_once = True
+    traits = SinkTraits(exactly_once=True)
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -54,6 +54,35 @@ class SinkContext:
     partitions: int
 
 
+@dataclass(frozen=True, slots=True)
+class SinkTraits:
+    """The abilities of a sink, which the rest of the product goes by."""
+
+    #: Whether each row lands once, also after a take-over. Shown in ``query.status``.
+    exactly_once: bool = False
+    #: Whether ``committed`` changes something outside, as in a sink that cleans up after earlier writers. Then each primary calls
+    #: it once; otherwise it is asked again when a write has failed: the outside may have got that batch from an earlier primary.
+    committed_changes: bool = False
+    #: The most bytes that ``write`` may leave unwritten (it has returned a sequence number): the replicas keep them.
+    holds_bytes: int = 0
+    #: Batches that wait are given to ``write`` as one batch of up to this many bytes, under the position of the first; the result
+    #: None means that all of them are outside. 0: one at a time.
+    joins_bytes: int = 0
+    #: Whether ``send`` may be called before ``write``. Then a write of output that is outside already must change nothing.
+    sends_ahead: bool = False
+    #: Whether ``write`` is called for batches without rows, too.
+    takes_empty: bool = False
+
+    def __post_init__(self) -> None:
+        for trait in fields(self):
+            given = getattr(self, trait.name)
+            if trait.name.endswith("_bytes"):
+                if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+                    raise UsageError(f"SinkTraits: {trait.name} must be a number of bytes, got {given!r:.100}")
+            elif not isinstance(given, bool):
+                raise UsageError(f"SinkTraits: {trait.name} must be True or False, got {given!r:.100}")
+
+
 class Sink:
     """The end of a flow, which takes the committed output of its last stage: derive from it, define ``write``, and give an
     instance to ``flow.to``. The instance is a pattern: each partition works with a copy of its own, in a thread besides the
@@ -61,23 +90,15 @@ class Sink:
 
     A primary that was given up may still have a ``write`` under way while its successor asks ``committed``. Output is
     therefore exactly once only if such a late write cannot land behind that answer: because the rows and their position are
-    stored in one transaction that checks the position, or because both primaries write the same. A sink that ensures this sets
-    ``exactly_once``; any other is at least once."""
+    stored in one transaction that checks the position, or because both primaries write the same. A sink that ensures this says
+    ``traits = flux.SinkTraits(exactly_once=True)``; any other is at least once. ``flux.testing.check_sink`` tries it out."""
 
-    #: Whether each row lands once, also after a take-over. Shown in ``query.status``.
-    exactly_once: ClassVar[bool] = False
-    #: Whether ``committed`` changes something outside, as in a sink that cleans up after earlier writers. Then each primary calls
-    #: it once; otherwise it is asked again when a write has failed: the outside may have got that batch from an earlier primary.
-    committed_changes: ClassVar[bool] = False
-    #: The most bytes that ``write`` may leave unwritten (it has returned a sequence number): the replicas keep them.
-    holds_bytes: int = 0
-    #: Batches that wait are given to ``write`` as one batch of up to this many bytes, under the position of the first; the result
-    #: None means that all of them are outside. 0: one at a time.
-    joins_bytes: ClassVar[int] = 0
-    #: Whether ``send`` may be called before ``write``. Then a write of output that is outside already must change nothing.
-    sends_ahead: ClassVar[bool] = False
-    #: Whether ``write`` is called for batches without rows, too.
-    takes_empty: ClassVar[bool] = False
+    #: The abilities of the sink, in the class or, where they depend on its arguments, in the instance.
+    traits: SinkTraits = SinkTraits()
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        _check_traits(cls.__name__, vars(cls))
 
     def destination(self) -> str | None:
         """Name the place to which the output goes. The name is the same in each life of a query while the place is the same. If
@@ -133,6 +154,17 @@ class Sink:
         return type(self).__name__
 
 
+def _check_traits(called: str, attributes: Mapping[str, Any]) -> None:
+    """Raise UsageError for a class or an instance that tells its abilities in another way than by ``traits``."""
+    given = attributes.get("traits", Sink.traits)
+    if not isinstance(given, SinkTraits):
+        raise UsageError(f"{called}.traits must be flux.SinkTraits(...), not {given!r:.100}")
+    for trait in fields(SinkTraits):
+        if trait.name in attributes:
+            said = f"flux.SinkTraits({trait.name}={attributes[trait.name]!r:.100})"
+            raise UsageError(f"{called}.{trait.name} is not looked at: a sink tells its abilities in traits = {said}")
+
+
 class FunctionSink(Sink):
     """A sink that calls a function for each batch; see ``Outputs.foreach_batch``."""
 
@@ -153,7 +185,7 @@ class FunctionSink(Sink):
 class CommittedFunctionSink(FunctionSink):
     """A function sink that stores positions with its rows, and tells them again."""
 
-    exactly_once = True
+    traits = SinkTraits(exactly_once=True)
 
     def __init__(
         self,
@@ -228,7 +260,7 @@ def ahead(where: str, what: str, location: str) -> str:
 
 
 def guarantee(sink: Sink) -> str:
-    return "exactly once" if sink.exactly_once else "at least once"
+    return "exactly once" if sink.traits.exactly_once else "at least once"
 
 
 def flow_of(given: Flow | FlowTo) -> Flow:
@@ -251,6 +283,7 @@ class Outputs:
             raise UsageError(f"flow.to() wants an instance of a class derived from flux.Sink, got {sink!r}{hint}")
         if type(sink).write is Sink.write:
             raise UsageError(f"class {type(sink).__name__} must define write(self, batch, position) to be a sink")
+        _check_traits(type(sink).__name__, vars(sink))
         return FlowTo(self, sink)  # type: ignore[arg-type]
 
     @property

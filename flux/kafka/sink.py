@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.batches import logical_bytes
-from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext
+from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext, SinkTraits
 from flux.errors import UsageError
 from flux.kafka.client import LATEST, Address, Passing
 from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError
@@ -68,12 +69,10 @@ class UnderWay(NamedTuple):
 class KafkaSink(Sink):
     """Sink that writes exactly once, on brokers with idempotence: Kafka 2.8 and later. ``prepare`` must have been called."""
 
-    exactly_once = True
+    traits = SinkTraits(exactly_once=True, joins_bytes=REQUEST_BYTES, sends_ahead=True)
     guarantee = "exactly_once"
     #: Its record batches belong to transactions.
     transactional = False
-    joins_bytes = REQUEST_BYTES
-    sends_ahead = True
 
     def __init__(
         self,
@@ -192,10 +191,10 @@ class KafkaSink(Sink):
     def open(self, context: SinkContext) -> None:
         """Connect, and read back how far earlier writers have come. That must be before the first write: a broker that has
         forgotten a producer takes any sequence."""
-        if self.exactly_once and len(self._ids) != context.partitions:
+        if self.traits.exactly_once and len(self._ids) != context.partitions:
             raise UsageError(f"{self!r} was not prepared for {context.partitions} partitions")
         self._partition = context.partition
-        self._producer = self._ids[context.partition] if self.exactly_once else None
+        self._producer = self._ids[context.partition] if self.traits.exactly_once else None
         # By partition of the topic: the next sequence, and the sequence modulo 2^31 that was read back and is not used yet;
         # then the sequence behind the last record that was acknowledged.
         self._next: dict[int, int] = {}
@@ -319,7 +318,7 @@ class KafkaSink(Sink):
         if name in ("", "DuplicateSequenceNumberError"):
             line.sent += rows
             self._next[line.partition] = self._acked[line.partition] = line.first + line.sent
-        elif name in ("OutOfOrderSequenceNumberError", "UnknownProducerIdError") and self.exactly_once:
+        elif name in ("OutOfOrderSequenceNumberError", "UnknownProducerIdError") and self.traits.exactly_once:
             before = line.sent
             self._read_back([line.partition])
             self._go_on(line)
@@ -411,7 +410,7 @@ class KafkaSinkAtLeastOnce(KafkaSink):
     """Sink without producer ids, at least once: for brokers that have none, and writers that may not read. Headers show
     readers the duplicates."""
 
-    exactly_once = False
+    traits = replace(KafkaSink.traits, exactly_once=False)
     guarantee = "at_least_once"
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:

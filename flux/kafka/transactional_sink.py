@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,7 @@ class KafkaSinkTransactional(KafkaSink):
 
     guarantee = "transactional"
     transactional = True
-    sends_ahead = False
+    traits = replace(KafkaSink.traits, sends_ahead=False)
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
         return []

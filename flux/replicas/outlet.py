@@ -68,7 +68,7 @@ def fits(output: Batches, stage: StagePlan, limits: Settings) -> TypeGuard[list[
 
 def cut_output(output: Batches, stage: StagePlan, limits: Settings, where: str) -> Iterator[pa.RecordBatch]:
     """Yield the output batches of an operator, checked and cut to size. ``where`` names their origin in errors."""
-    takes_empty = stage.sink is not None and stage.sink.takes_empty
+    takes_empty = stage.sink is not None and stage.sink.traits.takes_empty
     for batch in given_batches(output):
         try:
             checked = conform(batch, stage.output_schema, f"output of stage {stage.name}")

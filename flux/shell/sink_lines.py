@@ -80,7 +80,7 @@ class Line:
     @property
     def may_join(self) -> bool:
         """Return whether the next job may be done in a round."""
-        if self.sink is None or not self.sink.sends_ahead or not self.jobs:
+        if self.sink is None or not self.sink.traits.sends_ahead or not self.jobs:
             return False
         return bool(self.jobs[0].given) and not self.jobs[0].alone
 

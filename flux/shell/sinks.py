@@ -167,9 +167,9 @@ class Sinks:
         if not line.jobs:
             return None
         job = line.jobs.popleft()
-        if not line.jobs or not job.given or job.alone or line.sink is None or not line.sink.joins_bytes:
+        if not line.jobs or not job.given or job.alone or line.sink is None or not line.sink.traits.joins_bytes:
             return job
-        joined, left = [*job.given], line.sink.joins_bytes - logical_bytes(job.given[0][1])
+        joined, left = [*job.given], line.sink.traits.joins_bytes - logical_bytes(job.given[0][1])
         while line.jobs and line.jobs[0].life == job.life and line.jobs[0].given:
             left -= logical_bytes(line.jobs[0].given[0][1])
             if left < 0:
@@ -302,15 +302,15 @@ class Sinks:
         if kept >= self._kept_max:
             raise UserCodeError(
                 f"{line.where}: it has collected {kept:,} bytes since batch {lacks - line.base} and brought nothing outside, "
-                "and no more will come: the replicas keep up to spark.flux.sink.maxBytes. Write sooner, and say in holds_bytes "
-                "how much is collected"
+                "and no more will come: the replicas keep up to spark.flux.sink.maxBytes. Write sooner, and say in "
+                "traits = flux.SinkTraits(holds_bytes=...) how much is collected"
             )
         self._note(line, life, lacks)
 
     def _landed(self, line: Line, life: int, sink: Sink, refused: Position) -> bool:
         """Return whether the outside has meanwhile got a batch whose write it has refused: a primary that was given up may have
         had that batch under way when this one asked. Skipped if this primary learns that it was given up itself."""
-        if sink.committed_changes or self._hears_the_end(line, life):
+        if sink.traits.committed_changes or self._hears_the_end(line, life):
             return False
         try:
             has = sink.committed(refused.partition)

@@ -38,7 +38,7 @@ class Store:
 class Table(flux.Sink):
     """``stores`` by name, because each partition works with a copy of the sink."""
 
-    exactly_once = True
+    traits = flux.SinkTraits(exactly_once=True)
     stores: ClassVar[dict[str, Store]] = defaultdict(Store)
 
     def __init__(self, name: str, before: Callable[[flux.Position], None] | None = None) -> None:

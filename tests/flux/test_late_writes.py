@@ -42,7 +42,7 @@ def test_who_changes_the_outside_when_it_is_asked_is_asked_once_by_each_primary(
     asked: list[int] = []
 
     class Broken(Table):
-        committed_changes = changes
+        traits = flux.SinkTraits(committed_changes=changes)
 
         def committed(self, partition: int) -> int:
             asked.append(partition)

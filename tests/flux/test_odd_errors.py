@@ -202,11 +202,20 @@ def test_what_is_raised_before_anything_runs_is_refused_with_what_can_be_said(er
     assert str(refused.value) == f"stage same: its output cannot go to Checks: {said}"
 
 
-def test_limits_of_a_sink_that_are_no_numbers_are_refused_before_anything_runs() -> None:
+def test_traits_of_a_sink_that_are_none_are_refused_before_anything_runs() -> None:
+    with pytest.raises(UsageError, match="SinkTraits: holds_bytes must be a number of bytes, got '64m'"):
+        flux.SinkTraits(holds_bytes="64m")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="SinkTraits: exactly_once must be True or False, got 1"):
+        flux.SinkTraits(exactly_once=1)  # type: ignore[arg-type]
+    said = r"is not looked at: a sink tells its abilities in traits = flux.SinkTraits\(exactly_once=True\)"
+    with pytest.raises(UsageError, match=rf"Old.exactly_once {said}"):
+        type("Old", (flux.Sink,), {"exactly_once": True})
+    with pytest.raises(UsageError, match=r"Odd.traits must be flux.SinkTraits\(...\), not {'exactly_once': True}"):
+        type("Odd", (flux.Sink,), {"traits": {"exactly_once": True}})
     sink = Odd("send", Mute("x"))
-    sink.holds_bytes = "64m"  # type: ignore[assignment]
-    with pytest.raises(UsageError, match="sink odd: holds_bytes must be a number of bytes, got '64m'"):
-        ThreadQuery(same(dataframe(SCHEMA)).to(sink), **ALONE)
+    sink.exactly_once = True  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=f"Odd.exactly_once {said}"):
+        same(dataframe(SCHEMA)).to(sink)
 
 
 def test_a_row_that_python_has_no_values_for_does_not_hide_the_error() -> None:

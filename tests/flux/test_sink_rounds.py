@@ -54,8 +54,7 @@ class Outside:
 class Piped(flux.Sink):
     """Answers are there as soon as something is sent, unless the outside is silent."""
 
-    sends_ahead = True
-    joins_bytes = 1 << 20
+    traits = flux.SinkTraits(sends_ahead=True, joins_bytes=1 << 20)
 
     def __init__(self, outside: Outside) -> None:
         self.outside = outside

@@ -287,7 +287,7 @@ def test_a_sink_that_collects_more_than_there_will_ever_be_is_named() -> None:
     bounds = {"sink_max_bytes": "4k", "batch_max_bytes": "1k"}
     with ThreadQuery(same(dataframe(SCHEMA)).to(Hoards()), **(ALONE | bounds)) as query:
         query.started().feed([batches(5000)])
-        assert "say in holds_bytes how much is collected" in query.error().summary
+        assert "say in traits = flux.SinkTraits(holds_bytes=...) how much is collected" in query.error().summary
 
 
 class Stored:
@@ -324,7 +324,7 @@ def test_functions_that_keep_positions_are_exactly_once(number: type) -> None:
         assert query.server.core.table is not None
         lose(query, query.server.core.table.stages[0][0][0].worker)
         query.wait()
-    assert flow.sink.exactly_once
+    assert flow.sink.traits.exactly_once
     assert sorted(store.rows) == list(range(1000))
     assert not store.failures
 
@@ -418,7 +418,7 @@ def test_batches_that_wait_are_written_as_one_where_the_sink_takes_it() -> None:
     held, calls = threading.Event(), []
 
     class Joining(flux.Sink):
-        joins_bytes = 40
+        traits = flux.SinkTraits(joins_bytes=40)
 
         def __deepcopy__(self, memo: Any) -> Joining:
             return self

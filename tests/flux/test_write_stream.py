@@ -69,7 +69,7 @@ def test_foreach_batch_calls_a_function(started: list[Any]) -> None:
     assert isinstance(to.sink, FunctionSink)
     assert options["queryName"] == "q"
     flow().writeStream.foreachBatch(lambda batch, position, context: None, committed=lambda context: 0).start()
-    assert started[1][0].sink.exactly_once
+    assert started[1][0].sink.traits.exactly_once
 
 
 def test_a_topic_is_written_with_the_options_of_spark_and_of_flux(

@@ -23,9 +23,10 @@ from flux.kafka.client import Passing
 from flux.kafka.errors import DataLost, KafkaError, NotPermitted
 from flux.kafka.producing import SEQUENCES
 from flux.kafka.sink import KafkaSink
+from flux.testing import check_sink
 from tests.kafka.broker import GUEST, PASSWORD, Broker
 from tests.kafka.topics import put, received, send
-from tests.kafka.written import ended, found, numbered, opened, operator_of, sink_of, values, write
+from tests.kafka.written import ended, everything, found, numbered, opened, operator_of, sink_of, values, write
 
 NewTopic = Callable[..., str]
 
@@ -395,6 +396,18 @@ def test_a_topic_that_has_more_than_an_older_copy_of_a_location_knows_of_is_noti
     again = operator_of(flow)
     again.restore(snapshot)
     assert again.note_of_output() == older, "it is part of the state"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "transactional"])
+def test_the_sink_keeps_the_contract_of_sinks(broker: Broker, new_topic: NewTopic, guarantee: str) -> None:
+    topic = new_topic(2)
+    flow = raw(topic, broker, guarantee=guarantee)
+
+    def batches(partition: int) -> list[pa.RecordBatch]:
+        operator = operator_of(flow, partition)
+        return [numbered(flow, counted(100 * at + 10 * partition, 10), operator) for at in range(4)]
+
+    check_sink(flow.sink, batches, lambda: [(value,) for value in values(everything(broker.address, topic, 2))])
 
 
 # ---- what is refused

@@ -33,7 +33,7 @@ def flow_to(topic: str, broker: Broker, **options: Any) -> Any:
 
 def sink_of(flow: Any) -> KafkaSinkTransactional:
     assert isinstance(flow.sink, KafkaSinkTransactional)
-    assert flow.sink.exactly_once
+    assert flow.sink.traits.exactly_once
     flow.sink.prepare(1, None)
     return flow.sink
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 import flux
 from flux.dataflow.operator import Context, Operator
@@ -91,6 +91,35 @@ def found(address: str, topic: str, count: int, partitions: int = 1) -> list[lis
         seen += len(messages)
         if not messages and seen >= count:
             break
+    consumer.close()
+    return got
+
+
+def everything(address: str, topic: str, partitions: int) -> list[Any]:
+    """The messages that are there now, without those of transactions that are open or were aborted."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "tests",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
+    got: list[Any] = []
+    ended: set[int] = set()
+    end = time.monotonic() + WAIT_S
+    while len(ended) < partitions:
+        assert time.monotonic() < end
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        if message.error() is None:
+            got.append(message)
+        else:
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            ended.add(message.partition())
     consumer.close()
     return got
 

@@ -34,7 +34,7 @@ LEFT_OUT = "nothing is left out outside"
 class Goes(flux.Sink):
     """Marks the stages whose output goes outside: what the workers call is ``Delivery``."""
 
-    exactly_once = True
+    traits = flux.SinkTraits(exactly_once=True)
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
         raise AssertionError("not called in the simulation")

@@ -28,7 +28,7 @@ def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
 class Table(flux.Sink):
     """Rows and position in one transaction, of a database that all workers reach: a file."""
 
-    exactly_once = True
+    traits = flux.SinkTraits(exactly_once=True)
 
     def __init__(self, path: str) -> None:
         self.path = path
