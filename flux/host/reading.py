@@ -48,6 +48,8 @@ IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
 QUIET_S = 0.1
 #: Seconds between two reports to readers about rows that all consumers have applied.
 DONE_EVERY_S = 1.0
+#: Seconds between such reports to an idle source, whose log may lose the rows soon; there is nothing else to do.
+IDLE_DONE_S = 0.1
 #: In resend timeouts: the time for which a log has nothing more before its end is believed. A broker that has just become the
 #: leader of a partition may know of fewer records than the one before it, for as long as its replicas take to ask it for more.
 END_PATIENCE = 30
@@ -100,6 +102,8 @@ class Open:
     pauses: int = 0
     #: Time at which it had nothing for the first time since it gave rows, and the pauses of its source by then.
     quiet: tuple[float, int] | None = None
+    #: Time at which the rows that all have applied are reported while the source has nothing.
+    done_at: float = -inf
 
 
 class Reading:
@@ -112,7 +116,7 @@ class Reading:
         self.ends = 0
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], PartitionReader] = open_reader
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
-        self.done_every_s = DONE_EVERY_S
+        self.done_every_s, self.idle_done_s = DONE_EVERY_S, IDLE_DONE_S
         #: Nothing more is read, except rows that have come before, for which ordered steps may wait.
         self.stopped = False
         #: Sources are read at multiples of this interval of the wall clock, in seconds; 0: at any time.
@@ -278,8 +282,12 @@ class Reading:
         reader had nothing when it was asked after that pause."""
         streams = self.sources[key]
         if source.quiet is None:
-            source.quiet = now, streams.pauses
-        elif self._about(key).own_numbers and now >= source.quiet[0] + self._end_s and seen > source.quiet[1]:
+            source.quiet, source.done_at = (now, streams.pauses), now + self.idle_done_s
+            return
+        if streams.unsettled and now >= source.done_at:
+            source.done_at = now + self.idle_done_s
+            self._tell_done(key, streams)
+        if self._about(key).own_numbers and now >= source.quiet[0] + self._end_s and seen > source.quiet[1]:
             streams.come_to_end()
 
     def _enough(self, key: SourcePartition, source: Open) -> bool:
@@ -483,12 +491,15 @@ class Reading:
     def tell_done(self) -> None:
         """Report to readers and consumers the rows that all have applied since the last time."""
         for key, streams in self.sources.items():
-            position = streams.applied() if self._about(key).positions else b""
-            if position and key in self._open:
-                try:
-                    self._open[key].reader.applied(unpacked(position))
-                except BaseException as error:  # the user's, also sys.exit()
-                    raise self._failed(key, error) from error
+            self._tell_done(key, streams)
+
+    def _tell_done(self, key: SourcePartition, streams: SourceStreams) -> None:
+        position = streams.applied() if self._about(key).positions else b""
+        if position and key in self._open:
+            try:
+                self._open[key].reader.applied(unpacked(position))
+            except BaseException as error:  # the user's, also sys.exit()
+                raise self._failed(key, error) from error
 
     # ---- the end
 

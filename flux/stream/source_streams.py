@@ -269,6 +269,11 @@ class SourceStreams:
             producer.settle(mark)
         return mark.position
 
+    @property
+    def unsettled(self) -> bool:
+        """Some position is known, and ``applied`` has not said yet that the rows before it are."""
+        return self._newest is not None or bool(self._waiting)
+
     def _waiting_through(self, has: Callable[[int], bool]) -> int:
         """Count the first positions that wait and of whose rows ``has`` is true."""
         return bisect_left(self._waiting, True, key=lambda mark: not has(mark.sequence))

@@ -17,7 +17,7 @@ import flux
 from controller.report.bad_records import BadRecordCounts
 from flux.dataflow.sources import RowStart
 from flux.errors import DataLost, NonDeterministicInputError, UserCodeError
-from flux.host.reading import END_PATIENCE
+from flux.host.reading import END_PATIENCE, IDLE_DONE_S
 from flux.host.stage_worker import StageWorker
 from flux.host.worker_stats import stats
 from flux.replicas import image
@@ -577,6 +577,31 @@ def test_numbers_that_do_not_ascend_end_the_query_and_name_the_source(numbers: A
 def test_numbers_go_on_behind_those_of_the_batch_before() -> None:
     with pytest.raises(UserCodeError, match="1 numbers from 8 on were expected"):
         reading([flux.Positioned(rows(1), 1, np.array([7])), flux.Positioned(rows(1), 1, np.array([7]))])
+
+
+def test_a_source_that_has_nothing_more_is_told_soon_what_all_have_applied() -> None:
+    """Other sources are told once a second. A log may lose the rows of an idle one meanwhile."""
+
+    class Once(Ahead):
+        told: list[Any] = []
+
+        def done(self, position: Any) -> None:
+            self.told.append(position)
+
+    reader = Once()
+    core = reading_of(reader)
+    core.reading.tell_done()
+    reader.rows = [flux.Positioned(rows(1), 1, np.array([7]))]
+    core.reading._done_at = 3.0
+    for now in (2.0, 2.0, 2.0 + IDLE_DONE_S / 2, 2.0 + IDLE_DONE_S, 2.1 + 2 * IDLE_DONE_S):
+        while core.read(True, now):
+            pass
+        list(core.poll(now))
+        while core.work(now):
+            pass
+        list(core.poll(now))
+    assert now < 3.0
+    assert reader.told == [1]
 
 
 # ---- a query that is stopped

@@ -15,7 +15,7 @@ import pytest
 from striking import rows_in, strike, until
 
 import flux
-from flux.host.reading import DONE_EVERY_S
+from flux.host.reading import IDLE_DONE_S
 from tests.kafka.broker import Broker
 from tests.kafka.losing import COMPACTED, compact, delete_before, query_of, written
 from tests.kafka.topics import send
@@ -108,9 +108,8 @@ def test_a_worker_is_lost_after_records_that_were_applied_have_expired(
     with running(flow, cluster, None, workers=3) as query:
         reads(query, tmp_path / "rows", OLD)
         until(lambda: rows_in(query) >= len(OLD), "the controller has heard of them")
-        time.sleep(
-            2 * DONE_EVERY_S
-        )  # until then partitions without rows may still ask for them (design: needed-no-more)
+        # Until then partitions without rows may still ask for them (design: needed-no-more).
+        time.sleep(5 * IDLE_DONE_S)
         delete_before(broker.address, topic, len(OLD))
         reader = query._server.core.table.sources[0][0]
         strike(query, signal.SIGKILL, worker=reader)

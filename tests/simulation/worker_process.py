@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -99,6 +100,7 @@ class WorkerProcess(Process):
             self.core.reading.open_reader = self._open
             self.core.reading.idle_s = self.core.reading.idle_max_s = self.sim.idle_source_s
             self.core.reading.done_every_s = DONE_EVERY_S
+            self.core.reading.idle_done_s = math.inf  # that is often enough for idle sources, too
             self.core.leaving.outside = self.sim.outside.of(self)
             self.sim.by_node[self.node] = self
             self.sim.welcomed(self)
