@@ -45,8 +45,8 @@ def check_sink(
              order of the columns. Rows from before the call do not matter. Columns that are not outside are not compared
 
     Tried: the lives of two partitions, a primary that is lost half-way, batches that come again at their positions, a late write
-    of a primary that was given up, before and behind the same write of its successor, several queries with one outside, and what
-    the traits of the sink promise. A sink that is at least once may have rows twice, but must lose none."""
+    of a primary that was given up, before and behind the same write of its successor, several queries with one outside, and each
+    ability in the traits of the sink. A sink that is at least once may have rows twice, but must lose none."""
     given = batches if callable(batches) else lambda partition: batches
     trial = _Trial(sink, [list(given(partition)) for partition in range(PARTITIONS)], outside)
     trial.settle()
@@ -133,7 +133,7 @@ class _Trial:
     # ---- trials
 
     def settle(self) -> None:
-        """Do what the program does that starts a query, then what it does when it starts again."""
+        """Settle a query as its program does, at its first start and when it starts again."""
         try:
             self._given = cloudpickle.loads(cloudpickle.dumps(self._given))
         except Exception as error:
