@@ -1,4 +1,5 @@
-"""Trials without Spark: ``apply`` for a stage, ``check_sink`` for a sink, ``check_policy`` for a policy of load balance.
+"""Trials without Spark: ``apply`` for a stage, ``check_source`` for a source, ``check_sink`` for a sink, ``check_policy`` for a
+policy of load balance.
 
 A stage is tried with one partition, in this process, in the order in which the exchange would call it."""
 
@@ -22,9 +23,10 @@ from flux.dataflow.plain import plain_schema
 from flux.dataflow.sink_check import check_sink
 from flux.errors import ContractBroken, SchemaError, UsageError
 from flux.replicas.snapshot import check_snapshot, decode_snapshot, encode_snapshot
+from flux.source_check import check_source
 from partitioning.errors import ColumnTypeError, KeyTypeError
 
-__all__ = ["ContractBroken", "apply", "check_sink"]
+__all__ = ["ContractBroken", "apply", "check_sink", "check_source"]
 
 
 def apply(
