@@ -21,12 +21,10 @@ from rich.table import Table
 
 from tests.simulation.catch import named
 from tests.simulation.last_look import last_look
-from tests.simulation.lives import run_lives
 from tests.simulation.many import run_all
 from tests.simulation.mixes import ANY, Mix
-from tests.simulation.run import Result, Simulation, lives_of, outcome, run
-from tests.simulation.story import Story
-from tests.simulation.witness import witnesses
+from tests.simulation.run import Result, run
+from tests.simulation.story_hashes import tell as tell_run
 
 #: A story is read from its end, where the law breaks: so many lines of it are shown, unless all are asked for.
 LINES_MAX = 200
@@ -80,18 +78,8 @@ def _count(console: Console, results: Iterator[Result], runs: int, quiet: bool) 
 
 def tell(console: Console, seed: int, mix: Mix, variant: str, everything: bool) -> None:
     """Make the run once more, with its story. Only now: a run that nobody asks about keeps no record."""
-    stories: list[tuple[Simulation, Story]] = []
-    if lives := lives_of(seed, mix):
-        result = run_lives(seed, mix, lives, lambda sim: stories.append((sim, Story(sim))))
-    else:
-        with witnesses(mix.witnesses):
-            alone = Simulation(
-                seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
-                standbys=mix.standbys, numbered=mix.numbered, upstream=mix.upstream,
-            )  # fmt: skip
-            stories.append((alone, Story(alone)))
-            result = outcome(alone)
-    simulation, story = stories[-1]
+    told = tell_run(seed, mix)
+    simulation, story, result = told.simulation, told.story, told.result
     concerned = story.concerned(result.detail)
     events = story.told(None if everything or not concerned else concerned)
     left_out = 0 if everything else max(len(events) - LINES_MAX, 0)

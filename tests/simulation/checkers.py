@@ -88,7 +88,10 @@ class Ledger:
 
     def one_home(self, stage: str, context: Context, batch: pa.RecordBatch) -> None:
         if self.keys.get(stage):
-            for key in set(zip(*(batch.column(name).to_pylist() for name in self.keys[stage]), strict=True)):
+            columns = (batch.column(name).to_pylist() for name in self.keys[stage])
+            for key in dict.fromkeys(
+                zip(*columns, strict=True)
+            ):  # in the order of the rows: a law names the same key always
                 if self._home.setdefault((stage, key), context.partition) != context.partition:
                     raise Violation("one partition per key", f"{stage}: {key} came to two partitions")
 

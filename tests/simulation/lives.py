@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.simulation.mixes import Mix
-from tests.simulation.run import Result, Simulation, outcome
+from tests.simulation.run import Result, Simulation, outcome, simulated
 from tests.simulation.run_end import NO_WORKER
 from tests.simulation.vault_process import AllLost, Life, Place
 from tests.simulation.witness import witnesses
@@ -31,11 +31,7 @@ def _run(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None]) -
     life, counts = Life(Place(rng), rng=rng), Counter[str]()
     while True:
         try:
-            sim = Simulation(
-                seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
-                standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream,
-                losing=mix.losing,
-            )  # fmt: skip
+            sim = simulated(seed, mix, life)
         except Exception as error:  # what is in the place cannot be read
             return Result(
                 seed, "what was kept can be read", f"life {life.number}: {type(error).__name__}: {error}", None, counts

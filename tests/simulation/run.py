@@ -446,12 +446,16 @@ def run(seed: int, mix: Mix = ANY) -> Result:
 
         return run_lives(seed, mix, lives)
     with witnesses(mix.witnesses):
-        return outcome(
-            Simulation(seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
-                standbys=mix.standbys, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,
-                losing=mix.losing,
-            )
-        )  # fmt: skip
+        return outcome(simulated(seed, mix))
+
+
+def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
+    """Make the simulation of a seed under the faults of a mix; ``life``: of a query with a directory."""
+    return Simulation(
+        seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
+        standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,
+        losing=mix.losing,
+    )  # fmt: skip
 
 
 def outcome(simulation: Simulation) -> Result:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from controller.replicas.kinds import kind_of
@@ -61,12 +61,12 @@ class _Seen:
 
 
 class Story:
-    """Of a simulation that has not begun."""
+    """Of a simulation that has not begun. ``said``: how the product's own text, such as the reason of an event, is told."""
 
-    def __init__(self, sim: Simulation) -> None:
+    def __init__(self, sim: Simulation, said: Callable[[str], str] = str) -> None:
         self.sim = sim
         self.events: list[Event] = []
-        self.words = Wording(sim.plan)
+        self.words = Wording(sim.plan, said)
         self.began = sim.world.now
         self._table: Table | None = None
         self._replicas: dict[tuple[int, Key], _Seen] = {}
@@ -363,7 +363,7 @@ class Story:
         for event in list(history)[self._noted :]:
             stage = next((stage.id for stage in self.sim.plan.stages if stage.name == event.stage), None)
             about = None if stage is None else [key_tag((stage, event.partition))]
-            self.note(f"{'controller':<24}{event}", about)
+            self.note(f"{'controller':<24}{replace(event, why=self.words.said(event.why))}", about)
         self._noted = len(history)
         inner(effects)
 

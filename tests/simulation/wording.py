@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flux.dataflow.plan import Plan
@@ -39,8 +39,11 @@ def number_of(what: str, count: int) -> str:
 
 
 class Wording:
-    def __init__(self, plan: Plan) -> None:
+    """Puts messages into words. ``said``: how the product's own text, such as the reason of a refusal, is told."""
+
+    def __init__(self, plan: Plan, said: Callable[[str], str] = str) -> None:
         self.plan = plan
+        self.said = said
 
     def key(self, key: Key) -> str:
         return f"{self.plan.stages[key[0]].name}/{key[1]}"
@@ -102,11 +105,11 @@ class Wording:
 
     def _Reset(self, m: messages.Reset, _: Any) -> Lines:  # noqa: N802
         at = f"{m.edge}.{m.producer}"
-        return [(f"stream {at}: {m.reason}; greet me again", [at])]
+        return [(f"stream {at}: {self.said(m.reason)}; greet me again", [at])]
 
     def _Refuse(self, m: messages.Refuse, _: Any) -> Lines:  # noqa: N802
         at = f"{m.edge}.{m.producer}"
-        return [(f"stream {at}: {m.reason}", [at])]
+        return [(f"stream {at}: {self.said(m.reason)}", [at])]
 
     # ---- output
 
@@ -179,7 +182,7 @@ class Wording:
         return [(f"I go by epoch {m.epoch} and need the whole table", [TABLES])]
 
     def _Failure(self, m: control.Failure, _: Any) -> list[tuple[str, None]]:  # noqa: N802
-        return [(f"{m.kind}: {m.message}", None)]
+        return [(f"{m.kind}: {self.said(m.message)}", None)]
 
     # ---- orders
 
@@ -202,7 +205,7 @@ class Wording:
         return [(f"{self.key(key)}: to worker {m.worker}, incarnation {m.incarnation}", [key_tag(key)])]
 
     def _Rejected(self, m: control.Rejected, _: Any) -> list[tuple[str, None]]:  # noqa: N802
-        return [(m.reason, None)]
+        return [(self.said(m.reason), None)]
 
     def _Stop(self, m: control.Stop, _: Any) -> list[tuple[str, None]]:  # noqa: N802
-        return [(m.reason, None)]
+        return [(self.said(m.reason), None)]

@@ -73,12 +73,12 @@ class Flow:
             *(f"# {line}" for line in heading),
             "",
             "       ms",
-            *(_without_sizes(str(part)) for part in self._parts),
+            *(without_sizes(str(part)) for part in self._parts),
         ]
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def _without_sizes(line: str) -> str:
+def without_sizes(line: str) -> str:
     """How many bytes a pickled state has depends on which strings Python happens to share."""
     if "state" not in line:
         return line
