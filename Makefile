@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-postgres test test-kafka kafka sim soak oldest lint micro docs setup clean
+.PHONY: run run-kafka run-postgres test test-long test-kafka kafka sim seeds soak oldest lint micro docs setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -21,6 +21,10 @@ run-postgres: setup
 test: setup
 	@$(BIN)/python tests/run.py
 
+# What make test leaves out: the jobs above as a user starts them, benchmarks, and all runs of the simulation; an hour.
+test-long: setup
+	@$(BIN)/python tests/run.py --long
+
 # The tests that need a Kafka broker, which Maven fetches; skipped where Maven or Java is missing.
 test-kafka: setup
 	@$(BIN)/python tests/run.py kafka
@@ -33,6 +37,10 @@ kafka: setup
 # it, with VARIANT=name without one rule; make sim SEEDS=1000 runs many.
 sim: setup
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(VARIANT),--variant $(VARIANT)) $(if $(STORY),--story) $(if $(ALL),--all),--seeds $(SEEDS))
+
+# Seeds that show the broken variants in little time, and those in which all events happen; make seeds VARIANT=name for one.
+seeds: setup
+	@$(BIN)/python -m tests.simulation.seeds $(VARIANT)
 
 # Twenty kills each of executors, of the driver and of everything, about half an hour; make soak WHAT=driver KILLS=5 SEED=7.
 soak: setup

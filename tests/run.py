@@ -1,8 +1,9 @@
-"""What ``make test`` runs, layer by layer, the quickest first. ``python tests/run.py NAME...`` runs only those.
+"""What ``make test`` runs, layer by layer. ``python tests/run.py NAME...`` runs some of the layers, ``--long`` what
+``make test-long`` runs.
 
-The simulation computes for minutes and goes by a clock of its own; the other layers go by the wall clock and wait much of the
-time. So the simulation runs beside them, at the priority that only takes time nobody else wants (``SCHED_IDLE``): a test
-that wakes up has the core at once. Asked for alone, it has the machine for itself.
+Layers that wait much of the time run beside each other, in lanes; the layers of one lane follow one another. The simulation
+computes for minutes and goes by a clock of its own. It runs beside the lanes, at the priority that only takes time nobody else
+wants (``SCHED_IDLE``): a test that wakes up has the core at once. Asked for alone, it has the machine for itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import psutil
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", "--durations=12", "--durations-min=4"]
+SHORT = [*PYTEST, "-m", "not long"]
 
 LAYERS = {
     "lint": [
@@ -27,9 +30,9 @@ LAYERS = {
         [str(BIN / "lint-imports"), "--no-cache"],
     ],
     "unit": [
-        [*PYTEST, "tests/flux", "tests/benchmarks"],
+        [*SHORT, "tests/flux", "tests/benchmarks"],
         [
-            *PYTEST,
+            *SHORT,
             "tests/partitioning",
             "tests/controller",
             "tests/transcripts",
@@ -38,23 +41,31 @@ LAYERS = {
             "tests/test_packaging.py",
         ],
     ],
-    "laws": [[*PYTEST, "tests/laws"]],
-    "kernels": [[*PYTEST, "benchmarks", "--benchmark-disable"]],
+    "laws": [[*SHORT, "tests/laws"]],
+    "kernels": [[*SHORT, "benchmarks", "--benchmark-disable"]],
     "spark": [
-        [*PYTEST, "tests/spark", "-m", "not second"],
-        [*PYTEST, "tests/spark", "-m", "second"],
+        [*PYTEST, "tests/spark", "-m", "not long and not second"],
+        [*PYTEST, "tests/spark", "-m", "not long and second"],
     ],
-    "kafka": [[*PYTEST, "tests/kafka", "--timeout=240"]],
-    "simulation": [[*PYTEST, "tests/simulation", "--timeout=3600"]],
+    "kafka": [[*SHORT, "tests/kafka", "--timeout=240"]],
+    "simulation": [[*SHORT, "tests/simulation", "--timeout=3600"]],
 }
-#: Their commands run at once, because each waits much of the time; those of the others one after the other.
-AT_ONCE = ("unit", "spark")
-#: Begins with the first of the others that follow, and ends last.
-BESIDE, FOLLOWING = "simulation", ("unit", "laws", "kernels", "spark", "kafka")
+#: What ``make test-long`` runs: tests with the marker ``long``, and every run of the simulation that a test has.
+LONG = {
+    "jobs and benchmarks": [[*PYTEST, "tests/spark", "tests/flux", "-m", "long", "--timeout=1200"]],
+    "more of kafka": [[*PYTEST, "tests/kafka", "-m", "long", "--timeout=1200"]],
+    "all of the simulation": [[*PYTEST, "tests/simulation", "--timeout=7200"]],
+}
+#: Commands of these layers run at once: those of lint are short, those of the others wait much of the time.
+AT_ONCE = ("lint", "unit", "spark")
+#: Layers of different lanes run beside each other. What is in no lane runs before them, alone.
+LANES = (("spark",), ("unit", "laws", "kernels", "kafka"))
+#: Begins with the lanes, and ends last.
+BESIDE = "simulation"
 
 
 class Command:
-    """One that is running. ``aside``: what it prints is kept until it is through, because another prints meanwhile."""
+    """A process. What it prints is kept until it is through where another prints meanwhile (``aside``)."""
 
     def __init__(self, command: list[str], aside: bool = False, idle: bool = False) -> None:
         self._output = tempfile.TemporaryFile() if aside else None  # noqa: SIM115
@@ -62,15 +73,17 @@ class Command:
             command, cwd=ROOT, stdout=self._output, stderr=self._output, preexec_fn=be_idle if idle else None
         )
 
-    def good(self) -> bool:
-        """Once it is through."""
-        good = self.process.wait() == 0
+    def wait(self) -> bool:
+        """Wait for its end; return whether all was well."""
+        return self.process.wait() == 0
+
+    def show(self) -> None:
+        """Print what was kept."""
         if self._output is not None:
             self._output.seek(0)
             sys.stdout.buffer.write(self._output.read())
             sys.stdout.flush()
             self._output.close()
-        return good
 
 
 def be_idle() -> None:
@@ -90,48 +103,81 @@ def be_idle_no_more(process: psutil.Process) -> None:
 
 
 class Layers:
-    """Runs them and knows how they ended: whether all was well, and after how many seconds."""
+    """Runs layers, and knows how they ended: whether all was well, and after how many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, commands: dict[str, list[list[str]]]) -> None:
         self.results: dict[str, tuple[bool, float]] = {}
-        self._beside: tuple[Command, float] | None = None
+        self._commands = commands
+        self._printing = threading.Lock()
 
     def run(self, wanted: list[str]) -> None:
-        beside = BESIDE in wanted and any(name in FOLLOWING for name in wanted)
+        """Run what is in no lane, then all lanes at once and the simulation beside them."""
+        lanes = [lane for each in LANES if (lane := [name for name in each if name in wanted])]
         for name in wanted:
-            if beside and name in FOLLOWING and self._beside is None:
-                self._beside = Command(LAYERS[BESIDE][0], aside=True, idle=True), time.monotonic()
-            if name != BESIDE or not beside:
+            if not any(name in lane for lane in lanes) and (name != BESIDE or not lanes):
                 self._run(name)
-        if self._beside is not None:
-            command, began = self._beside
-            be_idle_no_more(command.process)
-            print(f"\n=== {BESIDE}", flush=True)
-            self.results[BESIDE] = command.good(), time.monotonic() - began
-
-    def _run(self, name: str) -> None:
+        if not lanes:
+            return
         began = time.monotonic()
-        print(f"\n=== {name}", flush=True)
-        if name in AT_ONCE:
-            running = [Command(command, aside=True) for command in LAYERS[name]]
-            ends = [command.good() for command in running]
-            good = all(ends)
-        else:
-            good = all(Command(command).good() for command in LAYERS[name])
-        self.results[name] = good, time.monotonic() - began
+        beside = [Command(each, aside=True, idle=True) for each in self._commands[BESIDE] if BESIDE in wanted]
+        threads = [threading.Thread(target=self._run_lane, args=(lane,)) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for command in beside:
+            be_idle_no_more(command.process)
+        if beside:
+            self._end(BESIDE, beside, began)
+
+    def _run_lane(self, lane: list[str]) -> None:
+        for name in lane:
+            self._run(name, aside=True)
+
+    def _run(self, name: str, aside: bool = False) -> None:
+        began = time.monotonic()
+        running: list[Command] = []
+        if not aside:
+            print(f"\n=== {name}", flush=True)
+        for command in self._commands[name]:
+            running.append(Command(command, aside))
+            if name not in AT_ONCE:
+                running[-1].wait()
+        self._end(name, running, began, header=aside)
+
+    def _end(self, name: str, running: list[Command], began: float, header: bool = True) -> None:
+        ends = [command.wait() for command in running]
+        with self._printing:
+            self.results[name] = all(ends), time.monotonic() - began
+            if header:
+                print(f"\n=== {name}", flush=True)
+            for command in running:
+                command.show()
+
+
+def machine_s() -> float:
+    """Return the seconds for which the cores of the machine have worked, for whatever process."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
 
 
 def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in LAYERS]
+    long = "--long" in names
+    names = [name for name in names if name != "--long"]
+    commands = LONG if long else LAYERS
+    unknown = [name for name in names if name not in commands]
     if unknown:
-        print(f"no layer {', '.join(unknown)}; there are {', '.join(LAYERS)}")
+        print(f"no layer {', '.join(unknown)}; there are {', '.join(commands)}")
         return 2
-    began, layers = time.monotonic(), Layers()
-    layers.run(names or list(LAYERS))
+    if long:
+        os.environ["FLUX_TEST_LONG"] = "1"
+    began, worked, layers = time.monotonic(), machine_s(), Layers(commands)
+    layers.run(names or list(commands))
     print("\n=== layers")
     for name, (good, seconds) in layers.results.items():
-        print(f"{name:12} {'passed' if good else 'FAILED'} in {seconds:.0f} s")
-    print(f"{'together':12} {time.monotonic() - began:.0f} s")
+        print(f"{name:22} {'passed' if good else 'FAILED'} in {seconds:.0f} s")
+    cores = f"{machine_s() - worked:.0f} s of work on {psutil.cpu_count()} cores"
+    print(f"{'together':22} {time.monotonic() - began:.0f} s, {cores}")
     return 0 if all(good for good, _ in layers.results.values()) else 1
 
 

@@ -21,6 +21,7 @@ from flux.dataflow.files import to_parquet
 from flux.folders.source import files as read_files
 from flux.kafka.source import kafka
 from flux.kafka.to_kafka import to_kafka
+from tests.simulation.known_seeds import OF_VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -247,24 +248,19 @@ def test_a_citation_is_read_whole() -> None:
 def test_the_first_hour_breaks_a_law_with_a_seed_that_shows_it() -> None:
     """The seeds of a variant are renewed when they no longer show it, and this one with them."""
     first_hour = (ROOT / "CONTRIBUTING.md").read_text().split("See a law break")[1].split("Understand it")[0]
-    variants = (ROOT / "tests" / "simulation" / "variants.py").read_text()
-    seeds = re.search(r"Variant\(sends_before_it_is_committed, COMMITTED, \(([\d, ]+)\)\)", variants)
-    assert seeds is not None
-    shown = set(re.findall(r"SEED=(\d+)", first_hour))
+    shown = {int(seed) for seed in re.findall(r"SEED=(\d+)", first_hour)}
     assert shown
-    assert shown <= set(re.findall(r"\d+", seeds[1]))
+    assert shown <= set(OF_VARIANTS["sends_before_it_is_committed"])
     (replaced,) = re.findall(r"`(producer\.release_from = \w+)`", first_hour)
     assert (ROOT / "flux" / "replicas" / "release.py").read_text().count(replaced) == 2
 
 
 def test_every_run_of_a_variant_that_a_document_names_shows_it() -> None:
-    """By the table of variants, whose seeds are renewed when they no longer do."""
-    variants = (ROOT / "tests" / "simulation" / "variants.py").read_text()
+    """By the seeds of the file, which are renewed when they no longer do."""
     runs = [run for path in DOCUMENTS for run in re.findall(r"make sim SEED=(\d+) VARIANT=(\w+)", path.read_text())]
     assert runs
     for seed, name in runs:
-        (seeds,) = re.findall(rf"\b{name}, [^(\n]*\(([\d, ]+)\)", variants)
-        assert seed in re.findall(r"\d+", seeds), name
+        assert int(seed) in OF_VARIANTS[name], name
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def slow_stage(how: Any, seconds: float, **options: Any) -> Any:
     return flux.stage(key="k", partitions=2, replicas=2, name="Slow", **options)(Slow)
 
 
-@pytest.mark.parametrize("how", [sleep, keep_the_interpreter])
+@pytest.mark.parametrize("how", [pytest.param(sleep, marks=pytest.mark.long), keep_the_interpreter])
 def test_a_step_that_takes_longer_than_silence_may_costs_no_worker(how: Any) -> None:
     """Each lost the worker, as long as another had a safe copy, and after a few the query."""
     flow = slow_stage(how, STEP_S)(flux.source(few, schema=SCHEMA, partitions=1))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.mixes import LIVES, LIVES_FETCHED, LIVES_OF_ONE, LIVES_WITHOUT_WORKERS
-from tests.simulation.run import Result, run
+from tests.simulation.runs import Runs, runs_of
 
 #: Beyond the first thousand there are sinks.
 SEEDS = range(1000, 1020)
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Result]:
-    return [run(seed, mix) for mix in (LIVES, LIVES_OF_ONE) for seed in SEEDS]
+def results() -> Runs:
+    return runs_of((LIVES, LIVES_OF_ONE), SEEDS, few=8)
 
 
 @pytest.mark.timeout(3600)  # a minute on a free core
-def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results: list[Result]) -> None:
-    broken = [str(result) for result in results if not result.ok]
+def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results: Runs) -> None:
+    broken = results.broken()
     assert not broken, "\n".join(broken)
 
 
@@ -44,20 +44,18 @@ def test_what_was_shown_before_a_loss_of_everything_is_the_same_after_it(results
         "runs that came to rest",
     ],
 )
-def test_it_happens_in_these_lives(results: list[Result], event: str) -> None:
-    assert sum(result.counts[event] for result in results) > 3
+def test_it_happens_in_these_lives(results: Runs, event: str) -> None:
+    assert results.times(event, 4) >= 4
 
 
 def test_a_query_goes_on_where_all_workers_are_lost_and_the_vault_is_not() -> None:
-    results = [run(seed, LIVES_WITHOUT_WORKERS) for seed in range(1000, 1012)]
-    assert not [str(result) for result in results if not result.ok]
-    assert sum(result.counts["queries that waited for new workers"] for result in results) > 3
-    assert sum(result.counts["runs that lost all workers"] for result in results) == 0
+    runs = runs_of((LIVES_WITHOUT_WORKERS,), range(1000, 1012), few=4)
+    assert runs.times("queries that waited for new workers", 4) >= 4
+    assert sum(result.counts["runs that lost all workers"] for result in runs.results) == 0
 
 
 def test_output_that_is_fetched_outlives_the_workers_that_have_it() -> None:
     """Also where stages before the last one have lost their last replica when all output was there."""
-    results = [run(seed, LIVES_FETCHED) for seed in range(15)]
-    assert not [str(result) for result in results if not result.ok]
-    assert sum(result.counts["take-overs"] for result in results) > 10
-    assert sum(result.counts["fetches that the end of the query broke off"] for result in results) == 0
+    runs = runs_of((LIVES_FETCHED,), range(15), few=5)
+    assert runs.times("take-overs", 11) >= 11
+    assert sum(result.counts["fetches that the end of the query broke off"] for result in runs.results) == 0

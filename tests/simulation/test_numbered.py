@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.mixes import LOSING, LOSING_LIVES, LOSING_STANDBYS, NUMBERED, NUMBERED_LIVES, NUMBERED_STANDBYS
-from tests.simulation.run import Result, run
+from tests.simulation.run import run
+from tests.simulation.runs import Runs, runs_of
 
 SEEDS = range(32)
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Result]:
-    return [run(seed, mix) for mix in (NUMBERED, NUMBERED_STANDBYS, NUMBERED_LIVES) for seed in SEEDS]
+def results() -> Runs:
+    return runs_of((NUMBERED, NUMBERED_STANDBYS, NUMBERED_LIVES), SEEDS, few=12)
 
 
 @pytest.mark.timeout(3600)
-def test_numbered_rows_keep_every_law(results: list[Result]) -> None:
-    broken = [str(result) for result in results if not result.ok]
+def test_numbered_rows_keep_every_law(results: Runs) -> None:
+    broken = results.broken()
     assert not broken, "\n".join(broken)
 
 
@@ -33,18 +34,18 @@ def test_numbered_rows_keep_every_law(results: list[Result]) -> None:
         "repairs",
     ],
 )
-def test_it_happens_to_numbered_rows(results: list[Result], event: str) -> None:
-    assert sum(result.counts[event] for result in results) > 3
+def test_it_happens_to_numbered_rows(results: Runs, event: str) -> None:
+    assert results.times(event, 4) >= 4
 
 
 @pytest.fixture(scope="module")
-def losing() -> list[Result]:
-    return [run(seed, mix) for mix in (LOSING, LOSING_STANDBYS, LOSING_LIVES) for seed in range(8)]
+def losing() -> Runs:
+    return runs_of((LOSING, LOSING_STANDBYS, LOSING_LIVES), range(8), few=6)
 
 
 @pytest.mark.timeout(1200)
-def test_rows_of_logs_that_lose_records_keep_every_law(losing: list[Result]) -> None:
-    broken = [str(result) for result in losing if not result.ok]
+def test_rows_of_logs_that_lose_records_keep_every_law(losing: Runs) -> None:
+    broken = losing.broken()
     assert not broken, "\n".join(broken)
 
 
@@ -57,8 +58,8 @@ def test_rows_of_logs_that_lose_records_keep_every_law(losing: list[Result]) -> 
         "sources read again from the middle",
     ],
 )
-def test_it_happens_to_rows_of_logs(losing: list[Result], event: str) -> None:
-    assert sum(result.counts[event] for result in losing) > 3
+def test_it_happens_to_rows_of_logs(losing: Runs, event: str) -> None:
+    assert losing.times(event, 4) >= 4
 
 
 #: Seeds that broke a law once, and what was wrong.

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.mixes import PROTECTED, PROTECTED_UNEVEN
-from tests.simulation.run import Result, run
+from tests.simulation.runs import Runs, runs_of
 
 SEEDS = range(25)
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Result]:
-    return [run(seed, mix) for mix in (PROTECTED, PROTECTED_UNEVEN) for seed in SEEDS]
+def results() -> Runs:
+    return runs_of((PROTECTED, PROTECTED_UNEVEN), SEEDS, few=8)
 
 
 @pytest.mark.timeout(3600)
-def test_changes_of_protection_keep_every_law(results: list[Result]) -> None:
-    broken = [str(result) for result in results if not result.ok]
+def test_changes_of_protection_keep_every_law(results: Runs) -> None:
+    broken = results.broken()
     assert not broken, "\n".join(broken)
 
 
@@ -38,5 +38,5 @@ def test_changes_of_protection_keep_every_law(results: list[Result]) -> None:
         "repairs",
     ],
 )
-def test_it_happens_among_changes(results: list[Result], event: str) -> None:
-    assert sum(result.counts[event] for result in results) > 3
+def test_it_happens_among_changes(results: Runs, event: str) -> None:
+    assert results.times(event, 4) >= 4

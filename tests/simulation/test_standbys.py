@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import pytest
 
 from tests.simulation.mixes import CHANGES, STANDBY_REPAIRS, STANDBYS
-from tests.simulation.run import Result, run
+from tests.simulation.runs import Runs, runs_of
 
-SEEDS = range(45)
+SEEDS = range(195)
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Result]:
-    return [run(seed, mix) for mix in (STANDBYS, STANDBY_REPAIRS) for seed in SEEDS]
+def results() -> Runs:
+    return runs_of((STANDBYS, STANDBY_REPAIRS), SEEDS, few=14)
 
 
 @pytest.mark.timeout(3600)  # a minute and a half on a free core
-def test_standbys_keep_every_law(results: list[Result]) -> None:
-    broken = [str(result) for result in results if not result.ok]
+def test_standbys_keep_every_law(results: Runs) -> None:
+    broken = results.broken()
     assert not broken, "\n".join(broken)
 
 
@@ -39,8 +37,8 @@ def test_standbys_keep_every_law(results: list[Result]) -> None:
         "runs that were repaired before their end",
     ],
 )
-def test_it_happens_among_standbys(results: list[Result], event: str) -> None:
-    assert sum(result.counts[event] for result in results) > 1
+def test_it_happens_among_standbys(results: Runs, event: str) -> None:
+    assert results.times(event, 2) >= 2
 
 
 @pytest.mark.parametrize(
@@ -52,19 +50,18 @@ def test_it_happens_among_standbys(results: list[Result], event: str) -> None:
         "sources read again for a standby",
     ],
 )
-def test_it_happens_once_among_more_of_them(results: list[Result], seldom: str) -> None:
-    more = (run(seed, mix) for seed in range(SEEDS.stop, SEEDS.stop + 150) for mix in (STANDBYS, STANDBY_REPAIRS))
-    assert any(result.counts[seldom] for result in chain(results, more))
+def test_it_happens_once_among_more_of_them(results: Runs, seldom: str) -> None:
+    assert results.times(seldom, 1)
 
 
 @pytest.fixture(scope="module")
-def with_changes() -> list[Result]:
-    return [run(seed, CHANGES) for seed in range(45)]
+def with_changes() -> Runs:
+    return runs_of((CHANGES,), range(45), few=8)
 
 
 @pytest.mark.timeout(3600)
-def test_checkpoints_of_what_has_changed_keep_every_law(with_changes: list[Result]) -> None:
-    broken = [str(result) for result in with_changes if not result.ok]
+def test_checkpoints_of_what_has_changed_keep_every_law(with_changes: Runs) -> None:
+    broken = with_changes.broken()
     assert not broken, "\n".join(broken)
 
 
@@ -77,5 +74,5 @@ def test_checkpoints_of_what_has_changed_keep_every_law(with_changes: list[Resul
         "take-overs with changes to apply",
     ],
 )
-def test_it_happens_among_changes(with_changes: list[Result], event: str) -> None:
-    assert sum(result.counts[event] for result in with_changes) > 10
+def test_it_happens_among_changes(with_changes: Runs, event: str) -> None:
+    assert with_changes.times(event, 11) >= 11

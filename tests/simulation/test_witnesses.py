@@ -7,20 +7,20 @@ import pytest
 import controller.replicas.kinds as at_controller
 import flux.replicas.kinds as at_workers
 from tests.simulation.mixes import WITNESSED
-from tests.simulation.run import Result, run
+from tests.simulation.runs import Runs, runs_of
 from tests.simulation.witness import WITNESS, witnesses
 
 SEEDS = range(100)
 
 
 @pytest.fixture(scope="module")
-def witnessed() -> list[Result]:
-    return [run(seed, WITNESSED) for seed in SEEDS]
+def witnessed() -> Runs:
+    return runs_of((WITNESSED,), SEEDS, few=15)
 
 
 @pytest.mark.timeout(3600)  # a minute on a free core
-def test_active_replicas_and_witnesses_together_keep_every_law(witnessed: list[Result]) -> None:
-    broken = [f"run({r.seed}, WITNESSED): {r.law}: {r.detail}" for r in witnessed if not r.ok]
+def test_active_replicas_and_witnesses_together_keep_every_law(witnessed: Runs) -> None:
+    broken = witnessed.broken()
     assert not broken, "\n".join(broken)
 
 
@@ -40,8 +40,8 @@ def test_active_replicas_and_witnesses_together_keep_every_law(witnessed: list[R
         "runs that came to rest",
     ],
 )
-def test_it_happens_among_witnesses(witnessed: list[Result], event: str) -> None:
-    assert sum(result.counts[event] for result in witnessed) > 3
+def test_it_happens_among_witnesses(witnessed: Runs, event: str) -> None:
+    assert witnessed.times(event, 4) >= 4
 
 
 def test_a_kind_is_known_only_as_long_as_it_is_registered() -> None:

@@ -1,7 +1,7 @@
 """Deliberately broken variants of the exchange, and how it shows that they are broken (design: variants).
 
-Each takes away one rule. ``VARIANTS`` says which laws may be broken then, under which faults that happens soon, and
-which seeds show it; ``python -m tests.simulation.catch NAME`` looks for others.
+Each takes away one rule. ``VARIANTS`` says which laws may be broken then, and under which faults that happens soon;
+``seeds.json`` holds the seeds that show it, and ``make seeds`` looks for them anew.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tests.simulation import broken_runs as runs
 from tests.simulation import broken_standbys as standbys
 from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
+from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
     ANY,
     BOUNDED,
@@ -374,139 +375,148 @@ def takes_no_attributes_for_state(patch: Patch) -> None:
 
 @dataclass(frozen=True)
 class Variant:
-    """``laws`` that may be broken, and no others; ``seeds`` that show it under the faults of ``mix``."""
+    """A rule that is taken away."""
 
     break_it: Callable[[Patch], None]
+    #: The laws that may be broken, and no others.
     laws: frozenset[str] | set[str]
-    seeds: tuple[int, ...] = ()
+    #: The faults under which a law breaks soon.
     mix: Mix = ANY
+    #: Tells two variants apart that take the same rule away.
+    case: str = ""
 
     @property
     def name(self) -> str:
         return self.break_it.__name__
 
+    @property
+    def key(self) -> str:
+        """Return the name in ``seeds.json``."""
+        return f"{self.name} ({self.case})" if self.case else self.name
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Return the seeds of the file that show it; none for a new variant."""
+        return tuple(OF_VARIANTS.get(self.key, ()))
+
 
 VARIANTS = [
-    Variant(rules.accepts_duplicates, ROWS, (23, 30)),
-    Variant(acks_before_it_applies, {"an ack never exceeds what was applied"}, (1, 0)),
-    Variant(rules.evicts_when_one_has_acked, {"no batch leaves the log before it is applied"}, (2,)),
-    Variant(never_returns_credit, STUCK | {"logs and queues drain"}, (0, 1)),
-    Variant(sends_without_credit, {"bytes held <= credit + one message"}, (9, 14)),
-    Variant(appends_to_a_full_log, {"log bytes <= bound + one batch"}, (8, 9)),
-    Variant(overlooks_gaps, ROWS | ACKED, (3, 13)),
-    Variant(never_greets_again, STUCK, (47,)),
-    Variant(greets_again_much_too_late, STILL, (0, 1), UNEVEN),
+    Variant(rules.accepts_duplicates, ROWS),
+    Variant(acks_before_it_applies, {"an ack never exceeds what was applied"}),
+    Variant(rules.evicts_when_one_has_acked, {"no batch leaves the log before it is applied"}),
+    Variant(never_returns_credit, STUCK | {"logs and queues drain"}),
+    Variant(sends_without_credit, {"bytes held <= credit + one message"}),
+    Variant(appends_to_a_full_log, {"log bytes <= bound + one batch"}),
+    Variant(overlooks_gaps, ROWS | ACKED),
+    Variant(never_greets_again, STUCK),
+    Variant(greets_again_much_too_late, STILL, UNEVEN),
     Variant(resumes_one_too_far, ROWS | STUCK),
-    Variant(finishes_with_the_first_stream, ROWS | STUCK | {"logs and queues drain"}, (2,)),
-    Variant(applies_the_newest_first, ROWS, (1, 2)),
-    Variant(sends_a_key_to_two_partitions, {"one partition per key"}, (2, 3)),
-    Variant(numbers.believes_every_retry, ROWS | STUCK, (272, 401)),
-    Variant(sends_before_it_is_committed, COMMITTED, (3, 9)),
-    Variant(reports_the_end_before_it_is_committed, COMMITTED, (1, 0)),
-    Variant(applies_what_is_not_committed, {"a secondary applies committed steps only"}, (0, 1)),
-    Variant(everybody_leads, {"one primary per partition and epoch"}, (0, 1)),
-    Variant(follows_in_its_own_order, ALIKE, (3, 4)),
-    Variant(heeds_a_deposed_primary, COMMITTED | ALIKE, (23,), DEPOSED),
-    Variant(copies_before_producers_retain, ROWS | STUCK | ACKED, (125, 197), OLD_ACKS),
+    Variant(finishes_with_the_first_stream, ROWS | STUCK | {"logs and queues drain"}),
+    Variant(applies_the_newest_first, ROWS),
+    Variant(sends_a_key_to_two_partitions, {"one partition per key"}),
+    Variant(numbers.believes_every_retry, ROWS | STUCK),
+    Variant(sends_before_it_is_committed, COMMITTED),
+    Variant(reports_the_end_before_it_is_committed, COMMITTED),
+    Variant(applies_what_is_not_committed, {"a secondary applies committed steps only"}),
+    Variant(everybody_leads, {"one primary per partition and epoch"}),
+    Variant(follows_in_its_own_order, ALIKE),
+    Variant(heeds_a_deposed_primary, COMMITTED | ALIKE, DEPOSED),
+    Variant(copies_before_producers_retain, ROWS | STUCK | ACKED, OLD_ACKS),
     Variant(acks_for_a_state_that_has_not_come, {"nothing is acked before the state has come"}),
-    Variant(leaves_the_state_out_of_the_copy, ALIKE | STUCK, (1, 0), REPAIRS),
-    Variant(takes_no_attributes_for_state, ROWS | ALIKE | STUCK, (0, 3), REPAIRS),
-    Variant(counts_on_a_replica_before_it_is_safe, COMMITTED | ALIKE | STUCK, (41,)),
-    Variant(forgets_the_order_in_the_copy, COMMITTED | ALIKE | STUCK, (0, 1), WAITING),
-    Variant(sends_orders_only_once, STUCK, (24, 43)),
-    Variant(rules.forgets_what_a_copy_holds_back, COMMITTED, (121, 128), UNEVEN),
-    Variant(rules.additions_outlive_their_primary, COMMITTED | ALIKE | STUCK, (23, 2), UNEVEN),
-    Variant(asks_anew_for_nothing, ROWS | STUCK | ACKED, (0,)),
-    Variant(resumes_without_a_nonce, ROWS | STUCK | ACKED, (332,), REPAIRS),
-    Variant(waits_for_rows_for_ever, STUCK, (17,), FAULTLESS),
-    Variant(rules.orders_without_end, {"order logs stay within their bound"}, (1,), BOUNDED),
-    Variant(rules.secondaries_hold_credit_for_ever, STUCK, (40, 35)),
-    Variant(says_nothing_again_on_a_new_connection, STUCK, (0,), CONTROL),
-    Variant(never_goes_over_to_a_survivor, STUCK, (6, 14)),
-    Variant(waits_for_ingress_that_has_left, STUCK, (40, 38), LATE_ATTEMPTS),
+    Variant(leaves_the_state_out_of_the_copy, ALIKE | STUCK, REPAIRS),
+    Variant(takes_no_attributes_for_state, ROWS | ALIKE | STUCK, REPAIRS),
+    Variant(counts_on_a_replica_before_it_is_safe, COMMITTED | ALIKE | STUCK),
+    Variant(forgets_the_order_in_the_copy, COMMITTED | ALIKE | STUCK, WAITING),
+    Variant(sends_orders_only_once, STUCK),
+    Variant(rules.forgets_what_a_copy_holds_back, COMMITTED, UNEVEN),
+    Variant(rules.additions_outlive_their_primary, COMMITTED | ALIKE | STUCK, UNEVEN),
+    Variant(asks_anew_for_nothing, ROWS | STUCK | ACKED),
+    Variant(resumes_without_a_nonce, ROWS | STUCK | ACKED, REPAIRS),
+    Variant(waits_for_rows_for_ever, STUCK, FAULTLESS),
+    Variant(rules.orders_without_end, {"order logs stay within their bound"}, BOUNDED),
+    Variant(rules.secondaries_hold_credit_for_ever, STUCK),
+    Variant(says_nothing_again_on_a_new_connection, STUCK, CONTROL),
+    Variant(never_goes_over_to_a_survivor, STUCK),
+    Variant(waits_for_ingress_that_has_left, STUCK, LATE_ATTEMPTS),
     Variant(repairs_everything_at_once, {"the sweep goes stage by stage"}),
-    Variant(batches.copies_a_batch_at_once, {"at most so many copies at a time"}, (4, 14)),
+    Variant(batches.copies_a_batch_at_once, {"at most so many copies at a time"}),
     Variant(never_repairs, STUCK),
-    Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}, (10, 3)),
-    Variant(moves.the_target_leads_before_it_is_safe, {"a primary is safe"}, (0,)),
-    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}, (36, 51)),
-    Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}, (106,)),
-    Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}, (17, 23)),
-    Variant(rules.hands_on_again_what_was_fetched, {"every row counted once at the sink"}, (1, 2), FETCHED),
-    Variant(rules.asks_who_was_lost, {"no unhandled exception"}, (2, 1), FETCHED),
-    Variant(rules.never_reports_a_divergence, {"a divergence is noticed"}, (22, 15), DIVERGING),
-    Variant(rules.keeps_who_stands_still, {"who stands still is dropped"}, (1,), STANDING),
-    Variant(rules.keeps_who_diverges, {"who diverges is dropped"}, (10, 0), DIVERGING),
-    Variant(rules.rebuilds_without_end, {"four of them end the query"}, (10, 7), MANY_DIVERGENCES),
-    Variant(rules.ends_with_the_first_divergence, {"four of them end the query"}, (0, 9), DIVERGING),
-    Variant(rules.pulses_are_no_sign_of_life, {"who pulses in a step is not given up"}, (2, 0), BUSY),
-    Variant(rules.a_step_may_take_for_ever, {"a step beyond step.timeout is given up"}, (2, 1), BUSY),
-    Variant(rules.a_long_step_counts_from_the_one_before, {"who pulses in a step is not given up"}, (10, 1), BUSY),
-    Variant(rules.a_second_attempt_takes_over_at_once, {"a second attempt waits"}, (0, 1), RIVALS),
-    Variant(rules.closed_slots_are_opened_again, {"a closed slot stays closed"}, (2, 0), RIVALS),
-    Variant(rules.the_end_of_any_task_ends_the_query, {"no run fails"}, (2, 0), RIVALS),
-    Variant(witnesses.witnesses_may_lead, {"a witness never leads"}, (0, 10), WITNESSED),
-    Variant(witnesses.witnesses_count_as_safe, {"no unhandled exception"}, (0, 10), WITNESSED),
-    Variant(witnesses.commits_without_its_witness, COMMITTED, (1, 2), WITNESSED),
-    Variant(witnesses.waits_for_acks_of_a_witness, STUCK, (0, 1), WITNESSED),
-    Variant(witnesses.waits_for_a_witness_to_be_copied, STUCK, (0, 9), WITNESSED),
-    Variant(standbys.acks_what_is_ordered, KEPT, (0, 1), STANDBYS),
-    Variant(standbys.takes_checkpoints_before_they_are_committed, ALIKE | COMMITTED | OWN, (34, 128), STANDBYS),
-    Variant(standbys.keeps_checkpoints_of_earlier_terms, OWN, (48, 3), STANDBYS),
-    Variant(standbys.checkpoints_have_no_output, ROWS | STUCK, (13, 17), STANDBY_REPAIRS),
-    Variant(standbys.sends_the_changes_of_the_newest_cut_alone, ALIKE, (23, 61), CHANGES),
-    Variant(standbys.applies_changes_to_the_checkpoint_before, ALIKE, (2582, 2763), CHANGES),
-    Variant(standbys.keeps_the_newest_changes_alone, ALIKE, (37, 61), CHANGES),
-    Variant(standbys.commits_without_standbys, COMMITTED, (0, 1), STANDBYS),
+    Variant(moves.drops_the_source_before_the_target_is_safe, {"no move costs a safe copy"}),
+    Variant(moves.the_target_leads_before_it_is_safe, {"a primary is safe"}),
+    Variant(moves.who_leaves_gets_new_replicas, {"who leaves gets nothing new"}),
+    Variant(moves.a_target_stays_beside_a_source_on_its_own_executor, {"copies are on different executors"}),
+    Variant(moves.a_move_is_forgotten_when_its_target_is_lost, {"every move ends"}),
+    Variant(rules.hands_on_again_what_was_fetched, {"every row counted once at the sink"}, FETCHED),
+    Variant(rules.asks_who_was_lost, {"no unhandled exception"}, FETCHED),
+    Variant(rules.never_reports_a_divergence, {"a divergence is noticed"}, DIVERGING),
+    Variant(rules.keeps_who_stands_still, {"who stands still is dropped"}, STANDING),
+    Variant(rules.keeps_who_diverges, {"who diverges is dropped"}, DIVERGING),
+    Variant(rules.rebuilds_without_end, {"four of them end the query"}, MANY_DIVERGENCES),
+    Variant(rules.ends_with_the_first_divergence, {"four of them end the query"}, DIVERGING),
+    Variant(rules.pulses_are_no_sign_of_life, {"who pulses in a step is not given up"}, BUSY),
+    Variant(rules.a_step_may_take_for_ever, {"a step beyond step.timeout is given up"}, BUSY),
+    Variant(rules.a_long_step_counts_from_the_one_before, {"who pulses in a step is not given up"}, BUSY),
+    Variant(rules.a_second_attempt_takes_over_at_once, {"a second attempt waits"}, RIVALS),
+    Variant(rules.closed_slots_are_opened_again, {"a closed slot stays closed"}, RIVALS),
+    Variant(rules.the_end_of_any_task_ends_the_query, {"no run fails"}, RIVALS),
+    Variant(witnesses.witnesses_may_lead, {"a witness never leads"}, WITNESSED),
+    Variant(witnesses.witnesses_count_as_safe, {"no unhandled exception"}, WITNESSED),
+    Variant(witnesses.commits_without_its_witness, COMMITTED, WITNESSED),
+    Variant(witnesses.waits_for_acks_of_a_witness, STUCK, WITNESSED),
+    Variant(witnesses.waits_for_a_witness_to_be_copied, STUCK, WITNESSED),
+    Variant(standbys.acks_what_is_ordered, KEPT, STANDBYS),
+    Variant(standbys.takes_checkpoints_before_they_are_committed, ALIKE | COMMITTED | OWN, STANDBYS),
+    Variant(standbys.keeps_checkpoints_of_earlier_terms, OWN, STANDBYS),
+    Variant(standbys.checkpoints_have_no_output, ROWS | STUCK, STANDBY_REPAIRS),
+    Variant(standbys.sends_the_changes_of_the_newest_cut_alone, ALIKE, CHANGES),
+    Variant(standbys.applies_changes_to_the_checkpoint_before, ALIKE, CHANGES),
+    Variant(standbys.keeps_the_newest_changes_alone, ALIKE, CHANGES),
+    Variant(standbys.commits_without_standbys, COMMITTED, STANDBYS),
     Variant(
         standbys.takes_the_first_table_that_comes_for_the_first,
         {"each partition applies each batch once and in order"},
-        (3300051901,),
     ),
-    Variant(standbys.a_standby_is_no_heir_of_a_silent_worker, {"who is stopped is given up"}, (3, 4), BUSY_STANDBYS),
-    Variant(
-        standbys.the_directory_is_no_heir_of_a_silent_worker, {"who is stopped is given up"}, (3, 0), BUSY_LIVES_OF_ONE
-    ),
-    Variant(standbys.nobody_presses, STUCK, (42,), STANDBY_REPAIRS),
-    Variant(standbys.standbys_ack_once, STUCK, (52, 35), STANDBYS),
-    Variant(standbys.a_standby_reads_on_without_a_greeting, ROWS | STUCK, (125, 184), STANDBY_REPAIRS),
-    Variant(standbys.reads_from_who_does_not_know_all_readers, ROWS | ACKED, (208, 664), LIVES_OF_ONE),
-    Variant(lives.answers_before_it_is_durable, ALIKE | COMMITTED | STUCK | {AHEAD_OF_ALL}, (0, 1), LIVES),
-    Variant(lives.checkpoints_are_forgotten, ROWS | STUCK | {"order logs stay within their bound"}, (9, 13), LIVES),
-    Variant(lives.a_segment_begins_without_earlier_changes, ROWS, (9, 13), LIVES),
-    Variant(lives.restores_without_a_fence, ALIKE | COMMITTED | ACKED | KEPT, (13,), LIVES_OF_ONE),
-    Variant(lives.restores_without_the_order, ALIKE | COMMITTED | {AHEAD_OF_ALL}, (0, 1), LIVES),
-    Variant(lives.restores_without_the_order, {AHEAD_OF_ALL}, (1007, 1019), LIVES),
-    Variant(lives.begins_again_at_the_first_epoch, ALIKE | STUCK, (1, 2), LIVES),
-    Variant(protects.drops_the_old_before_the_new_is_safe, {"no move costs a safe copy"}, (0,), PROTECTED),
-    Variant(protects.drops_more_than_is_too_many, {"no move costs a safe copy"}, (0,), PROTECTED),
-    Variant(protects.keeps_what_is_too_many, STUCK, (0,), PROTECTED),
+    Variant(standbys.a_standby_is_no_heir_of_a_silent_worker, {"who is stopped is given up"}, BUSY_STANDBYS),
+    Variant(standbys.the_directory_is_no_heir_of_a_silent_worker, {"who is stopped is given up"}, BUSY_LIVES_OF_ONE),
+    Variant(standbys.nobody_presses, STUCK, STANDBY_REPAIRS),
+    Variant(standbys.standbys_ack_once, STUCK, STANDBYS),
+    Variant(standbys.a_standby_reads_on_without_a_greeting, ROWS | STUCK, STANDBY_REPAIRS),
+    Variant(standbys.reads_from_who_does_not_know_all_readers, ROWS | ACKED, LIVES_OF_ONE),
+    Variant(lives.answers_before_it_is_durable, ALIKE | COMMITTED | STUCK | {AHEAD_OF_ALL}, LIVES),
+    Variant(lives.checkpoints_are_forgotten, ROWS | STUCK | {"order logs stay within their bound"}, LIVES),
+    Variant(lives.a_segment_begins_without_earlier_changes, ROWS, LIVES),
+    Variant(lives.restores_without_a_fence, ALIKE | COMMITTED | ACKED | KEPT, LIVES_OF_ONE),
+    Variant(lives.restores_without_the_order, ALIKE | COMMITTED | {AHEAD_OF_ALL}, LIVES),
+    Variant(lives.restores_without_the_order, {AHEAD_OF_ALL}, LIVES, "ahead of all"),
+    Variant(lives.begins_again_at_the_first_epoch, ALIKE | STUCK, LIVES),
+    Variant(protects.drops_the_old_before_the_new_is_safe, {"no move costs a safe copy"}, PROTECTED),
+    Variant(protects.drops_more_than_is_too_many, {"no move costs a safe copy"}, PROTECTED),
+    Variant(protects.keeps_what_is_too_many, STUCK, PROTECTED),
     Variant(
         protects.a_change_is_over_too_soon,
         {"what is wished comes true", "everything is repaired", "no more replicas than asked for"},
-        (189, 14),
         PROTECTED,
     ),
-    Variant(asked.a_scale_waits_though_a_worker_was_drained, {"every request ends"}, (4, 13), STORM),
-    Variant(asked.requests_outlive_the_query, {"every request ends"}, (2, 1), STORM_AT_THE_END),
-    Variant(asked.outcomes_are_looked_at_again, {"an outcome stands"}, (18, 31), STORM),
-    Variant(tables.applies_changes_to_any_table, {"a table is what the controller made"}, (14, 31), TABLES),
-    Variant(tables.never_asks_for_a_table, STUCK, (34, 43), TABLES),
-    Variant(runs.gathers_what_an_order_waits_for, {"what is ready is applied"}, (3_600_000_019,)),
-    Variant(runs.takes_runs_whole, ROWS | {"no run fails"}, (69, 105)),
-    Variant(runs.orders_name_slices, ALIKE, (3,)),
-    Variant(runs.drops_what_is_cut_off, ALIKE, (26,)),
-    Variant(numbers.numbers_rows_anew, ALIKE, (2, 3), NUMBERED_LIVES),
-    Variant(numbers.reads_from_the_start_each_time, ALIKE, (2, 3), NUMBERED_LIVES),
-    Variant(numbers.counts_rows_of_a_log, ALIKE, (29, 17), LOSING_LIVES),
-    Variant(numbers.settles_what_checkpoints_lack, ALIKE | ACKED, (4, 5), LOSING_LIVES),
-    Variant(numbers.cuts_no_numbered_rows, ALIKE, (0, 6), NUMBERED_LIVES),
-    Variant(numbers.takes_rows_that_it_has, ALIKE, (61, 66), NUMBERED_LIVES),
-    Variant(numbers.has_no_room_for_what_was_there, STUCK | STILL, (8, 14), NUMBERED_LIVES),
-    Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, (680,), NUMBERED),
-    Variant(rules.says_the_last_word_once, STUCK, (3472742008,)),
-    Variant(rules.keeps_marks_as_if_what_has_come_were_applied, OWN, (20, 9)),
-    Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}, (3,)),
+    Variant(asked.a_scale_waits_though_a_worker_was_drained, {"every request ends"}, STORM),
+    Variant(asked.requests_outlive_the_query, {"every request ends"}, STORM_AT_THE_END),
+    Variant(asked.outcomes_are_looked_at_again, {"an outcome stands"}, STORM),
+    Variant(tables.applies_changes_to_any_table, {"a table is what the controller made"}, TABLES),
+    Variant(tables.never_asks_for_a_table, STUCK, TABLES),
+    Variant(runs.gathers_what_an_order_waits_for, {"what is ready is applied"}),
+    Variant(runs.takes_runs_whole, ROWS | {"no run fails"}),
+    Variant(runs.orders_name_slices, ALIKE),
+    Variant(runs.drops_what_is_cut_off, ALIKE),
+    Variant(numbers.numbers_rows_anew, ALIKE, NUMBERED_LIVES),
+    Variant(numbers.reads_from_the_start_each_time, ALIKE, NUMBERED_LIVES),
+    Variant(numbers.counts_rows_of_a_log, ALIKE, LOSING_LIVES),
+    Variant(numbers.settles_what_checkpoints_lack, ALIKE | ACKED, LOSING_LIVES),
+    Variant(numbers.cuts_no_numbered_rows, ALIKE, NUMBERED_LIVES),
+    Variant(numbers.takes_rows_that_it_has, ALIKE, NUMBERED_LIVES),
+    Variant(numbers.has_no_room_for_what_was_there, STUCK | STILL, NUMBERED_LIVES),
+    Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, NUMBERED),
+    Variant(rules.says_the_last_word_once, STUCK),
+    Variant(rules.keeps_marks_as_if_what_has_come_were_applied, OWN),
+    Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}),
 ]
 
 #: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by
@@ -519,5 +529,5 @@ REDUNDANT = [
     Variant(rules.heeds_orders_for_another_life, set()),
     Variant(rules.secondaries_hold_credit, set()),
     #: Not covered: seeds 159 and 323 of LIVES no longer reach it. A unit test shows it, and a seed or a mix is wanted.
-    Variant(lives.forgets_copies_that_are_asked_early, STILL, (), LIVES),
+    Variant(lives.forgets_copies_that_are_asked_early, STILL, LIVES),
 ]

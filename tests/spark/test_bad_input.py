@@ -101,8 +101,8 @@ def test_workers_that_find_no_slot_are_missed_in_time_and_by_number(spark: Any) 
             assert time.monotonic() < end
             time.sleep(0.02)
         # One slot is free, two workers are wanted.
-        with pytest.raises(flux.QueryTimeout, match=r"1 of 2 workers.* 15 s .*missing: slot 1\."):
-            Sums(numbers(spark)).toDF(workers=2, workers_timeout="15s")
+        with pytest.raises(flux.QueryTimeout, match=r"1 of 2 workers.* 8 s .*missing: slot 1\."):
+            Sums(numbers(spark)).toDF(workers=2, workers_timeout="8s")
     finally:
         spark.sparkContext.cancelAllJobs()
         busy.join(120)

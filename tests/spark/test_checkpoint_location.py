@@ -264,7 +264,7 @@ def rows_there(tmp_path: Path) -> int:
 
 
 @pytest.mark.starts_spark
-@pytest.mark.parametrize("location", ["a directory", "an object store"])
+@pytest.mark.parametrize("location", ["a directory", pytest.param("an object store", marks=pytest.mark.long)])
 def test_after_the_driver_and_all_its_processes_are_killed_the_program_goes_on_when_it_is_run_again(
     tmp_path: Path, location: str
 ) -> None:

@@ -84,6 +84,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pro
             program.process.wait(60)
 
 
+@pytest.mark.long
 @pytest.mark.starts_spark
 @pytest.mark.parametrize("job", JOBS)
 def test_each_job_of_the_makefile_ends_with_0_and_says_that_its_answer_is_sparks(
@@ -96,6 +97,7 @@ def test_each_job_of_the_makefile_ends_with_0_and_says_that_its_answer_is_sparks
     assert [each for each in JOBS[job] if each not in text] == []
 
 
+@pytest.mark.long
 def test_the_throughput_benchmark_is_compared_with_sparks_own_streaming(bench: Bench) -> None:
     result = bench("throughput", "--rows", "300000", "--source", "spark", "--shape", "wide", "--peer")
     assert {"rows_per_s", "peer_rows_per_s", "ratio", "p50_ms", "p99_ms", "peak_log_bytes"} <= set(result)
@@ -103,6 +105,7 @@ def test_the_throughput_benchmark_is_compared_with_sparks_own_streaming(bench: B
     assert result["rows_per_s"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.starts_spark
 def test_the_latency_benchmark_starts_spark_counts_every_row_and_prints_one_json_object_last(
     programs: dict[str, Program],
@@ -112,6 +115,7 @@ def test_the_latency_benchmark_starts_spark_counts_every_row_and_prints_one_json
     assert 0 < result["p50_ms"] <= result["p99_ms"] <= result["max_ms"]
 
 
+@pytest.mark.long
 def test_the_move_benchmark_moves_every_partition_twice_and_loses_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +133,7 @@ def test_the_move_benchmark_moves_every_partition_twice_and_loses_nothing(
     assert (tmp_path / "move.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("load", [("--slow", "4"), ("--zipf", "1.2")])
 def test_the_skew_benchmark_runs_with_and_without_balance_and_loses_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, load: tuple[str, str]

@@ -87,7 +87,7 @@ spark.stop()
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("reuse", ["true", "false"])
+@pytest.mark.parametrize("reuse", ["true", pytest.param("false", marks=pytest.mark.long)])
 def test_workers_are_forked_with_flux_loaded_and_survive_a_kill(tmp_path: Path, reuse: str) -> None:
     said = _said(tmp_path, PROGRAM, reuse)
     assert len({each["pid"] for each in said["forked"]}) == 4
@@ -157,6 +157,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_query_that_is_started_before_the_executors_have_joined_waits_for_them(tmp_path: Path) -> None:
     """All workers went to the first one, and the query failed for want of another."""

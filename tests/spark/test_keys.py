@@ -48,9 +48,16 @@ def keyed(spark: Any, n: int = 300) -> Any:
     return spark.createDataFrame(made, schema).repartition(3)
 
 
+#: Columns that the keys of several columns have.
+TOGETHER = ("word", "flag", "day", "money", "real")
+
+
 @pytest.mark.parametrize(
     "key",
-    [(name,) for name, _ in KEYED] + [("word", "whole"), ("flag", "day", "money", "real")],
+    [(name,) for name, _ in KEYED if name not in TOGETHER]
+    + [("word", "whole"), ("flag", "day", "money", "real")]
+    # Alone they are columns of test_aggregate_matches_spark.py, too.
+    + [pytest.param((name,), marks=pytest.mark.long) for name in TOGETHER],
     ids="+".join,
 )
 def test_keys_of_every_type_and_their_nulls_group_as_in_spark(spark: Any, key: tuple[str, ...]) -> None:
@@ -65,7 +72,7 @@ def test_keys_of_every_type_and_their_nulls_group_as_in_spark(spark: Any, key: t
     assert_same(Total(df).toDF(), theirs)
 
 
-@pytest.mark.parametrize("zone", ["America/New_York", "+05:30"])
+@pytest.mark.parametrize("zone", ["America/New_York", pytest.param("+05:30", marks=pytest.mark.long)])
 def test_timestamps_keep_their_instant_in_any_session_time_zone(spark: Any, zone: str) -> None:
     df = keyed(spark)
 

@@ -260,7 +260,7 @@ def test_a_worker_that_is_drained_leaves_and_the_others_go_on(cluster: Any, gate
         assert not run.happened("loss")
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(cluster: Any, gate: Path, replicas: int) -> None:
     # Nothing moves for load: on a busy machine some worker may look slow.
     calm = {"balance_round": "200ms", "balance_threshold": 1.0}

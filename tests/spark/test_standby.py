@@ -45,7 +45,11 @@ def rows_of_first_partition(query: Query) -> int:
 @pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param("executor killed", marks=pytest.mark.costs_an_executor), "worker killed", "worker stopped"],
+    [
+        pytest.param("executor killed", marks=pytest.mark.costs_an_executor),
+        "worker killed",
+        pytest.param("worker stopped", marks=pytest.mark.long),
+    ],
 )
 def test_each_row_has_met_the_state_of_all_before_it_after(cluster, tmp_path: Path, fault: str) -> None:  # type: ignore[no-untyped-def]
     folder, gate = tmp_path / "rows", tmp_path / "gate"
