@@ -450,7 +450,7 @@ class Replica:
         repeated, and have to have the same numbers again (design: rows-that-are-gone)."""
         gone = self.waits.gone
         numbered = note_of_output(self.operator) is not None
-        if numbered or not self.steady:
+        if numbered or not (self.steady or (not self.outlets and self.exit is None)):
             why = (
                 "its sink knows rows by their numbers, which count those that are gone"
                 if numbered

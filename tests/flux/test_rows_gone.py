@@ -3,8 +3,10 @@ row behind them passes for one of them (design: rows-that-are-gone)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +16,11 @@ from one_worker import SCHEMA, Kept, kept, planned, rows, work
 import flux
 from flux.errors import DataLost, NonDeterministicInputError
 from flux.host.stage_worker import StageWorker
+from flux.replicas.copy_state import Position
 from flux.replicas.pairing import Diverged, on_seen
 from flux.stream.numbered import with_numbers
 from flux.wire.messages import Data, ElementKind, Hello, OrderEntry, PartitionSeen, Passed
-from partitioning.ids import PartitionKey
+from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
 FIRST, SECOND = PartitionKey(0, 0), PartitionKey(1, 0)
@@ -48,13 +51,21 @@ class Read:
     """A worker with every replica; worker 5 reads the log. The replica of the first stage leads, with steps in its order that an
     earlier primary has given it."""
 
-    def __init__(self, *orders: OrderEntry, first: Any = passed, goes_on: bool = True) -> None:
+    def __init__(
+        self,
+        *orders: OrderEntry,
+        first: Any = passed,
+        goes_on: bool = True,
+        until_hello: Callable[[], None] = lambda: None,
+    ) -> None:
         then = flux.stage(partitions=1, name="kept")(Kept)
         self.core = StageWorker(planned(first, then, source=log_source(goes_on)), 0)
         replicas = tuple(((ReplicaAt(0, 0),),) for _ in range(2))
         self.core.on_table(Table(0, replicas, ((5,),), {0: "", 5: ""}), 0.0)
         self.first, self.second = self.core.replicas[FIRST], self.core.replicas[SECOND]
-        self._follows(self.first, orders)
+        if orders:
+            self._follows(self.first, orders)
+        until_hello()
         list(self.core.poll(0.0))
         self.core.on_data_plane("log", Hello(0, 0, 0, 0, 5), [], 0.0)
         self.number, self.from_ = 0, 0
@@ -208,3 +219,103 @@ def test_a_replica_that_has_passed_over_other_rows_is_dropped_and_built_anew(
     seen = PartitionSeen(0, 0, 0, 0, 1, applied, 0, 0, gone=gone)
     found = on_seen(read.first, 3, seen, 0.0)
     assert any(isinstance(each, Diverged) for each in found) is drops
+
+
+# ---- whatever is lost, and wherever checkpoints are
+
+
+class Recorded(Read):
+    """A first life: the orders of both stages, and their states after each time that rows have come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: dict[PartitionKey, list[OrderEntry]] = {}
+        self.states: list[dict[PartitionKey, State]] = []
+        for replica in (self.first, self.second):
+            self.orders[replica.key] = []
+            self._record(replica)
+        self.note()
+
+    def _record(self, replica: Any) -> None:
+        append, orders = replica.order.append, self.orders[replica.key]
+
+        def recorded(entry: OrderEntry) -> int:
+            orders.append(entry)
+            return int(append(entry))
+
+        replica.order.append = recorded
+
+    def note(self) -> None:
+        (outlet,) = self.first.outlets
+        streams = self.core.subscriptions.streams
+        received = {
+            FIRST: streams[0, 0].received[0],
+            SECOND: streams[1, 0].received[0] if (1, 0) in streams else 0,
+        }
+        made = {FIRST: outlet.producer.next_sequence, SECOND: 0}
+        self.states.append(
+            {
+                replica.key: State(
+                    replica.state(), replica.applied, received[replica.key], made[replica.key], [*self.got]
+                )
+                for replica in (self.first, self.second)
+            }
+        )
+
+
+class State(NamedTuple):
+    replica: dict[str, Any]
+    applied: int
+    #: The next number that it wants.
+    next: int
+    #: The next number of its output.
+    made: int
+    got: list[int]
+
+
+class Restored(Read):
+    """A second life from a state of each stage, with all that was ordered in the first one."""
+
+    def __init__(self, first: State, second: State, orders: dict[PartitionKey, list[OrderEntry]]) -> None:
+        super().__init__(until_hello=lambda: self._restore(first, second, orders))
+
+    def _restore(self, first: State, second: State, orders: dict[PartitionKey, list[OrderEntry]]) -> None:
+        (outlet,) = self.first.outlets
+        outlet.producer.log.begin_at(first.made, settled=True)
+        for edge, replica, state in ((0, self.first, first), (1, self.second, second)):
+            replica.adopt(state.replica)
+            for entry in orders[replica.key][state.applied :]:
+                replica.order.append(entry)
+            replica.lead(0, [])
+            self.core.subscriptions.adopt(replica, [Position(StreamId(edge, 0), state.next, 0, ())])
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_each_row_that_is_left_counts_once_and_none_twice_from_any_checkpoints(seed: int) -> None:
+    rng = random.Random(seed)
+    there = sorted(rng.sample(range(100), rng.randint(5, 60)))
+    before, at = Recorded(), 0
+    while at < len(there):
+        few = there[at : at + rng.randint(1, 8)]
+        at += len(few)
+        before.give(*few)
+        before.note()
+    assert before.got == there
+    first = rng.choice([states[FIRST] for states in before.states])
+    # What the first stage has given by then is in no log here, so the second one has it.
+    second = rng.choice([states[SECOND] for states in before.states if states[SECOND].next >= first.made])
+    lost = set(rng.sample(there, rng.randint(0, len(there)))) if rng.random() < 0.9 else set(there)
+    after = Restored(first, second, before.orders)
+    left = [row for row in there if row >= first.next and row not in lost]
+    while left:
+        size = rng.randint(1, 9)
+        after.give(*left[:size])
+        left = left[size:]
+    after.has_passed(100)
+    after.core.subscriptions.relieve(10.0)
+    after.has_passed(100)
+    after.give(*range(200, 205))
+    found = Counter([*second.got, *after.got])
+    assert max(found.values()) == 1, "no row counts twice"
+    wanted = {*second.got, *(row for row in there if row not in lost), *range(200, 205)}
+    assert wanted <= set(found), f"{sorted(wanted - set(found))} are there and do not count"

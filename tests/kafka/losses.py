@@ -131,7 +131,10 @@ class Situation:
             if query.exception() is not None:
                 raise query.exception()
             missing = [number for number in numbers if not found[number]]
-            assert time.monotonic() < end, f"{len(missing)} of {len(numbers)} records do not come: {missing[:5]}"
+            progress = query.lastProgress
+            assert time.monotonic() < end, (
+                f"{len(missing)} of {len(numbers)} records do not come: {missing[:5]}; {progress and progress.json}"
+            )
             time.sleep(0.05)
 
     def _there(self) -> set[int]:
