@@ -16,10 +16,10 @@ import pyarrow as pa
 
 import flux
 from benchmarks.paced import Script
+from partitioning.clustering import partition_ids
 from partitioning.hashing import hash_columns
-from partitioning.scheme import partition_ids
-from spark_integration.egress import fetch_all
-from spark_integration.query import Query
+from spark_integration.query.output import fetch_all
+from spark_integration.query.query import Query
 
 #: Size of a value that leaves the sink.
 CHUNK_BYTES = 1 << 20

@@ -29,8 +29,8 @@ from benchmarks.paced import END, FLAT, SCHEMA, START, TICK_S, Script
 from benchmarks.throughput import pass_on
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.replicas.membership import Member
-from spark_integration.query import Query
-from spark_integration.start import start_query
+from spark_integration.query.query import Query
+from spark_integration.query.start import start_query
 
 KEYS, WORKERS = 10_000, 3
 WARM_UP_S = 3.0

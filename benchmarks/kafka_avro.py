@@ -16,9 +16,9 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from flux.kafka.avro_values import AvroValues
-from flux.kafka.formats import Format, format_of
-from flux.kafka.values import objects
+from flux.connectors.kafka.formats.avro_encode import AvroValues
+from flux.connectors.kafka.formats.base import Format, format_of
+from flux.connectors.kafka.formats.text_encode import objects
 
 CLICK = {
     "type": "record", "name": "Click", "fields": [

@@ -23,11 +23,11 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.kafka.doors import Door, add_arguments, doors_of
-from flux.kafka.client import addresses
-from flux.kafka.reading import Reading, TopicPartitionReader, kafka_schema
-from flux.kafka.security import Security
-from flux.kafka.topic_ids import Place
-from flux.kafka.warm_up import warm_up
+from flux.connectors.kafka.client.cluster import addresses
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.client.topic_ids import LogPosition
+from flux.connectors.kafka.read.partition_reader import ReadOptions, TopicPartitionReader, kafka_schema
+from flux.connectors.kafka.records.warm_up import warm_up
 
 #: Time limit to write and read a topic once.
 _WAIT_S = 120.0
@@ -77,7 +77,7 @@ def remove(address: str, topic: str) -> None:
 def with_flux(door: Door, topic: str, rows: int) -> int:
     """Read as a worker does: every column but the headers. Return the rows."""
     reader = TopicPartitionReader(
-        Reading(addresses(door.address), Security(door.options), kafka_schema(False)), topic, 0, Place(0)
+        ReadOptions(addresses(door.address), Security(door.options), kafka_schema(False)), topic, 0, LogPosition(0)
     )
     got, end = 0, time.monotonic() + _WAIT_S
     try:

@@ -20,8 +20,8 @@ from benchmarks import session
 from benchmarks.data import KEYS
 from benchmarks.operating import await_any_progress
 from benchmarks.timeline import Report, of_progress
-from spark_integration.egress import fetch_all
-from spark_integration.start import start_query
+from spark_integration.query.output import fetch_all
+from spark_integration.query.start import start_query
 
 SCHEMA = pa.schema([("key", pa.int64()), ("due_ns", pa.int64()), ("amount", pa.int64()), ("value", pa.float64())])
 #: Rows become due in groups, one every tick. The source emits the rows that are due whenever it is asked.

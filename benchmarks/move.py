@@ -25,8 +25,8 @@ from benchmarks.operating import Operator, furthest, until
 from benchmarks.paced import END, FLAT, SCHEMA, START, Script
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.report.events import Event
-from spark_integration.query import Query
-from spark_integration.start import start_query
+from spark_integration.query.query import Query
+from spark_integration.query.start import start_query
 
 #: Bytes of a copy of the state for each key: the key itself and six measures.
 BYTES_PER_KEY = 72

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from controller.decide.board import Tell
-from controller.decide.state import Controller
+from controller.decide.controller import Controller
 from flux.dataflow.plan import Plan
 from flux.wire.codec import decode_report
 from flux.wire.control import CopyState, NewTable, Register, ReplicaCaughtUp, TableChanged, TableSeen, ToController

@@ -10,7 +10,7 @@ from controller.operate.client import QueryClient, choose
 from controller.operate.requests import Accepted, StartMoves, WantedMove
 from controller.report.events import Event
 from flux.errors import QueryFailed
-from spark_integration.query import Query
+from spark_integration.query.query import Query
 
 LOOK_S = 0.01
 

@@ -22,7 +22,7 @@ from controller.replicas.table_changes import drop, retain
 from flux.wire.codec import decode_answer
 from flux.wire.frames import encode
 from flux.wire.messages import Ack, AppliedThrough
-from partitioning.cluster import cluster_by_key
+from partitioning.clustering import cluster_by_key
 
 #: Workers of the simulated clusters, and of the real ones.
 SIZES, REAL_SIZES = [10, 100, 1000], [2, 4, 8]

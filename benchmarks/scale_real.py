@@ -18,8 +18,8 @@ import flux
 from benchmarks import session
 from benchmarks.arrivals import collect, sink
 from benchmarks.paced import END, SCHEMA, START, Script
-from spark_integration.query import Query
-from spark_integration.start import start_query
+from spark_integration.query.query import Query
+from spark_integration.query.start import start_query
 
 BATCH_ROWS, SOURCES, PARTITIONS, KEYS = 8192, 8, 16, 100_000
 #: The first seconds are not counted: connections are made, code is compiled, pages are touched for the first time.

@@ -28,10 +28,10 @@ from benchmarks.operating import Operator
 from benchmarks.paced import END, SCHEMA, START, Script
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.replicas.membership import Member
-from flux.host.checkpoint_policies import POLICIES
+from flux.worker.checkpoint_scheduler import POLICIES
+from partitioning.clustering import partition_ids
 from partitioning.hashing import hash_columns
-from partitioning.scheme import partition_ids
-from spark_integration.start import start_query
+from spark_integration.query.start import start_query
 
 WORKERS = 3
 #: State of the partitions in MiB. Each size belongs to three partitions that begin on different workers.

@@ -32,7 +32,7 @@ from benchmarks.operating import Operator
 from benchmarks.paced import END, SCHEMA, START, Script
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.report.events import Event
-from spark_integration.start import start_query
+from spark_integration.query.start import start_query
 
 WORKERS = 3
 KEYS = 50_000

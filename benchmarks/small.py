@@ -21,8 +21,8 @@ from benchmarks import session
 from benchmarks.arrivals import Seen, collect, sink
 from benchmarks.paced import END, HOLD, SCHEMA, START, Script
 from benchmarks.timeline import Line, Report, of_arrivals
-from spark_integration.query import Query
-from spark_integration.start import start_query
+from spark_integration.query.query import Query
+from spark_integration.query.start import start_query
 
 KEYS = 10_000
 EXECUTORS = 3

@@ -18,12 +18,11 @@ import pytest
 
 import flux
 from flux.dataflow.plan import StagePlan
-from flux.replicas.replica import Replica
-from flux.replicas.transfers import Aside, Transfers
+from flux.exchange.producer import ToWorker
+from flux.replica.replica import Replica
 from flux.settings import Settings
-from flux.shell.background import Background
-from flux.shell.bell import Bell
-from flux.stream.producer import ToWorker
+from flux.shell.threads import BackgroundJobs, Bell
+from flux.state.sender import Aside, StateSender
 from flux.wire.messages import Install, Installed, OrderEntry
 from partitioning.ids import STANDBY, PartitionKey
 from partitioning.table import ReplicaAt
@@ -60,9 +59,9 @@ class Primary:
         stage = StagePlan(0, "count", 1, 2, ("k",), Count, (SCHEMA,), None, (0,), (), recovery=STANDBY)
         self.replica = Replica(stage, 0, 0, [], Settings.of())
         self.replica.lead(0, [ReplicaAt(STANDBY_AT, LIFE, True, STANDBY)])
-        self.transfers = Transfers(Host(self.replica), b"secret", 60.0, perf_counter)  # type: ignore[arg-type]
+        self.transfers = StateSender(Host(self.replica), b"secret", 60.0, perf_counter)  # type: ignore[arg-type]
         self.bell = Bell()
-        self.background = Background(self.bell)
+        self.background = BackgroundJobs(self.bell)
         self.rng = np.random.default_rng(1)
         self.bytes = 0
         keys = self.rng.permutation(KEYS).astype(np.int64)

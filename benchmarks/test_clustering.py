@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning.cluster import Clustering
+from partitioning.clustering import Clustering
 
 ROWS = 131_072
 _RNG = np.random.default_rng(1)

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
-from controller.decide.state import Controller, Tell
-from controller.operate.desk import About, Desk
+from controller.decide.controller import Controller, Tell
+from controller.operate.request_handler import About, RequestHandler
 from controller.operate.requests import GetHistory, GetMetrics, GetPartitions, GetStatus, encode_request
+from controller.plan_compiler import compile_plan
 from controller.report.events import HISTORY_KEPT, Event
 from controller.report.metrics import Metrics
 from controller.report.progress import Progress
-from flux.dataflow.sources import DataFrameSource
+from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings
 from flux.wire.codec import decode_report
 from flux.wire.control import Heartbeat, NewTable, Register, TableSeen
@@ -58,7 +58,9 @@ class LargeQuery:
         self.reported: dict[str, Any] | None = None
         self.metrics = Metrics(self.plan, "q", None)
         self.progress = Progress(self.plan, "q", None)
-        self.desk = Desk(self.core, About("q", None, "", 1, 0.0), lambda: self.reported, self.metrics, self.observe)
+        self.desk = RequestHandler(
+            self.core, About("q", None, "", 1, 0.0), lambda: self.reported, self.metrics, self.observe
+        )
         self.hosted = self._hosted()
         for _ in range(2):
             self.now += 1.0

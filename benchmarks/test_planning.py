@@ -14,13 +14,13 @@ import pytest
 import flux
 from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
 from controller.balance.policies import Policy, PolicySettings, make
-from controller.dag import compile_plan
-from controller.replicas.apart import WorkerPlace
-from controller.replicas.next_additions import Census, WantedAddition, all_additions, next_additions
+from controller.plan_compiler import compile_plan
+from controller.replicas.additions import Census, WantedAddition, all_additions, next_additions
 from controller.replicas.placement import FarApart
+from controller.replicas.protection_wishes import ProtectionWishes
+from controller.replicas.spread import WorkerPlace
 from controller.replicas.table_changes import retain, without_worker
-from controller.replicas.wishes import Wishes
-from flux.dataflow.sources import DataFrameSource
+from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings
 from partitioning.table import Table
 
@@ -88,7 +88,7 @@ def test_plan_for_the_loss_of_ten_workers(benchmark: Any, large: Large) -> None:
 
 
 def test_look_of_the_sweep_after_a_change(benchmark: Any, large: Large) -> None:
-    census = Census(Wishes(large.plan))
+    census = Census(ProtectionWishes(large.plan))
     table, _ = large.plan_for_losses()
 
     def look() -> None:

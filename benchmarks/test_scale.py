@@ -18,21 +18,21 @@ import pytest
 
 import flux
 from benchmarks.one_loss import LargeCluster
-from controller.dag import compile_plan
-from controller.replicas.apart import WorkerPlace
+from controller.plan_compiler import compile_plan
 from controller.replicas.placement import FarApart
+from controller.replicas.spread import WorkerPlace
 from controller.replicas.table_changes import retain
 from flux.dataflow.plan import Plan
-from flux.dataflow.sources import DataFrameSource
-from flux.host.newest_table import NewestTable
-from flux.host.stage_worker import StageWorker
+from flux.dataflow.source import DataFrameSource
+from flux.exchange.producer import Producer
 from flux.settings import Settings
-from flux.stream.producer import Producer
 from flux.wire.codec import decode_command
 from flux.wire.control import NewTable, TableChanged
 from flux.wire.frames import encode
 from flux.wire.messages import Ack, AppliedThrough, Needed, Resume
-from partitioning.cluster import cluster_by_key
+from flux.worker.core import WorkerCore
+from flux.worker.table_follower import TableFollower
+from partitioning.clustering import cluster_by_key
 from partitioning.table import Table, change_between
 
 SIZES = [(32, 512), (100, 1024), (100, 4096)]
@@ -64,8 +64,8 @@ class OneWorker:
     def __init__(self, workers: int, partitions: int) -> None:
         self.plan = plan_of(partitions)
         self.table = table_of(self.plan, workers)
-        self.core = StageWorker(self.plan, 0, workers=workers)
-        self.newest = NewestTable(1.0)
+        self.core = WorkerCore(self.plan, 0, workers=workers)
+        self.newest = TableFollower(1.0)
         self.now = 0.0
 
     def hear(self, frame: bytes) -> int:

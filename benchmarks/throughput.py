@@ -23,8 +23,8 @@ import flux
 from benchmarks import data, session
 from benchmarks.operating import await_any_progress
 from benchmarks.timeline import Report, of_progress
-from spark_integration.egress import fetch_all
-from spark_integration.start import start_query
+from spark_integration.query.output import fetch_all
+from spark_integration.query.start import start_query
 
 #: Rows that the peer reads at most.
 PEER_ROWS = 5_000_000

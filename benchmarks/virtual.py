@@ -18,17 +18,13 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.dag import compile_plan
-from controller.decide.state import Controller, Tell
+from controller.decide.controller import Controller, Tell
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import Plan
-from flux.dataflow.sources import DataFrameSource
-from flux.host.effects import ToConnection, ToController
-from flux.host.newest_table import NewestTable
-from flux.host.stage_worker import StageWorker
-from flux.host.worker_stats import load, stats
+from flux.dataflow.source import DataFrameSource
+from flux.exchange.producer import Producer, ToWorker
 from flux.settings import Settings
 from flux.shell.transport import Sockets
-from flux.stream.producer import Producer, ToWorker
 from flux.wire.codec import decode_command, decode_report
 from flux.wire.control import (
     CopyState,
@@ -42,6 +38,10 @@ from flux.wire.control import (
 )
 from flux.wire.frames import encode
 from flux.wire.messages import Hello, Needed, Resume
+from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection, ToController
+from flux.worker.report import load, stats
+from flux.worker.table_follower import TableFollower
 from partitioning.table import Table
 
 SCHEMA = pa.schema([("k", pa.int64())])
@@ -135,8 +135,8 @@ class RealWorker:
     def __init__(self, plan: Plan, worker: int, workers: int) -> None:
         self.worker = worker
         self.spent = Spent()
-        self.core = StageWorker(plan, worker, workers=workers)
-        self._newest = NewestTable(1.0)
+        self.core = WorkerCore(plan, worker, workers=workers)
+        self._newest = TableFollower(1.0)
         self._now = 0.0
 
     def hear(self, frame: bytes, hosts: Callable[[int, int], list[int]]) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from controller.wording import count, some
+from controller.text import count, some
 from flux.dataflow.aggregate import Aggregate
-from flux.dataflow.api import FunctionOperator
-from flux.dataflow.chained import Chain, chain_of
-from flux.dataflow.operator import Operator
+from flux.dataflow.flow import FunctionOperator
+from flux.dataflow.operator import Chain, Operator, chain_of
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
@@ -23,7 +22,7 @@ from flux.dataflow.plan import (
 )
 from flux.dataflow.sink import guarantee
 from flux.dataflow.user_code import text_of
-from flux.replicas.kinds import replicated
+from flux.replica.kinds import replicated
 from flux.settings import Settings
 from partitioning.ids import ACTIVE, STANDBY
 

@@ -13,9 +13,9 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
-from controller.decide.phases import QueryPhase
-from controller.decide.state import Controller, Tell
-from controller.operate.desk import About
+from controller.decide.controller import Controller, Tell
+from controller.decide.query_phases import QueryPhase
+from controller.operate.request_handler import About
 from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service
 from controller.report.progress import Progress, QueryProgress, unread_files
@@ -23,7 +23,7 @@ from flux.dataflow.plan import Plan
 from flux.dataflow.user_code import described
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
 from flux.shell.lifeline import Lifelines
-from flux.shell.loop import Rendezvous
+from flux.shell.process import Rendezvous
 from flux.shell.transport import Keys, Port, Sockets
 from flux.wire.codec import decode_report
 from flux.wire.frames import HEADER_BYTES_MAX, encode

@@ -1,5 +1,13 @@
 """Flux: a fault-tolerant, load-balancing exchange for PySpark. This module is the public face; see README.md.
 
+settings        The settings of a query: their names, defaults, bounds and meanings
+arguments       Calls of the public functions: arguments that do not fit are a UsageError
+errors          Errors that users see
+tracebacks      Tracebacks of wrong calls, without the frames of Flux
+failure_domain  The rack, zone or host of a worker, by which replicas are spread
+testing         A stage in a unit test, without workers and without Spark
+source_check    A trial of a source: the same rows under the same numbers, however often it is read
+
 Its functions reach upwards to ``spark_integration`` when they are called: importing flux imports neither pyspark nor numba nor
 Arrow, but running a flow does.
 """
@@ -11,21 +19,34 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flux.calls import checked
+from flux.arguments import checked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
 
     import flux.testing as testing
+    from flux.connectors.files.errors import BadFile, FileChanged, FileGone
+    from flux.connectors.files.parquet_sink import to_parquet
+    from flux.connectors.files.source import files
+    from flux.connectors.kafka.errors import (
+        BadRecord,
+        BrokerBroken,
+        BrokerUnreachable,
+        CorruptRecords,
+        DataLost,
+        KafkaError,
+        NotPermitted,
+        UnfitValue,
+    )
+    from flux.connectors.kafka.sink_options import to_kafka
+    from flux.connectors.kafka.source import kafka
     from flux.dataflow.aggregate import Aggregate, count, max, mean, min, sum
-    from flux.dataflow.api import Flow, Stage, stage
-    from flux.dataflow.files import to_parquet
+    from flux.dataflow.flow import Flow, Stage, stage
     from flux.dataflow.operator import Context, Operator
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
+    from flux.dataflow.source import Positioned, RowStart, Source, source, stream
     from flux.dataflow.source_reader import PartitionReader, SourceReader
-    from flux.dataflow.sources import Positioned, RowStart, Source, source
-    from flux.dataflow.streaming import stream
     from flux.errors import (
         FluxError,
         MoveFailed,
@@ -38,26 +59,29 @@ if TYPE_CHECKING:
         UsageError,
         UserCodeError,
     )
-    from flux.folders.errors import BadFile, FileChanged, FileGone
-    from flux.folders.source import files
-    from flux.kafka.source import kafka
-    from flux.kafka.to_kafka import to_kafka
-    from spark_integration.query import Query
+    from spark_integration.query.query import Query
 
 __version__ = "0.4.0"
 
 __all__ = [
     "Aggregate",
     "BadFile",
+    "BadRecord",
+    "BrokerBroken",
+    "BrokerUnreachable",
     "Context",
+    "CorruptRecords",
+    "DataLost",
     "DataSource",
     "FileChanged",
     "FileGone",
     "Flow",
     "FlowTo",
     "FluxError",
+    "KafkaError",
     "MoveFailed",
     "NonDeterministicInputError",
+    "NotPermitted",
     "Operator",
     "PartitionReader",
     "Position",
@@ -74,6 +98,7 @@ __all__ = [
     "Source",
     "SourceReader",
     "Stage",
+    "UnfitValue",
     "UsageError",
     "UserCodeError",
     "count",
@@ -101,15 +126,20 @@ __all__ = [
 #: Modules of the names above that are not defined below.
 _HOMES = {
     "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
-    "flux.dataflow.api": ("Flow", "Stage", "stage"),
-    "flux.dataflow.files": ("to_parquet",),
-    "flux.folders.errors": ("BadFile", "FileChanged", "FileGone"),
-    "flux.folders.source": ("files",),
-    "flux.kafka.to_kafka": ("to_kafka",),
+    "flux.dataflow.flow": ("Flow", "Stage", "stage"),
+    "flux.connectors.files.parquet_sink": ("to_parquet",),
+    "flux.connectors.files.errors": ("BadFile", "FileChanged", "FileGone"),
+    "flux.connectors.files.source": ("files",),
+    "flux.connectors.kafka.errors": (
+        "BadRecord", "BrokerBroken", "BrokerUnreachable", "CorruptRecords", "DataLost", "KafkaError", "NotPermitted",
+        "UnfitValue",
+    ),
+    "flux.connectors.kafka.sink_options": ("to_kafka",),
+    "flux.connectors.kafka.source": ("kafka",),
     "flux.dataflow.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext", "SinkTraits"),
     "flux.dataflow.source_reader": ("PartitionReader", "SourceReader"),
-    "flux.dataflow.sources": ("Positioned", "RowStart", "Source", "source"),
+    "flux.dataflow.source": ("Positioned", "RowStart", "Source", "source", "stream"),
     "flux.errors": (
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
         "SnapshotError", "UsageError", "UserCodeError",
@@ -121,10 +151,10 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Load a public name when it is used: the ``flux`` command begins without Arrow and numba, which take longer to load than the
     command to run. ``flux.testing`` is there after ``import flux``, too."""
-    if name in ("kafka", "stream", "testing"):
-        return importlib.import_module(f"flux.{name}")
+    if name == "testing":
+        return importlib.import_module("flux.testing")
     if name == "DataSource":
-        return importlib.import_module("spark_integration.flux_format").FluxDataSource
+        return importlib.import_module("spark_integration.streaming.flux_format").FluxDataSource
     if name not in _HOME:
         raise AttributeError(f"module 'flux' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
@@ -158,7 +188,7 @@ def start(
     keep_output: True keeps the output of the flow in the workers, for ``query.toDF()``; False throws away rows that no sink
     takes. A flow with such rows is refused if neither is given. Other options are those of ``spark.flux.*`` with underscores, for
     example ``log_max_bytes="64m"``. UsageError and SchemaError are raised before anything runs."""
-    from spark_integration.start import start_query
+    from spark_integration.query.start import start_query
 
     return start_query(list(flows), queryName, spark, keep_output, checkpointLocation, **options)
 
@@ -166,7 +196,7 @@ def start(
 @checked("flux.to_df", _settings)
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
     """Run a flow to the end of its input; return its output as a DataFrame, held by Spark like a local checkpoint."""
-    from spark_integration.start import to_df
+    from spark_integration.query.start import to_df
 
     return to_df(flow, spark, progress, **options)
 
@@ -174,7 +204,7 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
 @checked("flux.explain", _settings)
 def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options: Any) -> str:
     """Return a description of the query: sources, stages with keys, partitions and replicas, and policies. Nothing is started."""
-    from spark_integration.explain import explain_flows
+    from spark_integration.query.start import explain_flows
 
     return explain_flows(list(flows), spark, **options)
 
@@ -206,7 +236,7 @@ def datasource(
     commit      for streams: whether ``commit`` of the data source is called with the offset that every replica has applied. A
                 later reader may ask again for some batches before it: only for data sources that give these nevertheless
     poll        time after which a stream that has nothing is asked again"""
-    from spark_integration.datasource import datasource
+    from spark_integration.datasource.batch import datasource
 
     return datasource(
         source,
@@ -231,7 +261,7 @@ def _arrow_schema(declared: Any) -> Any:
 @checked("flux.follow")
 def follow(query: Query) -> None:
     """Show the progress of a query on the screen until all its output is there or it has failed."""
-    from spark_integration.follow import follow
+    from spark_integration.query.follow import follow
 
     follow(query)
 
@@ -240,6 +270,6 @@ def follow(query: Query) -> None:
 def queries() -> list[Query]:
     """Return the queries of this program that hold something of Spark's, the oldest first. It serves users without a handle, as
     after a cell of a notebook was interrupted."""
-    from spark_integration.active import active_queries
+    from spark_integration.query.running_queries import active_queries
 
     return active_queries()

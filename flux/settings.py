@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from flux import domain
-from flux.calls import nearest
+from flux import failure_domain
+from flux.arguments import nearest
 from flux.errors import UsageError
 
 PREFIX = "spark.flux."
@@ -241,7 +241,7 @@ def _number(raw: Any) -> float:
 def _labels(raw: Any) -> str:
     if not isinstance(raw, str):
         raise TypeError(raw)
-    domain.parse(raw)
+    failure_domain.parse(raw)
     return raw
 
 

@@ -20,13 +20,13 @@ import pyarrow as pa
 
 import flux
 from flux.dataflow.batches import conform
-from flux.dataflow.ddl import parse_ddl
-from flux.dataflow.plain import plain_schema
+from flux.dataflow.plain_columns import plain_schema
+from flux.dataflow.schema import parse_ddl
+from flux.dataflow.source import Positioned, RowStart, Source, WorkerSource, source
 from flux.dataflow.source_reader import PartitionReader, SourceReader, SourceSettings, opened
-from flux.dataflow.sources import Positioned, RowStart, Source, WorkerSource, source
 from flux.dataflow.user_code import closed, described, text_of
 from flux.errors import ContractBroken, SchemaError, UsageError
-from flux.stream.positions import packed, unpacked
+from flux.exchange.source_streams import packed, unpacked
 
 T = TypeVar("T")
 #: Partitions that are tried at most, and positions from which each is read again.

@@ -13,16 +13,15 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from flux.dataflow.api import Stage
 from flux.dataflow.attributes import open_operator
 from flux.dataflow.batches import conform, given_batches
-from flux.dataflow.columns import check_key
-from flux.dataflow.ddl import parse_ddl
+from flux.dataflow.flow import Stage
 from flux.dataflow.operator import Context, Operator, gives_changes
-from flux.dataflow.plain import plain_schema
+from flux.dataflow.plain_columns import plain_schema
+from flux.dataflow.schema import check_key, parse_ddl
 from flux.dataflow.sink_check import check_sink
 from flux.errors import ContractBroken, SchemaError, UsageError
-from flux.replicas.snapshot import check_snapshot, decode_snapshot, encode_snapshot
+from flux.replica.snapshot import check_snapshot, decode_snapshot, encode_snapshot
 from flux.source_check import check_source
 from partitioning.errors import ColumnTypeError, KeyTypeError
 
@@ -71,7 +70,7 @@ def apply(
             f"times: expected those of {len(ordered)} batches and of the end, {len(ordered) + 1} in all and ascending; "
             f"got {moments}"
         )
-    run = _Run(stage, tuple(given[0].schema for given in inputs))
+    run = _StageRun(stage, tuple(given[0].schema for given in inputs))
     for step, (number, batch) in enumerate(ordered):
         if step == checkpoint_after:
             run.checkpoint()
@@ -129,7 +128,7 @@ def _schema(declared: Any) -> pa.Schema:
     return declared if isinstance(declared, pa.Schema) else flux._arrow_schema(declared)
 
 
-class _Run:
+class _StageRun:
     """One partition of a stage, and its output."""
 
     def __init__(self, stage: Stage, schemas: tuple[pa.Schema, ...]) -> None:

@@ -343,7 +343,7 @@ def choose_run(
     partitions: Array, offsets: Array, slices: Array, nbytes: Array, sequences: Array, hosts: Array, wanted_from: Array,
     rank_of: Array,
 ) -> Any:  # fmt: skip
-    """Choose the rows of several clustered batches for one worker, see ``flux.stream.runs.Span``.
+    """Choose the rows of several clustered batches for one worker, see ``flux.exchange.slices.Span``.
 
     ``wanted_from`` is the first batch that each partition wants, or empty. Return the numbers of the rows, sorted by rank and
     then by batch; the ranks that have rows; the rows of each of these ranks; the rows of each rank in each batch that has any;

@@ -33,7 +33,7 @@ class ReplicaAt(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Epoch
     #: Commits need its ack.
     live: bool = True
-    #: See ``flux.replicas.kinds``.
+    #: See ``flux.replica.kinds``.
     kind: str = ACTIVE
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from partitioning import kernels
 from partitioning.accumulators import accumulator
-from partitioning.cluster import Clustering, cluster_by_key
+from partitioning.clustering import Clustering, cluster_by_key
 from partitioning.key_index import KeyIndex
 from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
 from partitioning.slot_tables import KEYS_MIN

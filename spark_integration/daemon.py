@@ -92,15 +92,15 @@ def _load() -> None:
     import numpy.random
     import pyspark.worker  # noqa: F401
 
-    import spark_integration.executor  # noqa: F401
-    from flux.shell import pulse
+    import spark_integration.tasks.entry_points  # noqa: F401
+    from flux.shell import liveness_thread
     from partitioning.warm_up import is_warm, warm_up
 
     # Without this, all workers would draw the same numbers. Python's own generator seeds itself after a fork.
     os.register_at_fork(after_in_child=numpy.random.seed)
     if is_warm():  # compiling takes long, and all tasks of the executor would wait for it
         warm_up()
-        pulse.warm_up()
+        liveness_thread.warm_up()
 
 
 def _version_in(archive: str, package: str) -> bytes | None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from controller.wording import count
+from controller.text import count
 from flux.dataflow.plan import Plan
-from flux.durable.place import Place
 from flux.errors import UsageError
-from flux.replicas.kinds import replicated
+from flux.replica.kinds import replicated
 from flux.settings import PREFIX, Settings
+from flux.vault.location import Place
 
 #: Master with a number of executors, each with a number of cores, on this machine.
 LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]"

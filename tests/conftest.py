@@ -153,7 +153,7 @@ def nothing_left_behind() -> Iterator[None]:
     eventually("running Spark jobs", _spark_jobs, [])
     eventually("Python workers still in a query (ZeroMQ) or with temporary files", _busy_python_workers, {})
 
-    from spark_integration.active import active_queries
+    from spark_integration.query.running_queries import active_queries
 
     assert active_queries() == []
 

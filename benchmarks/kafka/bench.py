@@ -35,11 +35,11 @@ from benchmarks.kafka.echo import echoing
 from benchmarks.kafka.fastest import fastest
 from benchmarks.operating import until
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
+from flux.connectors.kafka.client.cluster import LATEST, Client, addresses
+from flux.connectors.kafka.client.producer import ProducerClient
+from flux.connectors.kafka.client.security import Security
 from flux.errors import FluxError, QueryFailed, UsageError
-from flux.kafka.client import LATEST, Client, addresses
-from flux.kafka.producing import ProducerClient
-from flux.kafka.security import Security
-from spark_integration.query import Query
+from spark_integration.query.query import Query
 
 #: Load before the measurement, the same for all systems; JVMs compile during this time.
 WARM_UP_S = 20.0

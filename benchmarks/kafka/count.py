@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import flux
-from flux.kafka import kernels
+from flux.connectors.kafka.records import kernels
 from partitioning.key_index import KeyIndex
-from spark_integration.query import Query
-from spark_integration.start import start_query
+from spark_integration.query.query import Query
+from spark_integration.query.start import start_query
 
 #: The rows of the query: one for each record of the topic.
 SCHEMA = pa.schema([("key", pa.binary()), ("due_us", pa.int64()), ("count", pa.int64())])

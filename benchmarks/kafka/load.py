@@ -17,11 +17,11 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from flux.kafka.client import Address, Passing, addresses
-from flux.kafka.producing import ProducerClient
-from flux.kafka.security import Security
-from flux.kafka.warm_up import warm_up
-from flux.kafka.writing import encode
+from flux.connectors.kafka.client.cluster import Address, Passing, addresses
+from flux.connectors.kafka.client.producer import ProducerClient
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.records.encoder import encode
+from flux.connectors.kafka.records.warm_up import warm_up
 
 KEYS = 1000
 #: Rows that became due within this time travel together.

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from controller.balance.load import WorkerLoad
-from controller.balance.load_table import LoadTable
-from controller.replicas.columns import TableColumns
+from controller.balance.load import LoadTable, WorkerLoad
 from controller.replicas.lags import Life
 from controller.replicas.membership import Member, Membership
+from controller.replicas.table_index import TableIndex
 from flux.dataflow.plan import Plan
 from partitioning.ids import PartitionKey
 
@@ -36,7 +35,7 @@ class Report:
     rested_s: float | None
     cpu_s: float
     rss_bytes: int
-    #: The partition of each replica, as a row of ``TableColumns``.
+    #: The partition of each replica, as a row of ``TableIndex``.
     rows: np.ndarray
     #: The incarnation of each replica.
     incarnations: np.ndarray
@@ -121,7 +120,7 @@ class LoadBook:
 
     def make(
         self,
-        columns: TableColumns,
+        columns: TableIndex,
         members: Membership,
         unsafe: Iterable[Life],
         low: Sequence[Sequence[int]],
@@ -158,7 +157,7 @@ class LoadBook:
             movable=self._movable(columns, unsafe, low, busy_with),
         )
 
-    def _spread(self, columns: TableColumns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _spread(self, columns: TableIndex) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return queues, bytes of state (0: not known) and rates (NaN: not known), of partitions by places."""
         shape = columns.workers.shape
         queued, state_bytes, rates = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full((3, *shape), np.nan)
@@ -170,7 +169,7 @@ class LoadBook:
                 of_places[found.at] = of_report[found.which]
         return queued, state_bytes, rates
 
-    def _find(self, worker: int, report: Report, columns: TableColumns) -> ReportPlaces:
+    def _find(self, worker: int, report: Report, columns: TableIndex) -> ReportPlaces:
         known = self._found.get(worker)
         if known is None or known.version != columns.version or known.rows is not report.rows:
             holds = (columns.workers[report.rows] == worker) & (
@@ -193,7 +192,7 @@ class LoadBook:
 
     @staticmethod
     def _movable(
-        columns: TableColumns,
+        columns: TableIndex,
         unsafe: Iterable[Life],
         low: Sequence[Sequence[int]],
         busy_with: Iterable[PartitionKey],

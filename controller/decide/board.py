@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from controller.decide.phases import QueryEvent, QueryPhase, after
-from controller.replicas.columns import TableColumns
-from controller.replicas.disks import Disks
+from controller.decide.query_phases import QueryEvent, QueryPhase, after
 from controller.replicas.membership import Member, Membership
 from controller.replicas.placement import Placement
-from controller.replicas.wishes import Wishes
+from controller.replicas.protection_wishes import ProtectionWishes
+from controller.replicas.table_index import TableIndex
+from controller.replicas.vault_replicas import VaultReplicas
 from controller.report.events import Event, EventLog
-from controller.wording import some
+from controller.text import some
 from flux.dataflow.plan import Plan
 from flux.dataflow.user_code import text_of
 from flux.errors import FluxError, UsageError
@@ -47,18 +47,18 @@ class Board:
         self.plan = plan
         #: The checkpoint location, as errors name it.
         self.location = plan.location or "of this query"
-        self.wishes = Wishes(plan)
+        self.wishes = ProtectionWishes(plan)
         self.phase = QueryPhase.STARTING
         self.error: FluxError | None = None
         self.members = Membership()
-        self.disks = Disks()
+        self.disks = VaultReplicas()
         self.events = EventLog()
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
         #: There was a table before.
         self.has_begun = False
         self.changed = True
-        self._columns = TableColumns(plan)
+        self._columns = TableIndex(plan)
         self._effects: list[Tell] = []
         self._late: list[Member] = []  # members that had not confirmed some table; others may have joined since
 
@@ -93,7 +93,7 @@ class Board:
         self.table = None
         self.on(QueryEvent.ALL_GONE)
 
-    def columns(self) -> TableColumns | None:
+    def columns(self) -> TableIndex | None:
         """Return the table as arrays, None before the first. Ask for it again after every change."""
         return None if self.table is None else self._columns.look(self.table)
 

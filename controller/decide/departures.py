@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from controller.decide.balancing import Balancer
+from controller.decide.balancer import Balancer
 from controller.decide.board import Board
-from controller.replicas.elastic import Drain, Slots, held_by, reads
+from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Member
-from controller.replicas.move_queue import MoveQueue
-from controller.replicas.repairs import Repairs
+from controller.replicas.moves import MoveQueue
+from controller.replicas.slots import Drain, Slots, held_by, reads
 from controller.replicas.table_changes import read_elsewhere, without_worker
 from flux.errors import UsageError
 from flux.wire.control import LastCheckpoints, NewTable, Register, Rejected, Stop
@@ -33,7 +33,9 @@ class Departures:
     """The workers that leave. ``drains``: workers that are being emptied; ``dismissed``: workers that were emptied and told to
     stop; ``slots``: the Spark tasks that may bring workers."""
 
-    def __init__(self, board: Board, slots: Slots, repairs: Repairs, moving: MoveQueue, balancer: Balancer) -> None:
+    def __init__(
+        self, board: Board, slots: Slots, repairs: AdditionTracker, moving: MoveQueue, balancer: Balancer
+    ) -> None:
         self.slots = slots
         self.drains: dict[int, Drain] = {}
         self.dismissed: set[int] = set()

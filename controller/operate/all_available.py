@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from controller.decide.board import Board
-from controller.decide.phases import QueryPhase
-from controller.wording import count, named
+from controller.decide.query_phases import QueryPhase
+from controller.text import count, named
 from flux.dataflow.plan import DataFrameSourcePlan, FromMicroBatches, FromStage, Plan
 from partitioning.ids import SourcePartition
 

@@ -14,8 +14,7 @@ import msgspec
 
 from controller.report.events import Event
 from flux.errors import ProtocolError
-from flux.wire.frames import decode, encode
-from flux.wire.numbers import Natural
+from flux.wire.frames import Natural, decode, encode
 from partitioning.ids import ACTIVE
 
 #: Enough for moves of 10,000 partitions.

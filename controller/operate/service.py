@@ -15,13 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from controller.decide.state import Tell
+from controller.decide.controller import Tell
 from controller.operate import connection_file
-from controller.operate.desk import About, Core, Desk
-from controller.operate.output_place import Reach
+from controller.operate.request_handler import About, Core, Reach, RequestHandler
 from controller.operate.requests import REQUEST_BYTES_MAX, AnyAnswer, AnyRequest
-from controller.replicas.repairs import Event
-from controller.report import metrics_http
+from controller.replicas.addition_tracker import Event
+from controller.report import metrics as metrics_http
 from controller.report.metrics import Metrics
 from flux.errors import UsageError
 from flux.shell.transport import Keys, Port, Sockets
@@ -44,7 +43,7 @@ class Service:
         self._core = core
         self._about = about
         self._report = report
-        self._desk: Desk | None = None
+        self._desk: RequestHandler | None = None
         self._file: Path | None = None
 
     # ---- opening and closing
@@ -58,7 +57,7 @@ class Service:
             self._about = replace(self._about, metrics=address)
             log.info("metrics of query %s are served at %s", self._about.id, address)
         secret = secrets.token_bytes(SECRET_BYTES)
-        self._desk = Desk(self._core, self._about, self._report, self.metrics, self.observe)
+        self._desk = RequestHandler(self._core, self._about, self._report, self.metrics, self.observe)
         if settings.operate:
             if endpoint:
                 pair = (keys.public, keys.private) if keys else (b"", b"")

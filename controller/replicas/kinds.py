@@ -1,5 +1,5 @@
 """Kinds of replicas at the controller: the answers that differ from kind to kind. Workers ask other questions
-(``flux.replicas.kinds``; design: kinds).
+(``flux.replica.kinds``; design: kinds).
 
 Two more answers are the same for all kinds today: any worker may hold a replica, and when its worker is lost, the
 replica is dropped and the sweep adds another.
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-import flux.replicas.kinds as at_workers
+import flux.replica.kinds as at_workers
 from flux.dataflow.plan import StagePlan
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 from partitioning.table import ReplicaAt
@@ -82,7 +82,7 @@ _known: dict[str, KindRules] = {kind.name: kind for kind in (ActiveRules(), Stan
 
 
 def register(kind: KindRules) -> None:
-    """Add a kind that ``flux.replicas.kinds.register`` has added before."""
+    """Add a kind that ``flux.replica.kinds.register`` has added before."""
     commits = at_workers.kind_named(kind.name).commits
     assert commits or not (kind.safe or kind.leads_as), (
         f"{kind.name}: it may lack what is committed (design: no-commit)"

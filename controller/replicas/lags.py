@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flux.host.worker_stats import TOLD_SHARE, steps_share
 from flux.settings import Settings
 from flux.wire.statistics import Lag as Reported
+from flux.worker.report import TOLD_SHARE, steps_share
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt
 

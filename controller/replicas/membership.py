@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from controller.replicas.apart import WorkerPlace
 from controller.replicas.placement import Placement, placement_of
+from controller.replicas.spread import WorkerPlace
 from flux.dataflow.plan import FromMicroBatches, Plan
-from flux.host.notes import Pulse
 from flux.wire.control import InStep, Register
+from flux.worker.loop_status import Pulse
 
 
 class IngressTaskId(NamedTuple):

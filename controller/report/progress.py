@@ -1,7 +1,32 @@
-"""Progress reports (``query.lastProgress``), made from the workers' reports."""
+"""Progress reports (``query.lastProgress``), made from the workers' reports.
+
+Counts of the records of each source that did not fit their format, and the like, from the reports of the workers (design:
+bad-records).
+
+A reader counts from its beginning. So the count of a partition is the sum over its readers; a reader that begins again reports
+less than before, or is on another worker.
+
+Counts of the rows that the query has read: every row once, however often its partition of a source is read (design:
+rows-once).
+
+A partition of a source is read again when its Spark task is retried, or by another worker when its reader is lost or
+leaves. The count of a partition is the highest count of any of its readers, from the first row on; the sum of these
+counts never falls. A reader that begins in the middle (a source that seeks) continues the reported count of the rows
+before its first batch. That count is never too high, so no row is counted twice; it may miss rows that came between two
+reports. Progress reports make up for these by the counts of the stages behind a source (``progress``).
+
+Levels of replication of the stages, for reports and metrics.
+
+Distances of the partitions of sources from their ends, by the last reports of the workers that read them (design:
+lag-of-sources).
+
+Only readers with a ``lag`` report one (see ``flux.source``). While a partition has no reader, because its worker was lost, its
+last report stands: the records that wait there have not gone.
+"""
 
 from __future__ import annotations
 
+import bisect
 import json
 import uuid
 from collections import Counter
@@ -13,14 +38,197 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from controller.replicas.lags import Life
 from controller.replicas.membership import Membership
-from controller.report.bad_records import BadRecordCounts
-from controller.report.source_lags import SourceLags
-from flux.dataflow.plan import FromSource, Plan, StagePlan
+from controller.replicas.table_index import TableIndex
+from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
 from flux.dataflow.user_code import text_of
-from flux.wire.statistics import Lag
+from flux.wire.statistics import BadRecords, Lag, SourceLag
 from partitioning.ids import ACTIVE
+
+
+class BadRecordCounts:
+    """The counts of all sources of a query. ``name``: theirs in the statistics."""
+
+    def __init__(self, sources: int, name: str = "bad_records") -> None:
+        self._sources, self._name = sources, name
+        self._before: dict[int, int] = {}  # by source: counts of readers that have ended
+        self._said: dict[tuple[int, int, int], int] = {}  # by worker, source and partition
+
+    def note(self, workers: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take the newest statistics of each worker, by its number."""
+        now: dict[tuple[int, int, int], int] = {}
+        for worker, stats in workers.items():
+            for said in stats.get(self._name, ()):
+                told = BadRecords(*said)
+                if 0 <= told.source < self._sources:
+                    now[worker, told.source, told.partition] = told.records
+        for key, records in self._said.items():
+            if now.get(key, -1) < records:
+                self._before[key[1]] = self._before.get(key[1], 0) + records
+        self._said = now
+
+    def of(self, source: int) -> int:
+        return self._before.get(source, 0) + sum(records for key, records in self._said.items() if key[1] == source)
+
+
+#: Reports kept of each partition, to know the number of rows before a batch. A new reader begins at a batch that was
+#: still in the log of the reader before, which is some seconds of its reports.
+MARKS_KEPT = 256
+
+
+class PartitionReading(NamedTuple):
+    """One reading of a partition: the worker that reads, and its first batch."""
+
+    reader: int
+    start: int
+
+
+class _Partition:
+    def __init__(self) -> None:
+        self.rows = 0
+        self._batches = [0]  # numbers of batches, ascending
+        self._rows = [0]  # the least number of rows before each of these batches
+        self._before: dict[PartitionReading, int] = {}  # rows before the first batch of the reading
+
+    def note(self, reader: int, start: int, end: int, rows: int) -> None:
+        """Note that ``reader`` has read the batches ``start`` to ``end`` - 1, with ``rows`` rows in all."""
+        reading = PartitionReading(reader, start)
+        before = self._before.get(reading)
+        if before is None:
+            before = self._before[reading] = self._rows[bisect.bisect_right(self._batches, start) - 1]
+        absolute = before + rows
+        if end > self._batches[-1] and absolute >= self._rows[-1]:
+            self._batches.append(end)
+            self._rows.append(absolute)
+            del self._batches[1:-MARKS_KEPT], self._rows[1:-MARKS_KEPT]
+        self.rows = max(self.rows, absolute)
+
+
+class InputRows:
+    """The counts of all partitions of all sources."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[Any, _Partition] = {}
+        #: By source, the partitions that workers have read to their ends.
+        self._ended: dict[int, set[int]] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(partition.rows for partition in self._partitions.values())
+
+    def of_sources(self) -> dict[int, int]:
+        """Return the rows of each source whose readers are in the workers."""
+        found: dict[int, int] = {}
+        for (source, _), partition in self._partitions.items():
+            if isinstance(source, int):
+                found[source] = found.get(source, 0) + partition.rows
+        return found
+
+    def from_worker(self, worker: int, sources: Iterable[Sequence[int]]) -> None:
+        """Take a worker's report on each partition that it reads: source, partition, first element, number of elements, rows."""
+        for source, partition, start, batches, rows in sources:
+            self._of((source, partition)).note(worker, start, start + batches, rows)
+
+    def note_ends(self, pauses: Iterable[Sequence[int]]) -> None:
+        """Take a worker's report on the pauses of each partition that it reads, which says whether the partition has ended."""
+        for source, partition, _, ended in pauses:
+            if ended:
+                self._ended.setdefault(source, set()).add(partition)
+
+    def have_ended(self, sources: Iterable[SourcePlan]) -> bool:
+        """Tell whether all partitions that workers read have been reported as ended. Ingress tasks need no such report: the
+        stages hear of the end of a Spark job after the goodbyes of its tasks, which come with their last counts."""
+        return all(len(self._ended.get(source.id, ())) >= source.worker_partitions for source in sources)
+
+    def from_ingress(self, edges: Sequence[int], partition: int, rows: int) -> None:
+        """Take the report of an attempt of a Spark task, which reads its partition from the start."""
+        counted = self._of((tuple(edges), partition))
+        counted.rows = max(counted.rows, rows)
+
+    def _of(self, key: Any) -> _Partition:
+        return self._partitions.setdefault(key, _Partition())
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The replication of one stage."""
+
+    #: Replicas of each partition.
+    wanted: int
+    #: Safe replicas of the partition that has the fewest.
+    safe: int
+    #: Partitions with fewer replicas than wanted.
+    short: int
+    #: Active replicas of all partitions.
+    active: int = 0
+    #: Standbys of all partitions.
+    standbys: int = 0
+
+
+def levels(
+    plan: Plan, columns: TableIndex | None, doubtful: Iterable[Life], low: Sequence[Sequence[int]]
+) -> list[Level]:
+    """Compute the level of each stage.
+
+    ``columns`` are those of the table, None before the first; ``doubtful`` are replicas that are not safe yet or do not keep up;
+    ``low`` has, for each stage, the partitions with too few replicas."""
+    if columns is None:
+        return [Level(stage.replicas, 0, stage.partitions) for stage in plan.stages]
+    safe = columns.count(columns.without(columns.live & columns.safe, doubtful))
+    fewest = np.minimum.reduceat(safe, columns.starts[:-1])
+    listed = np.add.reduceat(columns.count(columns.listed), columns.starts[:-1])
+    active = np.add.reduceat(columns.count(columns.applies), columns.starts[:-1])
+    return [
+        Level(
+            stage.replicas, int(fewest[stage.id]), len(low[stage.id]), int(active[stage.id]),
+            int(listed[stage.id] - active[stage.id]),
+        )
+        for stage in plan.stages
+    ]  # fmt: skip
+
+
+class SourceLags:
+    """The lags of all sources of a query."""
+
+    def __init__(self, sources: Sequence[SourcePlan]) -> None:
+        self._sources = sources
+        self._names = [_names(source) for source in sources]
+        self._units = [source.reader.lag_unit if isinstance(source, WorkerSourcePlan) else "" for source in sources]
+        self._said: list[dict[int, SourceLag]] = [{} for _ in sources]
+
+    def report(self, workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Take the newest statistics of each worker, and make one entry for each source."""
+        self._note(SourceLag(*lag) for stats in workers for lag in stats.get("lags", ()))
+        return [{"name": source.name} | self._lag(number) for number, source in enumerate(self._sources)]
+
+    def _note(self, lags: Iterable[SourceLag]) -> None:
+        """Keep one lag of each partition. While it passes to another worker, both may report it; the farther one reads it now."""
+        new: dict[tuple[int, int], SourceLag] = {}
+        for lag in lags:
+            if 0 <= lag.source < len(self._said) and 0 <= lag.partition < len(self._names[lag.source]):
+                known = new.setdefault((lag.source, lag.partition), lag)
+                if lag.position > known.position:
+                    new[lag.source, lag.partition] = lag
+        for (source, partition), lag in new.items():
+            self._said[source][partition] = lag
+
+    def _lag(self, number: int) -> dict[str, Any]:
+        said, names = self._said[number], self._names[number]
+        if not said:
+            return {}
+        partitions = {names[partition]: max(lag.end - lag.position, 0) for partition, lag in sorted(said.items())}
+        unit = self._units[number]
+        return {
+            "lag": {"records": sum(partitions.values()), "partitions": partitions} | ({"unit": unit} if unit else {})
+        }
+
+
+def _names(source: SourcePlan) -> list[str]:
+    if not isinstance(source, WorkerSourcePlan):
+        return []
+    return [str(source.reader.partition_name(partition)) for partition in range(source.partitions)]
 
 
 class QueryProgress(dict[str, Any]):

@@ -22,10 +22,10 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from flux.calls import checked
+from flux.arguments import checked
 from flux.dataflow.attributes import put_state, state_of
-from flux.dataflow.columns import position, positions
 from flux.dataflow.operator import Batches, Context, JointOutput, Operator
+from flux.dataflow.schema import position, positions
 from flux.errors import SchemaError, UsageError
 from partitioning.accumulators import accumulator
 from partitioning.errors import StateMismatchError

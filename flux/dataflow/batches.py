@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flux.dataflow.exact_cast import cast_exactly
-from flux.dataflow.plain import plain_batch, plain_column, typed_nulls
+from flux.dataflow.plain_columns import cast_exactly, plain_batch, plain_column, typed_nulls
 from flux.errors import SchemaError
 
 #: Cost of a small batch beside its rows, wherever the kept batches are limited in bytes.

@@ -17,7 +17,7 @@ from flux.dataflow.operator import Batches, Context, Operator
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-class Part(NamedTuple):
+class OutputChunk(NamedTuple):
     """A piece of the output."""
 
     data: bytes
@@ -54,13 +54,13 @@ class Collect(Operator):
         self._size = self._file.tell()
         return None
 
-    def read(self, offset: int, nbytes: int) -> Part | None:
+    def read(self, offset: int, nbytes: int) -> OutputChunk | None:
         """Return bytes from ``offset`` on; None while input still comes."""
         if self._size is None:
             return None
         assert self._file is not None
         self._file.seek(offset)
-        return Part(self._file.read(nbytes), self._size)
+        return OutputChunk(self._file.read(nbytes), self._size)
 
     def snapshot(self) -> Any:
         assert self._file is not None

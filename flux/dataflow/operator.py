@@ -5,21 +5,89 @@ one thread only, in this order: ``open`` once, perhaps ``restore`` and then ``ap
 of rows of that partition and ``on_timer`` for every due timer, ``finish`` when every input has ended, ``close``
 once. An operator must be deterministic: the same batches in the same order give the same output, because a second replica or a
 repaired one repeats the steps of another. Take time, timers and randomness from the context, never from the clock.
+
+Timers that the operator of one partition has set: part of the replica's state (design: timers).
+
+Law: the set of timers follows from the applied steps and nothing else, so it is the same on every replica at the same step.
+Each name has one timer. Timers are few: an operator with a deadline per key keeps the deadlines in its own state, as columns,
+and sets one timer for the earliest.
+
+Left to others: deciding when a timer is due for all replicas (replica), waking up in time (stage_worker).
+
+Two operators in one stage: the output of the first goes to the second in the same step (design: chained).
+
+A stage behind another costs an exchange, with replicas and an order of its own. If the second operator needs neither other keys
+nor other partitions, it works in the steps of the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.attributes import check_transient, empty_containers, put_state, state_of
-from flux.dataflow.given import gives_nothing
-from flux.dataflow.timers import Timers
-from flux.errors import UsageError
+from flux.dataflow.attributes import check_transient, empty_containers, open_operator, put_state, state_of
+from flux.dataflow.batches import conform, given_batches
+from flux.dataflow.schema import gives_nothing
+from flux.errors import SchemaError, UsageError, UserCodeError
+
+#: The most timers of one partition. An operator that needs more has a timer per key, which belongs in its state.
+TIMERS_MAX = 1024
+
+
+class Timers:
+    """The timers of one partition."""
+
+    def __init__(self) -> None:
+        #: By name, the time in seconds since the epoch.
+        self.pending: dict[str, float] = {}
+        #: The earliest of these times, infinite if there is none.
+        self.next = math.inf
+
+    def set(self, at: float, name: str) -> None:
+        try:
+            seconds = float(at)
+        except (TypeError, ValueError):
+            seconds = math.nan
+        if not math.isfinite(seconds):
+            raise UsageError(f"set_timer: expected a time in seconds since the epoch, got {at!r}")
+        if not isinstance(name, str):
+            raise UsageError(f"set_timer: the name of a timer must be a string, got {name!r}")
+        if name not in self.pending and len(self.pending) >= TIMERS_MAX:
+            raise UsageError(
+                f"set_timer: {TIMERS_MAX} timers are set, no more are taken; keep deadlines of keys in the operator's "
+                "state and set one timer for the earliest"
+            )
+        self.pending[name] = seconds
+        self._note_next()
+
+    def cancel(self, name: str) -> None:
+        self.pending.pop(name, None)
+        self._note_next()
+
+    def due(self, now: float) -> list[str]:
+        """Return the names of the due timers, the earliest first."""
+        return [name for at, name in sorted((at, name) for name, at in self.pending.items() if at <= now)]
+
+    def take(self, name: str, now: float) -> bool:
+        """Take off a timer that fires now. False: it is no longer due, because a timer that has just fired cancelled it or put it
+        off."""
+        if self.pending.get(name, math.inf) > now:
+            return False
+        self.cancel(name)
+        return True
+
+    def replace(self, pending: dict[str, float]) -> None:
+        self.pending = dict(pending)
+        self._note_next()
+
+    def _note_next(self) -> None:
+        self.next = min(self.pending.values(), default=math.inf)
+
 
 Batches = Iterable[pa.RecordBatch] | None
 
@@ -158,7 +226,7 @@ class Operator:
                 f"{type(self).__name__} is no stage of a flow: decorate the class with @flux.stage and call that, as in "
                 f"{type(self).__name__}(...)(input)"
             )
-        from flux.dataflow.api import Flow, node  # it imports this module
+        from flux.dataflow.flow import Flow, node  # it imports this module
 
         return Flow(self._flux_stage, [node(given) for given in inputs])
 
@@ -278,7 +346,7 @@ def gives_changes(operator: Operator) -> bool:
 
 
 def _is_input(given: Any) -> bool:
-    from flux.dataflow.api import is_input  # it imports this module
+    from flux.dataflow.flow import is_input  # it imports this module
 
     return is_input(given)
 
@@ -294,3 +362,98 @@ def never_gives(operator: Operator) -> bool:
 def says_needs(operator: Operator) -> bool:
     """Return whether an operator defines ``needs_from``."""
     return type(operator).needs_from is not Operator.needs_from
+
+
+class Chained(Operator):
+    """An operator made of two. ``first`` is the user's operator. ``then`` belongs to Flux: it sets no timers, gives nothing at
+    the end, and its state is small enough to travel whole with all changes of the first. ``schema`` is that of the output of
+    ``first``."""
+
+    def __init__(self, first: Operator, then: Operator, schema: pa.Schema) -> None:
+        self.first, self.then = first, then
+        self._given = schema
+        self.restores_in_background = first.restores_in_background
+        ours, theirs = then.snapshot_classes, first.snapshot_classes
+        self.snapshot_classes = None if ours is None or theirs is None else theirs + ours
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        open_operator(self.first, context)
+        open_operator(self.then, context)
+
+    def process(self, batch: pa.RecordBatch) -> Batches:
+        return self.through(self.first.process(batch))
+
+    def on_timer(self, name: str) -> Batches:
+        return self.through(self.first.on_timer(name))
+
+    def finish(self) -> Batches:
+        return self.through(self.first.finish())
+
+    def through(self, output: Batches) -> Iterator[pa.RecordBatch]:
+        """Yield the output of the second operator for an output of the first."""
+        for batch in given_batches(output):
+            try:
+                checked = conform(batch, self._given, f"output of stage {self.context.stage}")
+            except SchemaError as error:  # no row is at fault
+                where = f"stage {self.context.stage}, partition {self.context.partition}"
+                raise UserCodeError(f"{where}: {error}") from None
+            yield from given_batches(self.then.process(checked))
+
+    def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
+        return self.then.output_schema((self._given,), ())
+
+    def snapshot(self) -> Any:
+        return {"first": self.first.snapshot(), "then": self.then.snapshot()}
+
+    def restore(self, snapshot: Any) -> None:
+        if snapshot["first"] is not None:
+            self.first.restore(snapshot["first"])
+        self.then.restore(snapshot["then"])
+
+    def state_bytes(self) -> int:
+        known = self.first.state_bytes()
+        return known and known + self.then.state_bytes()
+
+    def close(self) -> None:
+        try:
+            self.first.close()
+        finally:
+            self.then.close()
+
+
+class ChainedWithChanges(Chained):
+    """A chained operator whose first operator tells the changes of its state."""
+
+    def changes(self) -> Any:
+        changed = self.first.changes()
+        return None if changed is None else {"first": changed, "then": self.then.snapshot()}
+
+    def apply_changes(self, changes: Any) -> None:
+        self.first.apply_changes(changes["first"])
+        self.then.restore(changes["then"])
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Factory of the operators of a stage that has two in one."""
+
+    first: Callable[[], Operator]
+    then: Callable[[], Operator]
+    schema: pa.Schema
+
+    def __call__(self) -> Operator:
+        first = self.first()
+        kind = ChainedWithChanges if gives_changes(first) else Chained
+        return kind(first, self.then(), self.schema)
+
+
+def chain_of(operator: Operator) -> list[Operator]:
+    """Return the operators that work in one stage, in order."""
+    return [operator.first, operator.then] if isinstance(operator, Chained) else [operator]
+
+
+def note_of_output(operator: Operator) -> Any:
+    """Return the note of a stage's last operator on the whole output until now, for a sink behind it; None if it has none."""
+    tell = getattr(chain_of(operator)[-1], "note_of_output", None)
+    return None if tell is None else tell()

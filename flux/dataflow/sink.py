@@ -2,6 +2,8 @@
 
 Every replica runs an operator, so an effect on the outside would happen once per replica. A sink is the exception: only the
 primary calls it, and only with committed output.
+
+Readers as the end of a flow: the workers keep the output until it is read from outside (design: readers).
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 import flux
-from flux.calls import checked
-from flux.dataflow.given import named, signature, takes
+from flux.arguments import checked
+from flux.dataflow.schema import named, signature, takes
 from flux.errors import NoSuchAttribute, UsageError
+from flux.settings import parse_bytes
 
 if TYPE_CHECKING:
-    from flux.dataflow.api import Flow
+    from flux.dataflow.flow import Flow
+    from flux.dataflow.plan import Plan, StagePlan
     from flux.dataflow.write_stream import FlowWriter
+
 
 #: Errors that ``Sink.is_transient`` takes for transient by default.
 TRANSIENT = (ConnectionError, TimeoutError, InterruptedError)
@@ -339,7 +344,7 @@ class Outputs:
         roll_every: float | str = "10s",
     ) -> FlowTo:
         """Write the output as parquet files into a folder; see ``flux.to_parquet``."""
-        from flux.dataflow.files import to_parquet
+        from flux.connectors.files.parquet_sink import to_parquet
 
         return to_parquet(self, path, partitions=partitions, roll_bytes=roll_bytes, roll_every=roll_every)  # type: ignore[arg-type]
 
@@ -348,8 +353,6 @@ class Outputs:
         """Keep the output in the workers until it is read: with ``query.rows()`` in the program of the query, or as a stream of
         Spark's with ``spark.readStream.format("flux")``. ``max_bytes`` limits the unread output of all partitions together: at
         the limit the query waits for its reader."""
-        from flux.dataflow.readers import to_readers
-
         return to_readers(self, max_bytes=max_bytes)  # type: ignore[arg-type]
 
     def to_kafka(self, topic: str, bootstrap: str | Sequence[str], **options: Any) -> FlowTo:
@@ -362,3 +365,46 @@ def _check_takes(called: str, function: Callable[..., Any], arguments: int, what
     if said is not None and not takes(said, arguments):
         count = ("one argument", "two arguments", "three arguments")[arguments - 1]
         raise UsageError(f"{called} must take {count}, {what}; got {named(function)}{said}")
+
+
+def to_readers(flow: Flow, *, max_bytes: int | str = "128m") -> FlowTo:
+    """Keep the output in the workers; see ``Outputs.to_readers``."""
+    most = parse_bytes("max_bytes", max_bytes)
+    if most < 1:
+        raise UsageError(f"max_bytes must be above zero, got {max_bytes!r}")
+    return FlowTo(flow, QueryReaders(most))
+
+
+class QueryReaders(Sink):
+    """Mark of a stage whose output is kept for readers, up to ``max_bytes`` in all partitions together. No method of it is
+    called: readers fetch the output themselves."""
+
+    traits = SinkTraits(exactly_once=True)
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+
+    def kept_max(self, partitions: int) -> int:
+        """Return the bytes that one of ``partitions`` partitions keeps."""
+        return max(self.max_bytes // partitions, 1)
+
+    def write(self, batch: pa.RecordBatch, position: Position) -> None:
+        raise AssertionError("output for readers is not written anywhere")
+
+    def __repr__(self) -> str:
+        return "readers"
+
+
+def offered(plan: Plan, stage: str | None) -> StagePlan:
+    """Return the stage whose output is kept for readers: the one of that name, or the only one."""
+    found = [each for each in plan.stages if isinstance(each.sink, QueryReaders)]
+    names = ", ".join(each.name for each in found)
+    if not found:
+        raise UsageError("the query keeps no output for readers: end the flow with to_readers() before it is started")
+    if stage is not None:
+        found = [each for each in found if stage in (each.name, each.name.removesuffix(".sink"))]
+        if not found:
+            raise UsageError(f"no output of a stage {stage!r} is kept for readers; there is that of {names}")
+    if len(found) > 1:
+        raise UsageError(f"the query keeps the output of several stages for readers, say which: {names}")
+    return found[0]

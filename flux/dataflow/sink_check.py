@@ -18,8 +18,7 @@ import cloudpickle
 import pyarrow as pa
 
 from flux.dataflow.batches import logical_bytes
-from flux.dataflow.readers import Readers
-from flux.dataflow.sink import Position, Sink, SinkContext
+from flux.dataflow.sink import Position, QueryReaders, Sink, SinkContext
 from flux.dataflow.user_code import described
 from flux.errors import ContractBroken, UsageError
 
@@ -65,7 +64,7 @@ class _Trial:
     def __init__(self, sink: Sink, batches: list[list[pa.RecordBatch]], outside: Callable[[], Any]) -> None:
         if not isinstance(sink, Sink):
             raise UsageError(f"check_sink wants an instance of a class derived from flux.Sink, got {sink!r}")
-        if isinstance(sink, Readers):
+        if isinstance(sink, QueryReaders):
             raise UsageError("readers fetch their output themselves, so there is no sink to check")
         for given in batches:
             if len([batch for batch in given if batch.num_rows]) < 3:

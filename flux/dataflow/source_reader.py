@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from flux.calls import nearest
+from flux.arguments import nearest
 from flux.errors import UsageError
 
 if TYPE_CHECKING:
-    from flux.dataflow.sources import Positioned
+    from flux.dataflow.source import Positioned
 
 
 class Contract:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import flux
 from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.sink import FlowTo
-from flux.dataflow.sources import Source, StreamSource
-from flux.dataflow.streaming import checked_trigger
+from flux.dataflow.source import Source, StreamSource, checked_trigger
 from flux.errors import UsageError
 from flux.settings import PREFIX, TABLE
 
 if TYPE_CHECKING:
-    from flux.dataflow.api import Flow
+    from flux.dataflow.flow import Flow
 
 #: The options of each format. Capitals and underscores make no difference: ``rollBytes`` is ``roll_bytes``.
 FORMATS = {

@@ -1,19 +1,25 @@
-"""The loop of one Spark ingress task: reads batches, waits for room, sends, ends when everything is acked (design: ingress)."""
+"""The loop of one Spark ingress task: reads batches, waits for room, sends, ends when everything is acked (design: ingress).
+
+An iterator that may block, read in a thread of its own, one item ahead.
+
+So the loop that owns the sockets goes on acking, sending and greeting while the input is silent.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from flux.dataflow.batches import split
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, RefusedError, UsageError
-from flux.host.ingress_task import IngressTask
-from flux.host.newest_table import NewestTable
-from flux.shell.links import Links
-from flux.shell.loop import (
+from flux.exchange.source_streams import MicroBatch
+from flux.shell.process import (
     ControllerLink,
     Rendezvous,
     failure_of,
@@ -22,9 +28,10 @@ from flux.shell.loop import (
     short_collections,
     usual_collections,
 )
-from flux.shell.prefetch import Prefetch
+from flux.shell.threads import Bell
 from flux.shell.transport import Sockets
-from flux.stream.micro_batches import MicroBatch
+from flux.shell.worker_links import WorkerLinks
+from flux.tasks.ingress import IngressTask
 from flux.wire.control import (
     FromController,
     Goodbye,
@@ -38,7 +45,58 @@ from flux.wire.control import (
     TableMissed,
     TableSeen,
 )
+from flux.worker.table_follower import TableFollower
 from partitioning.warm_up import warm_up
+
+T = TypeVar("T")
+_END = object()
+
+
+class Prefetch(Generic[T]):
+    """A thread that reads an iterator one item ahead. ``take`` never blocks; ``bell`` rings when there is something to take."""
+
+    def __init__(self, items: Iterable[T], bell: Bell) -> None:
+        self.ended = False
+        self._items = items
+        self._bell = bell
+        self._ready: queue.Queue[object] = queue.Queue(maxsize=1)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._read, name="flux-prefetch", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for item in self._items:
+                self._ready.put(item)
+                self._bell.ring()
+        except BaseException as error:  # raised again by ``take``
+            self._error = error
+        self._ready.put(_END)
+        self._bell.ring()
+
+    def drain(self, timeout: float) -> None:
+        """Throw away the items still to come, for at most ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        while not self.ended and time.monotonic() < end:
+            try:
+                self.ended = self._ready.get(timeout=0.1) is _END
+            except queue.Empty:
+                pass
+
+    def take(self) -> T | None:
+        """Return the next item, or None if there is none yet or no more (``ended``). Raises the error of the iterator."""
+        try:
+            item = self._ready.get_nowait()
+        except queue.Empty:
+            return None
+        if item is _END:
+            self.ended = True
+            self._thread.join()
+            if self._error is not None:
+                raise self._error
+            return None
+        return item  # type: ignore[return-value]
+
 
 #: Longest sleep in a wait for room or for acks; messages wake the loop earlier.
 WAIT_S = 0.05
@@ -63,13 +121,13 @@ class Ingress:
         self.partition = partition
         self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
-        self.links = Links(self.sockets, plan.settings.message_max_bytes)
+        self.links = WorkerLinks(self.sockets, plan.settings.message_max_bytes)
         self.end = 0  # the number behind the last row that was sent, as the stream counts rows
         self._ready = False
         self._drained = False  # all rows that were read are applied
         self._dismissed = False
         self._node = -1
-        self._newest = NewestTable(plan.settings.resend_timeout)
+        self._newest = TableFollower(plan.settings.resend_timeout)
         self._turns = 0
         self._beat_at = 0.0
         self.input: Prefetch[pa.RecordBatch] | None = None

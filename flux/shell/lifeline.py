@@ -11,7 +11,7 @@ under way; ZeroMQ hides such closings.
 
 Both prove the query's secret by codes that are good for these nonces alone (``handshake``): an eavesdropper cannot use the codes
 again, and cannot say the name, which only the two ends can read. Pulses tell a process that is busy from one that is stopped
-(``flux.shell.pulse``).
+(``flux.shell.liveness_thread``).
 
 A connection that is reset says less than one that is closed: something between the hosts may have done it. The worker
 opens another.
@@ -29,10 +29,10 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-from flux.host.notes import Pulse
-from flux.shell.pulse import Heart, parse
+from flux.shell.liveness_thread import LivenessThread, parse
 from flux.shell.transport import host_and_port
 from flux.wire.handshake import MAC_BYTES, NONCE_BYTES, mac, same
+from flux.worker.loop_status import Pulse
 
 _NAME = struct.Struct("!q")
 _PROOF_BYTES = _NAME.size + MAC_BYTES
@@ -205,7 +205,12 @@ class Lifeline:
     connection; an OSError says that there is none."""
 
     def __init__(
-        self, endpoint: str, secret: bytes, worker: int, heart: Heart | None = None, connect_s: float = CONNECT_S
+        self,
+        endpoint: str,
+        secret: bytes,
+        worker: int,
+        heart: LivenessThread | None = None,
+        connect_s: float = CONNECT_S,
     ) -> None:
         self._endpoint = endpoint
         self._secret = secret

@@ -1,8 +1,8 @@
 """A thread beside a worker's loop that reports a long step of the user's code (design: long-step).
 
 It looks now and then, and reports only a step that takes long. It needs the interpreter lock: a step that holds the lock is
-reported by numbers alone (``flux.shell.pulse``). The loop's link to the controller is used under ``quiet``, which the loop holds
-wherever it may use the link itself, and gives up while it applies steps.
+reported by numbers alone (``flux.shell.liveness_thread``). The loop's link to the controller is used under ``quiet``, which the
+loop holds wherever it may use the link itself, and gives up while it applies steps.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable
 
 from flux.dataflow.user_code import described, encodable
-from flux.host.notes import IN_STEP, KIND, PARTITION, STEP, WHAT
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
-from flux.stream.receiver import RowSlice
+from flux.exchange.inbound import RowSlice
+from flux.replica.replica import Replica
 from flux.wire.control import InStep
+from flux.worker.core import WorkerCore
+from flux.worker.loop_status import IN_STEP, KIND, PARTITION, STEP, WHAT
 from partitioning.ids import PartitionKey
 
 log = logging.getLogger("flux")
@@ -30,7 +30,7 @@ ROW_CHARACTERS = 500
 class StepWatch:
     """A watch over the steps of one worker. ``say`` sends a report to the controller."""
 
-    def __init__(self, core: StageWorker, say: Callable[[InStep], None], step_timeout_s: float) -> None:
+    def __init__(self, core: WorkerCore, say: Callable[[InStep], None], step_timeout_s: float) -> None:
         self.quiet = threading.Lock()
         self._core = core
         self._say = say

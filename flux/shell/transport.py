@@ -3,6 +3,14 @@
 A ``Port`` is bound and answers many connections (ROUTER); a ``Link`` is connected to one port (DEALER). Both carry frames and do
 not know their meaning. ZeroMQ contexts do not survive a fork, so a ``Sockets`` is made in the process that uses
 it, and by the thread that uses it. Every socket has LINGER set: nothing hangs at exit.
+
+The phases of a connection to a port, as its connecting end sees it (design: mutual-proof), and the steps between them.
+
+    WAITING --dialled--> MEETING --accepted--> READY
+    MEETING, READY --ended--> ENDED --hung up--> WAITING
+
+Messages that came before the end are still read in ENDED, also the last message of a handshake, and the end may be told twice.
+An event that is not among the steps cannot happen: it is a mistake of the caller.
 """
 
 from __future__ import annotations
@@ -15,17 +23,56 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from enum import Enum, StrEnum
 from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from flux.errors import ProtocolError
-from flux.shell.bell import Bell
-from flux.shell.doorman import EVENTS, Door, Doorman
-from flux.shell.link_phases import LinkEvent, LinkPhase, after
+from flux.shell.authentication import EVENTS, Authenticator, Door
+from flux.shell.threads import Bell
 from flux.wire.bundle import BUNDLE_BYTES, bundled, unbundled
 from flux.wire.handshake import ACCEPTED, UNKNOWN, Caller, Gate, Session, Tickets
+
+
+class LinkPhase(StrEnum):
+    """Phase of a connection."""
+
+    #: There is no connection, until it is time to dial.
+    WAITING = "waiting"
+    #: Both ends prove the secret to each other.
+    MEETING = "meeting"
+    READY = "ready"
+    #: The connection has ended, and its socket is still to be closed.
+    ENDED = "ended"
+
+
+class LinkEvent(Enum):
+    """Event that may change the phase of a connection. Its value describes the event for people."""
+
+    DIALLED = "there is a new connection"
+    ACCEPTED = "the other end has proved the secret, and accepted the proof of this one"
+    ENDED = "the connection has closed, or the other end is not to be talked to"
+    HUNG_UP = "its socket is closed"
+
+
+STEPS: dict[tuple[LinkPhase, LinkEvent], LinkPhase] = {
+    (LinkPhase.WAITING, LinkEvent.DIALLED): LinkPhase.MEETING,
+    (LinkPhase.MEETING, LinkEvent.ACCEPTED): LinkPhase.READY,
+    (LinkPhase.MEETING, LinkEvent.ENDED): LinkPhase.ENDED,
+    (LinkPhase.READY, LinkEvent.ENDED): LinkPhase.ENDED,
+    (LinkPhase.ENDED, LinkEvent.ENDED): LinkPhase.ENDED,
+    (LinkPhase.ENDED, LinkEvent.ACCEPTED): LinkPhase.ENDED,
+    (LinkPhase.ENDED, LinkEvent.HUNG_UP): LinkPhase.WAITING,
+}
+
+
+def after(phase: LinkPhase, event: LinkEvent) -> LinkPhase:
+    """Return the phase that follows."""
+    assert (phase, event) in STEPS, f"{event.name} of a connection in phase {phase}"
+    return STEPS[phase, event]
+
 
 #: Milliseconds that closing may wait for queued frames: the last acks and reports of a worker that ends.
 LINGER_MS = 500
@@ -79,7 +126,7 @@ class Sockets:
         self._open: dict[Any, Any] = {}  # by the polled socket or descriptor
         self._monitors: dict[zmq.Socket[bytes], Link] = {}
         self._lost: list[Link] = []
-        self._doorman: Doorman | None = None
+        self._doorman: Authenticator | None = None
         self._numbers = itertools.count()
 
     def port(
@@ -95,7 +142,7 @@ class Sockets:
         ``handshake``. ``secret``: another secret than that of the query, for people with keys of their own."""
         family = socket.getaddrinfo(host, None)[0]
         if self._doorman is None:
-            self._doorman = Doorman(self._context)
+            self._doorman = Authenticator(self._context)
         with ExitStack() as undo:
             raw = self._socket(zmq.ROUTER, undo)
             if message_max_bytes is not None:

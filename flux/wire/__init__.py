@@ -1,1 +1,12 @@
-"""Messages between processes, their encoding, and proof of their senders."""
+"""Messages: what travels between processes, and the proof of the right to send it.
+
+messages     Messages between producers and consumers of a stream, and between replicas of a partition
+control      Messages between the controller and the other processes
+statistics   Statistics that processes send with their heartbeats, by name and with bounds
+codec        Encoding of messages between workers and of control messages
+frames       Encoding of one message, with checks of version and length
+bundle       Bundles
+parts        Bytes on their way to another worker in parts, of which a few are under way at the same time
+handshake    Mutual proof of the query's secret, without sending it and without I/O
+safe_pickle  Pickles of plain data
+"""

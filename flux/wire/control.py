@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flux.wire.numbers import Id, Natural, Sequence
+from flux.wire.frames import Id, Natural, Sequence
 from flux.wire.statistics import Statistics
 from partitioning.table import Table, TableChange
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from flux.wire.numbers import Checksum, Id, Natural, Position, Sequence, Size
+from flux.wire.frames import Checksum, Id, Natural, Position, Sequence, Size
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -96,7 +96,7 @@ class Resume(Message, frozen=True):
 
 
 class ElementKind(IntEnum):
-    """The two kinds of elements of a stream (``flux.stream.elements``)."""
+    """The two kinds of elements of a stream (``flux.exchange.log``)."""
 
     ROWS = 0
     END = 1
@@ -109,7 +109,7 @@ RUN_BATCHES = 256
 class Data(Message, frozen=True):
     """The slices of a batch, or of a run of batches, for the partitions of one worker.
 
-    An element without rows (the end) is for every partition and has no slices. A run (``flux.stream.runs``) has one payload
+    An element without rows (the end) is for every partition and has no slices. A run (``flux.exchange.slices``) has one payload
     frame, batch by batch; within a batch the partitions come in the order of ``partitions``."""
 
     edge: Id

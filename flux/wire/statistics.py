@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypedDict
 
-from flux.wire.numbers import Id, Natural, Sequence
+from flux.wire.frames import Id, Natural, Sequence
 
 
 class PartitionRead(NamedTuple):
@@ -184,7 +184,7 @@ class Statistics(TypedDict, total=False):
     bad_records: list[BadRecords]
     not_compared: list[NotCompared]
     lost_rows: list[LostRows]
-    #: How often the logs have been emptied (``flux.host.drained``).
+    #: How often the logs have been emptied (``flux.worker.core``).
     drained: Natural
     #: Replicas elsewhere, by their primaries here.
     behind: list[Lag]

@@ -16,9 +16,9 @@ from benchmarks.kafka import bench, load, peers
 from benchmarks.kafka.count import RunningCount
 from benchmarks.kafka.written import Written, exactness, expected, parsed, statistics
 from controller.operate.cli import app
+from flux.connectors.kafka.client.producer import Answer
+from flux.connectors.kafka.records.decoder import Decoder
 from flux.dataflow.operator import Context
-from flux.kafka.producing import Answer
-from flux.kafka.records import Decoder
 
 START = 1_000_000.0
 #: Of the issue, and of whoever reads them by program.

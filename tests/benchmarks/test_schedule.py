@@ -26,13 +26,13 @@ from benchmarks.schedule import (
     summary,
     why_failed,
 )
-from flux.host.checkpoints import Checkpoints
-from flux.replicas.cuts import Cuts
-from flux.replicas.kinds import standby
+from flux.replica.deltas import DeltaTracker
+from flux.replica.kinds import standby
 from flux.settings import Settings
+from flux.worker.checkpoint_scheduler import CheckpointScheduler
+from partitioning.clustering import partition_ids
 from partitioning.hashing import hash_columns
 from partitioning.ids import PartitionKey
-from partitioning.scheme import partition_ids
 
 LATE_MS = FRESH_MS + 1
 
@@ -135,13 +135,13 @@ def to_repeat_s(policy: str, bytes_per_s: int, seconds: int = 300, rate: int = 3
         peers = {1: SimpleNamespace(kind=standby, live=True, incarnation=0, applied=0)}
         about = {"primary": True, "finished": False, "between_steps": True, "step_s": ROW_S, "state_bytes": size << 20}
         order = SimpleNamespace(peers=peers, end=0)
-        replicas[PartitionKey(0, number)] = SimpleNamespace(applied=0, order=order, cuts=Cuts(), **about)
+        replicas[PartitionKey(0, number)] = SimpleNamespace(applied=0, order=order, cuts=DeltaTracker(), **about)
     given: Any = NoneUnderWay()
     settings = replace(
         Settings.of(), checkpoint_policy=policy, checkpoint_interval=0.25, checkpoint_max_bytes_per_second=bytes_per_s,
         order_max_steps=1 << 30, resend_timeout=0.25,
     )  # fmt: skip
-    made = Checkpoints(replicas, settings, given)
+    made = CheckpointScheduler(replicas, settings, given)
     found = []
     for tick in range(seconds * 100):
         now = tick / 100

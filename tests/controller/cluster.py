@@ -9,11 +9,11 @@ import pyarrow as pa
 
 import flux
 from controller.balance.load import Move
-from controller.dag import compile_plan
-from controller.decide.state import Controller, Tell
-from controller.replicas.addition_phases import Phase
-from controller.replicas.batches import LISTED_EVERY_S
-from flux.dataflow.sources import DataFrameSource, WorkerSource
+from controller.decide.controller import Controller, Tell
+from controller.plan_compiler import compile_plan
+from controller.replicas.addition_limits import LISTED_EVERY_S
+from controller.replicas.additions import Phase
+from flux.dataflow.source import DataFrameSource, WorkerSource
 from flux.settings import Settings
 from flux.wire.control import NewTable, Register, ReplicaCaughtUp, Stop, TableChanged, TableSeen
 from partitioning.ids import PartitionKey

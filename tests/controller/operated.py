@@ -18,27 +18,25 @@ import pyarrow as pa
 from harness import LIMIT_S
 
 import flux
-from controller.balance.load import Loads, Move, Suggestion, WorkerLoad
-from controller.balance.load_table import LoadTable
+from controller.balance.load import Loads, LoadTable, Move, Suggestion, WorkerLoad
 from controller.balance.rounds import Rounds
-from controller.dag import compile_plan
-from controller.decide.asked import AT_THE_END, Asked, Standing, State, of_change, of_drain, of_moves, of_scale
 from controller.decide.board import Tell
+from controller.decide.request_book import AT_THE_END, Asked, Standing, State, of_change, of_drain, of_moves, of_scale
 from controller.operate.connection_file import find_all
-from controller.operate.desk import About, Desk
+from controller.operate.request_handler import About, RequestHandler
 from controller.operate.service import Service
-from controller.replicas.apart import WorkerPlace
-from controller.replicas.columns import TableColumns
+from controller.plan_compiler import compile_plan
+from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Member, Membership
-from controller.replicas.move_phases import MovePhase
-from controller.replicas.move_queue import MoveJob
+from controller.replicas.moves import MoveJob, MovePhase
 from controller.replicas.placement import FarApart
-from controller.replicas.repairs import Repairs
-from controller.replicas.wishes import wished
+from controller.replicas.protection_wishes import wished
+from controller.replicas.spread import WorkerPlace
+from controller.replicas.table_index import TableIndex
 from controller.report.events import Event, EventLog
 from controller.report.metrics import Metrics
-from controller.report.replication import Level, levels
-from flux.dataflow.sources import DataFrameSource
+from controller.report.progress import Level, levels
+from flux.dataflow.source import DataFrameSource
 from flux.errors import UsageError
 from flux.settings import Settings
 from flux.shell.transport import Keys, Sockets
@@ -75,7 +73,7 @@ class FakeCore:
         self.phase = "running"
         self.error = None
         self.members = Membership()
-        self.repairs = Repairs(self.plan, EventLog())
+        self.repairs = AdditionTracker(self.plan, EventLog())
         self.rounds = Rounds(self.plan.settings)
         self.told: list[Any] = []
         self.pending: list[Move] = []
@@ -106,7 +104,7 @@ class FakeCore:
             node: WorkerLoad(node, member.about.executor, cpu=0.5, rss_bytes=200 << 20, leaving=node in self.leaving)
             for node, member in self.members.workers.items()
         }
-        columns = TableColumns(self.plan).look(self.table)
+        columns = TableIndex(self.plan).look(self.table)
         shape = columns.workers.shape
         numbers = np.concatenate([np.arange(stage.partitions) for stage in self.plan.stages])
         return LoadTable(
@@ -119,7 +117,7 @@ class FakeCore:
         return Loads({}, []) if table is None else table.loads()
 
     def levels(self) -> list[Level]:
-        columns = None if self.table is None else TableColumns(self.plan).look(self.table)
+        columns = None if self.table is None else TableIndex(self.plan).look(self.table)
         low = [] if self.table is None else self.repairs.low(self.table)
         return levels(self.wished, columns, self.repairs.doubtful(), low)
 
@@ -284,7 +282,7 @@ class Counter:
     """A desk without a port: ``desk.handle`` is what a test calls."""
 
     core: FakeCore
-    desk: Desk
+    desk: RequestHandler
     metrics: Metrics
 
 
@@ -303,7 +301,7 @@ def counter(report: dict[str, Any] | None = REPORT) -> Counter:
             desk.refused,
         )
 
-    desk = Desk(core, about, lambda: report, metrics, observe)
+    desk = RequestHandler(core, about, lambda: report, metrics, observe)
     return Counter(core, desk, metrics)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
-from controller.balance.policies.places import PlannedPlacement
-from controller.replicas.apart import Shared, Spread, WorkerPlace, shared
-from flux.domain import label, parse
+from controller.balance.policies.planning import PlannedPlacement
+from controller.replicas.spread import Shared, Spread, WorkerPlace, shared
 from flux.errors import UsageError
+from flux.failure_domain import label, parse
 from flux.settings import Settings
 from tests.controller.cluster import Cluster
 

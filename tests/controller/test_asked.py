@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controller.balance.load import Move
-from controller.decide import asked as asked_
-from controller.decide.asked import State
+from controller.decide import request_book as asked_
+from controller.decide.request_book import State
 from flux.errors import UsageError
 from flux.wire.control import PartitionFinished
 from tests.controller.cluster import Cluster

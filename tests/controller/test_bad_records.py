@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.report.bad_records import BadRecordCounts
+from controller.report.progress import BadRecordCounts
 from flux.wire.statistics import BadRecords
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controller.replicas.addition_phases import Phase
-from controller.replicas.attempts import READY_MAX_S
-from controller.replicas.batches import FIRST, LISTED_EVERY_S, MOST, Batches
+from controller.replicas.addition_limits import FIRST, LISTED_EVERY_S, MOST, READY_MAX_S, AdditionBatches
+from controller.replicas.additions import Phase
 from flux.settings import Settings
 from flux.wire.control import CopyState, Heartbeat, TableChanged
 from tests.controller.cluster import Cluster, epoch_of
@@ -210,8 +209,8 @@ def test_a_move_that_waits_too_long_for_its_turn_begins_again_and_counts_only_on
 # ---- how large
 
 
-def batches(at_once: int = 1) -> Batches:
-    return Batches(Settings.of(repair_at_once=at_once))
+def batches(at_once: int = 1) -> AdditionBatches:
+    return AdditionBatches(Settings.of(repair_at_once=at_once))
 
 
 def test_the_first_batch_of_a_stage_is_small_and_the_next_twice_as_large() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flux.host.notes import Kind, Pulse
 from flux.wire.control import Heartbeat, InStep
+from flux.worker.loop_status import LoopActivity, Pulse
 from tests.controller.cluster import Cluster
 
 BEAT_S = 0.1
@@ -15,7 +15,7 @@ def cluster(**options: float) -> Cluster:
     return Cluster(**{"heartbeat_timeout": 0.5, "heartbeat_last_timeout": 60.0, "step_timeout": 5.0} | options)
 
 
-def at_step(turns: int, step: int = 17, kind: Kind = Kind.STEP) -> Pulse:
+def at_step(turns: int, step: int = 17, kind: LoopActivity = LoopActivity.STEP) -> Pulse:
     return Pulse(turns, kind, 0, 0, step)
 
 
@@ -51,14 +51,22 @@ def test_a_worker_that_is_stopped_in_a_long_step_is_given_up_when_its_pulse_has_
 @pytest.mark.parametrize(
     ("kind", "said", "why"),
     [
-        (Kind.STEP, True, "stage Sums, partition 0, step 17: process() has run for 5.1 s, longer than spark.flux.step.timeout; "
-                          "first row of the step: {'k': 1}"),
-        (Kind.STEP, False, "stage Sums, partition 0, step 17: a call has run for 5.1 s, longer than spark.flux.step.timeout, "
-                           "and holds the interpreter lock, so its first row is not known"),
-        (Kind.TURNS, False, "its loop has stood still for 5.1 s, longer than spark.flux.step.timeout"),
+        (
+            LoopActivity.STEP,
+            True,
+            "stage Sums, partition 0, step 17: process() has run for 5.1 s, longer than spark.flux.step.timeout; "
+            "first row of the step: {'k': 1}",
+        ),
+        (
+            LoopActivity.STEP,
+            False,
+            "stage Sums, partition 0, step 17: a call has run for 5.1 s, longer than spark.flux.step.timeout, "
+            "and holds the interpreter lock, so its first row is not known",
+        ),
+        (LoopActivity.TURNS, False, "its loop has stood still for 5.1 s, longer than spark.flux.step.timeout"),
     ],
-)  # fmt: skip
-def test_a_step_without_end_is_given_up_and_named(kind: Kind, said: bool, why: str) -> None:
+)
+def test_a_step_without_end_is_given_up_and_named(kind: LoopActivity, said: bool, why: str) -> None:
     c = cluster()
     if said:
         about = {"node": 0, "stage": 0, "partition": 0, "step": 17, "method": "process", "row": "{'k': 1}"}
@@ -76,12 +84,12 @@ def test_it_is_given_up_also_where_it_has_the_only_copy() -> None:
     assert "spark.flux.step.timeout" in str(c.core.error)
 
 
-@pytest.mark.parametrize("kind", [Kind.WAITS, Kind.STEP])
-def test_a_worker_that_turns_and_sends_no_heartbeats_is_out_of_reach_and_given_up(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [LoopActivity.WAITS, LoopActivity.STEP])
+def test_a_worker_that_turns_and_sends_no_heartbeats_is_out_of_reach_and_given_up(kind: LoopActivity) -> None:
     """Its lifeline is whole, and orders and reports do not get through."""
     c = cluster()
     for turns in range(8):
-        go_on(c, BEAT_S, Pulse(turns if kind == Kind.STEP else 0, kind, 0, 0, turns))
+        go_on(c, BEAT_S, Pulse(turns if kind == LoopActivity.STEP else 0, kind, 0, 0, turns))
     assert 0 not in c.core.members.workers
 
 
@@ -143,9 +151,15 @@ def test_what_was_read_before_the_silence_is_looked_for_is_not_put_off_into_the_
 
 @pytest.mark.parametrize(
     "forged",
-    [Pulse(5, Kind.READ, 99, 0, 0), Pulse(5, Kind.READ, 0, 0, 0), Pulse(5, Kind.STEP, 99, 0, 0), Pulse(5, Kind.STEP, -1, 0, 0),
-     Pulse(5, Kind.STEP, 0, 99, 0), Pulse(5, 17, 0, 0, 0)],
-)  # fmt: skip
+    [
+        Pulse(5, LoopActivity.READ, 99, 0, 0),
+        Pulse(5, LoopActivity.READ, 0, 0, 0),
+        Pulse(5, LoopActivity.STEP, 99, 0, 0),
+        Pulse(5, LoopActivity.STEP, -1, 0, 0),
+        Pulse(5, LoopActivity.STEP, 0, 99, 0),
+        Pulse(5, 17, 0, 0, 0),
+    ],
+)
 def test_a_pulse_with_numbers_that_do_not_exist_is_no_sign_of_life_and_ends_nothing(forged: Pulse) -> None:
     """It ended the query, by an IndexError where the loss is worded. The source here is one of Spark's: no worker reads it."""
     c = cluster(step_timeout=2.0)

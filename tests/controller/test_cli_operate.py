@@ -17,12 +17,14 @@ from typer.testing import CliRunner, Result
 
 from controller.balance.load import Move
 from controller.operate import cli
-from controller.operate.cli import look, tables, waiting
-from controller.operate.cli.operate import _risk
+from controller.operate.cli import change as waiting
+from controller.operate.cli import show as look
+from controller.operate.cli import tables
+from controller.operate.cli.change import _risk
 from controller.operate.client import QueryClient, choose
 from controller.operate.connection_file import write
 from controller.replicas.lags import Life
-from controller.replicas.move_phases import MovePhase
+from controller.replicas.moves import MovePhase
 from flux.errors import QueryFailed
 
 DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3

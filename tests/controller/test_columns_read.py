@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
 from controller.explain import explain
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import DataFrameSourcePlan, Plan
-from flux.dataflow.sources import DataFrameSource, Source
+from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import SchemaError
 from flux.settings import Settings
 

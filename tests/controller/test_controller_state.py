@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
-from controller.decide.attendance import ALIVE_S
-from controller.decide.state import Controller, Tell
-from flux.dataflow.sources import DataFrameSource
+from controller.decide.controller import Controller, Tell
+from controller.decide.registration import ALIVE_S
+from controller.plan_compiler import compile_plan
+from flux.connectors.files.errors import BadFile
+from flux.connectors.kafka.errors import BadRecord
+from flux.dataflow.source import DataFrameSource
 from flux.errors import NonDeterministicInputError, QueryFailed, QueryTimeout, UserCodeError
-from flux.folders.errors import BadFile
-from flux.kafka.errors import BadRecord
 from flux.settings import Settings
 from flux.wire.control import (
     EdgeComplete,

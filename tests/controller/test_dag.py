@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import check_durable, compile_plan
-from flux.dataflow.api import Flow
+from controller.plan_compiler import check_durable, compile_plan
+from flux.dataflow.flow import Flow
 from flux.dataflow.plan import DataFrameSourcePlan, FromDataFrame, FromSource, Plan, WorkerSourcePlan
-from flux.dataflow.sources import DataFrameSource, Source
+from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import FluxError, SchemaError, UsageError
 from flux.settings import Settings
 

@@ -8,7 +8,7 @@ import pytest
 from operated import ID, NOW, Counter, counter
 
 from controller.balance.load import Move
-from controller.decide.state import Tell
+from controller.decide.controller import Tell
 from controller.operate.cli.tables import head
 from controller.operate.requests import (
     Accepted,
@@ -35,7 +35,7 @@ from controller.operate.requests import (
     decode_answer,
     encode_request,
 )
-from controller.replicas.next_additions import WantedAddition
+from controller.replicas.additions import WantedAddition
 from flux.wire.control import Stop
 from flux.wire.frames import encode
 
@@ -101,7 +101,7 @@ def test_replicas_are_told_of_page_by_page_and_each_once(monkeypatch: pytest.Mon
     at = counter()
     whole = answer(at, GetPartitions())
     assert (whole.following, whole.total) == (None, 10)
-    monkeypatch.setattr("controller.operate.desk.PAGE", 3)
+    monkeypatch.setattr("controller.operate.request_handler.PAGE", 3)
     page = answer(at, GetPartitions())
     assert ({row.partition for row in page.replicas}, page.following) == ({0, 1, 2}, 3)
     assert all_partitions(lambda request: answer(at, request)).replicas == whole.replicas

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from controller.decide.phases import QueryPhase
-from controller.decide.state import Controller
-from controller.replicas.apart import WorkerPlace
-from controller.replicas.disks import Disks, revived
+from controller.decide.controller import Controller
+from controller.decide.query_phases import QueryPhase
 from controller.replicas.placement import placement_of
+from controller.replicas.spread import WorkerPlace
 from controller.replicas.table_changes import retain, without_worker
+from controller.replicas.vault_replicas import VaultReplicas, revived
 from flux.errors import QueryFailed, QueryTimeout
 from flux.wire.control import (
     Checkpointed,
@@ -43,8 +43,8 @@ def table(epoch: int = 0) -> Table:
     return Table(epoch, rows, ((0, 1),), {worker: f"at {worker}" for worker in range(3)})
 
 
-def disks(first_epoch: int = 40) -> Disks:
-    made = Disks()
+def disks(first_epoch: int = 40) -> VaultReplicas:
+    made = VaultReplicas()
     made.open(VAULT.worker, "at the vault", first_epoch)
     return made
 
@@ -58,8 +58,8 @@ def safe(stage: int, partition: int, replica: ReplicaAt) -> bool:
 
 def test_without_a_vault_the_table_goes_out_as_it_is() -> None:
     given = table()
-    assert Disks().shown(given) is given
-    assert Disks().first(given) is given
+    assert VaultReplicas().shown(given) is given
+    assert VaultReplicas().first(given) is given
 
 
 def test_the_vault_is_the_last_of_each_row() -> None:

@@ -10,9 +10,8 @@ import pytest
 from harness import dataframe
 
 import flux
-from controller.dag import compile_plan
-from controller.ends import check_ends
-from flux.dataflow.sources import StreamOptions, StreamSource
+from controller.plan_compiler import check_ends, compile_plan
+from flux.dataflow.source import StreamOptions, StreamSource
 from flux.settings import Settings
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -101,8 +100,8 @@ def test_an_aggregate_that_gives_something_by_itself_may_do_so() -> None:
 
 
 def test_sources_without_end_say_so(tmp_path: Any) -> None:
-    from flux.kafka.source import KafkaReader
-    from spark_integration.datasource_stream import StreamReading
+    from flux.connectors.kafka.source import KafkaReader
+    from spark_integration.datasource.stream import StreamReading
 
     assert flux.files(tmp_path, schema="k BIGINT").reader.endless  # type: ignore[attr-defined]
     assert KafkaReader.endless

@@ -6,10 +6,10 @@ import pandas as pd
 import pyarrow as pa
 
 import flux
-from controller.dag import compile_plan
 from controller.explain import explain
-from flux.dataflow.api import Flow
-from flux.dataflow.sources import DataFrameSource
+from controller.plan_compiler import compile_plan
+from flux.dataflow.flow import Flow
+from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings
 
 FLIGHTS = pa.schema([("dest", pa.string()), ("delay", pa.float64())])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import controller.replicas.kinds as at_controller
-import flux.replicas.kinds as at_workers
+import flux.replica.kinds as at_workers
 from controller.replicas.kinds import incomplete, missing, wanted
 from controller.replicas.table_changes import make_live, retain
 from flux.errors import QueryFailed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.replicas.attempts import ATTEMPTS_MAX, REST_S, SAFE_MAX_S, STANDING_COUNTS_S
+from controller.replicas.addition_limits import ATTEMPTS_MAX, REST_S, SAFE_MAX_S, STANDING_COUNTS_S
 from flux.wire.control import Heartbeat, ReplicaCaughtUp
 from partitioning.table import ReplicaAt
 from tests.controller.cluster import Cluster

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.balance.load import Move
-from controller.report.inputs import MARKS_KEPT, InputRows
+from controller.report.progress import MARKS_KEPT, InputRows
 from flux.wire.control import Heartbeat
 from tests.controller.cluster import Cluster, register
 

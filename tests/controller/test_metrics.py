@@ -14,12 +14,12 @@ import pytest
 from operated import ID, REPORT, FakeCore, plan_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.replicas.columns import TableColumns
+from controller.replicas.addition_tracker import Event
 from controller.replicas.lags import Life
-from controller.replicas.repairs import Event
-from controller.report import metrics_http
+from controller.replicas.table_index import TableIndex
+from controller.report import metrics as metrics_http
 from controller.report.metrics import STALL_BUCKETS_S, Metrics, merged
-from controller.report.replication import Level, levels
+from controller.report.progress import Level, levels
 from flux.errors import UsageError
 
 LEVELS = [Level(2, 2, 0, 8, 0), Level(1, 1, 0, 2, 0)]
@@ -140,7 +140,7 @@ def test_the_level_of_replication_is_that_of_the_worst_partition() -> None:
     assert levels(core.plan, None, (), []) == [Level(2, 0, 4), Level(1, 0, 2)]
     assert core.table is not None
     unsafe = core.table.replicas(0, 1)[1]
-    columns, low = TableColumns(core.plan).look(core.table), core.repairs.low(core.table)
+    columns, low = TableIndex(core.plan).look(core.table), core.repairs.low(core.table)
     assert levels(core.plan, columns, [Life(0, 1, unsafe.worker, unsafe.incarnation)], low)[0] == Level(2, 1, 0, 8, 0)
     assert levels(core.plan, columns, [Life(0, 1, unsafe.worker, 99)], low) == LEVELS, "another life of it"
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from controller.balance.load import Move
-from controller.replicas.attempts import ATTEMPTS_MAX, CONFIRM_MAX_S, SAFE_MAX_S
-from controller.replicas.move_queue import BEGIN_MAX
+from controller.replicas.addition_limits import ATTEMPTS_MAX, CONFIRM_MAX_S, SAFE_MAX_S
+from controller.replicas.moves import BEGIN_MAX
 from flux.errors import QueryFailed
 from flux.wire.control import PartitionFinished, ReplicaCaughtUp, ReplicaDiverged
 from partitioning.table import ReplicaAt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.balance.load import Move
-from controller.decide.sweeping import LOOK_EVERY_S
+from controller.decide.sweep import LOOK_EVERY_S
 from flux.errors import UsageError
 from flux.wire.control import CopyState, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged
 from partitioning.table import ReplicaAt

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
-from controller.operate.output_place import Reach, masked, output_place
+from controller.operate.request_handler import Reach, masked, output_place
 from controller.operate.requests import OutputPlace
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import Plan
-from flux.dataflow.readers import Readers
-from flux.dataflow.sources import DataFrameSource
+from flux.dataflow.sink import QueryReaders
+from flux.dataflow.source import DataFrameSource
 from flux.errors import UsageError
 from flux.settings import Settings
 
@@ -86,9 +86,9 @@ def test_what_cannot_be_read_is_refused_with_what_can() -> None:
 
 def test_the_bound_is_shared_by_the_partitions_and_is_checked() -> None:
     flow = first(DataFrameSource("rows", SCHEMA))
-    assert isinstance(flow.to_readers(max_bytes="3k").sink, Readers)
-    assert Readers(3072).kept_max(3) == 1024
-    assert Readers(1).kept_max(3) == 1
+    assert isinstance(flow.to_readers(max_bytes="3k").sink, QueryReaders)
+    assert QueryReaders(3072).kept_max(3) == 1024
+    assert QueryReaders(1).kept_max(3) == 1
     for wrong in (0, -1, "much", None, 1.5j):
         with pytest.raises(UsageError, match="max_bytes"):
             flow.to_readers(max_bytes=wrong)  # type: ignore[arg-type]

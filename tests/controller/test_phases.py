@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from controller.decide import phases as queries
-from controller.decide.phases import QueryEvent, QueryPhase
-from controller.replicas import addition_phases as additions
-from controller.replicas import move_phases as moves
-from controller.replicas.addition_phases import AdditionEvent, Phase
-from controller.replicas.attempts import CONFIRM_MAX_S, READY_MAX_S, SAFE_MAX_S
-from controller.replicas.move_phases import MoveEvent, MovePhase
+from controller.decide import query_phases as queries
+from controller.decide.query_phases import QueryEvent, QueryPhase
+from controller.replicas import additions, moves
+from controller.replicas.addition_limits import CONFIRM_MAX_S, READY_MAX_S, SAFE_MAX_S
+from controller.replicas.additions import AdditionEvent, Phase
+from controller.replicas.moves import MoveEvent, MovePhase
 from flux.wire.control import CopyState, PartitionFinished, ReplicaDiverged, TableChanged
 from tests.controller.cluster import Cluster
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.replicas.apart import WorkerPlace
 from controller.replicas.placement import FarApart
+from controller.replicas.spread import WorkerPlace
 
 #: Two hosts of two executors each; worker 4 is on the executor of worker 0.
 PLACES = {

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.decide.asked import State
+from controller.decide.request_book import State
 from controller.replicas.kinds import wanted
-from controller.replicas.wishes import in_words, least_safe, most_at_a_time, places_needed, wished
+from controller.replicas.protection_wishes import in_words, least_safe, most_at_a_time, places_needed, wished
 from flux.errors import UsageError
 from flux.wire.control import CopyState
 from partitioning.ids import ACTIVE, STANDBY, PartitionKey

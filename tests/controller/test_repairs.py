@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from controller.replicas.addition_phases import Phase
-from controller.replicas.attempts import ASK_EVERY_S
-from controller.replicas.repairs import DIVERGENCE_CALM_S, DIVERGENCES_MAX
+from controller.replicas.addition_limits import ASK_EVERY_S
+from controller.replicas.addition_tracker import DIVERGENCE_CALM_S, DIVERGENCES_MAX
+from controller.replicas.additions import Phase
 from flux.errors import QueryFailed
 from flux.wire.control import (
     CopyState,

@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.test_driver import LargeQuery
 from controller.operate.requests import GetHistory, GetMetrics, GetPartitions, GetStatus
-from controller.replicas.apart import APART, Shared, shared
 from controller.replicas.kinds import missing
-from controller.report.replication import Level
+from controller.replicas.spread import APART, Shared, shared
+from controller.report.progress import Level
 from flux.errors import UsageError
-from flux.replicas.kinds import replicated
+from flux.replica.kinds import replicated
 from partitioning.ids import STANDBY
 from tests.controller.cluster import Cluster
 from tests.controller.test_loads import reports

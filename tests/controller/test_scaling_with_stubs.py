@@ -14,14 +14,14 @@ import pytest
 from harness import LIMIT_S, SECRET
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from controller.server import Server
 from flux.settings import Settings
-from flux.shell.loop import Rendezvous
-from flux.shell.worker import Worker
+from flux.shell.process import Rendezvous
+from flux.shell.worker_loop import WorkerLoop
 from tests.controller.cluster import Cluster
 
-elastic = pytest.importorskip("spark_integration.elastic")
+elastic = pytest.importorskip("spark_integration.tasks.worker_tasks")
 
 
 def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
@@ -63,18 +63,18 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, StubJobs]]
     server, jobs = Server(plan, 3, "127.0.0.1", None, "q", None), StubJobs()
 
     def function(plan: Any, rendezvous: Rendezvous, slots: list[int]) -> Callable[[int, int], Any]:
-        return lambda n, attempt: Worker(plan, rendezvous).run(slots[n], attempt, f"executor {attempt}")
+        return lambda n, attempt: WorkerLoop(plan, rendezvous).run(slots[n], attempt, f"executor {attempt}")
 
     monkeypatch.setattr(elastic, "worker_function", function)
     monkeypatch.setattr(elastic, "await_executors", lambda spark, plan, over: None)
     monkeypatch.setattr(elastic, "collect_in_tasks", jobs.collect)
-    monkeypatch.setattr(elastic.Elastic, "_ask_spark", lambda self: None)
+    monkeypatch.setattr(elastic.WorkerTasks, "_ask_spark", lambda self: None)
     configuration = SimpleNamespace(get=lambda key, otherwise=None: otherwise)
     spark = SimpleNamespace(
         sparkContext=SimpleNamespace(getConf=lambda: configuration),
     )
     rendezvous = server.start()
-    tasks = elastic.Elastic(spark, plan, server, jobs, lambda slots: None)
+    tasks = elastic.WorkerTasks(spark, plan, server, jobs, lambda slots: None)
     tasks.start(rendezvous, [0, 1, 2])
     over = threading.Event()
 
@@ -136,12 +136,12 @@ def test_tasks_that_were_started_are_not_started_again_though_the_controller_was
         ends.append(done)
 
     monkeypatch.setattr(elastic, "worker_function", lambda *_: None)
-    monkeypatch.setattr(elastic.Elastic, "_ask_spark", lambda self: None)
+    monkeypatch.setattr(elastic.WorkerTasks, "_ask_spark", lambda self: None)
     configuration = SimpleNamespace(get=lambda key, otherwise=None: otherwise)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: configuration))
     ended: list[Any] = []
     server = SimpleNamespace(core=c.core, look=look, tasks_ended=lambda slots, *_: ended.append(slots))
-    tasks = elastic.Elastic(spark, c.core.plan, server, SimpleNamespace(run=run), lambda slots: None)
+    tasks = elastic.WorkerTasks(spark, c.core.plan, server, SimpleNamespace(run=run), lambda slots: None)
     for _ in range(2):
         tasks.look(None)
     assert started == ["workers"]

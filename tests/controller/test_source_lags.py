@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from controller.report.source_lags import SourceLags
+from controller.report.progress import SourceLags
 from flux.dataflow.plan import DataFrameSourcePlan, WorkerSourcePlan
 from flux.dataflow.source_reader import FunctionReader
 from flux.wire.statistics import SourceLag

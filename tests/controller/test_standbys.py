@@ -8,7 +8,7 @@ import pytest
 
 import flux
 from controller.explain import explain
-from controller.operate.desk import About, Desk
+from controller.operate.request_handler import About, RequestHandler
 from controller.operate.requests import GetPartitions
 from controller.report.metrics import Metrics
 from controller.report.progress import Progress
@@ -202,7 +202,9 @@ def test_partitions_show_the_age_and_size_of_each_checkpoint() -> None:
     worker = c.holders()[1]
     stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None, "checkpoints": [(0, 77, 1.25)]}
     c.report(worker, Heartbeat(node=worker, progress=1, stats={"stages": [stage]}))
-    desk = Desk(c.core, About("q", None, "a", 1, 0.0), lambda: None, Metrics(c.core.plan, "q", None), lambda: None)
+    desk = RequestHandler(
+        c.core, About("q", None, "a", 1, 0.0), lambda: None, Metrics(c.core.plan, "q", None), lambda: None
+    )
     answer, _ = desk.answer(GetPartitions(), c.now)
     said = [(row.role, row.kind, row.checkpoint_behind_s) for row in answer.replicas]
     assert said == [("primary", ACTIVE, None), ("standby", STANDBY, 1.25)]

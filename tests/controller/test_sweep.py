@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flux
-from controller.dag import compile_plan
-from controller.replicas.apart import WorkerPlace
-from controller.replicas.next_additions import (
+from controller.plan_compiler import compile_plan
+from controller.replicas.additions import (
     Addition,
     Census,
     WantedAddition,
@@ -21,10 +20,11 @@ from controller.replicas.next_additions import (
     under_replicated,
 )
 from controller.replicas.placement import FarApart
+from controller.replicas.protection_wishes import ProtectionWishes
+from controller.replicas.spread import WorkerPlace
 from controller.replicas.table_changes import drop, retain, without_worker
-from controller.replicas.wishes import Wishes
 from flux.dataflow.plan import Plan
-from flux.dataflow.sources import DataFrameSource
+from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings
 from partitioning.table import ReplicaAt, Table
 
@@ -140,7 +140,7 @@ def test_a_census_kept_from_table_to_table_changes_no_answer(
 ) -> None:
     plan = planned(*copies[: len(placed)])
     now = table(*placed, workers=(0, 1, 2, 3))
-    census = Census(Wishes(plan))
+    census = Census(ProtectionWishes(plan))
     for stage, partition, worker, added in [(0, 0, 9, False), *changes]:
         change = retain if added else drop
         now = change(now, stage % len(placed), partition, worker)

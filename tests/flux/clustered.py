@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from partitioning.cluster import Clustered
+from partitioning.clustering import Clustered
 
 
 def clustered(rows: pa.RecordBatch, partitions: Sequence[int] | np.ndarray, counts: Sequence[int]) -> Clustered:

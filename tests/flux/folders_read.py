@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import flux
-from flux.dataflow.sources import RowStart
-from flux.folders.reading import FILE_ROWS
-from flux.folders.source import FilesReader
+from flux.connectors.files.reader import FILE_ROWS
+from flux.connectors.files.source import FilesReader
+from flux.dataflow.source import RowStart
 
 ROWS = pa.schema([("n", pa.int64())])
 #: Readers run in threads: how long they may take on a busy machine, and how long one is given to give nothing.

@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from controller.server import Server
-from flux.dataflow.api import Flow
-from flux.dataflow.sources import DataFrameSource, Source
+from flux.dataflow.flow import Flow
+from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import FluxError
 from flux.settings import Settings
 from flux.shell.ingress_loop import Ingress
 from flux.shell.transport import Keys, Sockets
-from flux.shell.worker import Worker
+from flux.shell.worker_loop import WorkerLoop
 
 SECRET = b"the secret of this query"
 #: A machine under load takes its time; nothing is judged by it.
@@ -107,7 +107,9 @@ class ThreadQuery:
         self.raised: list[BaseException] = []
         self._threads: list[threading.Thread] = []
         for slot in range(workers):
-            self._run(f"worker {slot}", lambda slot=slot: Worker(self.plan, self.rendezvous).run(slot, slot, "here"))
+            self._run(
+                f"worker {slot}", lambda slot=slot: WorkerLoop(self.plan, self.rendezvous).run(slot, slot, "here")
+            )
 
     def feed(self, inputs: Sequence[Iterable[pa.RecordBatch]], source: int = 0, attempt: int = 7) -> None:
         """One ingress thread for each item: the batches of one partition of a source."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from flux.durable import journal as journal_module
-from flux.durable.journal import Journal
-from flux.replicas.copy_state import Position, ReplicaState, decode_state
-from flux.replicas.standby import Checkpoint, Standby
+from flux.state.standby import Checkpoint, Standby
+from flux.state.state_copy import ReplicaState, StreamPosition, decode_state
+from flux.vault import journal as journal_module
+from flux.vault.journal import Journal
 from flux.wire.messages import OrderEntry, PartitionOrder
 from partitioning.ids import PartitionKey, StreamId
 
@@ -51,13 +51,13 @@ def checkpoint(
     """As it comes from a primary. ``size``: bytes of its operator's state. ``base``: what has changed since that number."""
     about: dict[str, object] = {"applied": step, "now": float(step), "entries": b"\x90", "committed": step}
     about["exit"] = None if left is None else (step, left, [])
-    pickled = pickle.dumps(ReplicaState(about, (Position(STREAM, step, incarnation, ((step, 7),)),), ()))
+    pickled = pickle.dumps(ReplicaState(about, (StreamPosition(STREAM, step, incarnation, ((step, 7),)),), ()))
     data = struct.pack("<Q", len(pickled)) + pickled + b"B" + text * size
     return Checkpoint.of(memoryview(data), decode_state(data), term, number, base)
 
 
 def take(journal: Journal, given: Checkpoint, key: PartitionKey = KEY) -> bool:
-    """As ``flux.replicas.arrivals`` does it with one that is news when it begins to come."""
+    """As ``flux.state.receiver`` does it with one that is news when it begins to come."""
     kept = journal.put(key, given)
     taken = standby(journal, key).take(kept)
     journal.landed(key, kept)
@@ -90,7 +90,7 @@ def all_held(journal: Journal) -> dict[PartitionKey, Any]:
 
 @dataclass
 class Memory:
-    """As ``flux.durable.journal.Store``. What is durable is in ``segment`` and ``files``; ``crash``: called wherever a crash
+    """As ``flux.vault.journal.Store``. What is durable is in ``segment`` and ``files``; ``crash``: called wherever a crash
     could come. Of what is appended and not flushed, any first part may be there after it."""
 
     segment: bytes = b""

@@ -1,4 +1,4 @@
-"""Says each call of ``flux.durable.directory`` to the file system, before it is made."""
+"""Says each call of ``flux.vault.directory_store`` to the file system, before it is made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flux.durable import directory as module
+from flux.vault import directory_store as module
 
 WATCHED, SYNCED = ("open", "write", "listdir", "close"), ("fsync", "fdatasync")
 

@@ -7,12 +7,12 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from flux.durable.bucket import Bucket
+from flux.vault.object_store import Bucket
 
 
 @dataclass
 class Objects:
-    """As ``flux.durable.remote.Objects``. ``before``: called with each request before it is made."""
+    """As ``flux.vault.object_store.Objects``. ``before``: called with each request before it is made."""
 
     held: dict[str, bytes] = field(default_factory=dict)
     before: Callable[[str], None] = lambda request: None

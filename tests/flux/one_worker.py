@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.dag import compile_plan
-from flux.dataflow.api import Flow
+from controller.plan_compiler import compile_plan
+from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan
-from flux.dataflow.sources import DataFrameSource, Source
-from flux.host.effects import ToConnection
-from flux.host.stage_worker import StageWorker
+from flux.dataflow.source import DataFrameSource, Source
 from flux.settings import Settings
 from flux.wire.messages import Data, ElementKind, Hello, Resume
+from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -63,8 +63,8 @@ def table(plan: Plan, epoch: int = 0, worker: int = 0, others: dict[tuple[int, i
     return Table(epoch, stages, sources, {worker: "", **dict.fromkeys((others or {}).values(), "")})
 
 
-def worker(plan: Plan, **more: Any) -> StageWorker:
-    core = StageWorker(plan, 0)
+def worker(plan: Plan, **more: Any) -> WorkerCore:
+    core = WorkerCore(plan, 0)
     core.on_table(table(plan, **more), 0.0)
     return core
 
@@ -76,7 +76,7 @@ def rows(*values: int) -> pa.RecordBatch:
 class Feeder:
     """The producer of stream 0.0, seen from the worker that consumes it with one partition."""
 
-    def __init__(self, core: StageWorker, connection: str = "feeder", incarnation: int = 0, producer: int = 0) -> None:
+    def __init__(self, core: WorkerCore, connection: str = "feeder", incarnation: int = 0, producer: int = 0) -> None:
         self.core, self.connection, self.incarnation, self.producer = core, connection, incarnation, producer
         self.nonce, self.number, self.first = -1, 0, 0
 
@@ -100,13 +100,13 @@ class Feeder:
         return [e.message for e in effects if isinstance(e, ToConnection) and e.connection == self.connection]
 
 
-def kept(core: StageWorker, stage: int = 0, partition: int = 0) -> list[list[int]]:
+def kept(core: WorkerCore, stage: int = 0, partition: int = 0) -> list[list[int]]:
     operator = core.replicas[stage, partition].operator
     assert isinstance(operator, Kept)
     return operator.batches
 
 
-def work(core: StageWorker, now: float = 0.0) -> int:
+def work(core: WorkerCore, now: float = 0.0) -> int:
     steps = 0
     while core.work(now):
         steps += 1

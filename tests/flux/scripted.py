@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.dag import compile_plan
-from flux.dataflow.sources import DataFrameSource
-from flux.replicas.outlet import Outlet
-from flux.replicas.replica import Replica
+from controller.plan_compiler import compile_plan
+from flux.dataflow.source import DataFrameSource
+from flux.exchange.inbound import Packet, RowSlice, WordSlice
+from flux.exchange.log import End
+from flux.exchange.producer import Producer
+from flux.replica.output import EdgeOutput
+from flux.replica.replica import Replica
 from flux.settings import Settings
-from flux.stream.elements import End
-from flux.stream.producer import Producer
-from flux.stream.receiver import Packet, RowSlice, WordSlice
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt
 
@@ -79,7 +79,7 @@ def made(operator: Any, replicas: int = 1, log_bytes: int = 1 << 20, **options: 
     flow = flux.stage(partitions=1, replicas=replicas)(operator)(DataFrameSource("rows", SCHEMA))
     settings = Settings.of(**({"step_max_rows": STEP_ROWS} | options))
     plan = compile_plan([flow], settings, lambda schema: schema, "q", b"")
-    outlet = Outlet(Producer(StreamId(1, 0), 0, 1, log_bytes, 1.0), ())
+    outlet = EdgeOutput(Producer(StreamId(1, 0), 0, 1, log_bytes, 1.0), ())
     return Replica(plan.stages[0], 0, 0, [outlet], plan.settings)
 
 

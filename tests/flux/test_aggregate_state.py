@@ -13,7 +13,7 @@ import pytest
 import flux
 from flux.dataflow.attributes import open_operator
 from flux.dataflow.operator import Context
-from flux.replicas.snapshot import decode_snapshot, encode_snapshot
+from flux.replica.snapshot import decode_snapshot, encode_snapshot
 
 KEPT = msgspec.msgpack.decode((Path(__file__).parent / "data" / "aggregate_state.msgpack").read_bytes())
 SCHEMA = pa.schema([

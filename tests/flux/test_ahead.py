@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flux.dataflow import ahead
-from flux.dataflow.ahead import Ahead
-from flux.dataflow.sources import Positioned
+from flux.dataflow import threaded_reader as ahead
+from flux.dataflow.source import Positioned
+from flux.dataflow.threaded_reader import ThreadedReader
 
 LONG_S = 20.0
 
@@ -28,7 +28,7 @@ class Reading:
         self._more = threading.Semaphore(0)
         self._items: list[Any] = []
         self.rang = threading.Event()
-        self.ahead = Ahead(self._given, "test", gather_s)
+        self.ahead = ThreadedReader(self._given, "test", gather_s)
         self.ahead.when_ready(self.rang.set)
 
     def _given(self) -> Iterator[Any]:

@@ -15,9 +15,9 @@ import zmq
 from attacked import MALFORMED, attacked_half_way, everywhere, named, until, zmtp
 from harness import LIMIT_S, SECRET, Peer
 
-from flux.shell.loop import Rendezvous
+from flux.shell.process import Rendezvous
 from flux.shell.transport import Keys
-from flux.wire.strangers import Strangers
+from flux.wire.handshake import Strangers
 
 
 @contextmanager

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 
 import flux
-from flux.dataflow.api import Stage
 from flux.dataflow.attributes import open_operator
-from flux.dataflow.chained import Chain
-from flux.dataflow.operator import Context, Operator
+from flux.dataflow.flow import Stage
+from flux.dataflow.operator import Chain, Context, Operator
 from flux.errors import SnapshotError, UsageError
-from flux.replicas.snapshot import check_snapshot, decode_snapshot, encode_snapshot
+from flux.replica.snapshot import check_snapshot, decode_snapshot, encode_snapshot
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 

@@ -11,10 +11,10 @@ import pytest
 from kept import KEY, LARGE, all_held, checkpoint, opened, orders, standby, take
 from objects import Objects, bucket
 
-from flux.durable import bucket as module
-from flux.durable import journal as journal_module
-from flux.durable.journal import Journal
 from flux.errors import QueryFailed, SnapshotError
+from flux.vault import journal as journal_module
+from flux.vault import object_store as module
+from flux.vault.journal import Journal
 
 STEPS = 5
 

@@ -12,17 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flux
-from controller.dag import compile_plan
-from controller.ends import check_ends
 from controller.explain import explain
-from flux.dataflow.api import StageWith
-from flux.dataflow.chained import Chain, Chained, chain_of
+from controller.plan_compiler import check_ends, compile_plan
+from flux.dataflow.flow import StageWith
+from flux.dataflow.operator import Chain, Chained, chain_of
 from flux.dataflow.plan import Plan
-from flux.dataflow.sources import DataFrameSource
+from flux.dataflow.source import DataFrameSource
 from flux.errors import UsageError, UserCodeError
 from flux.settings import Settings
 from flux.testing import apply
-from spark_integration.vault import description
+from spark_integration.query.checkpoint_location import description
 
 ROWS = pa.schema([("k", pa.int64()), ("x", pa.int64())])
 NUMBERED = ROWS.append(pa.field("n", pa.int64()))

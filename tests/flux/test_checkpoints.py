@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from flux.errors import UsageError
-from flux.host.checkpoints import AT_ONCE, Begin, Checkpoints, To
-from flux.replicas.copy_phases import OutPhase
-from flux.replicas.cuts import Cuts
-from flux.replicas.kinds import active, kind_named, standby
+from flux.replica.deltas import DeltaTracker
+from flux.replica.kinds import active, kind_named, standby
 from flux.settings import Settings
+from flux.state.phases import OutPhase
+from flux.worker.checkpoint_scheduler import AT_ONCE, Begin, CheckpointScheduler, CheckpointTarget
 from partitioning.ids import UPSTREAM, PartitionKey
 
 SETTINGS = replace(
@@ -29,10 +29,10 @@ AT = 7  # the standby's worker
 class Transfers:
     def __init__(self) -> None:
         self.checkpoints = 0
-        self.begun: dict[To, OutPhase] = {}
+        self.begun: dict[CheckpointTarget, OutPhase] = {}
 
     def under_way(self, key: PartitionKey, worker: int) -> OutPhase | None:
-        return self.begun.get(To(key, worker))
+        return self.begun.get(CheckpointTarget(key, worker))
 
 
 def peer(applied: int = 0, kind: Any = standby) -> Any:
@@ -42,14 +42,14 @@ def peer(applied: int = 0, kind: Any = standby) -> Any:
 def replica(applied: int, state_bytes: int = 0, **more: Any) -> Any:
     order = SimpleNamespace(peers={AT: peer()}, end=applied)
     about = {"primary": True, "finished": False, "between_steps": True, "step_s": 0.01} | more
-    return SimpleNamespace(applied=applied, order=order, state_bytes=state_bytes, cuts=Cuts(), **about)
+    return SimpleNamespace(applied=applied, order=order, state_bytes=state_bytes, cuts=DeltaTracker(), **about)
 
 
 class Scene:
     def __init__(self, *replicas: Any, policy: str = "round-robin") -> None:
         self.replicas = {PartitionKey(0, number): each for number, each in enumerate(replicas)}
         self.transfers: Any = Transfers()
-        self.made = Checkpoints(self.replicas, replace(SETTINGS, checkpoint_policy=policy), self.transfers)
+        self.made = CheckpointScheduler(self.replicas, replace(SETTINGS, checkpoint_policy=policy), self.transfers)
 
     def next(self, now: float) -> list[int]:
         return [begin.key.partition for begin in self.made.next(now)]
@@ -74,7 +74,7 @@ def test_each_interval_and_the_one_that_has_waited_longest_first() -> None:
 def test_nothing_is_sent_of_what_has_not_changed_or_is_on_its_way() -> None:
     scene = Scene(replica(5), replica(5))
     scene.taken(0)
-    scene.transfers.begun[To(PartitionKey(0, 1), AT)] = OutPhase.SENDING
+    scene.transfers.begun[CheckpointTarget(PartitionKey(0, 1), AT)] = OutPhase.SENDING
     assert scene.next(0.0) == []
     assert scene.next(5.0) == []
 
@@ -95,11 +95,11 @@ def test_a_replay_point_that_does_not_come_is_replaced_by_a_checkpoint_where_row
     scene = Scene(upstream(5))
     key = PartitionKey(0, 0)
     scene.made.next(0.6)
-    scene.transfers.begun[To(key, AT)] = OutPhase.UNACKED
+    scene.transfers.begun[CheckpointTarget(key, AT)] = OutPhase.UNACKED
     assert scene.made.next(5.0) == [], "nobody is held up"
     scene.made.press(key)
     assert scene.made.next(5.3) == [Begin(key, AT, True)]
-    scene.transfers.begun[To(key, AT)] = OutPhase.SENDING
+    scene.transfers.begun[CheckpointTarget(key, AT)] = OutPhase.SENDING
     scene.made.press(key)
     assert scene.made.next(9.0) == [], "it is on its way"
 

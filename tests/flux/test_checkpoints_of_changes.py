@@ -12,18 +12,17 @@ import pytest
 import flux
 from flux.dataflow.plan import StagePlan
 from flux.errors import UserCodeError
-from flux.replicas import image
-from flux.replicas.arrivals import Arrivals
-from flux.replicas.aside import attempt
-from flux.replicas.copy_state import Position, ReplicaState, StateCopy
-from flux.replicas.parts import Limits
-from flux.replicas.replica import Replica
-from flux.replicas.shelf import Shelf
-from flux.replicas.standby import Checkpoint, Standby
-from flux.replicas.transfers import Aside, ToSender, Transfers
+from flux.exchange.producer import ToWorker
+from flux.replica.replica import Replica
 from flux.settings import Settings
-from flux.stream.producer import ToWorker
+from flux.state import standby as image
+from flux.state.jobs import attempt
+from flux.state.receiver import StateReceiver
+from flux.state.sender import Aside, StateSender, ToSender
+from flux.state.standby import Checkpoint, Standby, StandbyStore
+from flux.state.state_copy import ReplicaState, StateCopy, StreamPosition
 from flux.wire.messages import Install, Installed, OrderEntry, PartitionOrder
+from flux.wire.parts import PartLimits
 from partitioning.ids import STANDBY, PartitionKey, StreamId
 from partitioning.table import ReplicaAt
 
@@ -72,7 +71,7 @@ class Host:
         self.replicas: dict[PartitionKey, Replica] = {}
         self.awaited: dict[PartitionKey, int] = {}
         self.followers: dict[PartitionKey, Any] = {}
-        self.shelf = Shelf()
+        self.shelf = StandbyStore()
         self.led: list[StateCopy | None] = []
 
     def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...]:
@@ -100,21 +99,21 @@ def replica_of() -> Replica:
 class Scene:
     """A primary, and two workers with a standby each. Nothing travels unless it is carried."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        limits = limits or Limits(part_bytes=1000)
+    def __init__(self, limits: PartLimits | None = None) -> None:
+        limits = limits or PartLimits(part_bytes=1000)
         self.source = Host()
-        self.sender = Transfers(self.source, b"secret", 1.0, lambda: 0.0, limits)  # type: ignore[arg-type]
+        self.sender = StateSender(self.source, b"secret", 1.0, lambda: 0.0, limits)  # type: ignore[arg-type]
         self.primary = self.source.replicas[KEY] = replica_of()
         self.operator: Any = self.primary.operator
         self.hosts = {worker: Host() for worker in (ONE, TWO)}
         self.receivers = {
-            worker: Transfers(host, b"secret", 1.0, lambda: 0.0, limits)  # type: ignore[arg-type]
+            worker: StateSender(host, b"secret", 1.0, lambda: 0.0, limits)  # type: ignore[arg-type]
             for worker, host in self.hosts.items()
         }
         for host in self.hosts.values():
             host.followers[KEY] = Standby(KEY, LIFE)
         self.lead(5)
-        self.aside: deque[tuple[Transfers, Aside]] = deque()
+        self.aside: deque[tuple[StateSender, Aside]] = deque()
         self.parts: deque[ToWorker] = deque()
         self.sent: dict[int, int] = {}
 
@@ -189,7 +188,9 @@ class Scene:
 
 @pytest.fixture(params=["at once", "aside"])
 def scene(request: pytest.FixtureRequest) -> Scene:
-    return Scene(Limits(part_bytes=1000) if request.param == "at once" else Limits(part_bytes=1000, inline_bytes=0))
+    return Scene(
+        PartLimits(part_bytes=1000) if request.param == "at once" else PartLimits(part_bytes=1000, inline_bytes=0)
+    )
 
 
 def test_the_first_checkpoint_is_whole_and_the_next_ones_are_what_has_changed(scene: Scene) -> None:
@@ -331,7 +332,7 @@ def test_changes_of_more_than_half_of_the_state_are_not_worth_it(scene: Scene) -
 
 
 def test_after_so_many_a_whole_one_comes() -> None:
-    scene = Scene(Limits(changes_max=2))
+    scene = Scene(PartLimits(changes_max=2))
     sizes = []
     for step in range(6):
         scene.step(str(step))
@@ -348,7 +349,7 @@ def test_a_forged_base_is_seen() -> None:
     scene.step("b")
     scene.sender.checkpoint(KEY, ONE)
     scene.think()
-    arrivals: Arrivals = scene.receivers[ONE].arrivals
+    arrivals: StateReceiver = scene.receivers[ONE].arrivals
     standby = scene.standby(ONE)
     standby.checkpoint = Checkpoint(0, memoryview(b"other"), term=5, number=0)
     for part in scene.parts:
@@ -396,7 +397,7 @@ def test_positions_are_those_of_the_newest_piece() -> None:
     about: dict[str, object] = {"applied": 4, "now": 2.0}
     base = Checkpoint(2, memoryview(b"whole"), (), 1, 1, {StreamId(0, 0): 2}, 1.0)
     piece = Checkpoint.of(
-        memoryview(b"changes"), ReplicaState(about, (Position(StreamId(0, 0), 4, 0, ()),), ()), 1, 2, base=1
+        memoryview(b"changes"), ReplicaState(about, (StreamPosition(StreamId(0, 0), 4, 0, ()),), ()), 1, 2, base=1
     )
     both = piece.after(base)
     assert (both.step, both.next, both.at, both.number) == (4, {StreamId(0, 0): 4}, 2.0, 2)

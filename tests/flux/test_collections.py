@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flux.shell import loop as shell
+from flux.shell import process as shell
 
 
 class Cyclic:

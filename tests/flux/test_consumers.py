@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from flux.stream.consumers import Consumers
+from flux.exchange.consumer_map import Consumers
 from partitioning.table import ReplicaAt, Table, change_between, changed_by
 
 PARTITIONS, WORKERS = 7, 5

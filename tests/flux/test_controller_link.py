@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flux.errors import QueryTimeout
-from flux.shell.loop import GRACE_S, ControllerLink, Rendezvous
+from flux.shell.process import GRACE_S, ControllerLink, Rendezvous
 from flux.shell.transport import Sockets
 
 LIMIT_S = 60.0

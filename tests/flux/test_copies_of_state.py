@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import SnapshotError
-from flux.replicas import copy_state
-from flux.replicas.snapshot import ALIGNMENT, decode_snapshot, encode_snapshot
-from flux.stream.elements import Rows
-from flux.stream.log import LogEntry
-from flux.stream.producer import Producer
-from partitioning.cluster import Clustering
+from flux.exchange.log import LogEntry, Rows
+from flux.exchange.producer import Producer
+from flux.replica.snapshot import ALIGNMENT, decode_snapshot, encode_snapshot
+from flux.state import state_copy as copy_state
+from partitioning.clustering import Clustering
 from partitioning.ids import StreamId
 
 BATCH = pa.record_batch({"key": [1, 2, None], "name": ["a", None, "c"]})

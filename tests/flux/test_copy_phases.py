@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from flux.replicas.copy_phases import IN_STEPS, OUT_STEPS, InEvent, InPhase, OutEvent, OutPhase, after_in, after_out
+from flux.state.phases import IN_STEPS, OUT_STEPS, InEvent, InPhase, OutEvent, OutPhase, after_in, after_out
 
 
 def test_every_event_of_every_phase_is_in_the_table_or_a_mistake() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flux.stream.credit import Credit
-from flux.stream.receiver import Inbound
+from flux.exchange.inbound import Inbound
+from flux.worker.subscriptions import Credit
 from partitioning.ids import StreamId
 
 SOURCES, STAGES = 0, 1  # edges

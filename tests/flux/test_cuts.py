@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from flux.replicas.cuts import Cuts
-from flux.replicas.parts import Limits
+from flux.replica.deltas import DeltaTracker
+from flux.wire.parts import PartLimits
 
 ONE, TWO = 1, 2
 LIVES = {ONE: 10, TWO: 20}
-LIMITS = Limits(changes_max=3, changes_share=0.5)
+LIMITS = PartLimits(changes_max=3, changes_share=0.5)
 
 
 def changes(text: str) -> memoryview:
     return memoryview(text.encode())
 
 
-def led(term: int = 5) -> Cuts:
-    cuts = Cuts()
+def led(term: int = 5) -> DeltaTracker:
+    cuts = DeltaTracker()
     cuts.follow(term, LIVES, LIMITS)
     return cuts
 
 
-def whole(cuts: Cuts, worker: int, number: int, nbytes: int = 100, confirmed: bool = True) -> None:
+def whole(cuts: DeltaTracker, worker: int, number: int, nbytes: int = 100, confirmed: bool = True) -> None:
     cuts.sent_whole(worker, LIVES[worker], number, nbytes)
     if confirmed:
         cuts.confirm(worker, number)
 
 
-def lacking(cuts: Cuts, worker: int) -> list[bytes] | None:
+def lacking(cuts: DeltaTracker, worker: int) -> list[bytes] | None:
     """None: it gets a whole one."""
     held = cuts.base(worker)
     return None if held is None else [bytes(each) for each in cuts.since(held)]

@@ -6,10 +6,9 @@ import msgspec
 import pytest
 from kept import KEY, LARGE, Memory, all_held, checkpoint, held, opened, orders, standby, take, two_flushes
 
-from flux.durable import records
-from flux.durable.journal import Journal
-from flux.durable.records import Fenced, Ordered, Seen, frame, frames
 from flux.errors import SnapshotError
+from flux.vault import journal as records
+from flux.vault.journal import FencedRecord, Journal, Ordered, Seen, frame, frames
 
 #: Of a frame's header: bytes from, and below.
 MAGIC, CHECKSUM, LENGTH, UNPACKED = (0, 4), (4, 8), (8, 12), (12, 16)
@@ -56,7 +55,7 @@ def test_a_bit_that_is_wrong_in_the_last_frame_is_a_torn_frame() -> None:
 
 
 def test_a_record_of_another_release_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_decoder", msgspec.msgpack.Decoder(list[Seen | Fenced]))
+    monkeypatch.setattr(records, "_decoder", msgspec.msgpack.Decoder(list[Seen | FencedRecord]))
     with pytest.raises(SnapshotError, match=r"the journal was written by another release of Flux: .*'o'"):
         read(b"".join(three_frames()))
 

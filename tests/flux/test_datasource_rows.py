@@ -38,11 +38,11 @@ from pyspark.sql.types import (
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.dataflow.ledger import LedgerBroken
 from flux.settings import Settings
-from spark_integration.datasource_rows import arrow_schema, batches
-from spark_integration.prepare import prepared
+from spark_integration.datasource.rows import arrow_schema, batches
+from spark_integration.query.source_setup import prepared
 
 #: Readers run in threads.
 LONG_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from flux.dataflow.ddl import parse_ddl
+from flux.dataflow.schema import parse_ddl
 from flux.errors import SchemaError
 
 

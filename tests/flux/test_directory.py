@@ -16,11 +16,11 @@ import pytest
 from kept import KEY, LARGE, all_held, checkpoint, opened, orders, standby, take
 from kept_watched import At, watch
 
-from flux.durable import journal as journal_module
-from flux.durable.directory import Directory, check_location, write_whole
-from flux.durable.journal import Journal
-from flux.durable.place import place_of
 from flux.errors import SnapshotError, UsageError
+from flux.vault import journal as journal_module
+from flux.vault.directory_store import Directory, check_location, write_whole
+from flux.vault.journal import Journal
+from flux.vault.location import place_of
 
 
 @pytest.fixture

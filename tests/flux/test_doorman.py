@@ -12,7 +12,7 @@ import pytest
 import zmq
 from harness import LIMIT_S, Peer
 
-from flux.shell.doorman import Door
+from flux.shell.authentication import Door
 from flux.shell.transport import Keys, Sockets
 from flux.wire.handshake import Tickets
 

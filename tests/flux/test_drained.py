@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flux.host.drained import Drained
-from flux.stream.elements import End
-from flux.stream.log import Log, LogEntry
+from flux.exchange.log import End, Log, LogEntry
+from flux.worker.core import DrainCounter
 
 
 def log(*sequences: int) -> Log:
@@ -25,12 +24,12 @@ def ack(of: Log, through: int) -> None:
 
 
 def test_empty_logs_are_drained_at_every_look() -> None:
-    drained = Drained()
+    drained = DrainCounter()
     assert [drained.look([log(), log()]) for _ in range(3)] == [1, 2, 3]
 
 
 def test_what_was_there_must_leave_every_log_and_what_came_later_need_not() -> None:
-    drained, one, other = Drained(), log(0, 1), log(0)
+    drained, one, other = DrainCounter(), log(0, 1), log(0)
     assert drained.look([one, other]) == 1
     ack(one, 1)
     assert drained.look([one, other]) == 1
@@ -45,7 +44,7 @@ def test_what_was_there_must_leave_every_log_and_what_came_later_need_not() -> N
 
 
 def test_a_log_that_is_gone_holds_nothing_up() -> None:
-    drained, dropped, kept = Drained(), log(0), log(0)
+    drained, dropped, kept = DrainCounter(), log(0), log(0)
     assert drained.look([dropped, kept]) == 1
     ack(kept, 0)
     assert drained.look([kept]) == 2

@@ -11,9 +11,9 @@ from harness import LIMIT_S, ThreadQuery, dataframe
 
 import flux
 from flux.errors import Fenced
-from flux.host.fetching import ASK_EVERY_S
-from flux.shell.egress_loop import Egress
-from flux.shell.loop import Stopped
+from flux.shell.output_loops import Egress
+from flux.shell.process import Stopped
+from flux.tasks.output_fetch import ASK_EVERY_S
 from flux.wire.messages import Fetch
 
 SCHEMA = pa.schema([("x", pa.int64()), ("wide", pa.string())])

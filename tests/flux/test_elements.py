@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import ProtocolError
-from flux.stream.elements import WORDS, End
+from flux.exchange.log import WORDS, End
 from flux.wire.codec import check_shape, decode_data
 from flux.wire.frames import encode
 from flux.wire.messages import Data, ElementKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flux.errors import QueryTimeout
-from flux.host.fetching import ASK_EVERY_S, SILENCE_MAX_S, Fetching
+from flux.tasks.output_fetch import ASK_EVERY_S, SILENCE_MAX_S, OutputFetch
 from flux.wire.messages import Chunk, Fetch
 from partitioning.table import ReplicaAt, Table
 
@@ -42,12 +42,12 @@ class Lost:
 
 def test_a_worker_that_has_just_taken_over_owes_nothing_for_those_lost_before_it() -> None:
     way = Lost(each_s=SILENCE_MAX_S * 0.8, last=5)
-    assert Fetching(way, 0, 0).fetch(0) is not None
+    assert OutputFetch(way, 0, 0).fetch(0) is not None
     assert way.now() == pytest.approx(SILENCE_MAX_S * 0.8 * 5, abs=2 * ASK_EVERY_S)
 
 
 def test_one_worker_that_is_silent_for_long_is_named() -> None:
     way = Lost(each_s=1e9, last=1)
     with pytest.raises(QueryTimeout, match=f"worker at 0 did not send .* within {SILENCE_MAX_S:g} s"):
-        Fetching(way, 0, 0).fetch(0)
+        OutputFetch(way, 0, 0).fetch(0)
     assert way.now() == pytest.approx(SILENCE_MAX_S, abs=2 * ASK_EVERY_S)

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from flux.dataflow.exact_cast import cast_exactly
-from flux.folders import formats
-from flux.folders.errors import BadFile
-from flux.folders.formats import CsvFormat, FileFormat, JsonFormat, ParquetFormat
+from flux.connectors.files import formats
+from flux.connectors.files.errors import BadFile
+from flux.connectors.files.formats import CsvFormat, FileFormat, JsonFormat, ParquetFormat
+from flux.dataflow.plain_columns import cast_exactly
 
 LOCAL = fs.LocalFileSystem()
 AB = pa.schema([("a", pa.string()), ("b", pa.string())])

@@ -14,15 +14,15 @@ from folders_read import LONG_S, drain, fails, gives_nothing, numbers, started, 
 from pyarrow import fs
 
 import flux
+from flux.connectors.files.completion import AGAIN_S, SHOWN_S, Completion
+from flux.connectors.files.errors import BadFile, FileError, FileGone, gone
+from flux.connectors.files.formats import ParquetFormat
+from flux.connectors.files.listing import FoundFile, Rules, listed
+from flux.connectors.files.reader import FILE_ROWS
+from flux.connectors.files.source import FilesReader
+from flux.dataflow.source import RowStart
 from flux.dataflow.source_reader import SourceSettings
-from flux.dataflow.sources import RowStart
-from flux.folders.completion import AGAIN_S, SHOWN_S, Completion
-from flux.folders.errors import BadFile, FileError, FileGone, gone
-from flux.folders.formats import ParquetFormat
-from flux.folders.listing import FoundFile, Rules, listed
-from flux.folders.reading import FILE_ROWS
-from flux.folders.source import FilesReader
-from flux.stream.numbered import ROTATION_ROWS
+from flux.exchange.slices import ROTATION_ROWS
 
 LOCAL = fs.LocalFileSystem()
 
@@ -164,7 +164,7 @@ def test_a_file_that_never_is_complete_is_seen_and_then_an_error(tmp_path: Path,
 
 
 def test_a_file_that_stays_incomplete_is_shown_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flux.folders.completion.SHOWN_S", 0.0)
+    monkeypatch.setattr("flux.connectors.files.completion.SHOWN_S", 0.0)
     damaged(tmp_path)
     reader = started(tmp_path)
     (shown,) = reader.unread_files()["incomplete"].items()
@@ -228,7 +228,7 @@ def broken(folder: Path, data: bytes, reader: FilesReader) -> FilesReader:
 
 
 def test_text_that_does_not_fit_from_some_row_on_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flux.folders.formats.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("flux.connectors.files.formats.BLOCK_BYTES", 1000)
     (tmp_path / "a.csv").write_text("1\n" * 40_000 + "x\n" + "2\n" * 3)
     (tmp_path / "b.csv").write_text("3\n")
     os.utime(tmp_path / "a.csv", (1, 1))
@@ -348,8 +348,8 @@ def test_a_file_that_is_gone_while_it_is_opened_is_gone(tmp_path: Path, monkeypa
 
 
 def test_two_lives_that_disagree_are_told(tmp_path: Path) -> None:
+    from flux.connectors.files.watch import CORRUPT, MISSING, EarlyEnd
     from flux.dataflow.ledger import LedgerBroken
-    from flux.folders.watching import CORRUPT, MISSING, EarlyEnd
 
     write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path, ignoreMissingFiles=True)

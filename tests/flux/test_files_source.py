@@ -14,9 +14,9 @@ import pytest
 from folders_read import LONG_S, ROWS, drain, fails, given, gives_nothing, numbers, started, take, write
 
 import flux
+from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone
 from flux.dataflow.ledger import LedgerBroken
 from flux.dataflow.source_reader import SourceSettings
-from flux.folders.errors import BadFile, FileChanged, FileError, FileGone
 
 
 def test_files_that_come_later_are_read_later_whatever_their_time(tmp_path: Path) -> None:

@@ -7,25 +7,25 @@ import pytest
 from one_worker import SCHEMA, Feeder, Kept, kept, planned, work
 
 import flux
-from flux.host.gathering import REST_MAX_S, SHARE, SMALL_ROWS, Gathering
-from flux.host.stage_worker import StageWorker
 from flux.wire.messages import OrderEntry, OrdersSeen, PartitionSeen
+from flux.worker.core import WorkerCore
+from flux.worker.pacing import IDLE_REST_MAX_S, SHARE, SMALL_ROWS, GatherRest
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
 
 
 def test_it_rests_in_proportion_to_its_work_and_never_for_long() -> None:
-    gathering = Gathering()
+    gathering = GatherRest()
     gathering.worked(0.0003, rows=50, steps=2)
     gathering.worked(0.0002, rows=0, steps=0)  # receiving
     assert gathering.rest() == pytest.approx(SHARE * 0.0005)
     assert gathering.rest() == 0, "it has done nothing since"
     gathering.worked(1.0, rows=50, steps=2)
-    assert gathering.rest() == REST_MAX_S
+    assert gathering.rest() == IDLE_REST_MAX_S
 
 
 def test_large_steps_and_turns_without_any_lead_to_no_rest() -> None:
-    gathering = Gathering()
+    gathering = GatherRest()
     gathering.worked(0.01, rows=SMALL_ROWS * 3 + 1, steps=3)
     assert gathering.rest() == 0
     gathering.worked(0.01, rows=0, steps=0)
@@ -42,7 +42,7 @@ class First(flux.Operator):
 def test_what_a_worker_sends_to_itself_while_it_sends_is_work_that_is_left() -> None:
     """A commit lets rows go to the next stage on the same worker: it must not rest before it has applied them."""
     plan = planned(flux.stage(partitions=1, replicas=2)(First), flux.stage(partitions=1)(Kept))
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(1, 0)),), ((ReplicaAt(0, 0),),)), (), {0: "", 1: ""}), 0.0)
     work(core)
     list(core.poll(0.0))
@@ -63,9 +63,9 @@ def test_what_a_worker_sends_to_itself_while_it_sends_is_work_that_is_left() -> 
     assert kept(core, 1) == [[1, 2, 3]]
 
 
-def gathering(operator: type[flux.Operator]) -> tuple[StageWorker, Feeder]:
+def gathering(operator: type[flux.Operator]) -> tuple[WorkerCore, Feeder]:
     """A worker on which small slices wait for others."""
-    core = StageWorker(planned(flux.stage(partitions=1)(operator)), 0)
+    core = WorkerCore(planned(flux.stage(partitions=1)(operator)), 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0),),),), (), {0: ""}), 0.0)
     core.turns.gather_s = 0.004
     feeder = Feeder(core)
@@ -95,7 +95,7 @@ def test_small_slices_wait_for_others_and_are_applied_in_one_step() -> None:
 def test_a_slice_that_an_ordered_step_has_waited_for_does_not_wait() -> None:
     """The order came from a primary that is lost, and this replica leads now."""
     plan = planned(flux.stage(partitions=1, replicas=2)(First), flux.stage(partitions=1)(Kept))
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     here, there = ReplicaAt(0, 0), ReplicaAt(1, 0)
     core.on_table(Table(0, (((there, here),), ((here,),)), (), {0: "", 1: ""}), 0.0)
     core.turns.gather_s = 0.004

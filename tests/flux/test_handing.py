@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from kept import KEY, LARGE, Memory, checkpoint, held, opened, orders, standby
 from msgspec.structs import replace
 
-from flux.durable.handing import Handing
 from flux.errors import ProtocolError
-from flux.replicas import image
-from flux.replicas.arrivals import Arrivals, sign
-from flux.replicas.parts import Limits, Part, Parts
-from flux.replicas.standby import Standby
-from flux.stream.producer import ToWorker
+from flux.exchange.producer import ToWorker
+from flux.state import standby as image
+from flux.state.receiver import StateReceiver, sign
+from flux.state.standby import Standby
+from flux.vault.vault import HandedCopies
 from flux.wire.handshake import MAC_BYTES
 from flux.wire.messages import Install, Installed, Restore
+from flux.wire.parts import PartLimits, StatePart, StateParts
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
 
 SECRET, AGAIN_S = b"secret", 1.0
 #: A few parts, two under way.
-SMALL = Limits(part_bytes=100, parts=2, inline_bytes=0)
+SMALL = PartLimits(part_bytes=100, parts=2, inline_bytes=0)
 LIFE, WORKER = 7, 4
 ASKED = Restore(*KEY, LIFE, WORKER)
 
@@ -122,8 +122,8 @@ def test_a_standby_that_the_journal_keeps_in_a_file_has_an_image_too() -> None:
 # ---- parts
 
 
-def parts(nbytes: int = 450, signature: bytes | None = b"s" * MAC_BYTES) -> Parts:
-    return Parts(memoryview(bytes(range(256)) * 4)[:nbytes], signature)
+def parts(nbytes: int = 450, signature: bytes | None = b"s" * MAC_BYTES) -> StateParts:
+    return StateParts(memoryview(bytes(range(256)) * 4)[:nbytes], signature)
 
 
 def test_no_more_parts_are_under_way_than_allowed() -> None:
@@ -141,12 +141,12 @@ def test_the_signature_comes_last_and_when_it_is_there() -> None:
     made.on_received(150, 0.1)
     assert list(made.due(0.2, AGAIN_S, SMALL)) == []
     made.signature = b"s" * MAC_BYTES
-    assert list(made.due(0.3, AGAIN_S, SMALL)) == [Part(150, b"s" * MAC_BYTES)]
+    assert list(made.due(0.3, AGAIN_S, SMALL)) == [StatePart(150, b"s" * MAC_BYTES)]
     made.validate()
 
 
 def test_of_nothing_the_signature_is_sent() -> None:
-    assert list(parts(0).due(0.0, AGAIN_S, SMALL)) == [Part(0, b"s" * MAC_BYTES)]
+    assert list(parts(0).due(0.0, AGAIN_S, SMALL)) == [StatePart(0, b"s" * MAC_BYTES)]
 
 
 def test_what_has_no_answer_for_long_is_sent_again_from_where_the_other_end_is() -> None:
@@ -164,7 +164,7 @@ def test_when_all_has_come_it_asks_whether_the_replica_lives() -> None:
     list(made.due(0.0, AGAIN_S, SMALL))
     made.on_received(made.total, 0.1)
     assert list(made.due(0.5, AGAIN_S, SMALL)) == []
-    assert list(made.due(1.2, AGAIN_S, SMALL)) == [Part(made.total, b"")]
+    assert list(made.due(1.2, AGAIN_S, SMALL)) == [StatePart(made.total, b"")]
 
 
 def test_what_the_other_end_has_forgotten_is_sent_again_when_it_says_so_on_being_asked() -> None:
@@ -174,7 +174,7 @@ def test_what_the_other_end_has_forgotten_is_sent_again_when_it_says_so_on_being
     made.on_received(made.total, 0.1)
     made.on_received(0, 0.2)
     assert list(made.due(0.5, AGAIN_S, SMALL)) == [], "nobody has asked: this answer is old"
-    assert list(made.due(1.2, AGAIN_S, SMALL)) == [Part(made.total, b"")]
+    assert list(made.due(1.2, AGAIN_S, SMALL)) == [StatePart(made.total, b"")]
     made.on_received(0, 1.3)
     assert [part.offset for part in made.due(1.3, AGAIN_S, SMALL)] == [0, 50]
     made.validate()
@@ -196,11 +196,11 @@ def test_answers_that_make_no_sense_or_are_old_change_nothing(received: int) -> 
 # ---- handing
 
 
-def handing(limits: Limits = SMALL) -> Handing:
-    return Handing(SECRET, AGAIN_S, limits)
+def handing(limits: PartLimits = SMALL) -> HandedCopies:
+    return HandedCopies(SECRET, AGAIN_S, limits)
 
 
-def sent(given: Handing, now: float = 0.0) -> list[Install]:
+def sent(given: HandedCopies, now: float = 0.0) -> list[Install]:
     return [effect.message for effect in given.poll(now) if isinstance(effect.message, Install)]
 
 
@@ -331,7 +331,7 @@ class Newcomer:
         self.answers: list[Installed] = []
         self.aside: list[tuple[Callable[[], Any], Callable[[Any, float], None]]] = []
         host: Any = self
-        self.arrivals = Arrivals(host, SECRET, 0, self._aside, self._answer)
+        self.arrivals = StateReceiver(host, SECRET, 0, self._aside, self._answer)
 
     def _aside(self, what: str, key: PartitionKey, job: Callable[[], Any], then: Callable[[Any, float], None]) -> None:
         self.aside.append((job, then))
@@ -357,7 +357,7 @@ class Newcomer:
             then(job(), 0.0)
 
 
-def carry(made: Handing, new: Newcomer, now: float, rng: random.Random, loss: float) -> None:
+def carry(made: HandedCopies, new: Newcomer, now: float, rng: random.Random, loss: float) -> None:
     under_way = [effect for effect in made.poll(now) for _ in range(1 + (rng.random() < loss))]
     rng.shuffle(under_way) if loss else None
     for effect in under_way:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
-from flux.dataflow.sources import DataFrameSource
+from controller.plan_compiler import compile_plan
+from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings
 from flux.shell import ingress_loop
 from flux.shell.ingress_loop import Ingress

@@ -16,23 +16,23 @@ from scripted import STREAM, Plain, feed, made, work
 from test_transfers import Two
 
 import flux
-from flux.host.hosted import Hosted
-from flux.host.stage_worker import StageWorker
-from flux.host.subscriptions import Subscriptions
-from flux.replicas.arrivals import Arrivals
-from flux.replicas.checksums import Checksums
-from flux.replicas.cuts import Cuts
-from flux.replicas.exit import Exit
-from flux.replicas.order import OrderLog
-from flux.replicas.parts import Limits, Parts
-from flux.replicas.release import Release
-from flux.replicas.replica import Replica
-from flux.replicas.standby import Checkpoint, Standby
-from flux.replicas.transfers import Transfers
-from flux.replicas.waiting import Waiting
-from flux.stream.producer import NEVER, Producer
-from flux.stream.receiver import Counters, Inbound
+from flux.exchange.inbound import Counters, Inbound
+from flux.exchange.producer import NEVER, Producer
+from flux.replica.deltas import DeltaTracker
+from flux.replica.order_log import OrderLog
+from flux.replica.output import SinkBuffer
+from flux.replica.output_checksums import OutputChecksums
+from flux.replica.release import ReleaseRule
+from flux.replica.replica import Replica
+from flux.replica.step_queue import StepQueue
+from flux.state.receiver import StateReceiver
+from flux.state.sender import StateSender
+from flux.state.standby import Checkpoint, Standby
 from flux.wire.messages import Data, OrderEntry, PartitionOrder, Resume
+from flux.wire.parts import PartLimits, StateParts
+from flux.worker.core import WorkerCore
+from flux.worker.hosted_replicas import HostedReplicas
+from flux.worker.subscriptions import Subscriptions
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -106,7 +106,7 @@ def secondary() -> Replica:
 def with_an_exit() -> Replica:
     """It has given a batch that has not left yet."""
     replica = made(Plain)
-    replica.exit = Exit(1 << 20)
+    replica.exit = SinkBuffer(1 << 20)
     replica.lead(0, [])
     feed(replica, 0, 7)
     work(replica, 1.0)
@@ -118,10 +118,10 @@ def ended(replica: Replica) -> None:
     replica.finished = replica.outlets[0].producer.finished = True
 
 
-def worker() -> StageWorker:
+def worker() -> WorkerCore:
     """It leads the first of two stages, whose rows wait, and follows in the second."""
     both = [flux.stage(partitions=1, replicas=2, name=name)(Plain) for name in ("First", "Second")]
-    core = StageWorker(planned(*both), 0)
+    core = WorkerCore(planned(*both), 0)
     rows = ((ReplicaAt(0, 0), ReplicaAt(OTHER, 0)),), ((ReplicaAt(OTHER, 0), ReplicaAt(0, 0)),)
     core.on_table(Table(0, rows, ((),), {0: "", OTHER: ""}), 0.0)
     feeder = Feeder(core)
@@ -130,20 +130,20 @@ def worker() -> StageWorker:
     return core
 
 
-def inbound_of(core: StageWorker) -> Inbound:
+def inbound_of(core: WorkerCore) -> Inbound:
     return core.subscriptions.streams[StreamId(0, 0)]
 
 
-def leads_twice(core: StageWorker) -> None:
+def leads_twice(core: WorkerCore) -> None:
     core.replicas[1, 0].primary = True
     core.hosted.note_roles()
 
 
-def sends() -> Transfers:
+def sends() -> StateSender:
     return Two().copied().sender
 
 
-def receives() -> Arrivals:
+def receives() -> StateReceiver:
     two = Two().copied()
     two.deliver(two.parts.popleft())
     return two.receiver.arrivals
@@ -159,9 +159,9 @@ def standby() -> Standby:
     return made
 
 
-def cuts() -> Cuts:
-    made = Cuts()
-    made.follow(0, {OTHER: 0}, Limits())
+def cuts() -> DeltaTracker:
+    made = DeltaTracker()
+    made.follow(0, {OTHER: 0}, PartLimits())
     made.sent_whole(OTHER, 0, 1, 100)
     made.add(memoryview(b"a"))
     return made
@@ -294,19 +294,19 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
         Producer,
         Inbound,
         Replica,
-        Waiting,
-        Release,
-        Checksums,
-        Cuts,
-        Exit,
-        Hosted,
-        Transfers,
-        Parts,
-        Arrivals,
+        StepQueue,
+        ReleaseRule,
+        OutputChecksums,
+        DeltaTracker,
+        SinkBuffer,
+        HostedReplicas,
+        StateSender,
+        StateParts,
+        StateReceiver,
         Standby,
         Subscriptions,
-        StageWorker,
+        WorkerCore,
     )
-    looks = [*(each.validate for each in machines), Hosted._validate_role]
+    looks = [*(each.validate for each in machines), HostedReplicas._validate_role]
     written = sum(inspect.getsource(look).count("assert ") for look in looks)
     assert written == len({said for _, _, said in BREAKS})

@@ -26,8 +26,8 @@ from kept import (
     two_flushes,
 )
 
-from flux.durable.journal import Journal
 from flux.errors import QueryFailed
+from flux.vault.journal import Journal
 from flux.wire.messages import OrderEntry, PartitionOrder
 from partitioning.ids import PartitionKey
 

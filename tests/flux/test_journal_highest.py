@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kept import LARGE, Memory, checkpoint, opened, orders, segments_of, standby, take
 
-from flux.durable.journal import Journal
+from flux.vault.journal import Journal
 
 
 def test_nothing_is_highest_where_nothing_is_kept() -> None:

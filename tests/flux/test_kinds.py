@@ -10,18 +10,18 @@ from one_worker import planned
 from scripted import OTHER, SCHEMA, Plain, feed, made, work
 
 import flux
-import flux.replicas.kinds as kinds
+import flux.replica.kinds as kinds
 from flux.errors import ProtocolError, QueryFailed
-from flux.host.stage_worker import StageWorker
-from flux.replicas.checksums import CHECKSUMS_KEPT
-from flux.replicas.kinds import AckMeaning, Active
-from flux.replicas.order import Claim, OrderLog
-from flux.replicas.replica import Replica
-from flux.stream.producer import Producer
+from flux.exchange.producer import Producer
+from flux.replica.kinds import AckMeaning, Active
+from flux.replica.order_log import OrderClaim, OrderLog
+from flux.replica.output_checksums import CHECKSUMS_KEPT
+from flux.replica.replica import Replica
 from flux.wire.codec import decode_command
 from flux.wire.control import NewTable
 from flux.wire.frames import encode
 from flux.wire.messages import Hello, OrderEntry, Orders, OrdersSeen, PartitionOrder
+from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 from tests.flux.test_order import entry
@@ -207,7 +207,7 @@ def test_what_is_repeated_and_differs_ends_the_query() -> None:
     feed(heir, 0, 7)
     order = OrderLog()
     order.on_orders(0, 0, [OrderEntry(1.0, 1.0, [(0, 0, 0)])], 1, 0)
-    heir.succeed(order, 0, Claim(1, 99))
+    heir.succeed(order, 0, OrderClaim(1, 99))
     heir.lead(1, [])
     with pytest.raises(QueryFailed, match="repeated after a loss and gave other output"):
         work(heir, 2.0)
@@ -225,7 +225,7 @@ def test_a_producer_keeps_nothing_for_a_kind_that_reads_no_streams() -> None:
 
 
 def test_a_consumer_reads_from_a_secondary_only_if_its_kind_releases_output() -> None:
-    core = StageWorker(planned(flux_stage("First"), flux_stage("Second")), 0)
+    core = WorkerCore(planned(flux_stage("First"), flux_stage("Second")), 0)
     replicas = ReplicaAt(1, 0, kind="silent"), ReplicaAt(2, 0, kind="silent"), ReplicaAt(3, 0)
     endpoints = dict.fromkeys(range(4), "")
     core.on_table(Table(0, ((replicas,), ((ReplicaAt(0, 0),),)), ((),), endpoints), 0.0)
@@ -237,7 +237,7 @@ def test_a_consumer_reads_from_a_secondary_only_if_its_kind_releases_output() ->
 
 
 def test_a_worker_keeps_the_order_for_a_replica_without_operator_and_forgets_it_with_the_table() -> None:
-    core = StageWorker(planned(flux_stage("First")), 0)
+    core = WorkerCore(planned(flux_stage("First")), 0)
     witnessed = Table(0, (((ReplicaAt(1, 0), ReplicaAt(0, 0, kind=WITNESS)),),), ((),), {0: "", 1: ""})
     core.on_table(witnessed, 0.0)
     assert not core.replicas
@@ -252,6 +252,6 @@ def test_a_worker_keeps_the_order_for_a_replica_without_operator_and_forgets_it_
 
 
 def test_a_replica_without_operator_that_is_to_lead_ends_the_query() -> None:
-    core = StageWorker(planned(flux_stage("First")), 0)
+    core = WorkerCore(planned(flux_stage("First")), 0)
     with pytest.raises(AssertionError, match="a replica without state cannot lead"):
         core.on_table(Table(0, (((ReplicaAt(0, 0, kind=WITNESS),),),), ((),), {0: ""}), 0.0)

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 from harness import LIMIT_S, SECRET, Rows, dataframe
 
-from controller.dag import compile_plan
-from flux.host.stage_worker import StageWorker
+from controller.plan_compiler import compile_plan
 from flux.settings import Settings
-from flux.shell import worker as module
+from flux.shell import worker_loop as module
 from flux.shell.lifeline import Lifeline
-from flux.shell.loop import Rendezvous
-from flux.shell.worker import JOINING_SHARE, Worker
+from flux.shell.process import Rendezvous
+from flux.shell.worker_loop import JOINING_SHARE, WorkerLoop
+from flux.worker.core import WorkerCore
 from tests.controller.cluster import SCHEMA
 
 
@@ -61,9 +61,9 @@ def test_a_worker_stands_still_for_less_than_it_may_be_silent_and_ever_more_seld
 
     monkeypatch.setattr(module, "Lifeline", Dropped)
     plan = compile_plan([Rows().stage(dataframe(SCHEMA))], Settings.of(None), lambda schema: schema, "q", SECRET)
-    worker = Worker(plan, Rendezvous("tcp://127.0.0.1:1", None, SECRET, "tcp://127.0.0.1:2"))
+    worker = WorkerLoop(plan, Rendezvous("tcp://127.0.0.1:1", None, SECRET, "tcp://127.0.0.1:2"))
     monkeypatch.setattr(worker.sockets, "add", lambda opened: None)
-    core = StageWorker(plan, 0, time.perf_counter, 1)
+    core = WorkerCore(plan, 0, time.perf_counter, 1)
     worker._open_lifeline(core, 0.0, JOINING_SHARE)
     tried = []
     for tenth in range(1, 1500):

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from flux.shell.link_phases import STEPS, LinkEvent, LinkPhase, after
+from flux.shell.transport import STEPS, LinkEvent, LinkPhase, after
 
 
 def test_every_event_of_every_phase_is_in_the_table_or_a_mistake() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.test_scale import plan_of, table_of
 from controller.replicas.table_changes import drop, retain
-from flux.host.partners import GRACE_S, Unneeded, partners
-from flux.host.stage_worker import StageWorker
-from flux.shell.links import Links
+from flux.exchange.producer import ToWorker
 from flux.shell.transport import Sockets
-from flux.stream.producer import ToWorker
+from flux.shell.worker_links import WorkerLinks
 from flux.wire.messages import Orders
+from flux.worker.core import WorkerCore
+from flux.worker.table_follower import GRACE_S, Unneeded, partners
 from partitioning.table import Table
 
 SECRET = b"the secret of this query"
@@ -23,7 +23,7 @@ LIMIT_S = 60.0
 
 
 class CountedSockets:
-    """As ``Links`` uses them; ``open`` has the endpoints that are linked."""
+    """As ``WorkerLinks`` uses them; ``open`` has the endpoints that are linked."""
 
     def __init__(self) -> None:
         self.open: list[str] = []
@@ -49,9 +49,9 @@ class Host:
     """A worker without anything that comes in."""
 
     def __init__(self, worker: int, plan: Any, workers: int) -> None:
-        self.core = StageWorker(plan, worker, workers=workers)
+        self.core = WorkerCore(plan, worker, workers=workers)
         self.sockets = CountedSockets()
-        self.links = Links(self.sockets, 1 << 30)  # type: ignore[arg-type]
+        self.links = WorkerLinks(self.sockets, 1 << 30)  # type: ignore[arg-type]
 
     def follow(self, table: Table, now: float) -> None:
         self.links.follow(table)
@@ -167,7 +167,7 @@ class Ends:
     def __init__(self) -> None:
         self.sockets = [Sockets(None, SECRET) for _ in range(3)]
         self.ports = [sockets.port("127.0.0.1") for sockets in self.sockets[1:]]
-        self.links = Links(self.sockets[0], 1 << 20)
+        self.links = WorkerLinks(self.sockets[0], 1 << 20)
         endpoints = {worker: port.endpoint for worker, port in enumerate(self.ports)}
         self.links.follow(Table(0, (), (), endpoints))
 

@@ -15,17 +15,17 @@ from kept import opened, orders, standby
 from kept_watched import watch
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import Plan
-from flux.dataflow.sources import DataFrameSource, WorkerSource
-from flux.durable.directory import Directory
-from flux.durable.names import NameHold
-from flux.durable.place import Folder
+from flux.dataflow.source import DataFrameSource, WorkerSource
 from flux.errors import UsageError
 from flux.settings import Settings
+from flux.vault.directory_store import Directory
+from flux.vault.location import Folder
+from flux.vault.names import NameHold
 from partitioning.ids import PartitionKey
 
-vault = pytest.importorskip("spark_integration.vault")
+vault = pytest.importorskip("spark_integration.query.checkpoint_location")
 
 SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])
 OTHER = pa.schema([("word", pa.string()), ("n", pa.int32())])
@@ -71,13 +71,13 @@ def place(tmp_path: Path) -> Path:
 
 
 def taken(place: Path, made: Plan | None = None) -> Path:
-    vault.Location.open(place).take(made or plan())
+    vault.CheckpointLocation.open(place).take(made or plan())
     return place
 
 
 def refusal(place: Path, made: Plan) -> str:
     with pytest.raises(UsageError) as caught:
-        vault.Location.open(place).take(made)
+        vault.CheckpointLocation.open(place).take(made)
     return str(caught.value)
 
 
@@ -85,13 +85,13 @@ def refusal(place: Path, made: Plan) -> str:
 
 
 def test_a_new_directory_belongs_to_nobody(place: Path) -> None:
-    found = vault.Location.open(place)
+    found = vault.CheckpointLocation.open(place)
     assert (found.place, found.about, found.query, found.began_with(5)) == (Folder(place), None, None, 5)
     assert list(place.iterdir()) == [], "nothing is written before the plan is checked"
 
 
 def test_who_comes_again_finds_the_query_and_with_how_many_workers_it_began(place: Path) -> None:
-    found = vault.Location.open(taken(place))
+    found = vault.CheckpointLocation.open(taken(place))
     assert (found.query, found.began_with(5)) == ("q", 3)
     assert (place / "flux.json").stat().st_mode & 0o077 == 0
 
@@ -99,7 +99,7 @@ def test_who_comes_again_finds_the_query_and_with_how_many_workers_it_began(plac
 def test_hidden_files_are_no_contents(place: Path) -> None:
     place.mkdir(mode=0o700)
     (place / ".flux.json.4711").write_text("a crash left it")
-    assert vault.Location.open(place).about is None
+    assert vault.CheckpointLocation.open(place).about is None
 
 
 @pytest.mark.parametrize("name", ["data.csv", "journal-00000001-00000001", "generation-00000001", "state"])
@@ -107,14 +107,14 @@ def test_a_directory_with_other_contents_is_refused(place: Path, name: str) -> N
     place.mkdir(mode=0o700)
     (place / name).write_bytes(b"")
     with pytest.raises(UsageError, match="is not empty, and nothing of a Flux query is in it"):
-        vault.Location.open(place)
+        vault.CheckpointLocation.open(place)
 
 
 @pytest.mark.parametrize("text", ["", "{", "\xff\xfe", '{"format": 1, "query": '])
 def test_what_cannot_be_read_is_refused(place: Path, text: str) -> None:
     (taken(place) / "flux.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=r"flux\.json cannot be read"):
-        vault.Location.open(place)
+        vault.CheckpointLocation.open(place)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_refused(place: Path, text: str) -> None:
 def test_another_format_is_refused(place: Path, about: Any, said: str) -> None:
     (taken(place) / "flux.json").write_text(json.dumps(about))
     with pytest.raises(UsageError, match=rf"has {said} this release of Flux reads format 2 only"):
-        vault.Location.open(place)
+        vault.CheckpointLocation.open(place)
 
 
 @pytest.mark.parametrize("missing", ["query", "workers", "plan"])
@@ -133,20 +133,20 @@ def test_a_description_that_lacks_something_is_refused(place: Path, missing: str
     del about[missing]
     (place / "flux.json").write_text(json.dumps(about))
     with pytest.raises(UsageError, match="has format 2; this release"):
-        vault.Location.open(place)
+        vault.CheckpointLocation.open(place)
 
 
 def test_a_directory_that_others_may_read_is_refused_whatever_is_in_it(place: Path) -> None:
     taken(place).chmod(0o755)
     with pytest.raises(UsageError, match="may be read or written by others"):
-        vault.Location.open(place)
+        vault.CheckpointLocation.open(place)
 
 
 @pytest.mark.parametrize("call", ["fsync", "link"])
 def test_a_directory_that_has_no_room_is_refused_by_name(
     place: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location = vault.Location.open(place)
+    location = vault.CheckpointLocation.open(place)
 
     def full(*given: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -163,7 +163,7 @@ def test_a_directory_that_has_no_room_is_refused_by_name(
 
 def test_the_same_plan_goes_on_and_nothing_is_written_again(place: Path) -> None:
     before = (taken(place) / "flux.json").stat()
-    vault.Location.open(place).take(plan(query="another id"))
+    vault.CheckpointLocation.open(place).take(plan(query="another id"))
     after = (place / "flux.json").stat()
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
 
@@ -185,7 +185,7 @@ def test_a_description_comes_back_from_json_as_it_was() -> None:
     ids=["replicas", "recovery", "settings", "workers", "query"],
 )
 def test_what_protects_a_query_and_how_it_is_set_may_differ(place: Path, other: Plan) -> None:
-    vault.Location.open(taken(place)).take(other)
+    vault.CheckpointLocation.open(taken(place)).take(other)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_plan_that_differs_is_refused_and_the_message_says_in_what(place: Path
     message = refusal(taken(place), other)
     assert f"checkpointLocation={str(place)!r} is that of another plan: " in message
     assert said in message
-    vault.Location.open(place).take(plan())
+    vault.CheckpointLocation.open(place).take(plan())
 
 
 def test_a_stage_that_is_left_out_is_named_once(place: Path) -> None:
@@ -260,12 +260,12 @@ def test_the_same_stages_in_another_order_are_another_plan(place: Path) -> None:
 
 
 def test_of_two_that_open_a_new_directory_at_once_one_is_refused(place: Path) -> None:
-    one, other = vault.Location.open(place), vault.Location.open(place)
+    one, other = vault.CheckpointLocation.open(place), vault.CheckpointLocation.open(place)
     one.take(plan())
     with pytest.raises(UsageError, match="was empty, and is that of a query now"):
         other.take(plan(middle={"partitions": 9}))
     assert [path.name for path in place.iterdir()] == ["flux.json"]
-    vault.Location.open(place).take(plan())
+    vault.CheckpointLocation.open(place).take(plan())
 
 
 def test_who_is_second_hears_it_also_when_the_vault_of_the_first_has_come(
@@ -278,7 +278,7 @@ def test_who_is_second_hears_it_also_when_the_vault_of_the_first_has_come(
             (place / "flux.json").write_bytes(of_the_first)
             Directory(place)
 
-    second = vault.Location.open(place)
+    second = vault.CheckpointLocation.open(place)
     watch(monkeypatch, first_comes)
     with pytest.raises(UsageError, match="was empty, and is that of a query now"):
         second.take(plan())
@@ -333,7 +333,7 @@ def test_another_measure_is_another_plan(place: Path, measures: dict[str, Any], 
     taken(place, counting(Totals))
     message = refusal(place, counting(totals(**measures)))
     assert f"another plan: stage 'last': {said}. Start" in message
-    vault.Location.open(place).take(counting(totals()))
+    vault.CheckpointLocation.open(place).take(counting(totals()))
 
 
 def test_the_same_measures_in_another_order_are_another_plan(place: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_location_of_a_release_that_did_not_know_measures_goes_on_and_knows_th
     about = json.loads((taken(place, counting(Totals)) / "flux.json").read_text())
     del about["plan"]["stages"]["last"]["state"]
     (place / "flux.json").write_text(json.dumps(about))
-    vault.Location.open(place).take(counting(totals(low=flux.max("a"))))
+    vault.CheckpointLocation.open(place).take(counting(totals(low=flux.max("a"))))
     assert "measure low was max(a)" in refusal(place, counting(Totals))
 
 
@@ -371,12 +371,12 @@ def test_an_operator_that_names_another_version_of_its_state_is_another_plan(pla
     taken(place, versioned(1))
     assert "stage 'last': state_version was 1 and is 2. Start" in refusal(place, versioned(2))
     assert "stage 'last': state_version was 1 and is None. Start" in refusal(place, plan())
-    vault.Location.open(place).take(versioned(1))
+    vault.CheckpointLocation.open(place).take(versioned(1))
 
 
 def test_a_version_that_is_named_for_the_first_time_is_kept_from_then_on(place: Path) -> None:
     taken(place)
-    vault.Location.open(place).take(versioned("b"))
+    vault.CheckpointLocation.open(place).take(versioned("b"))
     assert "state_version was 'b' and is 'c'" in refusal(place, versioned("c"))
 
 
@@ -413,8 +413,8 @@ class Wide(Sink):
 )
 def test_on_what_no_state_depends_may_change(place: Path, change: Any) -> None:
     before = compiled([flux.stage(partitions=4, name="middle", schema=SCHEMA, key=["word"])(same)(words())])
-    vault.Location.open(taken(place, before)).take(change())
-    vault.Location.open(place).take(before)
+    vault.CheckpointLocation.open(taken(place, before)).take(change())
+    vault.CheckpointLocation.open(place).take(before)
 
 
 def print_it(batch: pa.RecordBatch, position: flux.Position) -> None: ...
@@ -428,7 +428,7 @@ def test_a_column_more_of_a_source_that_no_stage_reads_may_come(place: Path) -> 
         return compiled([flux.stage(key=["word"], partitions=2, name="last")(Few)(words(schema, partitions=2))])
 
     taken(place, counted(AB))
-    vault.Location.open(place).take(counted(AB.append(pa.field("c", pa.string()))))
+    vault.CheckpointLocation.open(place).take(counted(AB.append(pa.field("c", pa.string()))))
 
 
 def test_rows_that_a_sink_may_still_get_stay_as_they_are(place: Path) -> None:
@@ -447,7 +447,7 @@ def into(folder: Path, name: str = "last") -> Any:
 
 def prepared_on(place: Path, made: Plan) -> Any:
     """As a start does it: the location, and what it says of forgotten output."""
-    location = vault.Location.open(place).for_sinks_of(made)
+    location = vault.CheckpointLocation.open(place).for_sinks_of(made)
     location.check(made)
     location.take(made, {"sources": {}, "sinks": {stage.name: {"new": True} for stage in made.stages}})
     return location.forgotten(made)
@@ -488,7 +488,7 @@ def test_a_sink_does_not_go_elsewhere_while_a_query_runs_that_writes(place: Path
 
 def test_a_query_does_not_start_where_one_of_its_stages_is_not_to_be_kept(tmp_path: Path) -> None:
     """Before anything else, so there is no Spark, and no directory."""
-    start = pytest.importorskip("spark_integration.start").start_query
+    start = pytest.importorskip("spark_integration.query.start").start_query
     flow = flux.stage(name="odd", durable=False)(same)(words())
     with pytest.raises(UsageError, match="stage odd: durable=False"):
         start([flow], checkpoint_location=tmp_path / "kept")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flux.stream.elements import End
-from flux.stream.log import Log, LogEntry, LogMeter
+from flux.exchange.log import End, Log, LogEntry, LogMeter
 
 
 def entry(sequence: int, *touched: int, nbytes: int = 10, partitions: int = 3) -> LogEntry:

@@ -20,17 +20,17 @@ import pytest
 from harness import LIMIT_S, SECRET
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from controller.server import Server
 from flux.errors import QueryFailed
-from flux.host.notes import Kind
 from flux.settings import Settings
-from flux.shell.worker import Worker
+from flux.shell.worker_loop import WorkerLoop
+from flux.worker.loop_status import LoopActivity
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 #: Where workers are forked from, with everything loaded: to begin anew would take each of them seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["controller.server", "flux.shell.worker"])
+CONTEXT.set_forkserver_preload(["controller.server", "flux.shell.worker_loop"])
 #: Silence for which a worker is given up. Shorter ones are common where many processes share a core.
 SILENCE = {"heartbeat_timeout": "1500ms", "heartbeat_last_replica_timeout": "5s"}
 #: Of a step, and of them: longer than that.
@@ -91,7 +91,7 @@ class Processes:
 
 def work(given: bytes, slot: int) -> None:
     plan, rendezvous = cloudpickle.loads(given)
-    Worker(plan, rendezvous).run(slot, slot, f"executor {slot}")
+    WorkerLoop(plan, rendezvous).run(slot, slot, f"executor {slot}")
 
 
 def slow_stage(how: Any, seconds: float, **options: Any) -> Any:
@@ -140,7 +140,7 @@ def test_a_process_that_is_stopped_is_given_up_after_its_silence_also_in_a_long_
         table = query.server.core.table
         assert table is not None
         victim = query.server.core.members.workers[table.stages[0][0][0].worker]
-        query.until(lambda: victim.pulse and (victim.pulse.kind == Kind.STEP or not busy), "it is at work")
+        query.until(lambda: victim.pulse and (victim.pulse.kind == LoopActivity.STEP or not busy), "it is at work")
         assert not query.losses()
         os.kill(victim.about.pid, signal.SIGSTOP)
         query.until(query.losses, "nobody is given up")

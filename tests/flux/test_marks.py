@@ -6,14 +6,14 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.errors import NonDeterministicInputError
-from flux.host.effects import ToConnection
-from flux.host.stage_worker import StageWorker
+from flux.exchange.marks import MARKS_MAX, Marks
+from flux.exchange.producer import ToWorker
 from flux.settings import Settings
-from flux.stream.marks import MARKS_MAX, Marks
-from flux.stream.producer import ToWorker
 from flux.wire.messages import Mark
+from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection
 from partitioning.table import ReplicaAt, Table
 
 
@@ -81,7 +81,7 @@ class Workers:
         )
         plan = compile_plan([flow], settings, lambda schema: schema, "q", b"s")
         self.now = 0.0
-        self.cores = {node: StageWorker(plan, node) for node in (0, 1, 2)}
+        self.cores = {node: WorkerCore(plan, node) for node in (0, 1, 2)}
         self.tell(0, reader=0)
 
     def tell(self, epoch: int, reader: int) -> None:

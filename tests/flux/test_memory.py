@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flux.shell import memory
+from flux.shell import process as memory
 
 MIB = 1 << 20
 PROGRAM = """

@@ -15,18 +15,18 @@ from one_worker import SCHEMA, planned, rows
 
 import flux
 from flux.dataflow.plan import FromMicroBatches, Plan, StreamSourcePlan
-from flux.durable.place import Folder
 from flux.errors import NonDeterministicInputError, QueryFailed, RefusedError, UsageError
-from flux.host.ingress_task import IngressTask
+from flux.exchange.inbound import Counters, Inbound, RowSlice
+from flux.exchange.source_streams import MicroBatch
 from flux.shell.ingress_loop import Ingress
-from flux.shell.loop import Stopped
-from flux.stream.micro_batches import MicroBatch
-from flux.stream.receiver import Counters, Inbound, RowSlice
+from flux.shell.process import Stopped
+from flux.tasks.ingress import IngressTask
+from flux.vault.location import Folder
 from flux.wire.messages import Data
-from partitioning.cluster import cluster_by_key
+from partitioning.clustering import cluster_by_key
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
-from spark_integration.stream_ends import Ends
+from spark_integration.streaming.stream_source import StreamEnds
 
 PARTITIONS = 3
 HOSTED = list(range(PARTITIONS))
@@ -218,34 +218,34 @@ def test_another_streaming_query_is_refused_and_so_is_a_task_of_long_ago() -> No
 
 def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path: Path) -> None:
     at = Consumers()
-    ends = Ends(Folder(tmp_path), "a/b c")
+    ends = StreamEnds(Folder(tmp_path), "a/b c")
     assert whole(at, 4, [1, 2], [3]).end == 3
     ends.note(4, [SimpleNamespace(partition=0, end=3), SimpleNamespace(partition=1, end=0)])
-    ends = Ends(Folder(tmp_path), "a/b c")
+    ends = StreamEnds(Folder(tmp_path), "a/b c")
     assert ends.before(5) == {0: 3}
     assert ends.before(4) == {}, "Spark has not committed it, and repeats it"
     assert at.task(5, least=3).end == 3
     ends.note(5, [SimpleNamespace(partition=1, end=7)])
-    assert Ends(Folder(tmp_path), "a/b c").before(5) == {0: 3}
-    assert Ends(Folder(tmp_path), "a/b c").before(6) == {0: 3, 1: 7}
+    assert StreamEnds(Folder(tmp_path), "a/b c").before(5) == {0: 3}
+    assert StreamEnds(Folder(tmp_path), "a/b c").before(6) == {0: 3, 1: 7}
     older = Consumers()
     with pytest.raises(QueryFailed, match="has 0 rows of partition 0, and Spark has committed 3"):
         older.task(5, least=3)
     (path,) = tmp_path.iterdir()
     path.write_text("[")
-    assert Ends(Folder(tmp_path), "a/b c").before(9) == {}
+    assert StreamEnds(Folder(tmp_path), "a/b c").before(9) == {}
 
 
 def test_a_batch_that_comes_again_in_other_partitions_is_refused(tmp_path: Path) -> None:
     """Its rows may have gone into other streams, where they would count once more."""
-    assert not Ends(Folder(tmp_path), "a").begins(4, 2)
-    assert Ends(Folder(tmp_path), "a").begins(4, 2), "whoever has no rows this time asks whether there were some"
+    assert not StreamEnds(Folder(tmp_path), "a").begins(4, 2)
+    assert StreamEnds(Folder(tmp_path), "a").begins(4, 2), "whoever has no rows this time asks whether there were some"
     with pytest.raises(QueryFailed, match="batch 4 comes again in 1 partitions, and was begun in 2"):
-        Ends(Folder(tmp_path), "a").begins(4, 1)
-    ends = Ends(Folder(tmp_path), "a")
+        StreamEnds(Folder(tmp_path), "a").begins(4, 1)
+    ends = StreamEnds(Folder(tmp_path), "a")
     ends.note(4, [SimpleNamespace(partition=0, end=3)])
     assert not ends.begins(5, 1)
-    assert Ends(Folder(tmp_path), "a").before(5) == {0: 3}
+    assert StreamEnds(Folder(tmp_path), "a").before(5) == {0: 3}
 
 
 def test_the_plan_of_a_stream() -> None:

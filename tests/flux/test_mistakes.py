@@ -10,7 +10,7 @@ import pytest
 from harness import dataframe
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.dataflow.operator import Context
 from flux.settings import Settings
 

@@ -14,14 +14,13 @@ import pytest
 from kept import LARGE, all_held, checkpoint, opened, orders, standby, take
 from objects import AtOnce, Objects
 
-from flux.durable.bucket import Bucket
-from flux.durable.directory import Directory, LocationGone, check_location
-from flux.durable.journal import Journal
-from flux.durable.names import ABOUT, NameHold, note_moved
-from flux.durable.place import Folder
-from flux.durable.remote import remains_in
 from flux.errors import QueryFailed, SnapshotError, UsageError
-from flux.shell import vault as shell
+from flux.shell import vault_process as shell
+from flux.vault.directory_store import Directory, LocationGone, check_location
+from flux.vault.journal import Journal
+from flux.vault.location import Folder
+from flux.vault.names import ABOUT, NameHold, note_moved
+from flux.vault.object_store import Bucket, remains_in
 
 SAID = b'{"query": "q"}'
 
@@ -211,7 +210,7 @@ def test_two_programs_hold_one_directory_and_the_file_goes_with_the_last(place: 
 
 
 def test_a_program_that_is_killed_holds_nothing(place: Path) -> None:
-    code = f"from pathlib import Path; from flux.durable.names import NameHold; held = NameHold(Path({str(place)!r}))"
+    code = f"from pathlib import Path; from flux.vault.names import NameHold; held = NameHold(Path({str(place)!r}))"
     run = [sys.executable, "-c", f"{code}; print(1, flush=True); input()"]
     other = subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None

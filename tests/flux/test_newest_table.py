@@ -10,8 +10,8 @@ import pytest
 from harness import LIMIT_S, Rows, ThreadQuery, dataframe
 
 import flux
-from flux.host.newest_table import NewestTable
 from flux.wire.control import NewTable, TableChanged
+from flux.worker.table_follower import TableFollower
 from partitioning.table import ReplicaAt, RowChange, Table, TableChange, change_between, changed_by
 
 
@@ -33,7 +33,7 @@ def change(base: int, epoch: int) -> TableChanged:
 
 
 def test_changes_follow_one_another() -> None:
-    newest = NewestTable(1.0)
+    newest = TableFollower(1.0)
     assert newest.take(whole(0)) == TABLES[0]
     for epoch in range(1, 5):
         assert newest.take(change(epoch - 1, epoch)) == TABLES[epoch]
@@ -41,7 +41,7 @@ def test_changes_follow_one_another() -> None:
 
 
 def test_a_change_of_another_table_is_not_applied_and_the_whole_is_asked_for() -> None:
-    newest = NewestTable(1.0)
+    newest = TableFollower(1.0)
     newest.take(whole(0))
     assert newest.take(change(1, 2)) is None
     assert newest.epoch == 0
@@ -54,7 +54,7 @@ def test_a_change_of_another_table_is_not_applied_and_the_whole_is_asked_for() -
 
 
 def test_the_last_change_is_missed_when_the_controller_says_how_far_it_is() -> None:
-    newest = NewestTable(1.0)
+    newest = TableFollower(1.0)
     newest.take(whole(1))
     newest.heard_of(1)
     assert not newest.ask(5.0)
@@ -65,13 +65,13 @@ def test_the_last_change_is_missed_when_the_controller_says_how_far_it_is() -> N
 
 
 def test_a_change_before_any_table_is_missed_too() -> None:
-    newest = NewestTable(1.0)
+    newest = TableFollower(1.0)
     assert newest.take(change(0, 1)) is None
     assert newest.ask(0.0)
 
 
 def test_what_is_old_changes_nothing() -> None:
-    newest = NewestTable(1.0)
+    newest = TableFollower(1.0)
     newest.take(whole(3))
     for old in (change(0, 1), change(2, 3), whole(2), whole(3)):
         assert newest.take(old) is None
@@ -84,7 +84,7 @@ def test_a_change_of_what_the_table_does_not_have_is_refused(row: RowChange) -> 
     wrong = TableChange(0, 1, [row], [], {}, [])
     with pytest.raises(ValueError, match="does not have"):
         changed_by(TABLES[0], wrong)
-    newest = NewestTable(1.0)
+    newest = TableFollower(1.0)
     newest.take(whole(0))
     assert newest.take(TableChanged(change=wrong)) is None
     assert newest.missed
@@ -93,7 +93,7 @@ def test_a_change_of_what_the_table_does_not_have_is_refused(row: RowChange) -> 
 def test_changes_lost_doubled_and_in_any_order_never_give_a_table_that_was_not_made() -> None:
     for seed in range(300):
         rng = random.Random(seed)
-        newest = NewestTable(1.0)
+        newest = TableFollower(1.0)
         newest.take(whole(0))
         for _ in range(20):
             if newest.missed and rng.random() < 0.3:
@@ -113,9 +113,9 @@ class Count(flux.Aggregate):
 
 def test_processes_that_lose_a_change_get_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them lose the one that tells of a lost worker, and its partitions are taken over all the same."""
-    take, lost = NewestTable.take, list[int]()
+    take, lost = TableFollower.take, list[int]()
 
-    def broken(self: NewestTable, command: NewTable | TableChanged) -> Table | None:
+    def broken(self: TableFollower, command: NewTable | TableChanged) -> Table | None:
         if isinstance(command, TableChanged) and command.change.gone:
             lost.append(command.change.epoch)
             return None
@@ -125,7 +125,7 @@ def test_processes_that_lose_a_change_get_the_whole_table(monkeypatch: pytest.Mo
     options = {"replicas_allow_same_executor": True, "heartbeat_interval": "20ms"}
     with ThreadQuery(rows.stage(Count(dataframe(SCHEMA))), workers=3, **options) as query:
         query.started()
-        monkeypatch.setattr(NewestTable, "take", broken)
+        monkeypatch.setattr(TableFollower, "take", broken)
         core = query.server.core
         held = [{r.worker for r in row} for stage in core.table.stages for row in stage]
         worker = next(node for node in core.members.workers if {node} not in held)

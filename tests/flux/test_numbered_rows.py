@@ -14,17 +14,16 @@ from one_worker import SCHEMA, planned, rows
 from test_reading import table as table_of_readers
 
 import flux
-from controller.report.inputs import InputRows
+from controller.report.progress import InputRows
 from flux.dataflow.plan import Plan
 from flux.errors import NonDeterministicInputError, UsageError, UserCodeError
-from flux.host.stage_worker import StageWorker
-from flux.host.worker_stats import stats
-from flux.stream.numbered import ROTATION_ROWS, RowNumbers
-from flux.stream.positions import POSITION_BYTES, packed, unpacked
-from flux.stream.producer import Producer
-from flux.stream.receiver import Counters, Inbound, RowSlice
-from flux.stream.source_streams import WAITING_MAX, SourceStreams
+from flux.exchange.inbound import Counters, Inbound, RowSlice
+from flux.exchange.producer import Producer
+from flux.exchange.slices import ROTATION_ROWS, RowNumbers
+from flux.exchange.source_streams import POSITION_BYTES, WAITING_MAX, SourceStreams, packed, unpacked
 from flux.wire.messages import Ack, Data, Mark, end_mark
+from flux.worker.core import WorkerCore
+from flux.worker.report import stats
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -268,9 +267,9 @@ def test_a_batch_without_a_position_may_say_so_with_none() -> None:
     assert streams.producers[0].log[0].mark is None
 
 
-def reading(read: Any, **settings: Any) -> StageWorker:
+def reading(read: Any, **settings: Any) -> WorkerCore:
     source = flux.source(read, SCHEMA, 1, "rows", positions=True)
-    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=source, **settings), 0)
+    core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=source, **settings), 0)
     core.on_table(table_of_readers(0), 0.0)
     list(core.poll(0.0))
     while core.read(True, 1.0):
@@ -317,12 +316,12 @@ class Heard:
         self.done_with.append(position)
 
 
-def turn(core: StageWorker, now: float) -> None:
+def turn(core: WorkerCore, now: float) -> None:
     while core.read(True, now):
         pass
 
 
-def apply_all(core: StageWorker, now: float) -> None:
+def apply_all(core: WorkerCore, now: float) -> None:
     list(core.poll(now))  # rows travel to itself
     while core.work(now):
         pass

@@ -15,16 +15,16 @@ from harness import Rows, ThreadQuery, dataframe
 from outside_store import ALONE, SCHEMA, batches, same, until
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.dataflow.user_code import closed, described, encodable, text_of, user_traceback
 from flux.errors import SchemaError, UsageError, UserCodeError
+from flux.exchange.source_streams import packed
 from flux.settings import Settings
-from flux.shell.loop import failure_of
-from flux.shell.sinks import RETRY_LINE_S, RetryLines, Sinks
-from flux.stream.positions import packed
+from flux.shell.process import failure_of
+from flux.shell.sink_threads import RETRY_LINE_S, SinkRetries, SinkThreads
 from flux.wire.codec import decode_report
 from flux.wire.frames import encode
-from spark_integration.shipping import check_shipping
+from spark_integration.query.start import check_shipping
 
 NAME = os.fsdecode(b"/data/\xff.csv")  # half of a surrogate, for which UTF-8 has no bytes
 
@@ -139,7 +139,7 @@ class Odd(flux.Sink):
 def test_a_sink_that_raises_it_fails_with_what_can_be_said(
     method: str, error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flux.shell.sinks.LED_ELSEWHERE_S", 0.0)
+    monkeypatch.setattr("flux.shell.sink_threads.LED_ELSEWHERE_S", 0.0)
     found = failure_of_sink(Odd(method, error))
     assert found.summary.startswith("sink odd of stage last, partition 0: ")
     assert said in found.summary
@@ -153,7 +153,7 @@ def failure_of_sink(sink: flux.Sink) -> UserCodeError:
     stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
     failed = threading.Event()
     plan: Any = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={})
-    sinks = Sinks(plan, failed.set)
+    sinks = SinkThreads(plan, failed.set)
     sinks.begins(0, 0, 0, True)
     sinks.write(0, 0, 0, next(batches(1)))
     until(lambda: not sinks._failed.empty(), "the failure is there")
@@ -265,7 +265,7 @@ def test_a_close_that_raises_it_is_logged(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_retries_of_a_stage_are_one_line_a_second_and_the_line_counts_the_others() -> None:
-    lines = RetryLines()
+    lines = SinkRetries()
     said = [(now, lines.others(0, now)) for now in (10.0, 10.05, 10.15, 10.9, 11.0, 11.01, 30.0)]
     assert [(now, others) for now, others in said if others is not None] == [(10.0, 0), (11.0, 3), (30.0, 1)]
     assert lines.others(1, 11.02) == 0, "another stage"

@@ -10,16 +10,15 @@ import pyarrow as pa
 from scripted import feed, made, work
 
 import flux
-from flux.dataflow.readers import Readers
-from flux.host.effects import ToConnection, ToController
-from flux.host.leaving import Leaving
-from flux.host.offering import WAIT_S
-from flux.replicas.offer import Offer
-from flux.replicas.replica import Replica
+from flux.dataflow.sink import QueryReaders
+from flux.replica.output import ReaderBuffer
+from flux.replica.replica import Replica
 from flux.settings import Settings
-from flux.shell.pull_loop import decoded
+from flux.shell.output_loops import decoded
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Fetch, Pull, Pulled
+from flux.worker.effects import ToConnection, ToController
+from flux.worker.output_delivery import WAIT_S, OutputDelivery
 from partitioning.table import ReplicaAt
 
 OTHER, SCHEMA, LOTS = 1, pa.schema([("x", pa.int64())]), 1 << 20
@@ -38,18 +37,18 @@ class Offered:
     def __init__(self, replicas: int = 1, room: int = LOTS, leads: bool = True) -> None:
         self.replica = made(Echo, replicas, step_max_rows=1)
         self.replica.outlets.clear()
-        self.replica.stage = replace(self.replica.stage, sink=Readers(room))
+        self.replica.stage = replace(self.replica.stage, sink=QueryReaders(room))
         self.told: list[Any] = []
         self.woken: list[Any] = []
         plan = SimpleNamespace(stages=[self.replica.stage], settings=Settings.of())
-        self.leaving = Leaving(0, plan, {self.replica.key: self.replica}, self.told.append, self.woken.append)  # type: ignore[arg-type]
+        self.leaving = OutputDelivery(0, plan, {self.replica.key: self.replica}, self.told.append, self.woken.append)  # type: ignore[arg-type]
         self.leaving.open(self.replica)
         if leads:
             self.replica.lead(0, [ReplicaAt(OTHER, 0)] if replicas > 1 else [])
 
     @property
-    def offer(self) -> Offer:
-        assert isinstance(self.replica.exit, Offer)
+    def offer(self) -> ReaderBuffer:
+        assert isinstance(self.replica.exit, ReaderBuffer)
         return self.replica.exit
 
     def steps(self, *numbers: int) -> None:

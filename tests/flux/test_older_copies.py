@@ -21,18 +21,18 @@ import flux
 from controller.operate.cli import app
 from flux.dataflow.plan import Forgotten
 from flux.dataflow.sink import SinkAhead
-from flux.durable.directory import Directory, check_location
-from flux.durable.names import ABOUT, NameHold
-from flux.durable.vault import Vault
 from flux.errors import QueryFailed
-from flux.host.leaving import Leaving
-from flux.host.stage_worker import StageWorker
-from flux.replicas.exit import Exit
-from flux.replicas.order import OrderLog
-from flux.replicas.parts import Limits
-from flux.replicas.replica import Replica
+from flux.replica.order_log import OrderLog
+from flux.replica.output import SinkBuffer
+from flux.replica.replica import Replica
 from flux.settings import Settings
-from flux.shell.sinks import Sinks
+from flux.shell.sink_threads import SinkThreads
+from flux.vault.directory_store import Directory, check_location
+from flux.vault.names import ABOUT, NameHold
+from flux.vault.vault import Vault
+from flux.wire.parts import PartLimits
+from flux.worker.core import WorkerCore
+from flux.worker.output_delivery import OutputDelivery
 from partitioning.ids import PartitionKey
 
 ONE = pa.record_batch([pa.array([1])], schema=pa.schema([("x", pa.int64())]))
@@ -80,14 +80,14 @@ class TakesNotes(Tells):
         self.store.calls.append(("recovered", note))
 
 
-def sinks(sink: flux.Sink, position: int, forgotten: Forgotten | None = None) -> Sinks:
+def sinks(sink: flux.Sink, position: int, forgotten: Forgotten | None = None) -> SinkThreads:
     """Its threads, after a restart: the location has the first ``position`` batches as outside."""
     stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
     plan: Any = SimpleNamespace(
         query="q", stages=[stage], settings=Settings.of(), location="/data/q", durable=True,
         forgotten={} if forgotten is None else {0: forgotten},
     )  # fmt: skip
-    made = Sinks(plan, lambda: None)
+    made = SinkThreads(plan, lambda: None)
     made.begins(0, 0, position, False)
     return made
 
@@ -98,7 +98,7 @@ def filled(name: str, count: int) -> list[list[int]]:
     return there
 
 
-def failure(made: Sinks) -> str:
+def failure(made: SinkThreads) -> str:
     until(lambda: not made._failed.empty(), "it has failed")
     with pytest.raises(QueryFailed) as caught:
         made.check()
@@ -176,7 +176,7 @@ def test_a_sink_whose_output_is_forgotten_counts_from_there_under_another_name()
 
 
 def test_where_a_location_ends_is_told_once_and_in_its_place() -> None:
-    out = Exit(1 << 20)
+    out = SinkBuffer(1 << 20)
     out.leads = True
     for step in range(3):
         out.add(step, ONE)
@@ -191,7 +191,7 @@ def test_where_a_location_ends_is_told_once_and_in_its_place() -> None:
 
 
 class Noted:
-    """As ``flux.host.leaving.Outside``."""
+    """As ``flux.worker.output_delivery.Outside``."""
 
     def __init__(self, there: int = 0, agrees: bool = True) -> None:
         self.there = there
@@ -238,7 +238,7 @@ def test_a_worker_says_where_the_order_of_the_vault_ends_before_anything_new(che
     both.aside()
     both.feed(2)
     assert first.calls == [("begins", 0), ("write", 0), ("write", 1), ("write", 2)], "nobody was before the first"
-    both.worker = StageWorker(both.plan, SECOND, limits=Limits(inline_bytes=0))
+    both.worker = WorkerCore(both.plan, SECOND, limits=PartLimits(inline_bytes=0))
     second = both.worker.leaving.outside = Noted()
     both.jobs.clear()
     both.show(table(1, SECOND, 1))
@@ -268,8 +268,8 @@ def test_a_location_that_was_set_back_knows_of_less_than_was_shown(loss: str) ->
     whole = both.store.segment
     assert len(whole) > len(older)
     store = Memory(older if loss == "an older copy" else whole[: len(older) + 1], generation=2)
-    both.vault = Vault(both.plan, VAULT, opened(store), limits=Limits(inline_bytes=0))
-    both.worker = StageWorker(both.plan, SECOND, limits=Limits(inline_bytes=0))
+    both.vault = Vault(both.plan, VAULT, opened(store), limits=PartLimits(inline_bytes=0))
+    both.worker = WorkerCore(both.plan, SECOND, limits=PartLimits(inline_bytes=0))
     second = both.worker.leaving.outside = Noted()
     both.jobs.clear()
     both.show(table(1, SECOND, 1))
@@ -293,8 +293,8 @@ def test_a_location_gets_no_new_steps_before_its_sink_is_compared_so_each_later_
     older = both.store.segment
     for start in (1, 2):
         both.store = Memory(older, generation=1 + start)
-        both.vault = Vault(both.plan, VAULT, opened(both.store), limits=Limits(inline_bytes=0))
-        both.worker = StageWorker(both.plan, SECOND, limits=Limits(inline_bytes=0))
+        both.vault = Vault(both.plan, VAULT, opened(both.store), limits=PartLimits(inline_bytes=0))
+        both.worker = WorkerCore(both.plan, SECOND, limits=PartLimits(inline_bytes=0))
         outside = both.worker.leaving.outside = Noted(there=5, agrees=False)
         both.jobs.clear()
         both.show(table(start, SECOND, start))
@@ -318,14 +318,14 @@ def test_the_end_of_a_partition_is_not_reported_before_its_sink_is_compared() ->
     replica = restored()
     out = replica.exit
     assert out is not None
-    assert not Leaving._has_left(replica)
+    assert not OutputDelivery._has_left(replica)
     assert out.recovered() == 0
     out.outside_has(0, compared=True)
-    assert Leaving._has_left(replica)
+    assert OutputDelivery._has_left(replica)
 
 
 def test_what_the_outside_has_counts_up_to_the_repeated_output_until_it_is_compared() -> None:
-    out = Exit(1 << 20)
+    out = SinkBuffer(1 << 20)
     out.restores()
     out.add(0, ONE)
     out.outside_has(9, compared=False)
@@ -341,7 +341,7 @@ def test_what_the_outside_has_counts_up_to_the_repeated_output_until_it_is_compa
 def restored(state: dict[str, Any] | None = None) -> Replica:
     plan = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives))
     made = Replica(replace(plan.stages[0], sink=Strict("any")), 0, 0, [], plan.settings)
-    made.exit = Exit(1 << 20)
+    made.exit = SinkBuffer(1 << 20)
     if state is None:
         made.succeed(OrderLog(), 0, whole=True)
         made.lead(1, [])

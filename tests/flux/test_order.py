@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flux.replicas.order import OrderLog
+from flux.replica.order_log import OrderLog
 from flux.wire.messages import OrderEntry
 from partitioning.table import ReplicaAt
 

@@ -9,37 +9,37 @@ import pytest
 from harness import ThreadQuery, dataframe
 
 import flux
-from flux.host.notes import KIND, Kind
-from flux.shell import worker as module
-from flux.shell.pulse import Heart
+from flux.shell import worker_loop as module
+from flux.shell.liveness_thread import LivenessThread
+from flux.worker.loop_status import KIND, LoopActivity
 
 SCHEMA = pa.schema([("k", pa.int64())])
 
 
 def test_whoever_opens_and_closes_operators_is_not_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker that joined last was given up while its operators loaded a model."""
-    hearts: list[Heart] = []
-    seen: list[tuple[str, Kind]] = []
+    hearts: list[LivenessThread] = []
+    seen: list[tuple[str, LoopActivity]] = []
 
-    def made(every_s: float) -> Heart:
-        hearts.append(Heart(every_s))
+    def made(every_s: float) -> LivenessThread:
+        hearts.append(LivenessThread(every_s))
         return hearts[-1]
 
     class Slow(flux.Operator):
         schema = None
 
         def open(self, context: Any) -> None:
-            seen.extend(("open", Kind(heart.note[KIND])) for heart in hearts)
+            seen.extend(("open", LoopActivity(heart.note[KIND])) for heart in hearts)
 
         def process(self, batch: pa.RecordBatch) -> None: ...
 
         def close(self) -> None:
-            seen.extend(("close", Kind(heart.note[KIND])) for heart in hearts)
+            seen.extend(("close", LoopActivity(heart.note[KIND])) for heart in hearts)
 
-    monkeypatch.setattr(module, "Heart", made)
+    monkeypatch.setattr(module, "LivenessThread", made)
     with ThreadQuery(flux.stage(partitions=1, replicas=1)(Slow)(dataframe(SCHEMA)), workers=1) as query:
         query.started()
         query.feed([[]])
         query.wait()
     assert {what for what, _ in seen} == {"open", "close"}
-    assert Kind.WAITS not in {kind for _, kind in seen}
+    assert LoopActivity.WAITS not in {kind for _, kind in seen}

@@ -14,23 +14,22 @@ from test_numbered_rows import HOSTED, PARTITIONS, TABLE, inbound, planned_with,
 from test_reading import table as table_of_readers
 
 import flux
-from controller.report.bad_records import BadRecordCounts
-from flux.dataflow.sources import RowStart
+from controller.report.progress import BadRecordCounts
+from flux.dataflow.source import RowStart
 from flux.errors import DataLost, NonDeterministicInputError, UserCodeError
-from flux.host.reading import END_PATIENCE, IDLE_DONE_S
-from flux.host.stage_worker import StageWorker
-from flux.host.worker_stats import stats
-from flux.replicas import image
-from flux.replicas.copy_state import Position
-from flux.replicas.standby import Checkpoint, Standby
-from flux.replicas.waiting import Waiting
-from flux.stream.numbered import ROTATION_ROWS
-from flux.stream.positions import packed
-from flux.stream.producer import Producer
-from flux.stream.receiver import Counters, Inbound, RowSlice
-from flux.stream.source_streams import SourceStreams
+from flux.exchange.inbound import Counters, Inbound, RowSlice
+from flux.exchange.producer import Producer
+from flux.exchange.slices import ROTATION_ROWS
+from flux.exchange.source_streams import SourceStreams, packed
+from flux.replica.step_queue import StepQueue
+from flux.state import standby as image
+from flux.state.standby import Checkpoint, Standby
+from flux.state.state_copy import StreamPosition
 from flux.wire.messages import Ack, Data, Mark, OrderEntry, Passed, Press, ReadsElsewhere, Resume, Settled
 from flux.wire.statistics import NotCompared
+from flux.worker.core import WorkerCore
+from flux.worker.report import stats
+from flux.worker.source_scheduler import END_PATIENCE, IDLE_DONE_S
 from partitioning.ids import STANDBY, PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -227,7 +226,7 @@ def test_a_step_whose_rows_are_gone_cannot_be_repeated_and_the_query_says_why(th
     life = Life(at)
     life.give(*there)
     (partition,) = [p for p in HOSTED if 7 in values(life.got[p])] if 7 in there else [0]
-    waits = Waiting([0], partition, "stage kept")
+    waits = StepQueue([0], partition, "stage kept")
     waits.from_sources = waits.from_logs = {0}
     waits.forget_turns()
     for slices in life.got.values():
@@ -286,7 +285,7 @@ def test_nothing_has_passed_that_waits_for_credit() -> None:
     assert again.passed
 
 
-def waiting_consumer(*orders: OrderEntry) -> tuple[StageWorker, Inbound]:
+def waiting_consumer(*orders: OrderEntry) -> tuple[WorkerCore, Inbound]:
     """A worker whose only replica has these steps ordered, and which has read row 3 of the log."""
     core = consumer()
     (replica,) = core.replicas.values()
@@ -475,21 +474,21 @@ def test_checkpoints_hear_what_all_of_them_have_though_a_new_replica_has_nothing
 def test_a_standby_keeps_what_is_settled_with_its_checkpoint() -> None:
     standby, stream, other = Standby(PartitionKey(0, 3), 0), StreamId(0, 0), StreamId(0, 1)
     standby.checkpoint = Checkpoint(
-        positions=(Position(other, 40, 7, ((3, 1, 3, b"", 1), (39, 1, 39, b"", 1))),), next={other: 40}
+        positions=(StreamPosition(other, 40, 7, ((3, 1, 3, b"", 1), (39, 1, 39, b"", 1))),), next={other: 40}
     )
     assert standby.note_settled(stream, KEPT)
     assert not standby.note_settled(stream, KEPT)
     assert standby.note_settled(other, KEPT)
     assert (standby.position(stream), standby.position(other)) == (10, 40)
     again = image.decode(image.encode(standby), standby.key, 1)
-    nothing_before = Position(stream, 10, -1, ((*KEPT,),))
+    nothing_before = StreamPosition(stream, 10, -1, ((*KEPT,),))
     assert again.positions[0] == nothing_before, "the checkpoint itself travels apart"
-    assert standby.positions == (Position(other, 40, 7, ((*KEPT,), (39, 1, 39, b"", 1))), nothing_before)
+    assert standby.positions == (StreamPosition(other, 40, 7, ((*KEPT,), (39, 1, 39, b"", 1))), nothing_before)
 
 
-def consumer() -> StageWorker:
+def consumer() -> WorkerCore:
     """Its replicas read since epoch 3."""
-    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of([])), 0)
+    core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of([])), 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0),),),), ((5,),), {0: "", 5: ""}), 0.0)
     for replica in core.replicas.values():
         replica.reads_since = 3
@@ -532,7 +531,7 @@ def log_of(given: list[Any], starts: list[Any] | None = None) -> Any:
     return flux.source(Log(), SCHEMA, 1, "log", positions=True)
 
 
-def reading_of(reader: Any) -> StageWorker:
+def reading_of(reader: Any) -> WorkerCore:
     class Log:
         row_numbers = True
 
@@ -542,12 +541,12 @@ def reading_of(reader: Any) -> StageWorker:
     return started(flux.source(Log(), SCHEMA, 1, "log", positions=True))
 
 
-def reading(given: list[Any], **settings: Any) -> StageWorker:
+def reading(given: list[Any], **settings: Any) -> WorkerCore:
     return started(log_of(given), **settings)
 
 
-def started(source: Any, **settings: Any) -> StageWorker:
-    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=source, **settings), 0)
+def started(source: Any, **settings: Any) -> WorkerCore:
+    core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=source, **settings), 0)
     core.on_table(table_of_readers(0), 0.0)
     list(core.poll(0.0))
     while core.read(True, 1.0):

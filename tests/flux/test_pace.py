@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux.host import gathering
-from flux.host.gathering import SMALL_ROWS
-from flux.host.pace import (
+from flux.worker import pacing as gathering
+from flux.worker.pacing import (
     BUSY,
     EASED,
     FULL,
@@ -19,14 +18,15 @@ from flux.host.pace import (
     ORDER_MAX_S,
     ORDER_SHARE,
     REST_MAX_S,
+    SMALL_ROWS,
     WINDOW_S,
     YOUNG,
-    Pace,
+    Pacing,
     next_multiple,
 )
 
 
-def after(pace: Pace, share: float, windows: int = 1, rows: int = 100, steps: int = 10, age_s: float = 1.0) -> float:
+def after(pace: Pacing, share: float, windows: int = 1, rows: int = 100, steps: int = 10, age_s: float = 1.0) -> float:
     """The interval after so many windows in which the worker was busy for such a share of the time, with rows of this age."""
     for _ in range(windows):
         pace.turn(share * WINDOW_S * 1.01, (1 - share) * WINDOW_S * 1.01, rows, steps, age_s * steps)
@@ -34,12 +34,12 @@ def after(pace: Pace, share: float, windows: int = 1, rows: int = 100, steps: in
 
 
 def test_a_worker_that_small_steps_keep_busy_asks_less_and_less_often_up_to_a_bound() -> None:
-    pace = Pace()
+    pace = Pacing()
     assert [after(pace, FULL + 0.1) for _ in INTERVALS_S] == [*INTERVALS_S[1:], INTERVALS_S[-1]]
 
 
 def test_only_one_that_is_full_comes_to_the_longest_interval_and_only_until_it_has_time() -> None:
-    pace = Pace()
+    pace = Pacing()
     assert after(pace, BUSY + 0.1, windows=9) == INTERVALS_S[-2]
     assert after(pace, FULL + 0.1) == INTERVALS_S[-1]
     assert after(pace, EASED + 0.1, windows=9) == INTERVALS_S[-1]
@@ -47,20 +47,20 @@ def test_only_one_that_is_full_comes_to_the_longest_interval_and_only_until_it_h
 
 
 def test_what_has_come_gathers_and_rests_are_longer_at_intervals_only_and_not_for_long() -> None:
-    pace = Pace()
+    pace = Pacing()
     found = [(pace.gather_s, pace.rest_max_s)]
     for _ in INTERVALS_S[1:]:
         after(pace, 1.0)
         found.append((pace.gather_s, pace.rest_max_s))
-    assert found[0] == (0.0, gathering.REST_MAX_S)
+    assert found[0] == (0.0, gathering.IDLE_REST_MAX_S)
     assert [gather for gather, _ in found] == [0.0, 0.001, 0.002, 0.004, GATHER_MAX_S]
     assert found[-1][1] == REST_MAX_S
     after(pace, 0.1, windows=9)
-    assert (pace.gather_s, pace.rest_max_s) == (0.0, gathering.REST_MAX_S)
+    assert (pace.gather_s, pace.rest_max_s) == (0.0, gathering.IDLE_REST_MAX_S)
 
 
 def test_one_that_has_time_asks_at_once_again_and_one_between_goes_on_as_it_does() -> None:
-    pace = Pace()
+    pace = Pacing()
     slow = after(pace, BUSY + 0.1, windows=2)
     assert after(pace, (BUSY + IDLE) / 2, windows=9) == slow
     assert after(pace, IDLE - 0.1, windows=9) == 0
@@ -68,7 +68,7 @@ def test_one_that_has_time_asks_at_once_again_and_one_between_goes_on_as_it_does
 
 @pytest.mark.parametrize("at", range(1, len(INTERVALS_S)))
 def test_no_interval_is_longer_than_rows_are_old_anyway(at: int) -> None:
-    pace = Pace()
+    pace = Pacing()
     assert after(pace, 1.0, windows=9, age_s=OLD * INTERVALS_S[at] - 1e-4) == INTERVALS_S[at - 1]
     assert after(pace, 1.0, windows=9, age_s=OLD * INTERVALS_S[at] + 1e-4) == INTERVALS_S[at]
     assert after(pace, 1.0, windows=9, age_s=YOUNG * INTERVALS_S[at] + 1e-4) == INTERVALS_S[at], "not much younger"
@@ -77,13 +77,13 @@ def test_no_interval_is_longer_than_rows_are_old_anyway(at: int) -> None:
 
 @pytest.mark.parametrize(("rows", "steps"), [(SMALL_ROWS * 10 + 1, 10), (0, 0)])
 def test_large_steps_and_none_at_all_lead_to_no_interval(rows: int, steps: int) -> None:
-    pace = Pace()
+    pace = Pacing()
     after(pace, 1.0, windows=2)
     assert after(pace, 1.0, windows=9, rows=rows, steps=steps) == 0
 
 
 def test_orders_wait_where_large_steps_leave_no_time_and_rows_are_old_and_only_there() -> None:
-    pace = Pace()
+    pace = Pacing()
     large = {"rows": SMALL_ROWS * 10 + 1, "steps": 10}
     found = []
     for share, steps, age_s in [
@@ -95,7 +95,7 @@ def test_orders_wait_where_large_steps_leave_no_time_and_rows_are_old_and_only_t
 
 
 def test_short_turns_are_judged_together() -> None:
-    pace = Pace()
+    pace = Pacing()
     for _ in range(8):
         pace.turn(WINDOW_S / 10, 0.0, rows=10, steps=1, aged_s=1.0)
     assert pace.interval_s == 0, "not long enough to tell"

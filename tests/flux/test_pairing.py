@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from flux.replicas.kinds import standby
-from flux.replicas.order import NO_CLAIM, Claim, OrderLog
-from flux.replicas.pairing import CATCH_UP_MAX_S, ENTRIES_MAX, PROBE_S, CaughtUp, Diverged, on_seen, outgoing
+from flux.replica.kinds import standby
+from flux.replica.order_exchange import CATCH_UP_MAX_S, ENTRIES_MAX, PROBE_S, CaughtUp, Diverged, on_seen, outgoing
+from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.table import ReplicaAt
 
@@ -42,9 +42,9 @@ class Primary(SimpleNamespace):
     def checksum_at(self, applied: int) -> int | None:
         return self.checksums.get(applied)
 
-    def claim(self) -> Claim:
+    def claim(self) -> OrderClaim:
         steps = min(self.applied, self.order.committed)
-        return Claim(steps, self.checksums[steps]) if steps in self.checksums else NO_CLAIM
+        return OrderClaim(steps, self.checksums[steps]) if steps in self.checksums else NO_CLAIM
 
 
 def paired(steps: int = 0, live: bool = True) -> Primary:

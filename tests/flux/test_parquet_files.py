@@ -13,8 +13,8 @@ from harness import LIMIT_S, ThreadQuery, dataframe
 from outside_store import ALONE, SCHEMA, batches, lose, same, slowly, until
 
 import flux
+from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.batches import logical_bytes, split
-from flux.dataflow.files import ParquetFiles
 
 ONE = pa.record_batch([pa.array([1])], schema=SCHEMA)
 

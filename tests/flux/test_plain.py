@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from flux.dataflow.batches import conform
-from flux.dataflow.plain import plain_batch, plain_schema, plain_type
+from flux.dataflow.plain_columns import plain_batch, plain_schema, plain_type
 from flux.errors import SchemaError
 
 WORDS = pa.dictionary(pa.int8(), pa.string())

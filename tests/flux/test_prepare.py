@@ -13,8 +13,8 @@ from one_worker import SCHEMA, planned
 import flux
 from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.errors import UsageError
-from spark_integration.prepare import prepared
-from spark_integration.vault import Location
+from spark_integration.query.checkpoint_location import CheckpointLocation
+from spark_integration.query.source_setup import prepared
 
 
 class Topic:
@@ -48,7 +48,7 @@ class Numbered(flux.Sink):
 
 
 def plan_of(topic: Any, sink: flux.Sink) -> Plan:
-    from controller.dag import compile_plan
+    from controller.plan_compiler import compile_plan
     from flux.settings import Settings
 
     source = flux.source(topic, SCHEMA, 2, "topic", positions=True)
@@ -71,8 +71,8 @@ def ids_of(plan: Plan) -> list[int]:
 def test_a_later_life_finds_what_the_first_one_has_settled_in_the_location(tmp_path: Path) -> None:
     topic, sink = Topic(), Numbered()
     first, kept = prepared(plan_of(topic, sink), None)
-    Location.open(tmp_path).take(first, kept)
-    location = Location.open(tmp_path)
+    CheckpointLocation.open(tmp_path).take(first, kept)
+    location = CheckpointLocation.open(tmp_path)
     again, _ = prepared(plan_of(topic, sink), location.kept)
     location.take(again)
     assert (begin_of(again), ids_of(again)) == (begin_of(first), ids_of(first))
@@ -103,7 +103,7 @@ class Growing(Topic):
 
 
 def grown(partitions: int, read: Any = Growing) -> Plan:
-    from controller.dag import compile_plan
+    from controller.plan_compiler import compile_plan
     from flux.settings import Settings
 
     source = flux.source(read(), SCHEMA, partitions, "topic", positions=True)
@@ -116,7 +116,7 @@ def grown(partitions: int, read: Any = Growing) -> Plan:
     )
 
 
-def started(location: Location, plan: Plan) -> Plan:
+def started(location: CheckpointLocation, plan: Plan) -> Plan:
     made, kept = prepared(plan, location.kept)
     location.take(made, kept)
     return made
@@ -125,27 +125,27 @@ def started(location: Location, plan: Plan) -> Plan:
 def test_a_source_that_may_grow_has_more_partitions_in_a_later_life_and_keeps_what_it_has_settled(
     tmp_path: Path,
 ) -> None:
-    started(Location.open(tmp_path), grown(2))
+    started(CheckpointLocation.open(tmp_path), grown(2))
     for partitions, lives in ((2, 1), (4, 2), (5, 3)):
-        assert begin_of(started(Location.open(tmp_path), grown(partitions))) == lives
-    assert Location.open(tmp_path).kept == {"sources": {"topic": ["another"] * 4}, "sinks": {}}
+        assert begin_of(started(CheckpointLocation.open(tmp_path), grown(partitions))) == lives
+    assert CheckpointLocation.open(tmp_path).kept == {"sources": {"topic": ["another"] * 4}, "sinks": {}}
     with pytest.raises(UsageError, match="its partitions were 5 and are 4"):
-        started(Location.open(tmp_path), grown(4))
+        started(CheckpointLocation.open(tmp_path), grown(4))
 
 
 def test_a_source_that_may_not_grow_does_not(tmp_path: Path) -> None:
-    started(Location.open(tmp_path), grown(2, Topic))
+    started(CheckpointLocation.open(tmp_path), grown(2, Topic))
     with pytest.raises(UsageError, match="its partitions were 2 and are 3"):
-        started(Location.open(tmp_path), grown(3, Topic))
+        started(CheckpointLocation.open(tmp_path), grown(3, Topic))
 
 
 def test_two_that_settle_something_at_once_do_not_give_a_number_twice(tmp_path: Path) -> None:
-    started(Location.open(tmp_path), grown(2))
-    one, other = Location.open(tmp_path), Location.open(tmp_path)
+    started(CheckpointLocation.open(tmp_path), grown(2))
+    one, other = CheckpointLocation.open(tmp_path), CheckpointLocation.open(tmp_path)
     started(one, grown(3))
     with pytest.raises(UsageError, match="another program has just started"):
         started(other, grown(4))
-    assert Location.open(tmp_path).kept == {"sources": {"topic": ["another"] * 2}, "sinks": {}}
+    assert CheckpointLocation.open(tmp_path).kept == {"sources": {"topic": ["another"] * 2}, "sinks": {}}
 
 
 def test_sources_and_sinks_that_settle_nothing_are_left_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from clustered import clustered
 
 from flux.errors import RefusedError
-from flux.stream.producer import Producer, ToWorker
+from flux.exchange.producer import Producer, ToWorker
 from flux.wire.messages import Ack, Hello, Press, Resume
 from partitioning.ids import STANDBY, StreamId
 from partitioning.table import ReplicaAt, Table

@@ -10,11 +10,11 @@ import pytest
 from clustered import clustered
 
 from flux.errors import NonDeterministicInputError, RefusedError
-from flux.stream.earlier import START, Beginning
-from flux.stream.outgoing import MESSAGE_BYTES
-from flux.stream.producer import Producer
+from flux.exchange.consumer_progress import MESSAGE_BYTES
+from flux.exchange.producer import Producer
+from flux.exchange.replay_check import START, Beginning
 from flux.wire.messages import Ack, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
-from partitioning.cluster import Clustered
+from partitioning.clustering import Clustered
 from partitioning.ids import STANDBY, StreamId
 from partitioning.table import ReplicaAt, Table
 

@@ -13,9 +13,9 @@ from harness import LIMIT_S, Peer, ThreadQuery, dataframe
 
 import flux
 from flux.errors import Fenced, ProtocolError, QueryFailed
-from flux.host.pulling import Pulling, Survey
-from flux.shell.loop import Stopped
-from flux.shell.pull_loop import MALFORMED_MAX, Puller, decoded
+from flux.shell.output_loops import MALFORMED_MAX, Puller, decoded
+from flux.shell.process import Stopped
+from flux.tasks.output_pull import OutputPull, OutputSurvey
 from flux.wire.frames import encode
 from flux.wire.messages import Pull
 
@@ -45,7 +45,7 @@ def puller(query: ThreadQuery) -> Iterator[Puller]:
     puller.close()
 
 
-def read(puller: Puller, pulling: Pulling, most: int = 1) -> list[int]:
+def read(puller: Puller, pulling: OutputPull, most: int = 1) -> list[int]:
     """So many rows at least, or up to the end."""
     found: list[int] = []
     limit = time.monotonic() + LIMIT_S
@@ -59,7 +59,7 @@ def read(puller: Puller, pulling: Pulling, most: int = 1) -> list[int]:
     return found
 
 
-def read_to_the_end(puller: Puller, pulling: Pulling) -> list[int]:
+def read_to_the_end(puller: Puller, pulling: OutputPull) -> list[int]:
     """Batch by batch: the last acknowledgement may end the query before its answer has left, and what was read counts."""
     found: list[int] = []
     with suppress(Stopped):
@@ -68,8 +68,8 @@ def read_to_the_end(puller: Puller, pulling: Pulling) -> list[int]:
     return found
 
 
-def all_of_it() -> Pulling:
-    return Pulling(0, dict.fromkeys(range(PARTITIONS), 0), 30_000)
+def all_of_it() -> OutputPull:
+    return OutputPull(0, dict.fromkeys(range(PARTITIONS), 0), 30_000)
 
 
 def test_all_rows_come_once_and_then_the_query_has_ended(query: ThreadQuery, puller: Puller) -> None:
@@ -91,7 +91,7 @@ def test_the_loss_of_a_worker_in_the_middle_is_no_loss_of_rows(query: ThreadQuer
 def test_a_survey_says_how_far_each_partition_is(query: ThreadQuery, puller: Puller) -> None:
     pulling = all_of_it()
     read(puller, pulling, 500)
-    survey = Survey(0, dict.fromkeys(range(PARTITIONS), 0))
+    survey = OutputSurvey(0, dict.fromkeys(range(PARTITIONS), 0))
     puller.until_over(survey, LIMIT_S)
     for partition, part in survey.parts.items():
         assert part.left <= pulling.acknowledged[partition] <= pulling.parts[partition].position <= part.end

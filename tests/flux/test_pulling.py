@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import ProtocolError, QueryFailed
-from flux.host.pulling import OVER_EVERY_S, PATIENCE_S, TABLE_EVERY_S, Pulling, Survey
+from flux.tasks.output_pull import OVER_EVERY_S, PATIENCE_S, TABLE_EVERY_S, OutputPull, OutputSurvey
 from flux.wire.messages import Pull, Pulled
 from partitioning.table import ReplicaAt, Table
 
@@ -26,17 +26,17 @@ def table(epoch: int, *leaders: int) -> Table:
     return Table(epoch=epoch, stages=tuple(stages), sources=(), endpoints=endpoints)
 
 
-def reading(positions: dict[int, int] | None = None, **options: Any) -> Pulling:
-    pulling = Pulling(STAGE, positions or {0: 0}, LOTS, **options)
+def reading(positions: dict[int, int] | None = None, **options: Any) -> OutputPull:
+    pulling = OutputPull(STAGE, positions or {0: 0}, LOTS, **options)
     pulling.on_table(table(1, *range(7, 7 + len(pulling.parts))))
     return pulling
 
 
-def asked(pulling: Pulling, now: float) -> list[tuple[str, Pull]]:
+def asked(pulling: OutputPull, now: float) -> list[tuple[str, Pull]]:
     return [(ask.endpoint, ask.pull) for ask in pulling.asks(now)]
 
 
-def taken(pulling: Pulling) -> list[tuple[int, int, list[int]]]:
+def taken(pulling: OutputPull) -> list[tuple[int, int, list[int]]]:
     found = []
     while (got := pulling.take()) is not None:
         found.append((got.partition, got.position, got.batch.column("x").to_pylist()))
@@ -44,7 +44,7 @@ def taken(pulling: Pulling) -> list[tuple[int, int, list[int]]]:
 
 
 def test_it_asks_for_the_table_first_and_no_more_often_than_it_may() -> None:
-    pulling = Pulling(STAGE, {0: 0}, LOTS)
+    pulling = OutputPull(STAGE, {0: 0}, LOTS)
     assert asked(pulling, 0.0) == []
     assert pulling.wants_table(0.0)
     assert not pulling.wants_table(TABLE_EVERY_S / 2)
@@ -154,7 +154,7 @@ def test_it_is_over_when_the_worker_has_heard_that_all_has_come() -> None:
 
 
 def test_a_task_reads_to_its_end_and_acknowledges_nothing() -> None:
-    pulling = Pulling(STAGE, {0: 5}, LOTS, {0: 7}, acknowledging=False, where={0: "tcp://3"})
+    pulling = OutputPull(STAGE, {0: 5}, LOTS, {0: 7}, acknowledging=False, where={0: "tcp://3"})
     assert not pulling.wants_table(0.0), "who leads was known when it was planned"
     assert asked(pulling, 0.0) == [("tcp://3", Pull(STAGE, 0, 5, 0, LOTS, True))]
     pulling.on_pulled(Pulled(STAGE, 0, 5, 3, left=5, end=9), [batch(5), batch(6), batch(7)], 0.1)
@@ -189,8 +189,8 @@ def test_an_answer_whose_payload_is_not_as_announced_is_refused() -> None:
 # ---- how far they are
 
 
-def survey(acknowledged: dict[int, int], *answers: Pulled) -> Survey:
-    found = Survey(STAGE, acknowledged, table(1, 7, 8))
+def survey(acknowledged: dict[int, int], *answers: Pulled) -> OutputSurvey:
+    found = OutputSurvey(STAGE, acknowledged, table(1, 7, 8))
     assert all(not ask.pull.waits and not ask.pull.bytes_max for ask in found.asks(0.0))
     for answer in answers:
         found.on_pulled(answer, [], 0.1)

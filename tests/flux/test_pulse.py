@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from harness import LIMIT_S
 
-from flux.host.notes import IN_STEP, KIND, STEP, TURNS, Kind, Pulse
 from flux.shell.lifeline import Lifeline, Lifelines
-from flux.shell.pulse import Heart, parse, records, warm_up
+from flux.shell.liveness_thread import LivenessThread, parse, records, warm_up
+from flux.worker.loop_status import IN_STEP, KIND, STEP, TURNS, LoopActivity, Pulse
 
 SECRET = b"the secret of this query"
 EVERY_S = 0.02
@@ -29,9 +29,9 @@ def lifelines() -> Iterator[Lifelines]:
 
 
 @pytest.fixture
-def heart() -> Iterator[Heart]:
+def heart() -> Iterator[LivenessThread]:
     warm_up()
-    made = Heart(EVERY_S)
+    made = LivenessThread(EVERY_S)
     yield made
     made.stop()
 
@@ -49,7 +49,7 @@ def heard(lifelines: Lifelines) -> list[tuple[int, Pulse]]:
     return lifelines.pulses()
 
 
-def named(lifelines: Lifelines, heart: Heart | None = None) -> Lifeline:
+def named(lifelines: Lifelines, heart: LivenessThread | None = None) -> Lifeline:
     lifeline = Lifeline(lifelines.endpoint, SECRET, 7, heart)
     end = time.monotonic() + LIMIT_S
     while not lifelines._named:
@@ -64,10 +64,10 @@ def beats_in_one_call(lifelines: Lifelines) -> int:
     """A machine under load may have no time for them during one call, but not during every one."""
     heard(lifelines)
     ctypes.PyDLL(None).usleep(400_000)
-    return heard(lifelines).count((7, Pulse(3, Kind.STEP, 0, 0, 12)))
+    return heard(lifelines).count((7, Pulse(3, LoopActivity.STEP, 0, 0, 12)))
 
 
-def test_the_process_beats_while_one_call_keeps_the_interpreter(lifelines: Lifelines, heart: Heart) -> None:
+def test_the_process_beats_while_one_call_keeps_the_interpreter(lifelines: Lifelines, heart: LivenessThread) -> None:
     lifeline = named(lifelines, heart)
     within(lambda: heard(lifelines))
     heart.note[TURNS], heart.note[KIND], heart.note[STEP] = 3, IN_STEP, 12
@@ -75,7 +75,9 @@ def test_the_process_beats_while_one_call_keeps_the_interpreter(lifelines: Lifel
     lifeline.close()
 
 
-def test_the_end_of_the_connection_is_the_end_of_a_worker_that_has_beaten(lifelines: Lifelines, heart: Heart) -> None:
+def test_the_end_of_the_connection_is_the_end_of_a_worker_that_has_beaten(
+    lifelines: Lifelines, heart: LivenessThread
+) -> None:
     lifeline = named(lifelines, heart)
     within(lambda: heard(lifelines))
     lifeline.close()
@@ -92,7 +94,7 @@ def test_a_connection_that_is_reset_is_not_taken_for_closed(lifelines: Lifelines
     assert not closed
 
 
-def test_a_heart_notices_that_its_connection_is_lost(heart: Heart) -> None:
+def test_a_heart_notices_that_its_connection_is_lost(heart: LivenessThread) -> None:
     lifelines = Lifelines("127.0.0.1", SECRET)
     lifeline = named(lifelines, heart)
     assert heart.beats
@@ -103,7 +105,7 @@ def test_a_heart_notices_that_its_connection_is_lost(heart: Heart) -> None:
 
 
 def test_pulses_may_come_in_pieces(lifelines: Lifelines) -> None:
-    pulses = [Pulse(number, Kind.STEP, 1, 2, 3) for number in range(4)]
+    pulses = [Pulse(number, LoopActivity.STEP, 1, 2, 3) for number in range(4)]
     data = b"".join(records(*pulses))
     assert parse(data[:-5]) == (pulses[:3], data[len(data) * 3 // 4 : -5])
     lifeline = named(lifelines)

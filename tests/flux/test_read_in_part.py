@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import NUMBER, Plan
-from flux.replicas.copy_state import decode, photograph, restore
-from flux.replicas.outlet import Outlet
-from flux.replicas.replica import Replica
+from flux.exchange.log import Rows
+from flux.exchange.producer import Producer
+from flux.exchange.source_streams import SourceStreams
+from flux.replica.output import EdgeOutput
+from flux.replica.replica import Replica
 from flux.settings import Settings
-from flux.stream.elements import Rows
-from flux.stream.producer import Producer
-from flux.stream.source_streams import SourceStreams
+from flux.state.state_copy import decode, photograph, restore
 from partitioning.ids import StreamId
 
 SCHEMA = pa.schema([("note", pa.string()), ("key", pa.int64()), ("x", pa.int64())])
@@ -86,7 +86,7 @@ def test_a_copy_of_state_takes_along_output_that_travels_in_part() -> None:
 
     def replica() -> Replica:
         producer = Producer(StreamId(edge.id, 0), 0, 2, 1 << 20, 1.0)
-        return Replica(plan.stages[0], 0, 0, [Outlet(producer, edge.key, edge.columns, edge.schema)], plan.settings)
+        return Replica(plan.stages[0], 0, 0, [EdgeOutput(producer, edge.key, edge.columns, edge.schema)], plan.settings)
 
     first, second = replica(), replica()
     first.outlets[0].send(rows(7, 8, note="n"), 0.0)

@@ -11,22 +11,21 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
-from flux.dataflow.sources import WorkerSource
+from controller.plan_compiler import compile_plan
+from flux.connectors.files.errors import BadFile
+from flux.connectors.kafka.errors import BadRecord
+from flux.dataflow.source import WorkerSource
 from flux.dataflow.user_code import raised_by_user
 from flux.errors import FluxError, UserCodeError
-from flux.folders.errors import BadFile
-from flux.host.notes import KIND, PARTITION, READS, TURN, WHAT
-from flux.host.read_turn import BATCHES, READ_S, STARVED_S
-from flux.host.reading import IDLE_SOURCE_S, QUIET_S, TOGETHER
-from flux.host.stage_worker import StageWorker
-from flux.host.worker_stats import stats
-from flux.kafka.errors import BadRecord
+from flux.exchange.log import Rows
+from flux.exchange.slices import SMALL_ROWS
 from flux.settings import Settings
-from flux.shell.loop import failure_of
-from flux.stream.elements import Rows
-from flux.stream.runs import SMALL_ROWS
+from flux.shell.process import failure_of
 from flux.wire.statistics import SourceLag
+from flux.worker.core import WorkerCore
+from flux.worker.loop_status import KIND, PARTITION, READS, TURN, WHAT
+from flux.worker.report import stats
+from flux.worker.source_scheduler import BATCHES, IDLE_SOURCE_S, QUIET_S, READ_S, STARVED_S, TOGETHER
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -42,18 +41,18 @@ def table(*readers: int, epoch: int = 0) -> Table:
     return Table(epoch, (((ReplicaAt(0, 0),),),), (readers,), {0: "", 1: ""})
 
 
-def reading(read: Callable[..., Batches], partitions: int = 1, seeks: bool = False, **settings: Any) -> StageWorker:
+def reading(read: Callable[..., Batches], partitions: int = 1, seeks: bool = False, **settings: Any) -> WorkerCore:
     """A worker that reads all partitions of a source, and has heard that its own replica waits for rows."""
     source = WorkerSource("rows", read, partitions, SCHEMA, seeks)
     flow = flux.stage(partitions=1, name="kept")(lambda batch: batch)(source)
     plan = compile_plan([flow], replace(Settings.of(), **settings), lambda schema: schema, "q", b"")
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     core.on_table(table(*(0,) * partitions), 0.0)
     list(core.poll(0.0))
     return core
 
 
-def turn(core: StageWorker, now: float, idle: bool = True, each_s: float = READ_S) -> int:
+def turn(core: WorkerCore, now: float, idle: bool = True, each_s: float = READ_S) -> int:
     """Batches read in one turn; each takes so long."""
     batches = 0
     while core.read(idle, now + batches * each_s):
@@ -61,7 +60,7 @@ def turn(core: StageWorker, now: float, idle: bool = True, each_s: float = READ_
     return batches
 
 
-def read_of(core: StageWorker) -> dict[int, int]:
+def read_of(core: WorkerCore) -> dict[int, int]:
     """Rows read of each partition."""
     return {partition: streams.rows for (_, partition), streams in core.sources.items()}
 
@@ -83,7 +82,7 @@ def test_a_reader_is_opened_when_somebody_waits_for_its_rows_and_not_before() ->
 
     source = WorkerSource("rows", read, 1, SCHEMA)
     flow = flux.stage(partitions=1, name="kept")(lambda batch: batch)(source)
-    core = StageWorker(compile_plan([flow], Settings.of(), lambda schema: schema, "q", b""), 0)
+    core = WorkerCore(compile_plan([flow], Settings.of(), lambda schema: schema, "q", b""), 0)
     core.on_table(table(0), 0.0)
     assert (turn(core, 1.0), opened, core.reading.due(1.0)) == (0, [], float("inf"))
     list(core.poll(1.0))  # the worker answers its own greeting
@@ -171,7 +170,7 @@ def test_a_source_whose_log_is_full_is_not_read() -> None:
     assert core.reading.due(1.0) == float("inf"), "what makes room is a message"
 
 
-def logged(core: StageWorker) -> list[list[int]]:
+def logged(core: WorkerCore) -> list[list[int]]:
     """The batches in the log of the only source."""
     (producer,) = core.sources[0, 0].producers
     return [e.element.data.batch.column("x").to_pylist() for e in producer.log.entries() if isinstance(e.element, Rows)]

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from flux.errors import QueryFailed
-from spark_integration.run import Run
+from spark_integration.query.run import QueryRun
 
 
 def failed(*reasons: str, cancelled: bool = False) -> Any:
     """A run whose workers were lost, and whose input failed for these reasons."""
-    made: Any = Run.__new__(Run)
+    made: Any = QueryRun.__new__(QueryRun)
     made.server = SimpleNamespace(error=QueryFailed("worker 1 was lost"), job_failed=lambda what, reason: None)
     made._cancelled = cancelled
     for reason in reasons:
@@ -36,7 +36,7 @@ def test_an_input_that_ends_with_the_query_is_no_reason() -> None:
 def test_tasks_that_failed_just_before_the_end_are_told_too() -> None:
     """Spark may have given up an input before the first look at it."""
     told: list[str] = []
-    made: Any = Run.__new__(Run)
+    made: Any = QueryRun.__new__(QueryRun)
     over = threading.Event()
     over.set()
     made.server = SimpleNamespace(started=over, ended=over, phase="ended")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flux.stream.received import Received
+from flux.exchange.inbound import PartitionProgress
 
 PARTITIONS = st.integers(0, 4)
 EVENTS = st.one_of(
@@ -17,7 +17,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=40))
 def test_it_says_what_a_number_for_each_partition_would(events: list[tuple[str, int, int]]) -> None:
-    received, model = Received(), {0: 0}
+    received, model = PartitionProgress(), {0: 0}
     for kind, which, at in events:
         others = [partition for partition in model if partition != which]
         if kind == "reach":

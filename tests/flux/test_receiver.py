@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flux.stream.elements import End
-from flux.stream.receiver import Counters, Inbound, Slice
+from flux.exchange.inbound import Counters, Inbound, Slice
+from flux.exchange.log import End
 from flux.wire.messages import Data, ElementKind, Hello, Mark, Reset
 from partitioning.ids import StreamId
 

@@ -17,15 +17,15 @@ from kept import LARGE, all_held, checkpoint, opened, orders, standby, take
 from pyarrow import fs
 from test_location import plan
 
-from controller.operate.cli.kept import _survey
-from flux.durable import remote
-from flux.durable.journal import Journal
-from flux.durable.place import place_of
-from flux.durable.remote import Objects, Remote
+from controller.operate.cli.show import _survey
 from flux.errors import QueryFailed, UsageError
+from flux.vault import object_store as remote
+from flux.vault.journal import Journal
+from flux.vault.location import place_of
+from flux.vault.object_store import Objects, Remote
 from tests.object_store import serving, uri_in
 
-Location = pytest.importorskip("spark_integration.vault").Location
+Location = pytest.importorskip("spark_integration.query.checkpoint_location").CheckpointLocation
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +70,14 @@ def test_a_location_is_that_of_its_plan_and_is_known_again(uri: str) -> None:
 
 def test_a_streaming_dataframe_needs_a_checkpoint_of_its_own_there(uri: str) -> None:
     """Spark reaches the store by other file systems, with other credentials."""
-    checkpoint_of = pytest.importorskip("spark_integration.streaming").checkpoint_of
+    checkpoint_of = pytest.importorskip("spark_integration.streaming.stream_source").checkpoint_of
     with pytest.raises(UsageError, match=r"source clicks: say where .*checkpoint=.*'s3://user@kept/"):
         checkpoint_of("clicks", None, place_of(uri))
     assert checkpoint_of("clicks", "s3a://kept/clicks", place_of(uri)) == "s3a://kept/clicks"
 
 
 def test_the_ends_of_a_streaming_dataframe_are_kept_there(uri: str) -> None:
-    made = pytest.importorskip("spark_integration.stream_ends").Ends
+    made = pytest.importorskip("spark_integration.streaming.stream_source").StreamEnds
     ends = made(place_of(uri), "clicks")
     assert not ends.begins(0, 2)
     assert made(place_of(uri), "clicks").begins(0, 2)

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.errors import UsageError
-from flux.replicas.copy_state import decode
-from flux.replicas.replay_points import BOUNDARIES_MAX, ReplayPoints
+from flux.exchange.producer import Producer
 from flux.settings import Settings
-from flux.stream.producer import Producer
-from partitioning.cluster import Clustering
+from flux.state.replay_points import BOUNDARIES_MAX, ReplayPoints
+from flux.state.state_copy import decode
+from partitioning.clustering import Clustering
 from partitioning.ids import StreamId
 
 ROWS = pa.schema([("key", pa.int64())])

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from spark_integration import retries
-from spark_integration.jobs import reason_of
-from spark_integration.retries import Retries
+from spark_integration.tasks import jobs as retries
+from spark_integration.tasks.jobs import Retries, reason_of
 
 
 class FailingTasks:

@@ -11,15 +11,15 @@ from one_worker import Kept, planned, rows
 
 import flux
 from flux.dataflow.plan import Plan
-from flux.durable.journal import Journal
-from flux.durable.vault import Vault
-from flux.host.effects import ToConnection
-from flux.host.stage_worker import StageWorker
-from flux.replicas.arrivals import sign
-from flux.replicas.parts import Limits
-from flux.replicas.transfers import Aside
-from flux.stream.producer import ToWorker
+from flux.exchange.producer import ToWorker
+from flux.state.receiver import sign
+from flux.state.sender import Aside
+from flux.vault.journal import Journal
+from flux.vault.vault import Vault
 from flux.wire.messages import Data, Hello, Install, Orders, Restore, Resume
+from flux.wire.parts import PartLimits
+from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection
 from partitioning.ids import DISK
 from partitioning.table import ReplicaAt, Table
 
@@ -48,9 +48,9 @@ class Both:
         self.plan = plan
         self.now = 0.0
         self.store = Memory()
-        self.vault = Vault(plan, VAULT, opened(self.store), limits=Limits(inline_bytes=0))
-        self.worker = StageWorker(plan, FIRST)
-        self.jobs: list[tuple[StageWorker, Aside]] = []
+        self.vault = Vault(plan, VAULT, opened(self.store), limits=PartLimits(inline_bytes=0))
+        self.worker = WorkerCore(plan, FIRST)
+        self.jobs: list[tuple[WorkerCore, Aside]] = []
         self.said: list[Any] = []
         self.orders: list[Orders] = []  # of the first primary
 
@@ -67,7 +67,7 @@ class Both:
                 for effect in list(core.poll(self.now)):
                     self._carry(core, other, effect)
 
-    def _carry(self, core: StageWorker, other: StageWorker, effect: Any) -> None:
+    def _carry(self, core: WorkerCore, other: WorkerCore, effect: Any) -> None:
         if isinstance(effect, Aside):
             self.jobs.append((core, effect))
         elif isinstance(effect, ToWorker) and effect.worker == other.worker:
@@ -119,7 +119,7 @@ def both() -> Both:
     assert made.vault.followers[0, 0].checkpoint.step == 2  # type: ignore[attr-defined]
     made.feed(2)
     made.orders = [said for said in made.said if isinstance(said, Orders)]
-    made.worker = StageWorker(plan, SECOND, limits=Limits(inline_bytes=0))
+    made.worker = WorkerCore(plan, SECOND, limits=PartLimits(inline_bytes=0))
     made.jobs.clear()
     made.said.clear()
     made.show(table(1, SECOND, 1))
@@ -167,7 +167,7 @@ def test_who_asks_before_its_table_has_come_to_the_vault_is_answered_when_it_com
 ) -> None:
     """And not a resend time-out later: the table may be on its way to the vault, alone or behind others."""
     third = table(3, FIRST, 3)
-    both.worker = StageWorker(both.plan, FIRST, limits=Limits(inline_bytes=0))
+    both.worker = WorkerCore(both.plan, FIRST, limits=PartLimits(inline_bytes=0))
     both.worker.on_table(third, both.now)
     both.turn()
     assert [type(said) for said in both.said] == [Restore]
@@ -212,7 +212,7 @@ def test_a_partition_that_was_never_copied_begins_empty_and_repeats_its_order() 
     made.show(table(0, FIRST, 0))
     made.greet(0, 0)
     made.feed(0, 1)
-    made.worker = StageWorker(plan, SECOND, limits=Limits(inline_bytes=0))
+    made.worker = WorkerCore(plan, SECOND, limits=PartLimits(inline_bytes=0))
     made.jobs.clear()
     made.show(table(1, SECOND, 1))
     made.turn()
@@ -223,7 +223,7 @@ def test_a_partition_that_was_never_copied_begins_empty_and_repeats_its_order() 
 
 
 def test_without_a_vault_a_live_replica_that_is_not_here_is_a_mistake() -> None:
-    core = StageWorker(planned(flux.stage(partitions=1)(Kept)), SECOND)
+    core = WorkerCore(planned(flux.stage(partitions=1)(Kept)), SECOND)
     with pytest.raises(AssertionError, match=r"the state of replica .* is lost"):
         core.on_table(table(1, SECOND, 1), 0.0)
 

@@ -15,11 +15,11 @@ from one_worker import SCHEMA, Kept, kept, planned, rows, work
 
 import flux
 from flux.errors import DataLost, NonDeterministicInputError
-from flux.host.stage_worker import StageWorker
-from flux.replicas.copy_state import Position
-from flux.replicas.pairing import Diverged, on_seen
-from flux.stream.numbered import with_numbers
+from flux.exchange.slices import with_numbers
+from flux.replica.order_exchange import Diverged, on_seen
+from flux.state.state_copy import StreamPosition
 from flux.wire.messages import Data, ElementKind, Hello, OrderEntry, PartitionSeen, Passed
+from flux.worker.core import WorkerCore
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -59,7 +59,7 @@ class Read:
         until_hello: Callable[[], None] = lambda: None,
     ) -> None:
         then = flux.stage(partitions=1, name="kept")(Kept)
-        self.core = StageWorker(planned(first, then, source=log_source(goes_on)), 0)
+        self.core = WorkerCore(planned(first, then, source=log_source(goes_on)), 0)
         replicas = tuple(((ReplicaAt(0, 0),),) for _ in range(2))
         self.core.on_table(Table(0, replicas, ((5,),), {0: "", 5: ""}), 0.0)
         self.first, self.second = self.core.replicas[FIRST], self.core.replicas[SECOND]
@@ -287,7 +287,7 @@ class Restored(Read):
             for entry in orders[replica.key][state.applied :]:
                 replica.order.append(entry)
             replica.lead(0, [])
-            self.core.subscriptions.adopt(replica, [Position(StreamId(edge, 0), state.next, 0, ())])
+            self.core.subscriptions.adopt(replica, [StreamPosition(StreamId(edge, 0), state.next, 0, ())])
 
 
 @pytest.mark.parametrize("seed", range(15))

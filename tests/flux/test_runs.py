@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from scripted import made, scripted, work
 
 from flux.errors import NonDeterministicInputError, ProtocolError
-from flux.host.subscriptions import _in_messages
-from flux.stream.consumers import Ranks
-from flux.stream.elements import End
-from flux.stream.outgoing import MESSAGE_BYTES
-from flux.stream.producer import Producer
-from flux.stream.receiver import Counters, Inbound, Packet, RowSlice, WordSlice
-from flux.stream.runs import RUN_BYTES, RUN_CELLS, RUN_ROWS, SMALL_ROWS, Run, pack, span, unpack
+from flux.exchange.consumer_map import Ranks
+from flux.exchange.consumer_progress import MESSAGE_BYTES
+from flux.exchange.inbound import Counters, Inbound, Packet, RowSlice, WordSlice
+from flux.exchange.log import End
+from flux.exchange.producer import Producer
+from flux.exchange.slices import RUN_BYTES, RUN_CELLS, RUN_ROWS, SMALL_ROWS, SliceRun, pack, span, unpack
 from flux.wire.codec import decode_answer, decode_batches, decode_data, encode_batches
 from flux.wire.frames import encode
 from flux.wire.messages import Ack, Acks, AppliedThrough, Data, OrderEntry, Resume
+from flux.worker.subscriptions import _in_messages
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -120,7 +120,7 @@ def test_each_partition_gets_its_rows_in_order_however_they_travel(
     for partition, first in wants.items():
         assert values(found[partition]) == stream.expected(partition, first)
         for slice_ in found[partition]:
-            run = slice_.run or Run([slice_.sequence], [slice_.batch.num_rows])
+            run = slice_.run or SliceRun([slice_.sequence], [slice_.batch.num_rows])
             assert (slice_.first, slice_.sequence) == (run.sequences[0], run.sequences[-1])
             assert run.rows == [stream.rows[n][partition] for n in run.sequences], "each has rows here"
             at.applied(partition, slice_)

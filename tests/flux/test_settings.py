@@ -11,8 +11,8 @@ import pytest
 import flux
 from flux.errors import UsageError
 from flux.settings import TABLE, Settings
-from spark_integration.executor import spark_id
 from spark_integration.settings import Need, Others, count_slots, room_for_workers
+from spark_integration.tasks.entry_points import spark_id
 
 
 def test_too_few_task_slots_are_counted_aloud() -> None:

@@ -12,13 +12,13 @@ from scripted import STREAM, feed, made, work
 
 import flux
 from flux.errors import QueryFailed
-from flux.host.effects import ToController
-from flux.host.leaving import Leaving
-from flux.replicas.pairing import outgoing
-from flux.replicas.replica import Replica
+from flux.replica.order_exchange import outgoing
+from flux.replica.replica import Replica
 from flux.settings import Settings
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import OrderEntry
+from flux.worker.effects import ToController
+from flux.worker.output_delivery import OutputDelivery
 from partitioning.table import ReplicaAt
 
 OTHER, SCHEMA = 1, pa.schema([("x", pa.int64())])
@@ -56,7 +56,7 @@ class Kept:
         self.ended += 1
 
 
-def leaving(*replicas: Replica, kept_max: str = "1m") -> tuple[Leaving, Kept, list[Any]]:
+def leaving(*replicas: Replica, kept_max: str = "1m") -> tuple[OutputDelivery, Kept, list[Any]]:
     """With a sink, for replicas that are alone on their workers. What is told, and who is woken."""
     told: list[Any] = []
     outside = Kept()
@@ -66,14 +66,14 @@ def leaving(*replicas: Replica, kept_max: str = "1m") -> tuple[Leaving, Kept, li
     plan = SimpleNamespace(
         stages=[replica.stage for replica in replicas], settings=Settings.of(sink_max_bytes=kept_max), durable=False
     )
-    found = Leaving(0, plan, {r.key: r for r in replicas}, told.append, told.append)  # type: ignore[arg-type]
+    found = OutputDelivery(0, plan, {r.key: r for r in replicas}, told.append, told.append)  # type: ignore[arg-type]
     found.outside = outside
     for replica in replicas:
         found.open(replica)
     return found, outside, told
 
 
-def follower(steps: int) -> tuple[Replica, Leaving, Kept]:
+def follower(steps: int) -> tuple[Replica, OutputDelivery, Kept]:
     """It has applied so many steps, all committed, of one row each."""
     replica = made(Echo, 2)
     found, sink, _ = leaving(replica)

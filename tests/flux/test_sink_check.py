@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import flux
-from flux.dataflow.files import ParquetFiles
-from flux.dataflow.readers import Readers
+from flux.connectors.files.parquet_sink import ParquetFiles
+from flux.dataflow.sink import QueryReaders
 from flux.errors import ContractBroken, UsageError
 from flux.testing import check_sink
 
@@ -367,7 +367,7 @@ def test_a_sink_that_is_at_least_once_may_have_rows_twice_and_may_not_lose_any(t
 
 def test_calls_without_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="readers fetch their output themselves"):
-        check_sink(Readers(1), BATCHES, list)
+        check_sink(QueryReaders(1), BATCHES, list)
     with pytest.raises(UsageError, match="three or more batches with rows"):
         check_sink(Table(tmp_path), BATCHES[:2], list)
     with pytest.raises(UsageError, match=r"an instance of a class derived from flux\.Sink"):

@@ -18,8 +18,7 @@ from outside_store import SCHEMA, until
 import flux
 from flux.errors import UserCodeError
 from flux.settings import Settings
-from flux.shell.sink_lines import ReadyLines
-from flux.shell.sinks import Sinks
+from flux.shell.sink_threads import ReadyQueues, SinkThreads
 
 ONE = pa.record_batch([pa.array([1])], schema=SCHEMA)
 PARTITIONS = 3
@@ -87,12 +86,12 @@ def outside() -> Iterator[Outside]:
 
 
 @pytest.fixture
-def sinks(outside: Outside) -> Iterator[Sinks]:
+def sinks(outside: Outside) -> Iterator[SinkThreads]:
     """Partition 0 writes, and is held until its event is set: what comes meanwhile goes together."""
     outside.held[0] = threading.Event()
     stage = SimpleNamespace(id=0, name="last", partitions=PARTITIONS, sink=Piped(outside))
     plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={})
-    made = Sinks(plan, lambda: None)  # type: ignore[arg-type]
+    made = SinkThreads(plan, lambda: None)  # type: ignore[arg-type]
     for partition in range(PARTITIONS):
         made.begins(0, partition, 0, True)
     until(lambda: all(line.sink is not None and not line.served for line in made._lines.values()), "all are open")
@@ -104,13 +103,13 @@ def sinks(outside: Outside) -> Iterator[Sinks]:
     made.close()
 
 
-def turned(sinks: Sinks, partition: int, has: int) -> bool:
+def turned(sinks: SinkThreads, partition: int, has: int) -> bool:
     """After a turn of the worker's loop: whether so much is outside."""
     sinks.check()
     return sinks.has(0, partition) == has
 
 
-def three_of_each(sinks: Sinks, outside: Outside) -> None:
+def three_of_each(sinks: SinkThreads, outside: Outside) -> None:
     """Both partitions get theirs outside, once and in order."""
     for partition in (1, 2):
         for sequence in range(3):
@@ -120,7 +119,7 @@ def three_of_each(sinks: Sinks, outside: Outside) -> None:
     assert outside.written(1) == outside.written(2) == [0, 1, 2]
 
 
-def test_what_waits_is_sent_before_any_answer_is_waited_for(sinks: Sinks, outside: Outside) -> None:
+def test_what_waits_is_sent_before_any_answer_is_waited_for(sinks: SinkThreads, outside: Outside) -> None:
     for partition in (1, 2):
         sinks.write(0, partition, 0, ONE)
     outside.held[0].set()
@@ -131,7 +130,7 @@ def test_what_waits_is_sent_before_any_answer_is_waited_for(sinks: Sinks, outsid
     assert len({outside.threads["write", partition, 0] for partition in (1, 2)}) == 1
 
 
-def test_who_is_late_gets_a_thread_while_a_round_takes_its_time(sinks: Sinks, outside: Outside) -> None:
+def test_who_is_late_gets_a_thread_while_a_round_takes_its_time(sinks: SinkThreads, outside: Outside) -> None:
     sinks.write(0, 1, 0, ONE)
     sinks.write(0, 2, 0, ONE)
 
@@ -140,7 +139,7 @@ def test_who_is_late_gets_a_thread_while_a_round_takes_its_time(sinks: Sinks, ou
     assert not outside.written(0)
 
 
-def test_a_partition_of_which_no_answer_comes_holds_up_no_other(sinks: Sinks, outside: Outside) -> None:
+def test_a_partition_of_which_no_answer_comes_holds_up_no_other(sinks: SinkThreads, outside: Outside) -> None:
     outside.silent.add(1)
     outside.held[1] = threading.Event()
     for partition in (1, 2):
@@ -166,18 +165,18 @@ def cannot(partition: int) -> Any:
     [cannot, lambda partition: None, lambda partition: (), lambda partition: [-1], lambda partition: ["x"]],
     ids=["raises", "waits", "has it", "closed", "no file"],
 )
-def test_what_cannot_be_sent_ahead_is_written_all_the_same(sinks: Sinks, outside: Outside, send: Any) -> None:
+def test_what_cannot_be_sent_ahead_is_written_all_the_same(sinks: SinkThreads, outside: Outside, send: Any) -> None:
     outside.send = send
     three_of_each(sinks, outside)
 
 
-def test_what_fails_in_a_round_is_tried_again_alone_and_in_order(sinks: Sinks, outside: Outside) -> None:
+def test_what_fails_in_a_round_is_tried_again_alone_and_in_order(sinks: SinkThreads, outside: Outside) -> None:
     outside.fails[1] = [ConnectionError("not now"), TimeoutError("nor now")]
     three_of_each(sinks, outside)
     sinks.check()
 
 
-def test_what_comes_while_a_write_fails_does_not_overtake_it(sinks: Sinks, outside: Outside) -> None:
+def test_what_comes_while_a_write_fails_does_not_overtake_it(sinks: SinkThreads, outside: Outside) -> None:
     outside.fails[1] = [ConnectionError("not now")]
 
     def more(position: flux.Position) -> None:
@@ -192,7 +191,7 @@ def test_what_comes_while_a_write_fails_does_not_overtake_it(sinks: Sinks, outsi
     assert outside.written(1) == [0, 1]
 
 
-def test_what_fails_for_good_ends_the_query_also_in_a_round(sinks: Sinks, outside: Outside) -> None:
+def test_what_fails_for_good_ends_the_query_also_in_a_round(sinks: SinkThreads, outside: Outside) -> None:
     outside.fails[1] = [ValueError("never")] * 2
     for partition in (1, 2):
         sinks.write(0, partition, 0, ONE)
@@ -203,7 +202,7 @@ def test_what_fails_for_good_ends_the_query_also_in_a_round(sinks: Sinks, outsid
         until(sinks.check, "the query hears of it")
 
 
-def test_a_partition_that_is_led_elsewhere_meanwhile_is_not_written(sinks: Sinks, outside: Outside) -> None:
+def test_a_partition_that_is_led_elsewhere_meanwhile_is_not_written(sinks: SinkThreads, outside: Outside) -> None:
     outside.silent.add(1)
     for partition in (1, 2):
         sinks.write(0, partition, 0, ONE)
@@ -218,7 +217,7 @@ def test_a_partition_that_is_led_elsewhere_meanwhile_is_not_written(sinks: Sinks
 
 def test_who_was_woken_for_a_partition_that_has_ended_since_leaves_the_others_a_thread() -> None:
     """Without threads of its own: each step is that of a thread that was woken."""
-    lines = ReadyLines(threading.Lock())
+    lines = ReadyQueues(threading.Lock())
     joining, ended, later = (SimpleNamespace(may_join=True) for _ in range(3))
     with lines._news:
         woken = []

@@ -20,7 +20,7 @@ import flux
 from controller.balance.load import Move
 from flux.errors import QueryFailed, SchemaError, UsageError, UserCodeError
 from flux.settings import Settings
-from flux.shell.sinks import Sinks
+from flux.shell.sink_threads import SinkThreads
 
 
 def test_all_output_goes_to_the_sink_once_and_the_query_ends_when_it_is_there() -> None:
@@ -222,11 +222,11 @@ class Direct(Table):
         return Direct(self.name, self.before)
 
 
-def lines(sink: flux.Sink, partitions: int = 1, **options: Any) -> Sinks:
+def lines(sink: flux.Sink, partitions: int = 1, **options: Any) -> SinkThreads:
     """Its threads alone."""
     stage = SimpleNamespace(id=0, name="last", partitions=partitions, sink=sink)
     plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(**options), forgotten={}, location="/data/q")
-    made = Sinks(plan, lambda: None)  # type: ignore[arg-type]
+    made = SinkThreads(plan, lambda: None)  # type: ignore[arg-type]
     for partition in range(partitions):
         made.begins(0, partition, 0, True)
     return made

@@ -11,10 +11,10 @@ import pytest
 from harness import dataframe
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import Plan
 from flux.settings import Settings
-from spark_integration import active
+from spark_integration.query import running_queries as active
 from spark_integration.settings import (
     UNLIMITED,
     Others,

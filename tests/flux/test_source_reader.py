@@ -12,21 +12,21 @@ from numbered_log import Numbers, NumbersOfPartition
 from one_worker import planned
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.dataflow.source_reader import FunctionReader, opened
 from flux.errors import UsageError, UserCodeError
-from flux.host.stage_worker import StageWorker
 from flux.settings import Settings
-from flux.shell.vault import without_code
+from flux.shell.vault_process import without_code
+from flux.worker.core import WorkerCore
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
-def started(source: flux.Source) -> StageWorker:
+def started(source: flux.Source) -> WorkerCore:
     """A worker that reads partition 0, and has heard that its own replica waits for rows."""
-    core = StageWorker(planned(flux.stage(partitions=1)(lambda batch: batch), source=source), 0)
+    core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=source), 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0),),),), ((0,),), {0: ""}), 0.0)
     list(core.poll(0.0))
     return core

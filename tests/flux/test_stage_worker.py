@@ -12,12 +12,12 @@ from one_worker import SCHEMA, SINK, Feeder, Split, kept, planned, rows, table, 
 
 import flux
 from flux.errors import Fenced, QueryFailed, RefusedError, UserCodeError
-from flux.host.effects import ToConnection, ToController
-from flux.host.stage_worker import StageWorker
-from flux.host.subscriptions import UNDECODABLE_MAX
-from flux.replicas.parts import Limits
 from flux.wire.control import PartitionFinished, TableSeen
 from flux.wire.messages import Ack, Data, ElementKind, Hello, Refuse, Reset, Resume
+from flux.wire.parts import PartLimits
+from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection, ToController
+from flux.worker.subscriptions import UNDECODABLE_MAX
 
 
 class Bad(flux.Operator):
@@ -64,7 +64,7 @@ def test_a_producer_that_has_heard_of_a_newer_table_is_answered_when_that_table_
 def test_a_producer_that_goes_by_a_table_from_before_the_first_here_is_not_answered() -> None:
     """By that table the replica may be a standby, to which it sends no rows."""
     plan = planned(SINK)
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     core.on_table(table(plan, epoch=1), 0.0)
     feeder = Feeder(core)
     assert feeder.hello(epoch=0) == []
@@ -75,7 +75,7 @@ def test_a_producer_that_goes_by_a_table_from_before_the_first_here_is_not_answe
 
 def test_a_worker_without_a_table_keeps_greetings_and_only_the_newest_of_each_stream() -> None:
     plan = planned(SINK)
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     assert Feeder(core, "broken").hello() == []
     assert Feeder(core, "second").hello() == []
     assert Feeder(core, "other", producer=1).hello() == []
@@ -322,4 +322,4 @@ def test_a_worker_that_the_newest_table_does_not_know_is_fenced() -> None:
 def test_parts_of_a_copy_are_no_larger_than_a_port_accepts() -> None:
     """The port cut the connection, again and again, and the repair never came to its end."""
     assert worker(planned(SINK, message_max_bytes=1 << 16))._transfers._limits.part_bytes == 1 << 16
-    assert worker(planned(SINK))._transfers._limits.part_bytes == Limits().part_bytes
+    assert worker(planned(SINK))._transfers._limits.part_bytes == PartLimits().part_bytes

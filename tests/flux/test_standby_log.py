@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from flux.replicas.copy_state import Position, ReplicaState
-from flux.replicas.standby import Checkpoint, Standby
+from flux.state.standby import Checkpoint, Standby
+from flux.state.state_copy import ReplicaState, StreamPosition
 from flux.wire.messages import OrderEntry, PartitionOrder
 from partitioning.ids import PartitionKey, StreamId
 
@@ -93,7 +93,7 @@ def test_it_keeps_what_has_left_for_the_primary_that_it_may_be() -> None:
 
 
 def test_one_that_was_added_begins_with_its_first_copy_and_the_order_after_it() -> None:
-    position = Position(STREAM, 9, 0, ())
+    position = StreamPosition(STREAM, 9, 0, ())
     about: dict[str, object] = {
         "applied": 4, "now": 4.0, "entries": msgspec.msgpack.encode(entries(4, 2)), "committed": 3,
     }  # fmt: skip

@@ -14,14 +14,14 @@ from harness import Rows, ThreadQuery, dataframe
 from pyspark.sql import SparkSession
 
 import flux
-from controller.dag import compile_plan
-from controller.ends import check_taken
+from controller.plan_compiler import check_taken, compile_plan
 from controller.server import Server
 from flux.settings import Settings
-from spark_integration import active, query, start
-from spark_integration.jobs import reason_of
-from spark_integration.operate import Operated, checked_timeout
-from spark_integration.shipping import check_shipping
+from spark_integration.query import query, start
+from spark_integration.query import running_queries as active
+from spark_integration.query.operations import Operations, checked_timeout
+from spark_integration.query.start import check_shipping
+from spark_integration.tasks.jobs import reason_of
 
 SCHEMA = pa.schema([("k", pa.int64())])
 
@@ -186,7 +186,7 @@ def test_following_what_is_no_query_is_refused() -> None:
         flux.follow(5)  # type: ignore[arg-type]
 
 
-class Operating(Operated):
+class Operating(Operations):
     """A query of workers in threads that may have joined or not."""
 
     def __init__(self, plan: Any, server: Server) -> None:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from harness import LIMIT_S
 
-from flux.host.notes import IN_STEP, KIND, no_note
+from flux.exchange.inbound import Inbound, Packet, RowSlice
 from flux.shell.step_watch import StepWatch, first_row
-from flux.stream.receiver import Inbound, Packet, RowSlice
 from flux.wire.control import InStep
+from flux.worker.loop_status import IN_STEP, KIND, no_note
 from partitioning.ids import StreamId
 
 

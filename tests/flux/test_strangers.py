@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from flux.wire.strangers import STRANGER_BYTES_MAX, STRANGER_S, STRANGERS_MAX, Strangers
+from flux.wire.handshake import STRANGER_BYTES_MAX, STRANGER_S, STRANGERS_MAX, Strangers
 
 #: Of a process that may have 1,024 files open.
 AT_MOST = 128

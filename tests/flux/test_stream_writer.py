@@ -12,10 +12,10 @@ from one_worker import SCHEMA, planned
 
 import flux
 from controller.operate import connection_file
-from flux.shell.loop import Rendezvous
-from spark_integration import ingress_file
-from spark_integration.executor import in_types
-from spark_integration.stream_writer import columns_for, writer_of
+from flux.shell.process import Rendezvous
+from spark_integration.streaming import ingress_file
+from spark_integration.streaming.stream_writer import columns_for, writer_of
+from spark_integration.tasks.entry_points import in_types
 
 types = pytest.importorskip("pyspark.sql.types")
 RENDEZVOUS = Rendezvous("tcp://127.0.0.1:1", None, b"secret of the workers")

@@ -10,10 +10,10 @@ import pytest
 from scripted import OTHER, Plain, alone, calls, feed, made, pair, scripted, told, work
 
 import flux
-from flux.dataflow.timers import TIMERS_MAX, Timers
+from flux.dataflow.operator import TIMERS_MAX, Timers
 from flux.errors import UserCodeError
-from flux.replicas.checksums import CHECKSUMS_KEPT
-from flux.replicas.replica import UNCOMMITTED_MAX
+from flux.replica.output_checksums import CHECKSUMS_KEPT
+from flux.replica.replica import UNCOMMITTED_MAX
 from flux.wire.messages import OrderEntry, StepKind
 from partitioning.table import ReplicaAt
 

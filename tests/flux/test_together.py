@@ -17,17 +17,16 @@ from hypothesis import strategies as st
 from one_worker import Kept, kept, planned, work, worker
 
 import flux
-from controller.dag import compile_plan
-from flux.dataflow.chained import Chained
-from flux.dataflow.operator import Context, JointOutput
+from controller.plan_compiler import compile_plan
+from flux.dataflow.operator import Chained, Context, JointOutput
 from flux.errors import UserCodeError
-from flux.host.notes import PARTITION
-from flux.host.stage_worker import StageWorker
-from flux.replicas import together
+from flux.exchange.checksum import extend
+from flux.exchange.producer import Producer
+from flux.replica import batched_steps as together
 from flux.settings import Settings
-from flux.stream.checksum import extend
-from flux.stream.producer import Producer
-from partitioning.cluster import Clustered
+from flux.worker.core import WorkerCore
+from flux.worker.loop_status import PARTITION
+from partitioning.clustering import Clustered
 from partitioning.errors import FailedPartition
 from partitioning.ids import StreamId
 
@@ -325,7 +324,7 @@ def test_an_operator_of_ones_own_takes_several_partitions_in_one_call(monkeypatc
     ours, core = run(Latest, batches, schema=PAIRS)
     assert core.replicas[0, 0].goes_together
     assert max(CALLS) > 2
-    monkeypatch.setattr("flux.host.turns.TOGETHER_MAX", 1)
+    monkeypatch.setattr("flux.worker.step_scheduler.TOGETHER_MAX", 1)
     theirs, _ = run(Latest, batches, schema=PAIRS)
     assert sorted(ours) == sorted(theirs)
     operator = OwnProcess()
@@ -379,7 +378,7 @@ def test_what_they_give_goes_through_a_second_operator_partition_by_partition(mo
     batches = [pairs(*zip(rng.integers(20, 60, 9), rng.integers(-9, 9, 9), strict=True)) for _ in range(60)]
     ours, core = run(chained, batches)
     assert core.replicas[0, 0].goes_together
-    monkeypatch.setattr("flux.host.turns.TOGETHER_MAX", 1)
+    monkeypatch.setattr("flux.worker.step_scheduler.TOGETHER_MAX", 1)
     theirs, _ = run(chained, batches)
     assert {(k, n) for k, _, n in ours} == {(k, n) for k, _, n in theirs}
     assert sorted(ours) == sorted(theirs)
@@ -416,7 +415,7 @@ def test_what_text_takes_of_a_log_does_not_depend_on_who_lies_beside_it(monkeypa
     schema = pa.schema([("k", pa.string()), ("x", pa.int64())])
     rows = pa.record_batch([[f"{k}" * (k % 9 + 1) for k in range(60)], [k or None for k in range(60)]], schema=schema)
     for most in (64, 1):
-        monkeypatch.setattr("flux.host.turns.TOGETHER_MAX", most)
+        monkeypatch.setattr("flux.worker.step_scheduler.TOGETHER_MAX", most)
         sizes.append([])
         source = flux.source(lambda p: iter([rows] * 3), schema, 1)
         first = flux.stage(key="k", partitions=6, output_mode="update")(Sums)
@@ -453,13 +452,13 @@ at_work: list[Any] = []
 def test_timers_and_ends_are_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are code of the user's, which may take long: whoever looks sees which partition it is."""
     Endings.at = []
-    step = StageWorker._step
+    step = WorkerCore._step
 
-    def watched(self: StageWorker, replicas: Sequence[Any], now: float) -> None:
+    def watched(self: WorkerCore, replicas: Sequence[Any], now: float) -> None:
         at_work[:] = [self]
         step(self, replicas, now)
 
-    monkeypatch.setattr(StageWorker, "_step", watched)
+    monkeypatch.setattr(WorkerCore, "_step", watched)
     source = flux.source(lambda p: iter([pairs(*[(k, 1) for k in range(40)])] * 6), PAIRS, 1)
     flow = flux.stage(key="k", partitions=6, output_mode="complete")(Endings), flux.stage(partitions=1)(Newest)
     core = worker(planned(*flow, source=source))
@@ -487,15 +486,15 @@ def test_whose_rows_failed_is_said_as_if_it_had_been_alone() -> None:
 def test_output_of_a_small_share_does_not_keep_that_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log counts the rows of its own partition; what it shares with others is not a multiple of that."""
     held: list[tuple[int, int]] = []
-    monkeypatch.setattr("flux.stream.producer.Producer._evict", lambda self: None)
-    push = flux.stream.producer.Producer.append
+    monkeypatch.setattr("flux.exchange.producer.Producer._evict", lambda self: None)
+    push = flux.exchange.producer.Producer.append
 
     def watched(self: Any, data: Clustered, *more: Any) -> None:
         if self.stream.edge == 1:
             held.append((data.batch.num_rows, data.batch.column(0).buffers()[1].size // 8))
         push(self, data, *more)
 
-    monkeypatch.setattr("flux.stream.producer.Producer.append", watched)
+    monkeypatch.setattr("flux.exchange.producer.Producer.append", watched)
     many = [(k, 1) for k in range(400)]
     ones = [next((k, 1) for k in range(1000, 2000) if home(k) == 5)]
     run(Sums, [pairs(*[row for row in many if home(row[0]) != 5], *ones)], sinks=2)
@@ -527,6 +526,6 @@ class Stuck(flux.Sink):
 
 
 def home(key: int) -> int:
-    from partitioning.cluster import cluster_by_key
+    from partitioning.clustering import cluster_by_key
 
     return int(cluster_by_key(pairs((key, 1)), [0], 6).by_rank[0])

@@ -15,16 +15,16 @@ from msgspec.structs import replace
 import flux
 from flux.dataflow.plan import StagePlan
 from flux.errors import ProtocolError, UserCodeError
-from flux.replicas.arrivals import sign
-from flux.replicas.aside import Failed, attempt
-from flux.replicas.copy_state import StateCopy
-from flux.replicas.parts import Limits
-from flux.replicas.replica import Replica
-from flux.replicas.transfers import Aside, ToSender, Transfers
+from flux.exchange.producer import ToWorker
+from flux.replica.replica import Replica
 from flux.settings import Settings
-from flux.stream.producer import ToWorker
+from flux.state.jobs import JobFailed, attempt
+from flux.state.receiver import sign
+from flux.state.sender import Aside, StateSender, ToSender
+from flux.state.state_copy import StateCopy
 from flux.wire.control import CopyState
 from flux.wire.messages import Install, Installed, OrderEntry
+from flux.wire.parts import PartLimits
 from partitioning.table import ReplicaAt
 
 SCHEMA = pa.schema([("word", pa.string())])
@@ -33,7 +33,7 @@ KEY = (0, 3)
 ORDER = CopyState(stage=0, partition=3, worker=TARGET, incarnation=INCARNATION)
 AGAIN_S = 1.0
 #: Ten parts of a state of some hundred bytes, two under way, everything in the background.
-SMALL = Limits(part_bytes=50, parts=2, inline_bytes=0)
+SMALL = PartLimits(part_bytes=50, parts=2, inline_bytes=0)
 
 
 class Words(flux.Operator):
@@ -106,11 +106,11 @@ def replica_of(incarnation: int) -> Replica:
 class Two:
     """A primary's worker and the worker of a new replica. Nothing is carried between them unless a test says so."""
 
-    def __init__(self, limits: Limits = SMALL, text: bytes = b"state" * 60) -> None:
+    def __init__(self, limits: PartLimits = SMALL, text: bytes = b"state" * 60) -> None:
         self.source, self.target = Host(), Host()
         clock = iter(range(1000)).__next__
-        self.sender = Transfers(self.source, b"secret", AGAIN_S, clock, limits)
-        self.receiver = Transfers(self.target, b"secret", AGAIN_S, clock, limits)
+        self.sender = StateSender(self.source, b"secret", AGAIN_S, clock, limits)
+        self.receiver = StateSender(self.target, b"secret", AGAIN_S, clock, limits)
         self.primary = self.source.replicas[KEY] = replica_of(0)
         self.primary.operator.text = text  # type: ignore[attr-defined]
         self.primary.lead(0, [ReplicaAt(TARGET, INCARNATION, False)])
@@ -118,7 +118,7 @@ class Two:
             self.primary.order.append(OrderEntry(step, step, [(0, 0, step)]))
         self.primary.applied = 2
         self.target.awaited[KEY] = INCARNATION
-        self.aside: deque[tuple[Transfers, Aside]] = deque()
+        self.aside: deque[tuple[StateSender, Aside]] = deque()
         self.parts: deque[ToWorker] = deque()
         self.answers: deque[Installed] = deque()
         self.now = 0.0
@@ -402,8 +402,8 @@ class Spy:
         return Spy.noticed.append, ("unpickled",)
 
 
-@pytest.mark.parametrize("limits", [SMALL, Limits()], ids=["aside", "at once"])
-def test_a_copy_without_the_signature_of_the_query_is_not_read(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [SMALL, PartLimits()], ids=["aside", "at once"])
+def test_a_copy_without_the_signature_of_the_query_is_not_read(limits: PartLimits) -> None:
     """As somebody sends it who has got into a connection: he knows all but the secret."""
     two = Two(limits)
     data = pickle.dumps(Spy())
@@ -453,7 +453,7 @@ def test_parts_travel_while_the_copy_is_signed() -> None:
 
 
 def test_a_small_state_is_copied_and_restored_at_once() -> None:
-    two = Two(Limits())
+    two = Two(PartLimits())
     two.sender.on_copy_state(ORDER)
     two.carry()
     assert not two.aside
@@ -461,7 +461,7 @@ def test_a_small_state_is_copied_and_restored_at_once() -> None:
 
 
 def test_a_state_of_unknown_size_is_not_copied_at_once() -> None:
-    two = Two(Limits(), text=b"")
+    two = Two(PartLimits(), text=b"")
     two.sender.on_copy_state(ORDER)
     two.do_aside("copy")
     two.do_aside("sign")
@@ -490,5 +490,5 @@ def test_an_operator_that_wants_one_thread_is_restored_by_it(monkeypatch: pytest
 
 
 def test_a_job_that_fails_gives_its_error() -> None:
-    assert isinstance(attempt(lambda: 1 / 0), Failed)
+    assert isinstance(attempt(lambda: 1 / 0), JobFailed)
     assert attempt(lambda: 2) == 2

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
-from flux.host.read_turn import BATCHES, READ_MAX_S, READ_S, STARVED_S, ReadTurn
-from flux.host.stage_worker import StageWorker
-from flux.host.turns import STEPS_IN_TURN
+from controller.plan_compiler import compile_plan
 from flux.settings import Settings
+from flux.worker.core import WorkerCore
+from flux.worker.source_scheduler import BATCHES, READ_MAX_S, READ_S, STARVED_S, ReadTurn
+from flux.worker.step_scheduler import STEPS_IN_TURN
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -31,13 +31,13 @@ class Sink(flux.Operator):
     def process(self, batch: pa.RecordBatch) -> None: ...
 
 
-def overloaded(batches: int, behind: int = 0) -> StageWorker:
+def overloaded(batches: int, behind: int = 0) -> WorkerCore:
     """A worker with three partitions of a stage, for each of which so many steps wait, and with one of the stage behind
     it, for which ``behind`` do."""
     source = flux.source(lambda p: iter(()), SCHEMA, 1, "rows")
     flow = flux.stage(partitions=1)(Sink)(flux.stage(partitions=3)(Passed)(source))
     plan = compile_plan([flow], Settings.of(step_max_rows=1), lambda schema: schema, "q", b"s")
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     stages = tuple((ReplicaAt(0, 0),) for _ in range(3)), ((ReplicaAt(0, 0),),)
     core.on_table(Table(0, stages, ((0,),), {0: ""}), 0.0)
     list(core.poll(0.0))
@@ -52,7 +52,7 @@ def overloaded(batches: int, behind: int = 0) -> StageWorker:
     return core
 
 
-def applied(core: StageWorker, now: float) -> tuple[int, int]:
+def applied(core: WorkerCore, now: float) -> tuple[int, int]:
     """Stage and partition of the next step."""
     before = {key: replica.applied for key, replica in core.replicas.items()}
     assert core.work(now)

@@ -13,10 +13,10 @@ import pytest
 from kept import KEY, LARGE, all_held, checkpoint, opened, orders, standby, take
 from kept_watched import SYNCED, At, watch
 
-from flux.durable import journal as journal_module
-from flux.durable.directory import Directory, check_location
-from flux.durable.journal import Journal
 from flux.errors import QueryFailed
+from flux.vault import journal as journal_module
+from flux.vault.directory_store import Directory, check_location
+from flux.vault.journal import Journal
 
 
 @pytest.fixture

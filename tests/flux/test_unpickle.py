@@ -25,14 +25,14 @@ import pytest
 import pytz
 
 import flux
-from flux.dataflow.api import FunctionOperator
 from flux.dataflow.collect import Collect
+from flux.dataflow.flow import FunctionOperator
 from flux.dataflow.plan import StagePlan
 from flux.errors import SnapshotError, UsageError
-from flux.replicas.replica import Replica
-from flux.replicas.snapshot import decode_snapshot, encode_snapshot
+from flux.replica.replica import Replica
+from flux.replica.snapshot import decode_snapshot, encode_snapshot
 from flux.settings import Settings
-from flux.wire.unpickle import listed, loads
+from flux.wire.safe_pickle import listed, loads
 
 PLAIN: list[Any] = [
     {"a": [1, 2.5, "x", b"y", None, True], "b": (1, {2, 3}, frozenset([4])), 5: bytearray(b"z"), 6: 1 + 2j, 7: range(3)},

@@ -11,12 +11,12 @@ import pytest
 from one_worker import SCHEMA
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from controller.report.progress import unread_files as unread_files_shown
-from flux.folders.errors import FileGone
-from flux.folders.source import FilesReader
+from flux.connectors.files.errors import FileGone
+from flux.connectors.files.source import FilesReader
 from flux.settings import Settings
-from spark_integration.unread import Unread
+from spark_integration.query.source_setup import UnreadRows
 
 
 class Topic:
@@ -33,12 +33,12 @@ class Topic:
         return list(answer)
 
 
-def asking(*reads: Any) -> tuple[Unread, list[Any]]:
+def asking(*reads: Any) -> tuple[UnreadRows, list[Any]]:
     sources = [flux.source(read, SCHEMA, 2, f"source-{i}", positions=True) for i, read in enumerate(reads)]
     flow = flux.stage(partitions=1, name="passed")(lambda batch: batch)(*sources)
     told: list[Any] = []
     plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"")
-    return Unread(plan, "clicks", told.append), told
+    return UnreadRows(plan, "clicks", told.append), told
 
 
 def test_what_has_come_is_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -75,7 +75,7 @@ def test_files_are_looked_at_when_that_is_asked_for(tmp_path: Path) -> None:
     flow = flux.stage(partitions=1, name="passed")(lambda batch: batch)(source)
     plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"")
     told: list[Any] = []
-    unread = Unread(plan, "clicks", lambda names: None, told.append)
+    unread = UnreadRows(plan, "clicks", lambda names: None, told.append)
     unread.look_now(30)  # nothing has begun
     unread.start()
     try:
@@ -112,7 +112,7 @@ def test_files_that_are_not_read_are_told_and_logged_once(tmp_path: Path, caplog
     )
     plan = compile_plan([sources], Settings.of(), lambda schema: schema, "q", b"")
     told: list[Any] = []
-    unread = Unread(plan, "clicks", lambda names: None, told.append)
+    unread = UnreadRows(plan, "clicks", lambda names: None, told.append)
     for _ in range(5):
         unread.look_at_files()
     assert [unread_files_shown(each[0]) for each in told] == [

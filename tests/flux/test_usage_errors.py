@@ -18,8 +18,8 @@ import pytest
 from harness import Rows, dataframe
 
 import flux
-from controller.dag import compile_plan
-from flux.dataflow.api import Flow
+from controller.plan_compiler import compile_plan
+from flux.dataflow.flow import Flow
 from flux.settings import Settings
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -424,7 +424,9 @@ def test_a_key_without_columns_is_refused(wrong: Any) -> None:
         flux.stage(key=wrong)
 
 
-@pytest.mark.parametrize(("package", "home"), [("kafka", "flux.kafka.source"), ("stream", "flux.dataflow.streaming")])
+@pytest.mark.parametrize(
+    ("package", "home"), [("kafka", "flux.connectors.kafka.source"), ("stream", "flux.dataflow.source")]
+)
 def test_help_and_editors_see_the_function_that_a_package_is_called_for(package: str, home: str) -> None:
     called, function = getattr(flux, package), getattr(importlib.import_module(home), package)
     assert inspect.signature(called) == inspect.signature(function)

@@ -15,7 +15,7 @@ import flux
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.user_code import TRACEBACK_CHARS_MAX, user_traceback
 from flux.errors import QueryFailed, UserCodeError
-from flux.replicas.replica import Replica
+from flux.replica.replica import Replica
 from flux.settings import Settings
 
 SCHEMA = pa.schema([("v", pa.int64())])

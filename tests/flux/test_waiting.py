@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import NonDeterministicInputError
-from flux.replicas.waiting import STEP_BYTES, STEP_ROWS, STEP_S, Waiting
-from flux.stream.elements import End
-from flux.stream.receiver import Inbound, Packet, RowSlice, WordSlice
+from flux.exchange.inbound import Inbound, Packet, RowSlice, WordSlice
+from flux.exchange.log import End
+from flux.replica.step_queue import STEP_BYTES, STEP_ROWS, STEP_S, StepQueue
 from flux.wire.messages import OrderEntry
 from partitioning.ids import StreamId
 
@@ -26,7 +26,7 @@ def test_another_batch_than_the_one_ordered_is_the_fault_of_an_input_that_was_re
     from_sources: set[int], error: Any
 ) -> None:
     """An earlier primary had applied the end as batch 1; the second reading has it as batch 2."""
-    waits = Waiting([0], 0, "stage s, partition 0")
+    waits = StepQueue([0], 0, "stage s, partition 0")
     waits.from_sources = from_sources
     waits.forget_turns()  # the order is that of an earlier primary
     waits.add(the_end_as_batch(2))
@@ -48,7 +48,7 @@ class Joining:
     """Steps of a replica whose rows all wait; each row takes ``row_s``."""
 
     def __init__(self, slices: int = 99, **column: Any) -> None:
-        self.waits = Waiting([0], 0, "stage s, partition 0")
+        self.waits = StepQueue([0], 0, "stage s, partition 0")
         self.busy_s = 0.0
         for sequence in range(slices):
             self.waits.add(rows_as_batch(sequence, **column))

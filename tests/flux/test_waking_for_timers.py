@@ -9,9 +9,9 @@ import pytest
 from one_worker import SINK, Feeder, Kept, Split, kept, planned, rows, work, worker
 
 import flux
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import UNCOMMITTED_MAX
+from flux.replica.replica import UNCOMMITTED_MAX
 from flux.wire.messages import Ack, OrdersSeen, PartitionSeen, Resume
+from flux.worker.core import WorkerCore
 from partitioning.table import ReplicaAt, Table
 
 
@@ -33,7 +33,7 @@ class Alarmed(Kept):
 ALARMED = flux.stage(partitions=1)(Alarmed)
 
 
-def turns(core: StageWorker, until: float, now: float = 0.0) -> list[tuple[float, int]]:
+def turns(core: WorkerCore, until: float, now: float = 0.0) -> list[tuple[float, int]]:
     """What the loop does that sleeps as long as it may: (when it wakes up, steps applied then)."""
     course = []
     while now <= until:
@@ -88,7 +88,7 @@ def test_a_timer_whose_output_has_no_room_does_not_keep_the_worker_awake() -> No
 def test_a_secondary_sleeps_through_a_timer_and_fires_it_as_soon_as_it_leads() -> None:
     plan = planned(flux.stage(partitions=1, replicas=2)(Alarmed))
     before = Table(0, (((ReplicaAt(5, 0), ReplicaAt(0, 0)),),), (), {0: "", 5: ""})
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     core.on_table(before, 0.0)
     replica = core.replicas[0, 0]
     replica.context.set_timer(1.0)
@@ -100,7 +100,7 @@ def test_a_secondary_sleeps_through_a_timer_and_fires_it_as_soon_as_it_leads() -
 
 def test_ticks_that_wait_for_commits_go_on_when_these_come() -> None:
     plan = planned(flux.stage(partitions=1, replicas=2)(type("Always", (Alarmed,), {"again": -1.0})))
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(5, 0)),),), (), {0: "", 5: ""}), 0.0)
     replica = core.replicas[0, 0]
     replica.context.set_timer(1.0)
@@ -112,7 +112,7 @@ def test_ticks_that_wait_for_commits_go_on_when_these_come() -> None:
 
 def test_ticks_that_wait_for_a_slow_secondary_go_on_when_it_has_applied_some() -> None:
     plan = planned(flux.stage(partitions=1, replicas=2)(type("Always", (Alarmed,), {"again": -1.0})))
-    core = StageWorker(plan, 0)
+    core = WorkerCore(plan, 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(5, 0)),),), (), {0: "", 5: ""}), 0.0)
     replica = core.replicas[0, 0]
     replica.context.set_timer(1.0)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from kept import KEY, LARGE, checkpoint, orders, standby, take
 
-from controller.operate.cli.kept import _survey
-from flux.durable.directory import Directory
-from flux.durable.journal import Journal
+from controller.operate.cli.show import _survey
 from flux.errors import SnapshotError
+from flux.vault.directory_store import Directory
+from flux.vault.journal import Journal
 
 
 @pytest.fixture

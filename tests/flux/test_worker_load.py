@@ -11,20 +11,20 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.dag import compile_plan
+from controller.plan_compiler import compile_plan
 from flux.dataflow.collect import Collect
 from flux.dataflow.operator import Context
-from flux.dataflow.sources import WorkerSource
+from flux.dataflow.source import WorkerSource
 from flux.errors import UserCodeError
-from flux.host.stage_worker import StageWorker
-from flux.host.worker_stats import load as load_of
-from flux.host.worker_stats import stats as stats_of
-from flux.replicas.standby import Checkpoint
 from flux.settings import Settings
+from flux.state.standby import Checkpoint
 from flux.wire.codec import decode_report
 from flux.wire.control import Heartbeat
 from flux.wire.frames import encode
 from flux.wire.messages import OrderEntry, PartitionOrder
+from flux.worker.core import WorkerCore
+from flux.worker.report import load as load_of
+from flux.worker.report import stats as stats_of
 from partitioning.ids import ACTIVE, DISK, STANDBY, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -54,18 +54,18 @@ class Unsized(flux.Operator):
     def restore(self, snapshot: bytes) -> None: ...
 
 
-def hosting(operator: Any, seeks: bool = False) -> StageWorker:
+def hosting(operator: Any, seeks: bool = False) -> WorkerCore:
     """A worker with one partition of a stage and the two partitions of its source."""
     read = (lambda partition, start: iter(())) if seeks else (lambda partition: iter(()))
     source = WorkerSource("rows", read, 2, SCHEMA, seeks)
     flow = flux.stage(partitions=1, key="x")(operator)(source)
     plan = compile_plan([flow], replace(Settings.of()), lambda schema: schema, "q", b"s")
-    core = StageWorker(plan, 0, clock=iter(range(1000)).__next__)
+    core = WorkerCore(plan, 0, clock=iter(range(1000)).__next__)
     core.on_table(Table(0, (((ReplicaAt(0, 0),),),), ((0, 0),), {0: "", 1: ""}), 0.0)
     return core
 
 
-def read(core: StageWorker, partition: int, *values: int) -> None:
+def read(core: WorkerCore, partition: int, *values: int) -> None:
     core.on_source(0, partition, pa.record_batch({"x": pa.array(values, pa.int64())}), 0.0)
     for _ in range(4):
         list(core.poll(0.0))
@@ -178,10 +178,10 @@ def test_it_may_come_back_and_begins_as_another_life() -> None:
 # ---- what protects a stage, and what a loss would cost
 
 
-def protected(kind: str, worker: int = 0) -> StageWorker:
+def protected(kind: str, worker: int = 0) -> WorkerCore:
     """Worker 0 has the primary, worker 1 another replica of this kind."""
     plan = hosting(Sized).plan
-    core = StageWorker(plan, worker, clock=iter(range(1000)).__next__)
+    core = WorkerCore(plan, worker, clock=iter(range(1000)).__next__)
     replicas = (ReplicaAt(0, 0), ReplicaAt(1, 0, kind=kind))
     core.on_table(Table(0, ((replicas,),), ((0, 0),), {0: "", 1: ""}), 0.0)
     return core

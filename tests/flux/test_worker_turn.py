@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from flux.host.gathering import Gathering
-from flux.host.pace import Pace
-from flux.shell import worker
-from flux.shell.worker import WORK_S, Worker
+from flux.shell import worker_loop as worker
+from flux.shell.worker_loop import WORK_S, WorkerLoop
+from flux.worker.pacing import GatherRest, Pacing
 
 QUICK_S, SLOW_S = 0.0, 1.1 * WORK_S
 
@@ -46,7 +45,7 @@ class Core:
         return 0.0
 
 
-class Turning(Worker):
+class Turning(WorkerLoop):
     """Notes what it does; ``steps`` are seconds that each step takes, ``receives`` messages come in every turn."""
 
     now = 0.0
@@ -58,7 +57,7 @@ class Turning(Worker):
         self._sinks: Any = nothing
         self.plan: Any = SimpleNamespace(settings=SimpleNamespace(ack_interval=0.0, resend_timeout=1.0))
         self._watch: Any = SimpleNamespace(quiet=nothing)
-        self._gathering, self._pace = Gathering(), Pace()
+        self._gathering, self._pace = GatherRest(), Pacing()
         self._turns, self._rested_s, self._beat_at = 0, 0.0, 0.0
         self.sockets: Any = SimpleNamespace(wait=lambda _: [None] * receives)
 

@@ -9,9 +9,9 @@ from harness import dataframe
 from one_worker import SCHEMA
 
 import flux
-from flux.dataflow.files import ParquetFiles
+from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.sink import FlowTo, FunctionSink
-from flux.dataflow.sources import StreamOptions, StreamSource
+from flux.dataflow.source import StreamOptions, StreamSource
 
 
 @flux.stage(key="x")

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flux.kafka import kernels
-from flux.kafka.records import COLUMNS, HEADER, Decoder
-from flux.kafka.transactions import Aborted, Transactions
-from flux.kafka.writing import NOBODY, Producer, encode
+from flux.connectors.kafka.records import kernels
+from flux.connectors.kafka.records.decoder import COLUMNS, HEADER, Aborted, Decoder, Transactions
+from flux.connectors.kafka.records.encoder import NOBODY, ProducerIdentity, encode
 
 TIME = 1_750_000_000_000
 ABORT, COMMIT = 0, 1
@@ -40,7 +39,7 @@ def made(
 def control(kind: int, offset: int, producer: int) -> bytes:
     """The batch that ends a transaction."""
     key = (0).to_bytes(2, "big") + kind.to_bytes(2, "big")
-    data = made([b"\0" * 6], offset, [key], producer=Producer(producer, 0, -1))
+    data = made([b"\0" * 6], offset, [key], producer=ProducerIdentity(producer, 0, -1))
     return changed(data, attributes=kernels.TRANSACTIONAL | kernels.CONTROL)
 
 
@@ -84,4 +83,16 @@ def values(table: pa.Table) -> list[bytes | None]:
     return list(table.column("value").to_pylist())
 
 
-__all__ = ["ABORT", "COMMIT", "NOBODY", "TIME", "Producer", "changed", "control", "decoded", "made", "signed", "values"]
+__all__ = [
+    "ABORT",
+    "COMMIT",
+    "NOBODY",
+    "TIME",
+    "ProducerIdentity",
+    "changed",
+    "control",
+    "decoded",
+    "made",
+    "signed",
+    "values",
+]

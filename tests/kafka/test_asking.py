@@ -15,15 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from flux.connectors.kafka.client.cluster import Passing
+from flux.connectors.kafka.errors import KafkaError, NotPermitted
+from flux.connectors.kafka.formats import schema_registry as asking
+from flux.connectors.kafka.formats.avro_encode import AvroValues
+from flux.connectors.kafka.formats.base import format_of
+from flux.connectors.kafka.formats.schema_registry import Refused, Registry, RegistryUnavailable, Subject, ask
 from flux.errors import UsageError
-from flux.kafka import asking
-from flux.kafka.asking import Failed, Refused, ask
-from flux.kafka.avro_values import AvroValues
-from flux.kafka.client import Passing
-from flux.kafka.errors import KafkaError, NotPermitted
-from flux.kafka.formats import format_of
-from flux.kafka.registry import Registry
-from flux.kafka.subjects import Subject
 from tests.kafka.test_avro import CLICK, framed, written
 
 LIMIT_S = 0.3
@@ -126,7 +124,7 @@ def silent(connection: socket.socket) -> None:
 def test_who_stands_still_or_drips_is_left_in_time(talk: Talk) -> None:
     with serving(talk) as url:
         began = time.monotonic()
-        with pytest.raises(Failed, match=r"no answer within 0.3 s|timed out"):
+        with pytest.raises(RegistryUnavailable, match=r"no answer within 0.3 s|timed out"):
             ask(url, limit_s=LIMIT_S)
         assert time.monotonic() - began < PATIENCE_S
 
@@ -134,7 +132,7 @@ def test_who_stands_still_or_drips_is_left_in_time(talk: Talk) -> None:
 def test_who_drips_in_the_handshake_of_tls_is_left_in_time() -> None:
     with serving(dripping(b"\x16\x03\x03\x40\x00")) as url:
         began = time.monotonic()
-        with pytest.raises(Failed, match="no answer within"):
+        with pytest.raises(RegistryUnavailable, match="no answer within"):
             ask(url.replace("http:", "https:"), limit_s=LIMIT_S)
         assert time.monotonic() - began < PATIENCE_S
 
@@ -153,20 +151,20 @@ def test_what_is_no_answer_may_be_one_later(said: bytes) -> None:
 
 @pytest.mark.parametrize("to", ["file:///etc/passwd", "ftp://127.0.0.1/schema", "gopher://x", "//[", "data:,x"])
 def test_redirects_lead_nowhere_else(to: str) -> None:
-    with serving(answering(302, b"", f"Location: {to}")) as url, pytest.raises(Failed):
+    with serving(answering(302, b"", f"Location: {to}")) as url, pytest.raises(RegistryUnavailable):
         ask(url, limit_s=LIMIT_S)
 
 
 def test_redirects_within_http_are_followed_but_not_for_ever() -> None:
     with serving(answering(200, b"{}")) as there, serving(answering(301, b"", f"Location: {there}/x")) as url:
         assert ask(url) == b"{}"
-    with serving(answering(302, b"", "Location: /again")) as url, pytest.raises(Failed, match="redirect"):
+    with serving(answering(302, b"", "Location: /again")) as url, pytest.raises(RegistryUnavailable, match="redirect"):
         ask(url)
 
 
 def test_a_large_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "BYTES_MAX", 1000)
-    with serving(answering(200, b" " * 1001)) as url, pytest.raises(Failed, match="more than 1,000 bytes"):
+    with serving(answering(200, b" " * 1001)) as url, pytest.raises(RegistryUnavailable, match="more than 1,000 bytes"):
         ask(url)
     with serving(answering(200, b" " * 1000)) as url:
         assert len(ask(url)) == 1000

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flux
+from flux.connectors.kafka.formats import avro_decode as avro
+from flux.connectors.kafka.formats.avro_decode import program
+from flux.connectors.kafka.formats.base import Format, format_of
 from flux.errors import UsageError
-from flux.kafka import avro
-from flux.kafka.avro_flat import program
-from flux.kafka.formats import Format, format_of
 
 UTC = datetime.UTC
 CLICK = {

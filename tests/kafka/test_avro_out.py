@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flux.connectors.kafka.errors import UnfitValue
+from flux.connectors.kafka.formats.avro_encode import AvroValues
+from flux.connectors.kafka.formats.base import format_of
 from flux.errors import UsageError
-from flux.kafka.avro_values import AvroValues
-from flux.kafka.errors import UnfitValue
-from flux.kafka.formats import format_of
 from tests.kafka.broker import Broker
 from tests.kafka.test_avro import CLICK, MOMENT, ROW, WIDE
 from tests.kafka.topics import read_all, reader, received
@@ -218,7 +218,7 @@ def test_the_id_of_the_schema_stands_in_front() -> None:
 def test_it_travels_to_workers_which_need_not_parse_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = pa.record_batch({"user": pa.array([1]), "page": pa.array(["a"])})
     made = cloudpickle.loads(cloudpickle.dumps(settled(CLICK, batch.schema, lambda subject, schema: 7)))
-    monkeypatch.setattr("flux.kafka.avro_values.Avro", None)
+    monkeypatch.setattr("flux.connectors.kafka.formats.avro_encode.Avro", None)
     assert made.encode(batch.columns, ["user", "page"], 1, None).to_pylist() == [b"\x00\x00\x00\x00\x07\x02\x02\x02a"]
 
 

@@ -26,7 +26,7 @@ def test_a_topic_keeps_the_contract_of_sources(broker: Broker, new_topic: Callab
 def test_a_broken_copy_of_the_reader_of_a_topic_is_found(
     broker: Broker, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flux.kafka.topic_ids import Place
+    from flux.connectors.kafka.client.topic_ids import Place
 
     topic = new_topic(1)
     send(broker.address, topic, [b"%d" % n for n in range(40)])

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 import flux
-from flux.kafka import committing
-from flux.kafka.client import Client, addresses
-from flux.kafka.committing import Committer
-from flux.kafka.errors import BrokerUnreachable
-from flux.kafka.security import Security
+from flux.connectors.kafka.client.cluster import Client, addresses
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.errors import BrokerUnreachable
+from flux.connectors.kafka.read import group_commit as committing
+from flux.connectors.kafka.read.group_commit import GroupCommit
 from tests.flux.harness import ThreadQuery
 from tests.kafka.broker import Broker
 from tests.kafka.topics import WAIT_S, reader, reading, send, until
@@ -117,7 +117,7 @@ def test_a_broker_that_does_not_answer_is_told_later_and_the_log_says_so_once(
 ) -> None:
     monkeypatch.setattr(committing, "Client", AwayAtFirst)
     monkeypatch.setattr(committing, "_PAUSE_MAX_S", 0.1)
-    committer = Committer(addresses(broker.address), Security({}), topic)
+    committer = GroupCommit(addresses(broker.address), Security({}), topic)
     committer.add((topic, 0), lambda: 7)
     soon(lambda: committed(broker, topic) == {0: 7}, lambda: committed(broker, topic))
     assert AwayAtFirst.times == 0

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flux.kafka.csv_flat import Fields
-from flux.kafka.formats import Csv, format_of
+from flux.connectors.kafka.formats.base import Csv, Fields, format_of
 
 TYPES = [
     pa.int64(), pa.int32(), pa.int8(), pa.uint64(), pa.uint16(), pa.float64(), pa.float32(), pa.string(), pa.binary(), pa.bool_(),

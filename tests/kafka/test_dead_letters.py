@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from flux.connectors.kafka.client.cluster import Passing
+from flux.connectors.kafka.errors import KafkaError
+from flux.connectors.kafka.read.dead_letters import DeadLetters
+from flux.connectors.kafka.source import KafkaReader
 from flux.errors import UsageError
-from flux.kafka.client import Passing
-from flux.kafka.dead_letters import DeadLetters
-from flux.kafka.errors import KafkaError
-from flux.kafka.source import KafkaReader
 from tests.kafka.batches import TIME
 from tests.kafka.broker import Broker
 from tests.kafka.topics import offsets_behind, read_all, reader, reading, received, remake, rows, send, until

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from flux.kafka.client import Client, Located
-from flux.kafka.errors import BrokerBroken
-from flux.kafka.fetcher import Fetcher, _Run
-from flux.kafka.security import Security
-from flux.kafka.topic_ids import UNKNOWN
+from flux.connectors.kafka.client.cluster import Client, Located
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.client.topic_ids import UNKNOWN
+from flux.connectors.kafka.errors import BrokerBroken
+from flux.connectors.kafka.read.fetch_thread import Fetcher, _FetchRun
 
 LIMIT_S = 20.0
 HERE, THERE = ("here", 1), ("there", 1)
@@ -55,12 +55,12 @@ def asks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Requests, with the run that would send them. Partition 0 is led here, all others there."""
     asked: list[Any] = []
 
-    def looked_up(self: _Run, parts: Any) -> None:
+    def looked_up(self: _FetchRun, parts: Any) -> None:
         leaders = {part.number: THERE if part.number else HERE for part in parts}
         self.tell(functools.partial(self._found, parts, {"clicks": Located(UNKNOWN, leaders)}))
 
-    monkeypatch.setattr(_Run, "_looked_up", looked_up)
-    monkeypatch.setattr(_Run, "_send", lambda self, ask: asked.append((self, ask)))
+    monkeypatch.setattr(_FetchRun, "_looked_up", looked_up)
+    monkeypatch.setattr(_FetchRun, "_send", lambda self, ask: asked.append((self, ask)))
     return asked
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flux.kafka.crowding import LOOK_S, Crowding
-from flux.kafka.fetching import (
+from flux.connectors.kafka.read.fetch_schedule import (
     ASKED,
     GATHER_MAX_S,
     GATHER_S,
@@ -19,18 +18,21 @@ from flux.kafka.fetching import (
     PAUSE_S,
     STALE_S,
     WAIT_S,
-    Ask,
-    Fetching,
-    Part,
+    FetchedPartition,
+    FetchRequest,
+    FetchSchedule,
 )
+from flux.connectors.kafka.read.fetch_thread import LOOK_S, ThreadCrowding
 
 HERE, THERE = ("here", 9092), ("there", 9092)
 RETRY_S = 100.0
 
 
-def reading(fetching: Fetching, *numbers: int, broker: tuple[str, int] = HERE, now: float = 0.0) -> list[Part]:
+def reading(
+    fetching: FetchSchedule, *numbers: int, broker: tuple[str, int] = HERE, now: float = 0.0
+) -> list[FetchedPartition]:
     """Partitions whose leader is known."""
-    parts = [Part(f"reader {number}", "clicks", number, 0, now) for number in numbers]
+    parts = [FetchedPartition(f"reader {number}", "clicks", number, 0, now) for number in numbers]
     for part in parts:
         fetching.add(part)
     assert {*fetching.lookups(now)} == {*parts}
@@ -39,22 +41,22 @@ def reading(fetching: Fetching, *numbers: int, broker: tuple[str, int] = HERE, n
     return parts
 
 
-def asked(fetching: Fetching, now: float) -> list[list[int]]:
+def asked(fetching: FetchSchedule, now: float) -> list[list[int]]:
     return [[part.number for part in ask.parts] for ask in fetching.asks(now)]
 
 
-def one(fetching: Fetching, now: float) -> Ask:
+def one(fetching: FetchSchedule, now: float) -> FetchRequest:
     (ask,) = fetching.asks(now)
     return ask
 
 
-def nothing_came(fetching: Fetching, ask: Ask, now: float) -> None:
+def nothing_came(fetching: FetchSchedule, ask: FetchRequest, now: float) -> None:
     for part in fetching.answered(ask, now):
         fetching.goes_on(part, part.offset, now, lags=False)
 
 
 def test_all_partitions_of_a_broker_are_in_one_request_and_each_in_one_only() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     reading(fetching, 0, 1, 2)
     reading(fetching, 3, broker=THERE)
     assert asked(fetching, 0.0) == [[0, 1, 2], [3]]
@@ -63,8 +65,8 @@ def test_all_partitions_of_a_broker_are_in_one_request_and_each_in_one_only() ->
 
 
 def test_a_leader_is_looked_up_once_at_a_time() -> None:
-    fetching = Fetching()
-    part = Part("reader", "clicks", 0, 0, 0.0)
+    fetching = FetchSchedule()
+    part = FetchedPartition("reader", "clicks", 0, 0, 0.0)
     fetching.add(part)
     assert fetching.due() == 0.0
     assert fetching.lookups(0.0) == [part]
@@ -74,16 +76,16 @@ def test_a_leader_is_looked_up_once_at_a_time() -> None:
 
 def test_who_waits_for_a_lookup_that_is_under_way_is_no_reason_to_turn() -> None:
     """The thread turned without a pause, a whole core, while a broker did not answer."""
-    fetching = Fetching()
-    fetching.add(Part("first", "clicks", 0, 0, 0.0))
+    fetching = FetchSchedule()
+    fetching.add(FetchedPartition("first", "clicks", 0, 0, 0.0))
     fetching.lookups(0.0)
-    fetching.add(Part("second", "clicks", 1, 0, 0.0))
+    fetching.add(FetchedPartition("second", "clicks", 1, 0, 0.0))
     assert fetching.due(looking_up=True) == inf
     assert fetching.due() == 0.0
 
 
 def test_who_was_held_up_here_for_long_is_not_given_up_for_what_passes() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     (part,) = reading(fetching, 0)
     ask = one(fetching, 0.0)
     fetching.answered(ask, 0.0)
@@ -94,7 +96,7 @@ def test_who_was_held_up_here_for_long_is_not_given_up_for_what_passes() -> None
 
 
 def test_a_partition_whose_rows_are_worked_off_is_not_asked_for_and_holds_up_no_other() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     full, other = reading(fetching, 0, 1)
     for part in fetching.answered(one(fetching, 0.0), 1.0):
         fetching.works_off(part, 1.0)
@@ -107,7 +109,7 @@ def test_a_partition_whose_rows_are_worked_off_is_not_asked_for_and_holds_up_no_
 
 
 def test_who_has_all_that_the_log_has_does_not_ask_again_at_once() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     parts = reading(fetching, 0, 1)
     ask = one(fetching, 0.0)
     for part in fetching.answered(ask, 0.001):
@@ -119,7 +121,7 @@ def test_who_has_all_that_the_log_has_does_not_ask_again_at_once() -> None:
 
 
 def test_who_lags_asks_again_at_once_and_takes_the_others_along() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     first, second = reading(fetching, 0, 1)
     fetching.answered(one(fetching, 0.0), 0.001)
     fetching.goes_on(first, 0, 0.001, lags=False)
@@ -129,7 +131,7 @@ def test_who_lags_asks_again_at_once_and_takes_the_others_along() -> None:
 
 def test_a_broker_is_asked_first_for_whom_nothing_came() -> None:
     """It fills an answer in this order, and may have room for the first only."""
-    fetching = Fetching()
+    fetching = FetchSchedule()
     first, *rest = reading(fetching, 0, 1, 2)
     fetching.answered(one(fetching, 0.0), 1.0)
     fetching.works_off(first, 1.0)
@@ -140,7 +142,7 @@ def test_a_broker_is_asked_first_for_whom_nothing_came() -> None:
 
 
 def test_who_comes_late_waits_shortly_and_takes_a_second_connection() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     reading(fetching, 0)
     first = one(fetching, 0.0)
     (late,) = reading(fetching, 1, now=1.0)
@@ -155,7 +157,7 @@ def test_who_comes_late_waits_shortly_and_takes_a_second_connection() -> None:
 
 
 def test_under_load_all_come_together_again() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     reading(fetching, 0)
     first = one(fetching, 0.0)
     reading(fetching, 1, now=1.0)
@@ -169,7 +171,7 @@ def test_under_load_all_come_together_again() -> None:
 
 
 def test_a_broker_that_wants_a_pause_gets_it_and_others_do_not() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     reading(fetching, 0)
     ask = one(fetching, 0.0)
     (part,) = fetching.answered(ask, 1.0, throttle_s=2.0)
@@ -181,7 +183,7 @@ def test_a_broker_that_wants_a_pause_gets_it_and_others_do_not() -> None:
 
 
 def test_pauses_after_failures_get_longer_until_an_answer_comes() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     (part,) = reading(fetching, 0)
     (other,) = reading(fetching, 1, broker=THERE)
     now, pauses = 1.0, []
@@ -205,7 +207,7 @@ def test_pauses_after_failures_get_longer_until_an_answer_comes() -> None:
 
 
 def test_what_fails_for_too_long_is_told() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     (part,) = reading(fetching, 0, now=10.0)
     fetching.answered(one(fetching, 10.0), 11.0)
     assert fetching.failed(part, 0, 10.0 + RETRY_S - 1, RETRY_S) is None
@@ -214,7 +216,7 @@ def test_what_fails_for_too_long_is_told() -> None:
 
 
 def test_nothing_comes_back_for_who_has_gone() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     gone, stays = reading(fetching, 0, 1)
     ask = one(fetching, 0.0)
     fetching.remove(gone)
@@ -231,7 +233,7 @@ def test_nothing_comes_back_for_who_has_gone() -> None:
 
 def test_who_is_to_be_asked_for_alone_is() -> None:
     """A broker may cut off what does not fit behind the records of others."""
-    fetching = Fetching()
+    fetching = FetchSchedule()
     cut, other = reading(fetching, 0, 1)
     fetching.answered(one(fetching, 0.0), 1.0)
     assert cut.among
@@ -243,7 +245,7 @@ def test_who_is_to_be_asked_for_alone_is() -> None:
 
 def test_a_partition_that_was_held_up_is_looked_up_again_where_topics_go_by_name() -> None:
     """Its topic may have been made anew meanwhile, and a request by name would not show it."""
-    fetching = Fetching()
+    fetching = FetchSchedule()
     (part,) = reading(fetching, 0)
     asked(fetching, 5.0)
     assert not fetching.stale(part, 5.0 + STALE_S + 0.1), "a broker without ids"
@@ -255,7 +257,7 @@ def test_a_partition_that_was_held_up_is_looked_up_again_where_topics_go_by_name
 
 
 def test_answers_are_fewer_where_processors_are_scarce() -> None:
-    fetching = Fetching()
+    fetching = FetchSchedule()
     fetching.waited(0.5)
     assert fetching.gather_s == GATHER_S
     for _ in range(20):
@@ -271,7 +273,7 @@ def test_answers_are_fewer_where_processors_are_scarce() -> None:
 def test_a_thread_knows_how_long_it_has_waited_for_a_processor(tmp_path: Path) -> None:
     counted = tmp_path / "schedstat"
     counted.write_text("1000000 9000000 5\n")
-    crowding = Crowding(counted)
+    crowding = ThreadCrowding(counted)
     assert crowding.share(1.0) is None, "since when?"
     counted.write_text("31000000 99000000 9\n")
     assert crowding.share(1.1) is None, "it has looked just now"
@@ -281,4 +283,4 @@ def test_a_thread_knows_how_long_it_has_waited_for_a_processor(tmp_path: Path) -
     assert crowding.share(9.0) is None
     counted.write_text("91000000 159000000 9\n")
     assert crowding.share(99.0) is None, "a system that does not count is not asked again"
-    assert Crowding(tmp_path / "no such file").share(1.0) is None
+    assert ThreadCrowding(tmp_path / "no such file").share(1.0) is None

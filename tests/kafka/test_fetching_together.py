@@ -10,12 +10,12 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from flux.kafka import client
-from flux.kafka.errors import CorruptRecords, DataLost
-from flux.kafka.reading import Reading, TopicPartitionReader, kafka_schema
-from flux.kafka.security import Security
-from flux.kafka.source import KafkaReader
-from flux.kafka.topic_ids import Place
+from flux.connectors.kafka.client import cluster as client
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.client.topic_ids import LogPosition
+from flux.connectors.kafka.errors import CorruptRecords, DataLost
+from flux.connectors.kafka.read.partition_reader import ReadOptions, TopicPartitionReader, kafka_schema
+from flux.connectors.kafka.source import KafkaReader
 from tests.kafka.batches import made
 from tests.kafka.broker import Broker
 from tests.kafka.test_hostile_brokers import FETCH, METADATA, Answer, framed, known_versions, listening
@@ -124,10 +124,10 @@ def first_value(batches: TopicPartitionReader) -> bytes:
 
 
 def both(address: tuple[str, int]) -> tuple[TopicPartitionReader, TopicPartitionReader]:
-    how = Reading([address], Security({}), kafka_schema(False), retry_s=30)
+    how = ReadOptions([address], Security({}), kafka_schema(False), retry_s=30)
     fetcher = how.fetcher()
-    return TopicPartitionReader(how, "clicks", 0, Place(0), None, fetcher), TopicPartitionReader(
-        how, "clicks", 1, Place(0), None, fetcher
+    return TopicPartitionReader(how, "clicks", 0, LogPosition(0), None, fetcher), TopicPartitionReader(
+        how, "clicks", 1, LogPosition(0), None, fetcher
     )
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flux.connectors.kafka.formats.base import Format, format_of
 from flux.errors import UsageError
-from flux.kafka.formats import Format, format_of
 
 SCHEMA = "a BIGINT, s STRING, d DATE"
 GOOD = [b'{"a":1,"s":"x","d":"2024-02-03"}', None, b"", b" \n ", b'{\n"a":\n10}', b'{"s":"a{\\"}[", "more":[{}]}']

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from flux.dataflow.sources import Positioned
-from flux.kafka import reading
-from flux.kafka.client import Fetched
-from flux.kafka.fetcher import Fetcher
-from flux.kafka.owner import NothingWhole, Paused
-from flux.kafka.reading import SMALL_BYTES, Reading, TopicPartitionReader, kafka_schema
-from flux.kafka.records import Transactions
-from flux.kafka.security import Security
-from flux.kafka.topic_ids import Place
+from flux.connectors.kafka.client.cluster import Fetched
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.client.topic_ids import LogPosition
+from flux.connectors.kafka.read import partition_reader as reading
+from flux.connectors.kafka.read.fetch_thread import Fetcher, NothingWhole, Paused
+from flux.connectors.kafka.read.partition_reader import SMALL_BYTES, ReadOptions, TopicPartitionReader, kafka_schema
+from flux.connectors.kafka.records.decoder import Transactions
+from flux.dataflow.source import Positioned
 from tests.kafka.batches import made
 
 
@@ -41,7 +40,7 @@ def fetches() -> Fetches:
 @pytest.fixture
 def reader(fetches: Fetches) -> Iterator[TopicPartitionReader]:
     opened = TopicPartitionReader(
-        Reading([("nowhere", 1)], Security({}), kafka_schema(False)), "clicks", 0, Place(0), None, fetches
+        ReadOptions([("nowhere", 1)], Security({}), kafka_schema(False)), "clicks", 0, LogPosition(0), None, fetches
     )
     yield opened
     opened.close()
@@ -114,8 +113,8 @@ def test_who_has_no_room_goes_on_when_enough_is_taken(
 
 
 def test_a_pace_is_a_pause_behind_each_batch(fetches: Fetches) -> None:
-    how = Reading([("nowhere", 1)], Security({}), kafka_schema(False), rows_per_second=20)
-    reader = TopicPartitionReader(how, "clicks", 0, Place(0), None, fetches)
+    how = ReadOptions([("nowhere", 1)], Security({}), kafka_schema(False), rows_per_second=20)
+    reader = TopicPartitionReader(how, "clicks", 0, LogPosition(0), None, fetches)
     pauses = []
     while True:
         try:

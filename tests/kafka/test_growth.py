@@ -10,7 +10,7 @@ import pytest
 from striking import SEEN, Seen, until
 
 import flux
-from spark_integration import unread
+from spark_integration.query import source_setup as unread
 from tests.kafka.broker import Broker, create_topic
 from tests.kafka.test_through_spark import written
 from tests.kafka.topics import grow, send

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from flux.kafka.client import Client
-from flux.kafka.connection import Connection
-from flux.kafka.errors import BrokerBroken, BrokerUnreachable, CorruptRecords, KafkaError
-from flux.kafka.library import library
-from flux.kafka.reading import Reading, TopicPartitionReader, kafka_schema
-from flux.kafka.security import Security
-from flux.kafka.topic_ids import Place
+from flux.connectors.kafka.client.cluster import Client
+from flux.connectors.kafka.client.connection import Connection
+from flux.connectors.kafka.client.kafka_python import library
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.client.topic_ids import LogPosition
+from flux.connectors.kafka.errors import BrokerBroken, BrokerUnreachable, CorruptRecords, KafkaError
+from flux.connectors.kafka.read.partition_reader import ReadOptions, TopicPartitionReader, kafka_schema
 from tests.kafka.batches import made
 
 #: Answers a request, given its API, version and number; None closes the connection.
@@ -121,8 +121,8 @@ def serving(records: Callable[[], bytes | None]) -> Iterator[tuple[str, int]]:
 
 def first_of(address: tuple[str, int], seconds: float = 10.0, retry_s: float = 1.0, start: int = 0) -> list[bytes]:
     """Values of the first batch that a reader gives."""
-    how = Reading([address], Security({}), kafka_schema(False), retry_s=retry_s)
-    reader = TopicPartitionReader(how, "clicks", 0, Place(start))
+    how = ReadOptions([address], Security({}), kafka_schema(False), retry_s=retry_s)
+    reader = TopicPartitionReader(how, "clicks", 0, LogPosition(start))
     end = time.monotonic() + seconds
     try:
         while (got := reader.next()) is None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux.kafka.lines import Line, by_partition, make_together
-from flux.kafka.records import HEADER
-from flux.kafka.writing import BATCH_BYTES, Producer
+from flux.connectors.kafka.records.decoder import HEADER
+from flux.connectors.kafka.records.encoder import BATCH_BYTES, ProducerIdentity
+from flux.connectors.kafka.write.partition_batches import PartitionBatches, by_partition, make_together
 
 PARTITIONS = 5
 BYTES = st.one_of(st.none(), st.binary(max_size=9))
@@ -22,7 +22,9 @@ HEADERS = st.one_of(
 ROW = st.tuples(st.integers(0, PARTITIONS - 1), BYTES, BYTES, HEADERS, st.integers(0, 1 << 42))
 
 
-def made(rows: list[tuple[Any, ...]], firsts: list[int], keys: bool = True, headers: bool = True) -> list[Line]:
+def made(
+    rows: list[tuple[Any, ...]], firsts: list[int], keys: bool = True, headers: bool = True
+) -> list[PartitionBatches]:
     counts, sequences = list(firsts), []
     for row in rows:
         sequences.append(counts[row[0]])
@@ -36,13 +38,15 @@ def made(rows: list[tuple[Any, ...]], firsts: list[int], keys: bool = True, head
     )  # fmt: skip
 
 
-def begun(lines: list[Line], transactional: bool = False, batch_bytes: int = BATCH_BYTES) -> list[Line]:
+def begun(
+    lines: list[PartitionBatches], transactional: bool = False, batch_bytes: int = BATCH_BYTES
+) -> list[PartitionBatches]:
     for line in lines:
-        line.begin(0, Producer(77, 3, line.first), None, batch_bytes, transactional)
+        line.begin(0, ProducerIdentity(77, 3, line.first), None, batch_bytes, transactional)
     return lines
 
 
-def taken(line: Line) -> list[tuple[bytes, int]]:
+def taken(line: PartitionBatches) -> list[tuple[bytes, int]]:
     """All of its record batches."""
     found = []
     line.make()
@@ -88,7 +92,7 @@ def test_a_line_that_begins_later_begins_there() -> None:
     lines = begun(made(ROWS, [0] * PARTITIONS))
     make_together(lines, BATCH_BYTES, transactional=False)
     whole, (again, *_) = taken(lines[0]), begun(made(ROWS, [0] * PARTITIONS))
-    lines[0].begin(3, Producer(77, 3, 3), None, BATCH_BYTES)
+    lines[0].begin(3, ProducerIdentity(77, 3, 3), None, BATCH_BYTES)
     make_together(lines, BATCH_BYTES, transactional=False)
     ((data, rows),) = taken(lines[0])
     assert (rows, data.count(b"k9"), data.count(b"k0")) == (1, 1, 0)

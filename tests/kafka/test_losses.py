@@ -15,7 +15,7 @@ import pytest
 from striking import rows_in, strike, until
 
 import flux
-from flux.host.reading import IDLE_DONE_S
+from flux.worker.source_scheduler import IDLE_DONE_S
 from tests.kafka.broker import Broker
 from tests.kafka.losing import COMPACTED, compact, delete_before, query_of, written
 from tests.kafka.topics import send

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from flux.kafka.writing import partitions_of
+from flux.connectors.kafka.records.encoder import partitions_of
 from tests.kafka.broker import Broker
 
 

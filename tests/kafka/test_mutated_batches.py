@@ -8,8 +8,8 @@ import sys
 import time
 from collections import Counter
 
-from flux.kafka.errors import CorruptRecords
-from tests.kafka.batches import ABORT, TIME, Producer, control, decoded, made, signed
+from flux.connectors.kafka.errors import CorruptRecords
+from tests.kafka.batches import ABORT, TIME, ProducerIdentity, control, decoded, made, signed
 
 MUTATIONS = 20_000
 
@@ -22,8 +22,12 @@ def seeds(chance: random.Random) -> list[bytes]:
     long = made(
         [chance.randbytes(chance.randrange(300)) for _ in range(20)], 0, times=[TIME - 50 * i for i in range(20)]
     )
-    several = made([b"a", b"b"], 0, batch_bytes=1) + control(ABORT, 2, 7) + made([b"c"], 3, producer=Producer(7, 0, 0))
-    aborted = made([b"a"], 0, producer=Producer(7, 0, 0), transactional=True) + control(ABORT, 1, 7)
+    several = (
+        made([b"a", b"b"], 0, batch_bytes=1)
+        + control(ABORT, 2, 7)
+        + made([b"c"], 3, producer=ProducerIdentity(7, 0, 0))
+    )
+    aborted = made([b"a"], 0, producer=ProducerIdentity(7, 0, 0), transactional=True) + control(ABORT, 1, 7)
     return [*plain, long, several, aborted]
 
 

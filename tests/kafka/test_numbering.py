@@ -8,19 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flux.connectors.kafka.formats.text_encode import Columns
+from flux.connectors.kafka.records.encoder import partitions_of
+from flux.connectors.kafka.write.sequence_operator import MURMUR2, PARTITION, ROUND_ROBIN, SEQUENCE, SequenceOperator
 from flux.dataflow.operator import Context
 from flux.errors import SchemaError
-from flux.kafka.numbering import MURMUR2, PARTITION, ROUND_ROBIN, SEQUENCE, Numbering
-from flux.kafka.values import Columns
-from flux.kafka.writing import partitions_of
 
 ASIDE = frozenset({PARTITION, SEQUENCE})
 BY_KEY = Columns("json", ("key",), None, None, None, ASIDE)
 ROWS = pa.schema([("key", pa.string()), ("n", pa.int64())])
 
 
-def stage(partitions: int = 3, partitioner: str = MURMUR2, column: str | None = None, number: int = 0) -> Numbering:
-    made = Numbering(BY_KEY, partitions, partitioner, column)
+def stage(
+    partitions: int = 3, partitioner: str = MURMUR2, column: str | None = None, number: int = 0
+) -> SequenceOperator:
+    made = SequenceOperator(BY_KEY, partitions, partitioner, column)
     made.open(Context("records", number))
     return made
 

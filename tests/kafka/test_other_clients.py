@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from flux.kafka import kernels
+from flux.connectors.kafka.records import kernels
 from tests.kafka.batches import TIME, made
-from tests.kafka.batches import Producer as Numbered
+from tests.kafka.batches import ProducerIdentity as Numbered
 from tests.kafka.broker import Broker
 from tests.kafka.topics import put, read_all, reader, received, send
 
@@ -109,8 +109,8 @@ def test_the_broker_takes_a_numbered_batch_once(broker: Broker, topic: str) -> N
     """What the sink will stand on: producer id, epoch and sequence are where the broker looks for them."""
     from kafka.protocol.producer import InitProducerIdRequest
 
-    from flux.kafka.connection import Connection
-    from flux.kafka.security import Security
+    from flux.connectors.kafka.client.connection import Connection
+    from flux.connectors.kafka.client.security import Security
 
     host, port = broker.address.split(":")
     connection = Connection((host, int(port)), Security({}), 10)
@@ -171,8 +171,8 @@ def test_both_see_the_same_head(broker: Broker, topic: str) -> None:
     """The table that ``scan`` makes, against what is known of the batch."""
     import numpy as np
 
-    from flux.kafka.client import Client, addresses
-    from flux.kafka.security import Security
+    from flux.connectors.kafka.client.cluster import Client, addresses
+    from flux.connectors.kafka.client.security import Security
 
     assert put(broker.address, topic, made([b"a", b"b", b"c"], 0, codec="zstd")) == (0, 0)
     client = Client(addresses(broker.address), Security({}))

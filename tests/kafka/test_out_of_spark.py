@@ -75,7 +75,9 @@ def test_a_query_that_has_lost_everything_goes_on_in_the_topic_where_it_was(
         try:
             if first:
                 until(lambda query=query: rows_in(query) > TOTAL // 3, "a third of the rows")
-                (vault,) = [each for each in psutil.Process().children() if "flux.shell.vault" in each.cmdline()]
+                (vault,) = [
+                    each for each in psutil.Process().children() if "flux.shell.vault_process" in each.cmdline()
+                ]
                 vault.kill()
                 with pytest.raises(flux.QueryFailed, match="Start the query again with the same location"):
                     query.awaitTermination(WAIT_S)

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
+from flux.connectors.kafka.client.topic_ids import LogPosition
+from flux.connectors.kafka.errors import BadRecord
+from flux.connectors.kafka.read.partition_reader import ROWS_MAX
 from flux.errors import UsageError
-from flux.kafka.errors import BadRecord
-from flux.kafka.reading import ROWS_MAX
-from flux.kafka.topic_ids import Place
 from tests.kafka.batches import TIME, made
 from tests.kafka.broker import Broker
 from tests.kafka.topics import grow, offsets_behind, put, read_all, reader, reading, rows, send, until
@@ -98,11 +98,11 @@ def test_the_thread_ends_with_the_generator(broker: Broker, topic: str) -> None:
 
 
 def test_what_is_not_taken_is_bounded(broker: Broker, topic: str) -> None:
-    from flux.kafka.reading import AHEAD_BYTES, TopicPartitionReader
+    from flux.connectors.kafka.read.partition_reader import AHEAD_BYTES, TopicPartitionReader
 
     assert put(broker.address, topic, made([b"x" * 1000] * 60_000, None)) == (0, 0)
     read = reader(topic, broker.address)
-    ahead = TopicPartitionReader(read.how, topic, 0, Place(0))
+    ahead = TopicPartitionReader(read.how, topic, 0, LogPosition(0))
     try:
         before = -1
         end = time.monotonic() + 30
@@ -297,7 +297,7 @@ def test_offsets_of_a_group_can_be_committed(broker: Broker, new_topic: Callable
     from confluent_kafka import ConsumerGroupTopicPartitions
     from confluent_kafka.admin import AdminClient
 
-    from flux.kafka.client import Client
+    from flux.connectors.kafka.client.cluster import Client
 
     topic = new_topic(2)
     send(broker.address, topic, numbered(10))

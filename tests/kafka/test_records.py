@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux.kafka import kernels
-from flux.kafka.compression import compress, decompress
-from flux.kafka.errors import CorruptRecords
-from flux.kafka.records import Decoder
-from flux.kafka.writing import encode
-from tests.kafka.batches import ABORT, COMMIT, TIME, Producer, changed, control, decoded, made, signed, values
+from flux.connectors.kafka.errors import CorruptRecords
+from flux.connectors.kafka.records import kernels
+from flux.connectors.kafka.records.compression import compress, decompress
+from flux.connectors.kafka.records.decoder import Decoder
+from flux.connectors.kafka.records.encoder import encode
+from tests.kafka.batches import ABORT, COMMIT, TIME, ProducerIdentity, changed, control, decoded, made, signed, values
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 BYTES = st.one_of(st.none(), st.binary(max_size=200))
@@ -88,7 +88,7 @@ def test_what_compaction_leaves_is_read() -> None:
 
 def test_records_of_aborted_transactions_are_left_out() -> None:
     def of(producer: int, payload: bytes, offset: int) -> bytes:
-        return made([payload], offset, producer=Producer(producer, 0, 0), transactional=True)
+        return made([payload], offset, producer=ProducerIdentity(producer, 0, 0), transactional=True)
 
     log = b"".join([
         of(1, b"bad", 0), of(2, b"good", 1), made([b"plain"], 2), control(ABORT, 3, 1), of(1, b"later", 4),
@@ -196,7 +196,7 @@ def test_batches_keep_to_the_size_that_is_asked_for() -> None:
 def test_sequences_go_on_from_batch_to_batch_and_begin_again() -> None:
     payloads = pa.array([b"x" * 100] * 20, pa.binary())
     encoded = encode(
-        None, payloads, np.full(20, TIME), producer=Producer(9, 2, (1 << 31) - 9), batch_bytes=1000, offset=0
+        None, payloads, np.full(20, TIME), producer=ProducerIdentity(9, 2, (1 << 31) - 9), batch_bytes=1000, offset=0
     )
     batches = np.zeros((10, kernels.FIELDS), np.int64)
     _, found, used = kernels.scan(encoded.data.address, encoded.data.size, 1 << 30, batches)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flux.kafka.client import Passing
-from flux.kafka.errors import BadRecord, NotPermitted
-from flux.kafka.registry import Registry
+from flux.connectors.kafka.client.cluster import Passing
+from flux.connectors.kafka.errors import BadRecord, NotPermitted
+from flux.connectors.kafka.formats.schema_registry import Registry
 from tests.kafka.broker import Broker, free_ports
 from tests.kafka.test_avro import CLICK, framed, written
 from tests.kafka.topics import reader, reading, received, rows, send, until
@@ -103,7 +103,7 @@ def test_a_registry_that_is_away_may_come_back_and_one_that_refuses_does_not() -
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    from flux.kafka.registry import _KEPT_MAX
+    from flux.connectors.kafka.formats.schema_registry import _KEPT_MAX
 
     schemas = Registry(dict.fromkeys(range(0, 3 * _KEPT_MAX, 2), CLICK).__getitem__)
     for number in range(3 * _KEPT_MAX):

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from flux.connectors.kafka.client import producer as producing
+from flux.connectors.kafka.client.cluster import Passing
+from flux.connectors.kafka.client.producer import SEQUENCES
+from flux.connectors.kafka.errors import DataLost, KafkaError, NotPermitted
+from flux.connectors.kafka.write import sink as sink_module
+from flux.connectors.kafka.write.sink import KafkaSink
 from flux.dataflow.sink import Position, SinkAhead, guarantee
 from flux.errors import UsageError
-from flux.kafka import producing
-from flux.kafka import sink as sink_module
-from flux.kafka.client import Passing
-from flux.kafka.errors import DataLost, KafkaError, NotPermitted
-from flux.kafka.producing import SEQUENCES
-from flux.kafka.sink import KafkaSink
 from flux.testing import check_sink
 from tests.kafka.broker import GUEST, PASSWORD, Broker
 from tests.kafka.topics import put, received, send
@@ -507,7 +507,7 @@ def test_a_topic_that_is_not_there_is_told_at_once(broker: Broker) -> None:
 
 def test_records_of_others_in_the_topic_are_left_alone(broker: Broker, topic: str) -> None:
     """A record batch that is no one's, in our partition, does not count as ours."""
-    from flux.kafka.writing import encode
+    from flux.connectors.kafka.records.encoder import encode
 
     flow = raw(topic, broker)
     shared = sink_of(flow)

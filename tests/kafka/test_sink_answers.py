@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from flux.connectors.kafka.client.cluster import Passing
+from flux.connectors.kafka.client.kafka_python import error_of
+from flux.connectors.kafka.client.producer import SEQUENCES, TOO_LARGE, Answer, ProducerClient
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.errors import BrokerUnreachable, DataLost, KafkaError, NotPermitted
+from flux.connectors.kafka.formats.text_encode import Columns
+from flux.connectors.kafka.records.decoder import Decoder
+from flux.connectors.kafka.write.sequence_operator import PARTITION, SEQUENCE
+from flux.connectors.kafka.write.sink import KafkaSink
 from flux.dataflow.sink import Position, SinkAhead
-from flux.kafka.client import Passing
-from flux.kafka.errors import BrokerUnreachable, DataLost, KafkaError, NotPermitted
-from flux.kafka.library import error_of
-from flux.kafka.numbering import PARTITION, SEQUENCE
-from flux.kafka.producing import SEQUENCES, TOO_LARGE, Answer, ProducerClient
-from flux.kafka.records import Decoder
-from flux.kafka.security import Security
-from flux.kafka.sink import KafkaSink
-from flux.kafka.values import Columns
 
 OK = 0
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flux.kafka.sink import KafkaSink
+from flux.connectors.kafka.write.sink import KafkaSink
 from flux.settings import Settings
-from flux.shell.sinks import Sinks
+from flux.shell.sink_threads import SinkThreads
 from partitioning.ids import PartitionKey
 from tests.kafka.broker import Broker
 from tests.kafka.written import ended, found, numbered, operator_of, values
@@ -28,7 +28,7 @@ def test_partitions_that_are_written_together_lose_and_double_nothing(broker: Br
     assert isinstance(flow.sink, KafkaSink)
     flow.sink.prepare(writers, None)
     stage = SimpleNamespace(id=0, name="last", partitions=writers, sink=flow.sink)
-    sinks = Sinks(SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={}), lambda: None)  # type: ignore[arg-type]
+    sinks = SinkThreads(SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={}), lambda: None)  # type: ignore[arg-type]
     given: list[list[bytes]] = [[] for _ in range(writers)]
     kept: list[list[pa.RecordBatch]] = [[] for _ in range(writers)]
     rounds: list[int] = []

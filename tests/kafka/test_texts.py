@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux.kafka.texts import row_texts
-from flux.kafka.values import lines, objects
+from flux.connectors.kafka.formats.text_encode import lines, objects, row_texts
 
 KINDS = (pa.int64(), pa.int32(), pa.string(), pa.float64())
 PLAIN = st.one_of(st.none(), st.text("ab ß☃'-;", max_size=6))

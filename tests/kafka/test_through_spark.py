@@ -16,7 +16,7 @@ import pytest
 from striking import SEEN, Seen, rows_in, strike, until
 
 import flux
-from flux.kafka.errors import BadRecord, UnfitValue
+from flux.connectors.kafka.errors import BadRecord, UnfitValue
 from tests.kafka.broker import Broker
 from tests.kafka.test_asking import answering, serving
 from tests.kafka.topics import send

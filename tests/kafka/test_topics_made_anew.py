@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 import flux
-from flux.dataflow.sources import RowStart
+from flux.connectors.kafka.client import connection
+from flux.connectors.kafka.client.cluster import FETCH_BY_ID, PRODUCE_BY_ID
+from flux.connectors.kafka.client.topic_ids import UNKNOWN, LogPosition, differ, text_of, uuid_of
+from flux.connectors.kafka.errors import DataLost
+from flux.connectors.kafka.sink_options import GUARANTEES
+from flux.connectors.kafka.write.sink import KafkaSink
+from flux.dataflow.source import RowStart
 from flux.errors import UsageError
-from flux.kafka import connection
-from flux.kafka.client import FETCH_BY_ID, PRODUCE_BY_ID
-from flux.kafka.errors import DataLost
-from flux.kafka.sink import KafkaSink
-from flux.kafka.to_kafka import GUARANTEES
-from flux.kafka.topic_ids import UNKNOWN, Place, differ, text_of, uuid_of
 from tests.flux.harness import ThreadQuery
 from tests.kafka.broker import Broker
 from tests.kafka.test_committing import soon
@@ -75,20 +75,24 @@ def test_ids_differ_only_if_both_are_known() -> None:
 
 def test_positions_of_earlier_releases_are_plain_offsets() -> None:
     topic_id = text_of(uuid.uuid4())
-    for place in (Place(7), Place(7, topic_id)):
-        assert Place.of(place.position) == place
-    assert Place.of(7) == Place(7)
+    for place in (LogPosition(7), LogPosition(7, topic_id)):
+        assert LogPosition.of(place.position) == place
+    assert LogPosition.of(7) == LogPosition(7)
     for wrong in (None, True, -1, "7", [7], [7, 8], [-1, topic_id], [True, topic_id], [7, "clicks"]):
         with pytest.raises(UsageError, match=r"no position|no id"):
-            Place.of(wrong)
+            LogPosition.of(wrong)
 
 
 def test_a_row_number_leads_to_the_place_in_the_topic_that_had_the_row() -> None:
     old, new = (text_of(uuid.uuid4()) for _ in range(2))
-    begin = Place(30, new)  # the query goes on with the topic that was made anew
-    assert begin.at(0, None, Place(100, old)) == Place(0, old), "numbers of the first generation are of the old topic"
-    assert Place(30, old).at(0, None, Place(100, old)) == Place(30, old), "not before the start of the query"
-    assert Place(30, old).at(40, [45, old], Place(100, old)) == Place(45, old)
+    begin = LogPosition(30, new)  # the query goes on with the topic that was made anew
+    assert begin.at(0, None, LogPosition(100, old)) == LogPosition(0, old), (
+        "numbers of the first generation are of the old topic"
+    )
+    assert LogPosition(30, old).at(0, None, LogPosition(100, old)) == LogPosition(30, old), (
+        "not before the start of the query"
+    )
+    assert LogPosition(30, old).at(40, [45, old], LogPosition(100, old)) == LogPosition(45, old)
 
 
 # ---- read
@@ -100,7 +104,7 @@ def test_a_longer_topic_that_is_made_anew_while_it_is_read_ends_the_reading(
     send(broker.address, topic, records(100, "old"))
     read = reader(topic, broker.address)
     with reading(read) as batches:
-        before = Place.of(until(batches, 100)[-1].position)
+        before = LogPosition.of(until(batches, 100)[-1].position)
         remake(broker.address, topic)
         send(broker.address, topic, records(150, "new"))
         with pytest.raises(
@@ -122,7 +126,7 @@ def test_all_of_a_longer_topic_is_read_if_it_is_asked_for(broker: Broker, topic:
         assert batches._applied_offset() is None, "the offset of the old topic means nothing in the new one"
         batches.applied(got[-1].position)
         assert batches._applied_offset() == 150
-    again, was = Place.of(got[-1].position), Place.of(last.position)
+    again, was = LogPosition.of(got[-1].position), LogPosition.of(last.position)
     assert (again.offset, differ(again.topic_id, was.topic_id)) == (150, True)
 
 
@@ -137,7 +141,7 @@ def test_all_lives_of_a_reader_number_the_rows_of_a_new_topic_alike(broker: Brok
         new = until(batches, 50)
     numbers = np.concatenate([each.numbers for each in new])
     assert numbers.min() > max(each.numbers.max() for each in old)
-    before, newest = Place.of(old[-1].position)._replace(offset=60).position, new[-1].position
+    before, newest = LogPosition.of(old[-1].position)._replace(offset=60).position, new[-1].position
     for known in (newest, old[-1].position, before):
         with reading(read, start=RowStart(60, before, known)) as batches:
             again = until(batches, 50)
@@ -211,7 +215,7 @@ def test_a_position_without_an_id_is_one_of_the_topic_that_is_there(broker: Brok
     read = reader(topic, broker.address)
     with reading(read, start=4) as batches:
         (got,) = until(batches, 6)
-    assert Place.of(got.position) == Place(10, read.topic_ids[topic])
+    assert LogPosition.of(got.position) == LogPosition(10, read.topic_ids[topic])
 
 
 @pytest.mark.usefixtures("without_ids")

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from flux.connectors.kafka.client import transactions as transacting
+from flux.connectors.kafka.client.cluster import Passing
+from flux.connectors.kafka.client.transactions import TransactionClient
+from flux.connectors.kafka.errors import KafkaError
+from flux.connectors.kafka.write.transactional_sink import KafkaSinkTransactional
 from flux.dataflow.sink import Position
 from flux.errors import UsageError
-from flux.kafka import transacting
-from flux.kafka.client import Passing
-from flux.kafka.errors import KafkaError
-from flux.kafka.transacting import TransactionClient
-from flux.kafka.transactional_sink import KafkaSinkTransactional
 from tests.kafka.broker import Broker
 from tests.kafka.test_sink import counted, numbers
 from tests.kafka.topics import WAIT_S, received

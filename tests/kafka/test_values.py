@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flux.connectors.kafka.formats import text_encode as values
+from flux.connectors.kafka.formats.base import format_of
+from flux.connectors.kafka.formats.text_encode import Columns, json_text, lines, objects
 from flux.errors import SchemaError
-from flux.kafka import values
-from flux.kafka.formats import format_of
-from flux.kafka.values import Columns, json_text, lines, objects
 
 NONE: frozenset[str] = frozenset()
 TEXT = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=12))

@@ -12,9 +12,9 @@ import cloudpickle
 import pytest
 
 import flux
+from flux.connectors.kafka.client import cluster as client
+from flux.connectors.kafka.errors import BrokerUnreachable, DataLost, NotPermitted
 from flux.errors import UsageError
-from flux.kafka import client
-from flux.kafka.errors import BrokerUnreachable, DataLost, NotPermitted
 from tests.kafka.broker import ADMIN, GUEST, PASSWORD, SCRAM_ADMIN, Broker, free_ports
 from tests.kafka.topics import read_all, reader, reading, send, until
 
@@ -95,7 +95,7 @@ def test_a_certificate_that_nobody_vouches_for_is_an_error_at_once(broker: Broke
 def test_the_wrong_door_is_an_error(broker: Broker, topic: str) -> None:
     with pytest.raises((BrokerUnreachable, NotPermitted), match="security_protocol"):
         flux.kafka(topic, broker.address, **{**secured(broker), "timeout": "1s"})
-    from flux.kafka.errors import KafkaError
+    from flux.connectors.kafka.errors import KafkaError
 
     with pytest.raises(KafkaError, match="security_protocol"):
         flux.kafka(topic, broker.secure, timeout="1s")
@@ -226,7 +226,7 @@ def test_a_wrong_call_is_refused(options: dict[str, Any], why: str) -> None:
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from flux.kafka.library import library
+    from flux.connectors.kafka.client.kafka_python import library
 
     library.cache_clear()
     for name in [name for name in sys.modules if name == "kafka" or name.startswith("kafka.")]:

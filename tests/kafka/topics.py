@@ -12,12 +12,12 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import flux
-from flux.dataflow.sources import Positioned
-from flux.kafka.connection import Connection
-from flux.kafka.reading import TopicPartitionReader
-from flux.kafka.security import Security
-from flux.kafka.source import KafkaReader
-from flux.kafka.topic_ids import Place
+from flux.connectors.kafka.client.connection import Connection
+from flux.connectors.kafka.client.security import Security
+from flux.connectors.kafka.client.topic_ids import LogPosition
+from flux.connectors.kafka.read.partition_reader import TopicPartitionReader
+from flux.connectors.kafka.source import KafkaReader
+from flux.dataflow.source import Positioned
 from tests.kafka.broker import create_topic
 
 #: A test waits no longer for what a broker on the same machine should do at once.
@@ -149,7 +149,7 @@ def until(batches: Iterator[Positioned | None], rows: int) -> list[Positioned]:
 
 def offsets_behind(got: Sequence[Positioned]) -> list[int]:
     """The offset behind each batch."""
-    return [Place.of(each.position).offset for each in got]
+    return [LogPosition.of(each.position).offset for each in got]
 
 
 def rows(got: Sequence[Positioned]) -> pa.Table:

@@ -11,9 +11,9 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 import flux
+from flux.connectors.kafka.write.sink import KafkaSink
 from flux.dataflow.operator import Context, Operator
 from flux.dataflow.sink import FlowTo, Position, SinkContext
-from flux.kafka.sink import KafkaSink
 from tests.kafka.topics import WAIT_S
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from flux.dataflow import aggregate as agg
 from flux.dataflow.operator import Context
-from flux.replicas.snapshot import decode_snapshot, encode_snapshot
-from partitioning.cluster import cluster_by_key
+from flux.replica.snapshot import decode_snapshot, encode_snapshot
+from partitioning.clustering import cluster_by_key
 from partitioning.hashing import hash_columns
 from partitioning.key_index import KeyIndex
 

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning.cluster import Clustered, Clustering, cluster_by_key, owned, pieces
+from partitioning.clustering import Clustered, Clustering, cluster_by_key, owned, partition_ids, pieces
 from partitioning.hashing import hash_columns
-from partitioning.scheme import partition_ids
 
 
 def numbered(rows: int) -> pa.RecordBatch:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from partitioning.clustering import PARTITIONS_MAX, partition_ids
 from partitioning.errors import KeyTypeError
 from partitioning.hashing import check_key_type, hash_columns
-from partitioning.scheme import PARTITIONS_MAX, partition_ids
 
 MOMENT = datetime.datetime(2013, 6, 30, 23, 59, 58, 999_999, datetime.UTC)
 

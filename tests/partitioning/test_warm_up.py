@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from partitioning import kernels
-from spark_integration import first_start
+from spark_integration.query import start as first_start
 
 CODE = """
 import numpy as np, pyarrow as pa
@@ -19,7 +19,7 @@ from partitioning import kernels
 from partitioning.warm_up import is_warm, warm_up
 from flux.dataflow import aggregate as agg
 from flux.dataflow.operator import Context
-from partitioning.cluster import cluster_by_key
+from partitioning.clustering import cluster_by_key
 
 def compiled():
     return {name: len(k.signatures) for name, k in vars(kernels).items() if hasattr(k, "signatures")}

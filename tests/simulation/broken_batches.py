@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from controller.replicas.addition_phases import Phase
-from controller.replicas.repairs import Repairs
+from controller.replicas.addition_tracker import AdditionTracker
+from controller.replicas.additions import Phase
 
 Patch = pytest.MonkeyPatch
 
 
 def copies_a_batch_at_once(patch: Patch) -> None:
     """Nobody waits for a turn."""
-    patch.setattr(Repairs, "turns", lambda self, _: [a for a in self.under_way.values() if a.phase == Phase.READY])
+    patch.setattr(
+        AdditionTracker, "turns", lambda self, _: [a for a in self.under_way.values() if a.phase == Phase.READY]
+    )
 
 
 def keeps_rows_for_a_turn_that_does_not_come(patch: Patch) -> None:
     """However long copies take, a batch waits for them."""
-    patch.setattr(Repairs, "waiting_too_long", lambda self, now: [])
+    patch.setattr(AdditionTracker, "waiting_too_long", lambda self, now: [])

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from flux.durable.journal import Kept
-from flux.durable.records import Whole
-from flux.durable.vault import Vault
-from flux.host.effects import Effect
-from flux.host.stage_worker import StageWorker
-from flux.replicas import image
-from flux.replicas.order import OrderLog
-from flux.replicas.standby import Checkpoint, Standby
-from flux.replicas.transfers import Transfers
+from flux.replica.order_log import OrderLog
+from flux.state import standby as image
+from flux.state.sender import StateSender
+from flux.state.standby import Checkpoint, Standby
+from flux.vault.journal import JournaledStandby, Whole
+from flux.vault.vault import Vault
+from flux.worker.core import WorkerCore
+from flux.worker.effects import Effect
 from tests.simulation.vault_process import VaultProcess
 
 Patch = pytest.MonkeyPatch
@@ -27,7 +26,7 @@ def answers_before_it_is_durable(patch: Patch) -> None:
     """The last that it has said may be lost with it."""
 
     def poll(self: Vault, now: float) -> Iterator[Effect]:
-        yield from [*StageWorker.poll(self, now), *self._handing.poll(now)]
+        yield from [*WorkerCore.poll(self, now), *self._handing.poll(now)]
         if len(self.journal._pending) > LATE:
             self.journal.flush()
 
@@ -37,26 +36,26 @@ def answers_before_it_is_durable(patch: Patch) -> None:
 def checkpoints_are_forgotten(patch: Patch) -> None:
     """They are acked, and not in the journal."""
 
-    def take(self: Kept, checkpoint: Checkpoint) -> bool:
+    def take(self: JournaledStandby, checkpoint: Checkpoint) -> bool:
         return Standby.take(self, checkpoint)
 
-    patch.setattr(Kept, "take", take)
+    patch.setattr(JournaledStandby, "take", take)
 
 
 def a_segment_begins_without_earlier_changes(patch: Patch) -> None:
     """The newest changes are written into it without those before them."""
-    whole = Kept.whole
+    whole = JournaledStandby.whole
 
-    def shorter(self: Kept) -> Whole:
+    def shorter(self: JournaledStandby) -> Whole:
         made = whole(self)
         return msgspec.structs.replace(made, checkpoint=[*made.checkpoint[:1], *made.checkpoint[1:][-1:]])
 
-    patch.setattr(Kept, "whole", shorter)
+    patch.setattr(JournaledStandby, "whole", shorter)
 
 
 def restores_without_a_fence(patch: Patch) -> None:
     """A deposed primary may still commit steps that the next one does not get."""
-    patch.setattr(Kept, "fence", lambda self, term: None)
+    patch.setattr(JournaledStandby, "fence", lambda self, term: None)
 
 
 def restores_without_the_order(patch: Patch) -> None:
@@ -84,4 +83,4 @@ def begins_again_at_the_first_epoch(patch: Patch) -> None:
 
 def forgets_copies_that_are_asked_early(patch: Patch) -> None:
     """A primary that is still restored copies its state when it is asked the next time."""
-    patch.setattr(Transfers, "_comes_to_life", lambda self, key: False)
+    patch.setattr(StateSender, "_comes_to_life", lambda self, key: False)

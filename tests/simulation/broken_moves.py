@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import controller.decide.sweeping
-from controller.decide.sweeping import Sweeper
-from controller.replicas.move_queue import MoveQueue
+import controller.decide.sweep
+from controller.decide.sweep import Sweep
+from controller.replicas.moves import MoveQueue
 from controller.replicas.placement import FarApart
 from controller.replicas.table_changes import Change, drop, made_live
 
@@ -17,9 +17,9 @@ Patch = pytest.MonkeyPatch
 
 def drops_the_source_before_the_target_is_safe(patch: Patch) -> None:
     """Live is taken for safe."""
-    caught_up = Sweeper.caught_up
+    caught_up = Sweep.caught_up
 
-    def broken(self: Sweeper, message: Any, now: float) -> None:
+    def broken(self: Sweep, message: Any, now: float) -> None:
         caught_up(self, message, now)
         addition = self.repairs.under_way.get((message.stage, message.partition))
         if addition is not None and addition.phase == "live" and addition.from_worker is not None:
@@ -28,7 +28,7 @@ def drops_the_source_before_the_target_is_safe(patch: Patch) -> None:
             self.moving.finish(addition, now)
             self.board.publish(drop(self.board.table, *addition.key, addition.from_worker))
 
-    patch.setattr(Sweeper, "caught_up", broken)
+    patch.setattr(Sweep, "caught_up", broken)
 
 
 def the_target_leads_before_it_is_safe(patch: Patch) -> None:
@@ -36,7 +36,7 @@ def the_target_leads_before_it_is_safe(patch: Patch) -> None:
         live = made_live(worker)
         return lambda replicas: tuple(sorted(live(replicas), key=lambda replica: replica.worker != worker))
 
-    patch.setattr(controller.decide.sweeping, "made_live", broken)
+    patch.setattr(controller.decide.sweep, "made_live", broken)
 
 
 def who_leaves_gets_new_replicas(patch: Patch) -> None:
@@ -53,7 +53,7 @@ def who_leaves_gets_new_replicas(patch: Patch) -> None:
 
 
 def a_move_is_forgotten_when_its_target_is_lost(patch: Patch) -> None:
-    patch.setattr("controller.replicas.move_queue.MoveQueue._again", lambda *given: None)
+    patch.setattr("controller.replicas.moves.MoveQueue._again", lambda *given: None)
 
 
 def moves_begin_as_they_were_asked_for(patch: Patch) -> None:
@@ -69,4 +69,4 @@ def moves_begin_as_they_were_asked_for(patch: Patch) -> None:
 
 def a_target_stays_beside_a_source_on_its_own_executor(patch: Patch) -> None:
     """Where the other copy was lost meanwhile."""
-    patch.setattr(Sweeper, "keep_apart", lambda *given: None)
+    patch.setattr(Sweep, "keep_apart", lambda *given: None)

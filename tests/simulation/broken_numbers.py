@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from flux.dataflow.plan import WorkerSourcePlan
-from flux.stream.earlier import Beginning, Earlier
-from flux.stream.numbered import RowNumbers
-from flux.stream.producer import Producer
-from flux.stream.source_streams import SourceStreams
+from flux.exchange.producer import Producer
+from flux.exchange.replay_check import Beginning, PriorAttempts
+from flux.exchange.slices import RowNumbers
+from flux.exchange.source_streams import SourceStreams
 
 Patch = pytest.MonkeyPatch
 
 
 def believes_every_retry(patch: Patch) -> None:
     """A retried task that reads other rows is not found out."""
-    patch.setattr(Earlier, "on_made", lambda *given: None)
+    patch.setattr(PriorAttempts, "on_made", lambda *given: None)
     patch.setattr(Producer, "_check", lambda *given: None)
 
 

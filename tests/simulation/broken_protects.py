@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from controller.decide.protecting import Protecting
+from controller.decide.protection import Protection
 from controller.replicas.kinds import surplus
-from controller.replicas.wishes import Change
+from controller.replicas.protection_wishes import Change
 
 Patch = pytest.MonkeyPatch
 
@@ -16,29 +16,29 @@ Patch = pytest.MonkeyPatch
 def drops_the_old_before_the_new_is_safe(patch: Patch) -> None:
     """What is listed is taken for safe."""
 
-    def too_many(self: Protecting, change: Change, key: Any, row: Any) -> list[int]:
+    def too_many(self: Protection, change: Change, key: Any, row: Any) -> list[int]:
         stage = self._board.wishes.plan.stages[key.stage]
         going = {addition.worker for addition in self._repairs.under_way.values() if addition.key == key}
         fit = [replica.worker for replica in surplus(stage, row) if replica.worker not in going]
         return fit if len(row) - len(fit) >= change.least else []
 
-    patch.setattr(Protecting, "too_many", too_many)
+    patch.setattr(Protection, "too_many", too_many)
 
 
 def drops_more_than_is_too_many(patch: Patch) -> None:
     """Nobody counts who is left."""
 
-    def too_many(self: Protecting, change: Change, key: Any, row: Any) -> list[int]:
+    def too_many(self: Protection, change: Change, key: Any, row: Any) -> list[int]:
         stage = self._board.wishes.plan.stages[key.stage]
         return [] if key in self._repairs.under_way else [replica.worker for replica in surplus(stage, row)]
 
-    patch.setattr(Protecting, "too_many", too_many)
+    patch.setattr(Protection, "too_many", too_many)
 
 
 def keeps_what_is_too_many(patch: Patch) -> None:
-    patch.setattr(Protecting, "shed", lambda *given: None)
+    patch.setattr(Protection, "shed", lambda *given: None)
 
 
 def a_change_is_over_too_soon(patch: Patch) -> None:
     """When nothing is under way, though something is missing."""
-    patch.setattr(Protecting, "_undone", lambda self, change, table: [key.partition for key in self._repairs.under_way])
+    patch.setattr(Protection, "_undone", lambda self, change, table: [key.partition for key in self._repairs.under_way])

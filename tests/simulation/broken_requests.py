@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import pytest
 
-from controller.decide.asked import AT_THE_END, Asked, Book, State
+from controller.decide.request_book import AT_THE_END, Asked, RequestBook, State
 
 Patch = pytest.MonkeyPatch
 
 
 def a_scale_waits_though_a_worker_was_drained(patch: Patch) -> None:
     """Fewer workers are wanted since, so those that it waits for never come."""
-    wanted_now = Book.wanted_now
+    wanted_now = RequestBook.wanted_now
 
-    def broken(self: Book, workers: int, why: str) -> None:
+    def broken(self: RequestBook, workers: int, why: str) -> None:
         if "drains" not in why:
             wanted_now(self, workers, why)
 
-    patch.setattr(Book, "wanted_now", broken)
+    patch.setattr(RequestBook, "wanted_now", broken)
 
 
 def requests_outlive_the_query(patch: Patch) -> None:
-    give_up = Book._give_up
+    give_up = RequestBook._give_up
 
-    def broken(self: Book, asked: Asked, why: str) -> None:
+    def broken(self: RequestBook, asked: Asked, why: str) -> None:
         if why != AT_THE_END:
             give_up(self, asked, why)
 
-    patch.setattr(Book, "_give_up", broken)
+    patch.setattr(RequestBook, "_give_up", broken)
 
 
 def outcomes_are_looked_at_again(patch: Patch) -> None:
     """A change of scale that is done waits again as soon as a worker is lost."""
-    look = Book.look
+    look = RequestBook.look
 
-    def broken(self: Book) -> None:
+    def broken(self: RequestBook) -> None:
         look(self)
         for asked in self._asked.values():
             if asked.standing.state == State.DONE:
                 asked.standing = asked.look()
 
-    patch.setattr(Book, "look", broken)
+    patch.setattr(RequestBook, "look", broken)

@@ -11,27 +11,25 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-import controller.decide.attendance
-import controller.decide.losing
-import controller.replicas.repairs
-import flux.replicas.pairing
+import controller.decide.losses
+import controller.decide.registration
+import controller.replicas.addition_tracker
+import flux.replica.order_exchange
 from controller.decide.board import Board
-from controller.decide.state import Controller
-from controller.decide.sweeping import Sweeper
-from controller.replicas.elastic import Slots
-from controller.replicas.repairs import Repairs
-from flux.host.fetching import Fetching, RemoteFile
-from flux.host.pulling import Ask, Pulling
-from flux.host.subscriptions import Subscriptions
-from flux.replicas.replica import Replica
-from flux.replicas.starvation import Starvation
-from flux.replicas.transfers import Transfers
-from flux.stream.log import Log
-from flux.stream.marks import Marks
-from flux.stream.producer import Producer
-from flux.stream.received import Received
-from flux.stream.receiver import Inbound
+from controller.decide.controller import Controller
+from controller.decide.sweep import Sweep
+from controller.replicas.addition_tracker import AdditionTracker
+from controller.replicas.slots import Slots
+from flux.exchange.inbound import Inbound, PartitionProgress
+from flux.exchange.log import Log
+from flux.exchange.marks import Marks
+from flux.exchange.producer import Producer
+from flux.replica.replica import Replica
+from flux.state.sender import StateSender
+from flux.tasks.output_fetch import OutputFetch, RemoteFile
+from flux.tasks.output_pull import OutputPull, PullQuestion
 from flux.wire.messages import Data
+from flux.worker.subscriptions import Starvation, Subscriptions
 from partitioning.table import Table
 
 Patch = pytest.MonkeyPatch
@@ -45,7 +43,7 @@ def accepts_duplicates(patch: Patch) -> None:
     slices = Inbound._slices
 
     def broken(self: Inbound, *given: Any) -> Any:
-        received, self.received = self.received, Received()
+        received, self.received = self.received, PartitionProgress()
         try:
             return slices(self, *given)
         finally:
@@ -229,9 +227,9 @@ def what_waits_keeps_its_credit(patch: Patch) -> None:
 
 
 def copies_again_what_has_arrived(patch: Patch) -> None:
-    on_copy_state = Transfers.on_copy_state
+    on_copy_state = StateSender.on_copy_state
 
-    def broken(self: Transfers, order: Any) -> None:
+    def broken(self: StateSender, order: Any) -> None:
         replica = self._host.replicas.get((order.stage, order.partition))
         peer = None if replica is None else self._peer(replica, order)
         if peer is None:
@@ -240,7 +238,7 @@ def copies_again_what_has_arrived(patch: Patch) -> None:
         on_copy_state(self, order)
         peer.acked = acked
 
-    patch.setattr(Transfers, "on_copy_state", broken)
+    patch.setattr(StateSender, "on_copy_state", broken)
 
 
 def forgets_what_a_copy_holds_back(patch: Patch) -> None:
@@ -257,7 +255,7 @@ def orders_without_end(patch: Patch) -> None:
 
 
 def heeds_orders_for_another_life(patch: Patch) -> None:
-    on_orders = flux.replicas.pairing.Pairing.on_orders
+    on_orders = flux.replica.order_exchange.OrderExchange.on_orders
 
     def broken(self: Any, message: Any) -> Any:
         items = []
@@ -266,16 +264,16 @@ def heeds_orders_for_another_life(patch: Patch) -> None:
             items.append(item if replica is None else replace(item, incarnation=replica.incarnation))
         return on_orders(self, replace(message, items=items))
 
-    patch.setattr(flux.replicas.pairing.Pairing, "on_orders", broken)
+    patch.setattr(flux.replica.order_exchange.OrderExchange, "on_orders", broken)
 
 
 def never_reports_a_divergence(patch: Patch) -> None:
-    on_seen = flux.replicas.pairing.on_seen
+    on_seen = flux.replica.order_exchange.on_seen
 
     def broken(*given: Any) -> Any:
-        return [report for report in on_seen(*given) if not isinstance(report, flux.replicas.pairing.Diverged)]
+        return [report for report in on_seen(*given) if not isinstance(report, flux.replica.order_exchange.Diverged)]
 
-    patch.setattr(flux.replicas.pairing, "on_seen", broken)
+    patch.setattr(flux.replica.order_exchange, "on_seen", broken)
 
 
 # ---- the controller
@@ -299,7 +297,7 @@ def who_joins_need_not_confirm(patch: Patch) -> None:
 
 def additions_outlive_their_primary(patch: Patch) -> None:
     """Where the primary is lost, what it was about to add goes on with its successor."""
-    without_worker = controller.decide.losing.without_worker
+    without_worker = controller.decide.losses.without_worker
 
     def broken(table: Table, worker: int, *given: Any) -> Any:
         changed, lost = without_worker(table, worker, *given)
@@ -316,12 +314,12 @@ def additions_outlive_their_primary(patch: Patch) -> None:
             )
         return Table(changed.epoch, tuple(stages), changed.sources, changed.endpoints), lost
 
-    patch.setattr(controller.decide.losing, "without_worker", broken)
+    patch.setattr(controller.decide.losses, "without_worker", broken)
 
 
 def keeps_who_stands_still(patch: Patch) -> None:
     """Replicas that apply nothing stay where they are."""
-    patch.setattr(Sweeper, "drop_standing", lambda *given: None)
+    patch.setattr(Sweep, "drop_standing", lambda *given: None)
 
 
 # ---- divergences, pulses, tasks of workers
@@ -330,20 +328,20 @@ def keeps_who_stands_still(patch: Patch) -> None:
 def keeps_who_diverges(patch: Patch) -> None:
     """The divergence is an event, and nothing is done."""
 
-    def broken(self: Sweeper, message: Any, now: float) -> None:
+    def broken(self: Sweep, message: Any, now: float) -> None:
         if self.board.table is not None:
             self.repairs.note_divergence(message, self.board.table, now)
 
-    patch.setattr(Sweeper, "diverged", broken)
+    patch.setattr(Sweep, "diverged", broken)
 
 
 def rebuilds_without_end(patch: Patch) -> None:
     """However often the replicas of a partition diverge."""
-    patch.setattr(Repairs, "too_divergent", lambda self: None)
+    patch.setattr(AdditionTracker, "too_divergent", lambda self: None)
 
 
 def ends_with_the_first_divergence(patch: Patch) -> None:
-    patch.setattr(controller.replicas.repairs, "DIVERGENCES_MAX", 0)
+    patch.setattr(controller.replicas.addition_tracker, "DIVERGENCES_MAX", 0)
 
 
 def pulses_are_no_sign_of_life(patch: Patch) -> None:
@@ -381,7 +379,7 @@ def a_long_step_counts_from_the_one_before(patch: Patch) -> None:
 
 def a_second_attempt_takes_over_at_once(patch: Patch) -> None:
     """Though the first is alive."""
-    patch.setattr(controller.decide.attendance, "ALIVE_S", -1.0)
+    patch.setattr(controller.decide.registration, "ALIVE_S", -1.0)
 
 
 def closed_slots_are_opened_again(patch: Patch) -> None:
@@ -416,7 +414,7 @@ def the_end_of_any_task_ends_the_query(patch: Patch) -> None:
 def hands_on_again_what_was_fetched(patch: Patch) -> None:
     """Where another worker has the output, all of it is handed on."""
 
-    def broken(self: Fetching) -> Any:
+    def broken(self: OutputFetch) -> Any:
         self._locate()
         while True:
             remote = RemoteFile(self)
@@ -428,23 +426,23 @@ def hands_on_again_what_was_fetched(patch: Patch) -> None:
                 if not remote.moved:
                     raise
 
-    patch.setattr(Fetching, "batches", broken)
+    patch.setattr(OutputFetch, "batches", broken)
 
 
 def asks_who_was_lost(patch: Patch) -> None:
     """The controller is asked once only."""
-    locate = Fetching._locate
-    patch.setattr(Fetching, "_locate", lambda self: self._table is None and locate(self))
+    locate = OutputFetch._locate
+    patch.setattr(OutputFetch, "_locate", lambda self: self._table is None and locate(self))
 
 
 def says_the_last_word_once(patch: Patch) -> None:
     """A reader is gone when a worker has said that it has heard all."""
-    asks = Pulling.asks
+    asks = OutputPull.asks
 
-    def broken(self: Pulling, now: float) -> Iterator[Ask]:
+    def broken(self: OutputPull, now: float) -> Iterator[PullQuestion]:
         for part in self.parts.values():
             if self._is_over(part):
                 part.again_at = math.inf
         yield from asks(self, now)
 
-    patch.setattr(Pulling, "asks", broken)
+    patch.setattr(OutputPull, "asks", broken)

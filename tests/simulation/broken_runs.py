@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from flux.host.turns import Turns
-from flux.replicas.replica import Replica
-from flux.replicas.waiting import Waiting
-from flux.stream.receiver import Inbound, RowSlice, Slice
-from flux.stream.runs import Run
+from flux.exchange.inbound import Inbound, RowSlice, Slice
+from flux.exchange.slices import SliceRun
+from flux.replica.replica import Replica
+from flux.replica.step_queue import StepQueue
+from flux.worker.step_scheduler import StepScheduler
 
 Patch = pytest.MonkeyPatch
 
@@ -20,7 +20,7 @@ def takes_runs_whole(patch: Patch) -> None:
     """A partition takes also those batches of a run that it has."""
     of_run = Inbound._of_run
 
-    def broken(self: Inbound, message: Any, packet: Any, run: Run, batch: Any, had: int, held: bool) -> Any:
+    def broken(self: Inbound, message: Any, packet: Any, run: SliceRun, batch: Any, had: int, held: bool) -> Any:
         return of_run(self, message, packet, run, batch, 0, held)
 
     patch.setattr(Inbound, "_of_run", broken)
@@ -28,9 +28,9 @@ def takes_runs_whole(patch: Patch) -> None:
 
 def gathers_what_an_order_waits_for(patch: Patch) -> None:
     """A slice that comes for a step of an earlier primary's order waits for others."""
-    gathers = Turns.gathers
+    gathers = StepScheduler.gathers
 
-    def broken(self: Turns, replica: Replica, slice_: Slice, now: float) -> bool:
+    def broken(self: StepScheduler, replica: Replica, slice_: Slice, now: float) -> bool:
         order = replica.order
         end, order.end = order.end, replica.applied
         try:
@@ -38,13 +38,13 @@ def gathers_what_an_order_waits_for(patch: Patch) -> None:
         finally:
             order.end = end
 
-    patch.setattr(Turns, "gathers", broken)
+    patch.setattr(StepScheduler, "gathers", broken)
 
 
 def orders_name_slices(patch: Patch) -> None:
     """A step takes as many slices as it was ordered of, whichever batches these have."""
 
-    def broken(self: Waiting, entry: Any) -> list[Any]:
+    def broken(self: StepQueue, entry: Any) -> list[Any]:
         slices = []
         for edge, producer, through in entry.slices:
             waiting = self.by_stream[edge, producer]  # type: ignore[index]
@@ -56,7 +56,7 @@ def orders_name_slices(patch: Patch) -> None:
                 del self.by_stream[edge, producer]  # type: ignore[arg-type]
         return slices
 
-    patch.setattr(Waiting, "take", broken)
+    patch.setattr(StepQueue, "take", broken)
 
 
 def drops_what_is_cut_off(patch: Patch) -> None:
@@ -71,9 +71,9 @@ def drops_what_is_cut_off(patch: Patch) -> None:
         def __init__(self, sequence: int) -> None:
             self.first = self.sequence = sequence
 
-    take = Waiting.take
+    take = StepQueue.take
 
-    def without(self: Waiting, entry: Any) -> list[Any]:
+    def without(self: StepQueue, entry: Any) -> list[Any]:
         slices = take(self, entry)
         for stream, waiting in list(self.by_stream.items()):
             kept: Iterable[Any] = [slice_ for slice_ in waiting if not isinstance(slice_, Forgotten)]
@@ -84,4 +84,4 @@ def drops_what_is_cut_off(patch: Patch) -> None:
         return slices
 
     patch.setattr(RowSlice, "cut", broken)
-    patch.setattr(Waiting, "take", without)
+    patch.setattr(StepQueue, "take", without)

@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.decide.losing import Losses
+from controller.decide.losses import Losses
+from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.kinds import kind_of
-from controller.replicas.repairs import Repairs
 from controller.replicas.table_changes import Judge, without_worker
-from flux.host.housing import Housing
-from flux.host.subscriptions import Subscriptions
-from flux.replicas import kinds
-from flux.replicas.copy_state import OutputNow
-from flux.replicas.cuts import Cuts
-from flux.replicas.standby import Checkpoint, Standby
-from flux.stream.consumers import ConsumersAt
-from flux.stream.pressing import CheckpointRequests
-from flux.stream.receiver import Inbound
+from flux.exchange.consumer_map import ConsumersAt
+from flux.exchange.inbound import Inbound
+from flux.exchange.retention import CheckpointRequests
+from flux.replica import kinds
+from flux.replica.deltas import DeltaTracker
+from flux.state.standby import Checkpoint, Standby
+from flux.state.state_copy import OutputNow
+from flux.worker.replica_lifecycle import ReplicaHousing
+from flux.worker.subscriptions import Subscriptions
 from partitioning.ids import PartitionKey, StreamId
 
 Patch = pytest.MonkeyPatch
@@ -69,7 +69,7 @@ def checkpoints_have_no_output(patch: Patch) -> None:
 
 def sends_the_changes_of_the_newest_cut_alone(patch: Patch) -> None:
     """They are changes to what another standby has: those since this one's own checkpoint are more."""
-    patch.setattr(Cuts, "since", lambda self, held: [])
+    patch.setattr(DeltaTracker, "since", lambda self, held: [])
 
 
 def applies_changes_to_the_checkpoint_before(patch: Patch) -> None:
@@ -130,21 +130,21 @@ def reads_from_who_does_not_know_all_readers(patch: Patch) -> None:
 def takes_the_first_table_that_comes_for_the_first(patch: Patch) -> None:
     """Whoever goes by an earlier one may take a replica here for a standby, and send it no rows."""
 
-    def create(self: Housing, key: PartitionKey, incarnation: int) -> None:
+    def create(self: ReplicaHousing, key: PartitionKey, incarnation: int) -> None:
         self._enter(self.build(key, incarnation, []))
 
-    patch.setattr(Housing, "create", create)
+    patch.setattr(ReplicaHousing, "create", create)
 
 
 def a_standby_is_no_heir_of_a_silent_worker(patch: Patch) -> None:
     """A stopped worker keeps its partitions as if it had the last safe replica of each."""
-    is_heir = Repairs.is_heir_of_silent
+    is_heir = AdditionTracker.is_heir_of_silent
 
-    def broken(self: Repairs, since: float) -> Judge:
+    def broken(self: AdditionTracker, since: float) -> Judge:
         found = is_heir(self, since)
         return lambda stage, partition, replica: kind_of(replica).at_once and found(stage, partition, replica)
 
-    patch.setattr(Repairs, "is_heir_of_silent", broken)
+    patch.setattr(AdditionTracker, "is_heir_of_silent", broken)
 
 
 def the_directory_is_no_heir_of_a_silent_worker(patch: Patch) -> None:

@@ -7,24 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from flux.host.newest_table import NewestTable
 from flux.wire.control import TableChanged
+from flux.worker.table_follower import TableFollower
 
 Patch = pytest.MonkeyPatch
 
 
 def applies_changes_to_any_table(patch: Patch) -> None:
     """Whatever table a change is of."""
-    take = NewestTable.take
+    take = TableFollower.take
 
-    def broken(self: NewestTable, command: Any) -> Any:
+    def broken(self: TableFollower, command: Any) -> Any:
         if isinstance(command, TableChanged) and self.table is not None:
             command = TableChanged(change=msgspec.structs.replace(command.change, base=self.epoch))
         return take(self, command)
 
-    patch.setattr(NewestTable, "take", broken)
+    patch.setattr(TableFollower, "take", broken)
 
 
 def never_asks_for_a_table(patch: Patch) -> None:
     """Whoever has missed a change waits for the next whole table."""
-    patch.setattr(NewestTable, "ask", lambda self, now: False)
+    patch.setattr(TableFollower, "ask", lambda self, now: False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flux.replicas.kinds import AckMeaning
+from flux.replica.kinds import AckMeaning
 from tests.simulation.witness import WITNESS, Witness, WitnessPlaces
 
 Patch = pytest.MonkeyPatch

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from flux.host.stage_worker import StageWorker
+from flux.worker.core import WorkerCore
 
 #: Busy seconds per second of a replica: by stage, partition, worker, and time.
 Demand = Callable[[int, int, int, float], float]
@@ -22,7 +22,7 @@ class Busy:
         self._busy: dict[tuple[int, int, int], float] = defaultdict(float)  # stage, partition, incarnation
         self._at: float | None = None
 
-    def report(self, core: StageWorker, now: float) -> dict[str, Any]:
+    def report(self, core: WorkerCore, now: float) -> dict[str, Any]:
         """As ``worker_stats.load`` gives it."""
         replicas = []
         for (stage, partition), replica in core.replicas.items():

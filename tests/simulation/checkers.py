@@ -18,15 +18,14 @@ import pyarrow as pa
 
 from flux.dataflow.operator import Context
 from flux.dataflow.plan import FromSource, Plan
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
-from flux.replicas.standby import Standby
-from flux.stream.elements import Rows
-from flux.stream.log import Log, LogEntry
-from flux.stream.outgoing import MESSAGE_BYTES
-from flux.stream.producer import Producer
+from flux.exchange.consumer_progress import MESSAGE_BYTES
+from flux.exchange.log import Log, LogEntry, Rows
+from flux.exchange.producer import Producer
+from flux.replica.replica import Replica
+from flux.state.standby import Standby
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Ack, Acks, ReadsElsewhere, Resume, StepKind
+from flux.worker.core import WorkerCore
 from partitioning.ids import DISK, PartitionKey, StreamId
 from partitioning.table import FIRST_EPOCH
 from tests.simulation.contents import contents
@@ -38,7 +37,7 @@ from tests.simulation.violation import Key, Violation
 from tests.simulation.witness import WITNESS
 
 if TYPE_CHECKING:
-    from controller.decide.state import Controller
+    from controller.decide.controller import Controller
 
 #: Turns of workers after which the state machines of one are asked to look at themselves.
 VALIDATED_EVERY = 16
@@ -67,7 +66,7 @@ class Ledger:
         #: Streams of which some replica has said otherwise where rows come from (``divergence``).
         self.altered: set[StreamId] = set()
         #: The worker of this id if its process is alive.
-        self.alive: Callable[[int], StageWorker | None] = lambda worker: None
+        self.alive: Callable[[int], WorkerCore | None] = lambda worker: None
         self._home: dict[tuple[str, Any], int] = {}
         self._given: dict[StreamId, list[Any]] = defaultdict(list)  # what streams have given out, by sequence
         self._touching: dict[tuple[StreamId, int], list[int]] = defaultdict(list)
@@ -253,7 +252,7 @@ class Ledger:
 
     # ---- replicas
 
-    def watch_replica(self, core: StageWorker, replica: Replica) -> None:
+    def watch_replica(self, core: WorkerCore, replica: Replica) -> None:
         watch = self._watches[id(replica)] = Watch(replica)
         self._kept.append(replica)
         for outlet in replica.outlets:
@@ -349,7 +348,7 @@ class Ledger:
 
     # ---- workers
 
-    def watch_worker(self, core: StageWorker) -> None:
+    def watch_worker(self, core: WorkerCore) -> None:
         answer = core.subscriptions.answer
 
         def watched_answer(connection: Any, message: Any) -> None:
@@ -366,14 +365,14 @@ class Ledger:
 
         core.subscriptions.answer = watched_answer
 
-    def _granted(self, core: StageWorker, stream: StreamId) -> None:
+    def _granted(self, core: WorkerCore, stream: StreamId) -> None:
         at, inbound = (core.worker, stream), core.subscriptions.streams[stream]
         self._credit[at] = max(self._credit[at], inbound.credit)
         if inbound.urgent:
             self.counts["credit beyond the bound for starving replicas"] += 1
             self._credit[at] = 1 << 60
 
-    def _acked(self, core: StageWorker, stream: StreamId, message: Ack | Resume | ReadsElsewhere) -> None:
+    def _acked(self, core: WorkerCore, stream: StreamId, message: Ack | Resume | ReadsElsewhere) -> None:
         if stream in self.unsteady:
             return
         behind = dict(message.behind)
@@ -390,7 +389,7 @@ class Ledger:
             if stage == consumer and behind.get(partition, message.through) >= 0:
                 raise Violation("nothing is acked before the state has come", f"worker {core.worker}, {partition}")
 
-    def watch_roles(self, core: StageWorker) -> None:
+    def watch_roles(self, core: WorkerCore) -> None:
         """After a new table: one primary per partition and term."""
         for (stage, partition), replica in core.replicas.items():
             if not replica.primary:
@@ -406,7 +405,7 @@ class Ledger:
                 if not replica.waits.has(replica.order[replica.applied]):
                     self.counts["promoted secondaries that waited for rows"] += 1
 
-    def check_machines(self, core: StageWorker) -> None:
+    def check_machines(self, core: WorkerCore) -> None:
         """What each state machine says of itself. Now and then: what is broken stays so."""
         self._turns += 1
         if self._turns % VALIDATED_EVERY:
@@ -444,7 +443,7 @@ class Ledger:
                 f"below {unheard}",
             )
 
-    def check_worker(self, core: StageWorker) -> None:
+    def check_worker(self, core: WorkerCore) -> None:
         self.check_machines(core)
         for stream, producer in core.producers.items():
             if producer.log:
@@ -465,7 +464,7 @@ class Ledger:
                     f"worker {core.worker} holds {sum(packets.values())} of stream {stream}, bound {bound}",
                 )
 
-    def check_idle(self, core: StageWorker, now: float) -> None:
+    def check_idle(self, core: WorkerCore, now: float) -> None:
         """After it has said that there is nothing to apply."""
         wall = now + core.wall_ahead
         for replica in core.replicas.values():
@@ -484,7 +483,7 @@ class Ledger:
     def entries_cut(self) -> int:
         return sum(watch.replica.order.cut for watch in self._watches.values())
 
-    def check_finished(self, core: StageWorker, message: PartitionFinished) -> None:
+    def check_finished(self, core: WorkerCore, message: PartitionFinished) -> None:
         replica = core.replicas.get((message.stage, message.partition))
         if replica is not None and replica.applied:
             step = replica.applied - 1

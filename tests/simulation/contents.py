@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flux.stream.elements import Rows
-from flux.stream.log import LogEntry
+from flux.exchange.log import LogEntry, Rows
 
 #: Rows that are shown; more are counted.
 SHOWN = 3

@@ -16,10 +16,10 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from controller.replicas.repairs import DIVERGENCES_MAX
+from controller.replicas.addition_tracker import DIVERGENCES_MAX
 from controller.report.events import Event
 from flux.errors import QueryFailed
-from flux.replicas.replica import Replica
+from flux.replica.replica import Replica
 from tests.simulation import stage_kinds
 from tests.simulation.violation import Key, Violation
 

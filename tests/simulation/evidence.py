@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flux.host.stage_worker import StageWorker
-from flux.replicas.kinds import Follower
-from flux.replicas.order import OrderLog
-from flux.replicas.replica import Replica
-from flux.stream.elements import Rows
-from flux.stream.log import LogEntry
-from flux.stream.numbered import RowNumbers
-from flux.stream.receiver import RowSlice, Slice
+from flux.exchange.inbound import RowSlice, Slice
+from flux.exchange.log import LogEntry, Rows
+from flux.exchange.slices import RowNumbers
+from flux.replica.kinds import Follower
+from flux.replica.order_log import OrderLog
+from flux.replica.replica import Replica
 from flux.wire.messages import StepKind
-from partitioning.cluster import Clustered
+from flux.worker.core import WorkerCore
+from partitioning.clustering import Clustered
 
 
 def order_of(replica: Replica | Follower) -> OrderLog | None:
@@ -26,7 +25,7 @@ def order_of(replica: Replica | Follower) -> OrderLog | None:
     return order
 
 
-def orders_of(core: StageWorker) -> list[OrderLog]:
+def orders_of(core: WorkerCore) -> list[OrderLog]:
     """Order logs of all replicas that a worker hosts."""
     orders = map(order_of, [*core.replicas.values(), *core.hosted.followers.values()])
     return [order for order in orders if order is not None]

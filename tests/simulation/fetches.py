@@ -1,6 +1,6 @@
 """Fetching of collected output, as the tasks of ``toDF()`` do it, while the workers that have it die.
 
-The rules are those of ``flux.host.fetching``; here is only the way to the others. Tasks fetch one after the
+The rules are those of ``flux.tasks.output_fetch``; here is only the way to the others. Tasks fetch one after the
 other, when all output is there. The law: every row is fetched once, whatever happens meanwhile.
 """
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from flux.dataflow.collect import Collect
 from flux.errors import ProtocolError
-from flux.host.fetching import Fetching
-from flux.shell.loop import REGISTER_EVERY_S, Stopped
+from flux.shell.process import REGISTER_EVERY_S, Stopped
+from flux.tasks.output_fetch import OutputFetch
 from flux.wire.codec import decode_command
 from flux.wire.control import NewTable, Register, Stop
 from flux.wire.frames import encode
@@ -149,7 +149,7 @@ class Fetches:
         fails = attempt == 0 and self._rng.random() < self.sim.faults.fetch_fails_probability
         given: list[Row] = []
         try:
-            for batch in Fetching(way, stage, partition).batches():
+            for batch in OutputFetch(way, stage, partition).batches():
                 ids, keys, words = (batch.column(name).to_pylist() for name in ("id", "key", "word"))
                 given += zip(ids, keys, words, strict=True)
                 if fails:

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.dag import compile_plan
-from flux.dataflow.api import Flow, Stage
+from controller.plan_compiler import compile_plan
+from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import Plan, StagePlan
-from flux.dataflow.readers import Readers
-from flux.dataflow.sources import DataFrameSource, Source
+from flux.dataflow.sink import QueryReaders
+from flux.dataflow.source import DataFrameSource, Source
 from flux.settings import Settings
 from partitioning.ids import STANDBY, UPSTREAM
 from tests.simulation.checkers import Ledger
@@ -366,7 +366,7 @@ def chain(
     }
     chosen = replace(Settings.of(), **(given | settings))
     assert isinstance(sink.given, Flow)
-    ended = sink.given.to(Readers(readers) if readers else Goes()) if outside or readers else sink.given
+    ended = sink.given.to(QueryReaders(readers) if readers else Goes()) if outside or readers else sink.given
     plan = compile_plan([ended], chosen, lambda given: given, "q", SECRET)
     return Dataflow(plan, [data], [sink], 64 << 10, Delay in kinds)
 
@@ -428,7 +428,7 @@ def draw(
         read = outside.random() < read_share
     plan = compile_plan(
         [
-            sink.given if sink.kind is not Giving else sink.given.to(Readers(room) if read else Goes())
+            sink.given if sink.kind is not Giving else sink.given.to(QueryReaders(room) if read else Goes())
             for sink in builder.sinks
             if isinstance(sink.given, Flow)
         ],

@@ -1,4 +1,5 @@
-"""Pulses: what workers say of themselves without the loop, and long steps in which the loop says nothing (``flux.shell.pulse``).
+"""Pulses: what workers say of themselves without the loop, and long steps in which the loop says nothing
+(``flux.shell.liveness_thread``).
 
 A busy worker takes no turn: no heartbeat, no answer. Its pulses go on, and say that the loop has not turned. A stopped
 process sends neither. The laws, with bookkeeping of their own of what the controller has heard and when:
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from controller.replicas.lags import Life
 from controller.report.events import Event
-from flux.host.notes import Kind, Pulse
 from flux.wire.control import Heartbeat, Register
+from flux.worker.loop_status import LoopActivity, Pulse
 from partitioning.ids import STANDBY, UPSTREAM
 from partitioning.table import ReplicaAt
 from tests.simulation.network import Identity
@@ -110,7 +111,7 @@ class Hearts:
         if process.node < 0 or now < process.stopped_until:
             return
         busy = now < process.paused_until
-        kind = Kind.STEP if busy else Kind.WAITS
+        kind = LoopActivity.STEP if busy else LoopActivity.WAITS
         stage, partition = next(iter(process.core.replicas), (0, 0)) if process.core is not None else (0, 0)
         pulse = Pulse(heart.turns, kind, stage, partition, 0)
         sim.world.after(WAY_S, self._arrives, heart, pulse)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from flux.errors import FluxError, NonDeterministicInputError, RefusedError
-from flux.host.ingress_task import IngressTask
+from flux.tasks.ingress import IngressTask
 from flux.wire.control import Failure, Goodbye, NewTable, TableSeen
 from partitioning.table import Table
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 import flux
-from controller.dag import compile_plan
-from controller.replicas.next_additions import under_replicated
-from flux.dataflow.api import Flow
+from controller.plan_compiler import compile_plan
+from controller.replicas.additions import under_replicated
+from flux.dataflow.flow import Flow
 from flux.settings import Settings
 from tests.simulation import flows, stage_kinds
 from tests.simulation.checkers import Ledger

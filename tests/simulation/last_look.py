@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
-from flux.stream.producer import Producer
+from flux.exchange.producer import Producer
+from flux.replica.replica import Replica
+from flux.worker.core import WorkerCore
 from tests.simulation.wording import Wording, key_tag, number_of, numbers
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def last_look(sim: Simulation, words: Wording, concerned: set[str]) -> Iterator[
     """``concerned``: partitions and streams, as in ``Story.concerned``. The consumers of these streams are shown too."""
     edges = {edge.id: edge for edge in sim.plan.edges}
     for node, process in sorted(sim.by_node.items()):
-        if process.dead or not isinstance(process.core, StageWorker):
+        if process.dead or not isinstance(process.core, WorkerCore):
             continue
         name, core = f"worker {node}", process.core
         for producer in core.producers.values():

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 import flux
-from flux.dataflow.sources import RowStart
-from flux.replicas.standby import Standby
+from flux.dataflow.source import RowStart
+from flux.state.standby import Standby
 from partitioning.ids import DISK, PartitionKey, StreamId
 from tests.simulation.numbered_rows import THE_END
 from tests.simulation.stage_kinds import ROW, Row

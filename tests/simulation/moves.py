@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from controller.replicas.elastic import held_by, reads
-from controller.replicas.move_queue import MoveJob
+from controller.replicas.moves import MoveJob
+from controller.replicas.slots import held_by, reads
 from controller.report.events import Event
 from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
-    from controller.decide.state import Controller
-    from flux.host.stage_worker import StageWorker
+    from controller.decide.controller import Controller
+    from flux.worker.core import WorkerCore
     from partitioning.table import Table
     from tests.simulation.run import Simulation
 
@@ -45,7 +45,7 @@ class MoveWatch:
 
     # ---- owners
 
-    def roles(self, core: StageWorker) -> None:
+    def roles(self, core: WorkerCore) -> None:
         """A worker goes by a new table: nobody else leads the same by that table."""
         for key, replica in core.replicas.items():
             if replica.primary:

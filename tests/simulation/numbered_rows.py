@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flux.dataflow.plan import Plan
-from flux.stream.elements import End, Rows
-from flux.stream.log import LogEntry
-from flux.stream.producer import Producer
+from flux.exchange.log import End, LogEntry, Rows
+from flux.exchange.producer import Producer
 from partitioning.ids import StreamId
 from tests.simulation.violation import Violation
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from controller.balance.load import Move
 from controller.decide.board import Tell
-from controller.replicas.move_queue import ANYWHERE
+from controller.replicas.moves import ANYWHERE
 from flux.errors import UsageError
 from tests.simulation.violation import Violation
 from tests.simulation.worker_process import WorkerProcess

@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from flux.replicas.order import OrderLog
-from flux.replicas.pairing import CaughtUp, on_seen, outgoing, seen
+from flux.replica.order_exchange import CaughtUp, on_seen, outgoing, seen
+from flux.replica.order_log import OrderLog
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.table import ReplicaAt
 

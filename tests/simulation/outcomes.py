@@ -1,4 +1,4 @@
-"""The law of requests: each one that somebody makes comes to an end (``controller.decide.asked``).
+"""The law of requests: each one that somebody makes comes to an end (``controller.decide.request_book``).
 
 every request ends            none is open when all is at rest, unless workers are missing for good, and none once the query
                               is over
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from controller.decide.asked import OVER, Asked, Standing, State
 from controller.decide.board import Tell
+from controller.decide.request_book import OVER, Asked, Standing, State
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:

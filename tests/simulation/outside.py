@@ -91,7 +91,7 @@ class Line:
 
 
 class Delivery:
-    """Of one worker, as ``flux.host.leaving.Outside``: one call at a time for each partition."""
+    """Of one worker, as ``flux.worker.output_delivery.Outside``: one call at a time for each partition."""
 
     def __init__(self, outside: Outside, sim: Simulation, process: WorkerProcess) -> None:
         self._outside, self._sim, self._process = outside, sim, process

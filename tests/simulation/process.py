@@ -10,11 +10,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from flux.errors import ProtocolError
-from flux.host.ingress_task import IngressTask
-from flux.host.newest_table import NewestTable
-from flux.host.stage_worker import StageWorker
-from flux.shell.loop import REGISTER_EVERY_S
-from flux.stream.producer import Producer, ToWorker
+from flux.exchange.producer import Producer, ToWorker
+from flux.shell.process import REGISTER_EVERY_S
+from flux.tasks.ingress import IngressTask
 from flux.wire.codec import decode_command, decode_data, encode_batches
 from flux.wire.control import (
     CopyState,
@@ -34,6 +32,8 @@ from flux.wire.control import (
 )
 from flux.wire.frames import encode
 from flux.wire.messages import Install
+from flux.worker.core import WorkerCore
+from flux.worker.table_follower import TableFollower
 from partitioning.table import Table
 from tests.simulation.network import Link, garble
 
@@ -58,9 +58,9 @@ class Process:
         self.edges: list[int] = []
         self.inbox: deque[Any] = deque()
         self.links: dict[int, Link] = {}
-        self.core: StageWorker | IngressTask | None = None
+        self.core: WorkerCore | IngressTask | None = None
         self.node = -1
-        self.newest = NewestTable(sim.plan.settings.resend_timeout)
+        self.newest = TableFollower(sim.plan.settings.resend_timeout)
         self.dead = False
         self.paused_until = 0.0
         self.stopped_since = self.stopped_until = 0.0  # the process, and not only its loop

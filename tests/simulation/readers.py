@@ -1,6 +1,6 @@
 """A reader of the output that a simulated query keeps for readers: as one in its program, or as Spark with its checkpoint.
 
-The rules are those of ``flux.host.pulling``; here is only the way to the others. What it reads lands ``Outside``, whose laws
+The rules are those of ``flux.tasks.output_pull``; here is only the way to the others. What it reads lands ``Outside``, whose laws
 hold: nothing is left out, what comes again is the same, and at the end everything is there. Spark's kind has for good what is in
 its checkpoint, is lost now and then, and goes on from there.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from flux.dataflow.readers import Readers
+from flux.dataflow.sink import QueryReaders
 from flux.errors import ProtocolError, QueryFailed
-from flux.host.pulling import Ask, Pulling
-from flux.shell.pull_loop import decoded
+from flux.shell.output_loops import decoded
+from flux.tasks.output_pull import OutputPull, PullQuestion
 from flux.wire.codec import decode_command
 from flux.wire.control import NewTable, Register
 from flux.wire.frames import encode
@@ -38,9 +38,9 @@ class Reader:
         self._rng = random.Random(f"reader {sim.seed}")
         self._turn_s = self._rng.choice([0.001, TURN_S])
         self._keeps = self._rng.random() < 0.6  # a checkpoint, as Spark does
-        self._stages = [stage for stage in sim.plan.stages if isinstance(stage.sink, Readers)]
+        self._stages = [stage for stage in sim.plan.stages if isinstance(stage.sink, QueryReaders)]
         self.calm_at = 0.0  # it is lost no more from then on, nor when nothing else is
-        self._pulling: dict[int, Pulling] = {}
+        self._pulling: dict[int, OutputPull] = {}
         self._links: dict[str, Link] = {}
         if self._stages:
             self._control = sim.network.link(sim.server.hears, self._hear_order, data=False)
@@ -54,7 +54,7 @@ class Reader:
         self._links = {}
         for stage in self._stages:
             kept = {at: self._sim.outside.kept[PartitionKey(stage.id, at)] for at in range(stage.partitions)}
-            self._pulling[stage.id] = Pulling(stage.id, kept, ANSWER_BYTES, acknowledging=not self._keeps)
+            self._pulling[stage.id] = OutputPull(stage.id, kept, ANSWER_BYTES, acknowledging=not self._keeps)
             for partition, below in kept.items():
                 self._pulling[stage.id].acknowledge(partition, below)
 
@@ -76,7 +76,7 @@ class Reader:
                 self._control.send(encode(Register(role="egress", index=0, attempt=0, host="host", pid=0)))
         sim.world.after(self._turn_s, self._turn)
 
-    def _take(self, stage: int, pulling: Pulling) -> None:
+    def _take(self, stage: int, pulling: OutputPull) -> None:
         got = pulling.take()
         if got is not None:
             rows = [(row["id"], row["key"], row["word"]) for row in got.batch.to_pylist()]
@@ -84,13 +84,13 @@ class Reader:
             if not self._keeps:  # in a program, what was handed out is read
                 self._sim.outside.kept[PartitionKey(stage, got.partition)] = got.position + 1
 
-    def _keep(self, stage: int, pulling: Pulling) -> None:
+    def _keep(self, stage: int, pulling: OutputPull) -> None:
         for partition, part in pulling.parts.items():
             taken = part.position - part.queued
             self._sim.outside.kept[PartitionKey(stage, partition)] = taken
             pulling.acknowledge(partition, taken)
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: PullQuestion) -> None:
         link = self._links.get(ask.endpoint)
         if link is None:
             server = self._sim.listening[ask.endpoint]

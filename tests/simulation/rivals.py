@@ -19,7 +19,7 @@ from tests.simulation.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: Who was heard so recently is alive (``controller.decide.state.ALIVE_S``, and what a report is on its way).
+#: Who was heard so recently is alive (``controller.decide.controller.ALIVE_S``, and what a report is on its way).
 ALIVE_S = 1.9
 #: Spark says so long after its end at most that a task is over.
 TOLD_S = 0.3

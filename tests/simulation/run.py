@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from controller.decide.state import Controller
+from controller.decide.controller import Controller
 from controller.replicas.kinds import wanted
 from flux.dataflow.plan import Plan
-from flux.host.reading import IDLE_SOURCE_S
-from flux.host.stage_worker import StageWorker
-from flux.replicas.parts import Limits
 from flux.wire.control import Goodbye
+from flux.wire.parts import PartLimits
+from flux.worker.core import WorkerCore
+from flux.worker.source_scheduler import IDLE_SOURCE_S
 from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators
 from tests.simulation.busy import Demand
@@ -185,7 +185,7 @@ class Simulation:
         self.copies = (
             draw_limits(random.Random(f"copies {seed}"), self.faults, self.plan)
             if dataflow is None
-            else Limits(inline_bytes=0)
+            else PartLimits(inline_bytes=0)
         )
         if life is not None:
             self.copies = life.limits(self.copies, self.plan)
@@ -300,7 +300,7 @@ class Simulation:
             core._effects or any(len(order.since(0)) for order in orders_of(core)) for core in cores
         )
 
-    def hosts(self) -> list[StageWorker]:
+    def hosts(self) -> list[WorkerCore]:
         table = self.controller.table
         cores = [self.core_of(worker) for worker in (table.endpoints if table is not None else ())]
         return [core for core in cores if core is not None]
@@ -336,7 +336,7 @@ class Simulation:
         """All are on one unless a story says otherwise."""
         return "host"
 
-    def core_of(self, node: int) -> StageWorker | None:
+    def core_of(self, node: int) -> WorkerCore | None:
         process = self.by_node.get(node)
         return None if process is None or process.dead else process.core
 

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from controller.replicas.next_additions import under_replicated
+from controller.replicas.additions import under_replicated
 from flux.errors import NonDeterministicInputError, QueryFailed
 from tests.simulation.evidence import orders_of
 from tests.simulation.stage_kinds import Sink

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from controller.decide.state import Tell
+from controller.decide.controller import Tell
 from flux.errors import ProtocolError
 from flux.wire.codec import decode_report
 from flux.wire.control import CopyState, EdgeComplete, Heartbeat, NewTable, TableChanged

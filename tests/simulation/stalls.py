@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flux.dataflow.plan import FromSource, FromStage
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
-from flux.stream.log import Log
-from flux.stream.pressing import PRESSED_SHARE
-from flux.stream.producer import Producer
-from flux.stream.receiver import Inbound
+from flux.exchange.inbound import Inbound
+from flux.exchange.log import Log
+from flux.exchange.producer import Producer
+from flux.exchange.retention import PRESSED_SHARE
+from flux.replica.replica import Replica
+from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
 from tests.simulation.violation import Key, Violation
 
@@ -66,7 +66,7 @@ class StallWatch:
         self._epoch = -1
         self._confirmed_at: float | None = None
         self._copied_at = -1.0
-        self._hosts: dict[int, StageWorker] = {}
+        self._hosts: dict[int, WorkerCore] = {}
         self._given_way: dict[
             int, int
         ] = {}  # id of a full replica -> how far those have got that read from it, as of this look
@@ -138,7 +138,7 @@ class StallWatch:
                         f"log of stream {stream} at {process.role} {process.node}",
                         producer.log.base + self._behind_head(stream, producer.log),
                     )
-            if isinstance(process.core, StageWorker):
+            if isinstance(process.core, WorkerCore):
                 yield from self._owed_by(process.core)
 
     def _may_wait(self, producer: Producer) -> bool:
@@ -154,7 +154,7 @@ class StallWatch:
         attempts = [attempt for attempt in self.sim.spark.alive() if attempt._current()]
         return [*(self.sim.by_node[worker] for worker in table.endpoints), *attempts]
 
-    def _owed_by(self, core: StageWorker) -> Iterator[tuple[Hashable, str, Hashable]]:
+    def _owed_by(self, core: WorkerCore) -> Iterator[tuple[Hashable, str, Hashable]]:
         ledger = self.sim.ledger
         for key, replica in core.replicas.items():
             watch = ledger._watches.get(id(replica))
@@ -174,7 +174,7 @@ class StallWatch:
 
     # ---- what a replica waits for
 
-    def _waits_for(self, core: StageWorker, replica: Replica, stream: StreamId, index: int) -> tuple[object, ...]:
+    def _waits_for(self, core: WorkerCore, replica: Replica, stream: StreamId, index: int) -> tuple[object, ...]:
         """How far that has got for which a replica waits, until it can apply this one of the batches with rows for it."""
         key, ledger = (replica.stage.id, replica.partition), self.sim.ledger
         sequence = ledger._touching[stream, replica.partition][index]
@@ -204,13 +204,13 @@ class StallWatch:
             return "its order", order.verified
         return "its primary", order.verified, *self._waits_for(at, primary, stream, index)
 
-    def _leader(self, key: Key) -> tuple[StageWorker, Replica] | None:
+    def _leader(self, key: Key) -> tuple[WorkerCore, Replica] | None:
         worker = self.sim.leader_of(*key)
         core = None if worker is None else self._hosts.get(worker)
         replica = None if core is None else core.replicas.get(key)
         return (core, replica) if core is not None and replica is not None and replica.primary else None
 
-    def _comes(self, core: StageWorker, replica: Replica, stream: StreamId, inbound: Inbound | None) -> int:
+    def _comes(self, core: WorkerCore, replica: Replica, stream: StreamId, inbound: Inbound | None) -> int:
         """How far a worker has received a stream; others there whose rows of it use up the credit; and the replica of the
         producer that it reads."""
         if inbound is None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from flux.host.stage_worker import StageWorker
-from flux.replicas.copy_state import _head
-from flux.replicas.replica import Replica
-from flux.replicas.snapshot import laid_pieces
-from flux.replicas.standby import Checkpoint, Standby
-from flux.stream.producer import Producer
+from flux.exchange.producer import Producer
+from flux.replica.replica import Replica
+from flux.replica.snapshot import laid_pieces
+from flux.state.standby import Checkpoint, Standby
+from flux.state.state_copy import _head
+from flux.worker.core import WorkerCore
 
 
-def watch_standbys(core: StageWorker, counts: Counter[str]) -> None:
+def watch_standbys(core: WorkerCore, counts: Counter[str]) -> None:
     """Of one worker, from its beginning on."""
     host: Any = core._arrivals._host
     take_over, read_again, press = host.take_over, core._assigned.read_again, core.checkpoints.press

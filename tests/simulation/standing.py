@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
+from flux.replica.replica import Replica
+from flux.worker.core import WorkerCore
 from tests.simulation.violation import Key, Violation
 from tests.simulation.world import TICK_S
 
@@ -85,7 +85,7 @@ class Standing:
 
     # ---- the law
 
-    def reports(self, core: StageWorker) -> None:
+    def reports(self, core: WorkerCore) -> None:
         """A worker reports to the controller: what is true of the secondaries of its primaries by now."""
         sim, now = self.sim, self.sim.world.now
         if now < sim.network.disturbed_until or sim.controller.phase != "running":
@@ -105,7 +105,7 @@ class Standing:
                     f"for {now - still.since:.2f} s",
                 )
 
-    def _owing(self, core: StageWorker) -> Iterator[tuple[Life, int]]:
+    def _owing(self, core: WorkerCore) -> Iterator[tuple[Life, int]]:
         """Replicas that could apply a step which their primaries here have applied, and how many they have."""
         table, repairs = self.sim.controller.table, self.sim.controller.repairs
         assert table is not None

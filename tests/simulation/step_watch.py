@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
-from flux.stream.receiver import Slice
+from flux.exchange.inbound import Slice
+from flux.replica.replica import Replica
+from flux.worker.core import WorkerCore
 from tests.simulation.violation import Key, Violation
 
 
@@ -34,7 +34,7 @@ def watch_steps(
 
 
 def watch_order(
-    replica: Replica, bound: int, alive: Callable[[int], StageWorker | None], unheard: dict[Key, int]
+    replica: Replica, bound: int, alive: Callable[[int], WorkerCore | None], unheard: dict[Key, int]
 ) -> None:
     """A primary orders nothing that the log of another replica, or its own, has no room for. ``unheard``: how far a partition was
     ordered while a live replica had not been heard of."""

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from controller.replicas.kinds import kind_of
 from flux.dataflow.plan import FromStage
 from flux.errors import FluxError
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
-from flux.stream.elements import End
-from flux.stream.producer import Producer
-from flux.stream.receiver import RowSlice
+from flux.exchange.inbound import RowSlice
+from flux.exchange.log import End
+from flux.exchange.producer import Producer
+from flux.replica.replica import Replica
 from flux.wire.codec import decode_command, decode_data, decode_report
 from flux.wire.control import NewTable, TableChanged
 from flux.wire.messages import StepKind
+from flux.worker.core import WorkerCore
 from partitioning.ids import DISK, StreamId
 from partitioning.table import ReplicaAt, Table, changed_by
 from tests.simulation.evidence import batches_of
@@ -240,12 +240,12 @@ class Story:
 
     def _look(self, process: Process) -> None:
         """Before each turn and each message: what has changed since the last one."""
-        if isinstance(process.core, StageWorker):
+        if isinstance(process.core, WorkerCore):
             self._look_at_replicas(process.core)
         for producer in process.producers():
             self._look_at_log(process, producer)
 
-    def _look_at_replicas(self, core: StageWorker) -> None:
+    def _look_at_replicas(self, core: WorkerCore) -> None:
         name = f"worker {core.worker}"
         for key, replica in core.replicas.items():
             at = (core.worker, key)
@@ -309,7 +309,7 @@ class Story:
 
     # ---- steps
 
-    def _watch_replica(self, inner: Callable[..., None], core: StageWorker, replica: Replica) -> None:
+    def _watch_replica(self, inner: Callable[..., None], core: WorkerCore, replica: Replica) -> None:
         inner(core, replica)
         began: list[list[int]] = []  # where its output begins, of a step that has just begun
 
@@ -323,7 +323,7 @@ class Story:
 
         watch_steps(replica, begins, ends)
 
-    def _stepped(self, core: StageWorker, replica: Replica, before: int, starts: list[int]) -> None:
+    def _stepped(self, core: WorkerCore, replica: Replica, before: int, starts: list[int]) -> None:
         key = replica.stage.id, replica.partition
         text = f"applies step {before} of {self.words.key(key)}: {self._what(replica)}"
         if replica.applied == before:

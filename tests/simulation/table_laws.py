@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from controller.replicas.addition_phases import LIMIT_S, Phase
+from controller.replicas.additions import LIMIT_S, Phase
 from controller.replicas.kinds import counts
 from partitioning.table import ReplicaAt
 from tests.simulation.violation import Key, Violation
 from tests.simulation.witness import WITNESS
 
 if TYPE_CHECKING:
-    from controller.replicas.next_additions import Addition
+    from controller.replicas.additions import Addition
     from tests.simulation.checkers import Ledger
 
 

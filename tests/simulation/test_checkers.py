@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.decide.phases import QueryPhase
-from controller.replicas.addition_phases import Phase
-from controller.replicas.attempts import READY_MAX_S
+from controller.decide.query_phases import QueryPhase
+from controller.replicas.addition_limits import READY_MAX_S
+from controller.replicas.additions import Phase
 from controller.report.events import Event
 from flux.dataflow.operator import Context
 from flux.errors import QueryFailed

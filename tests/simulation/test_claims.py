@@ -15,11 +15,10 @@ import pytest
 
 from controller.balance.load import Move
 from controller.decide.board import Tell
-from controller.replicas.addition_phases import Phase
-from controller.replicas.next_additions import under_replicated
+from controller.replicas.additions import Phase, under_replicated
 from flux.errors import QueryFailed
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
+from flux.replica.replica import Replica
+from flux.worker.core import WorkerCore
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt
 from tests.simulation.faults import Faults
@@ -60,7 +59,7 @@ def run_for(sim: Simulation, seconds: float) -> None:
     sim.run_until(lambda: sim.world.now >= end)
 
 
-def cores(sim: Simulation) -> Iterator[StageWorker]:
+def cores(sim: Simulation) -> Iterator[WorkerCore]:
     return (process.core for process in sim.workers if process.core is not None and not process.dead)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.stream.producer import Producer
+from flux.exchange.producer import Producer
 from flux.wire.messages import Ack, Data, Resume
-from partitioning.cluster import Clustered
+from partitioning.clustering import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 

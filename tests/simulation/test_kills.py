@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.decide.sweeping import Sweeper
+from controller.decide.sweep import Sweep
 from controller.replicas.placement import FarApart
 from tests.simulation import variants
 from tests.simulation.broken_moves import a_target_stays_beside_a_source_on_its_own_executor
@@ -61,7 +61,7 @@ def both_copies_on_one_executor(patch: pytest.MonkeyPatch) -> None:
     """And nobody sees it before it hurts."""
     a_target_stays_beside_a_source_on_its_own_executor(patch)
     patch.setattr(TableLaws, "_check_apart", lambda *given: None)
-    patch.setattr(Sweeper, "validate", lambda *given: None)
+    patch.setattr(Sweep, "validate", lambda *given: None)
 
 
 def copies_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flux.replicas.exit import Exit
-from flux.replicas.pairing import Pairing
+from flux.replica.order_exchange import OrderExchange
+from flux.replica.output import SinkBuffer
 from partitioning.ids import PartitionKey
 from tests.simulation import flows
 from tests.simulation.faults import Faults
@@ -57,35 +57,35 @@ def test_a_sink_without_room_for_two_batches_is_slow_and_nothing_else() -> None:
 
 
 def hands_on_what_is_not_committed(patch: Patch) -> None:
-    hand_on = Exit.hand_on
-    patch.setattr(Exit, "hand_on", lambda self, below: hand_on(self, below + 1000))
+    hand_on = SinkBuffer.hand_on
+    patch.setattr(SinkBuffer, "hand_on", lambda self, below: hand_on(self, below + 1000))
 
 
 def forgets_what_it_has_handed_on(patch: Patch) -> None:
     """And tells the others, although the write may be lost with its worker."""
-    hand_on = Exit.hand_on
+    hand_on = SinkBuffer.hand_on
 
-    def careless(self: Exit, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def careless(self: SinkBuffer, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         for position, batch in list(hand_on(self, below)):
             yield position, batch
             self.forget(position + 1)
 
-    patch.setattr(Exit, "hand_on", careless)
+    patch.setattr(SinkBuffer, "hand_on", careless)
 
 
 def copies_without_what_has_not_left(patch: Patch) -> None:
-    patch.setattr(Exit, "state", lambda self: (self.position, self.position, []))
+    patch.setattr(SinkBuffer, "state", lambda self: (self.position, self.position, []))
 
 
 def secondaries_keep_nothing(patch: Patch) -> None:
-    follow = Pairing._follow
+    follow = OrderExchange._follow
 
-    def forgetful(self: Pairing, replica: Any, item: Any) -> bool:
+    def forgetful(self: OrderExchange, replica: Any, item: Any) -> bool:
         if replica.exit is not None:
             replica.exit.forget(replica.exit.position)
         return follow(self, replica, item)
 
-    patch.setattr(Pairing, "_follow", forgetful)
+    patch.setattr(OrderExchange, "_follow", forgetful)
 
 
 LEFT_OUT, ALL = "nothing is left out outside", "the outside has all output"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flux.replicas.order import OrderLog
-from flux.replicas.replica import Replica
+from flux.replica.order_log import OrderLog
+from flux.replica.replica import Replica
 from flux.wire.messages import OrderEntry
 from tests.simulation.checkers import Ledger
 from tests.simulation.flows import chain

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flux.replicas.order import OrderLog, Peer
+from flux.replica.order_log import OrderLog, Peer
 from tests.simulation.orders import Lost, Schedule
 from tests.simulation.variants import acks_what_an_earlier_primary_sent, heeds_a_deposed_primary
 

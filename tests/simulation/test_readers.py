@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from flux.host.offering import Offering
-from flux.host.pulling import Pulling
-from flux.replicas.offer import Offer
-from flux.replicas.pairing import Pairing
+from flux.replica.order_exchange import OrderExchange
+from flux.replica.output import ReaderBuffer
+from flux.tasks.output_pull import OutputPull
+from flux.worker.output_delivery import OutputOffers
 from tests.simulation import flows
 from tests.simulation.faults import Faults
 from tests.simulation.outside import LEFT_OUT
@@ -55,38 +55,38 @@ def test_nothing_is_left_out_whoever_takes_over_and_whoever_reads() -> None:
 
 
 def forgets_what_was_only_sent(patch: Patch) -> None:
-    answer = Offering._answer
+    answer = OutputOffers._answer
 
-    def careless(self: Offering, connection: Any, pull: Any, offer: Offer) -> None:
+    def careless(self: OutputOffers, connection: Any, pull: Any, offer: ReaderBuffer) -> None:
         answer(self, connection, pull, offer)
         offer.forget(offer.shown)
 
-    patch.setattr(Offering, "_answer", careless)
+    patch.setattr(OutputOffers, "_answer", careless)
 
 
 def copies_without_what_was_not_read(patch: Patch) -> None:
-    patch.setattr(Offer, "state", lambda self: (self.position, self.position, []))
+    patch.setattr(ReaderBuffer, "state", lambda self: (self.position, self.position, []))
 
 
 def secondaries_keep_nothing(patch: Patch) -> None:
-    follow = Pairing._follow
+    follow = OrderExchange._follow
 
-    def forgetful(self: Pairing, replica: Any, item: Any) -> bool:
+    def forgetful(self: OrderExchange, replica: Any, item: Any) -> bool:
         if replica.exit is not None:
             replica.exit.forget(replica.exit.position)
         return follow(self, replica, item)
 
-    patch.setattr(Pairing, "_follow", forgetful)
+    patch.setattr(OrderExchange, "_follow", forgetful)
 
 
 def acknowledges_what_it_has_not_got(patch: Patch) -> None:
-    question = Pulling._question
+    question = OutputPull._question
 
-    def hasty(self: Pulling, partition: int, part: Any) -> Any:
+    def hasty(self: OutputPull, partition: int, part: Any) -> Any:
         part.acknowledged = part.position + 1
         return question(self, partition, part)
 
-    patch.setattr(Pulling, "_question", hasty)
+    patch.setattr(OutputPull, "_question", hasty)
 
 
 @pytest.mark.parametrize(

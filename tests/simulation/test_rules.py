@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from flux.errors import RefusedError
-from flux.host.effects import ToConnection
-from flux.host.stage_worker import StageWorker
-from flux.stream.producer import Producer
-from flux.stream.receiver import Counters, Inbound
+from flux.exchange.inbound import Counters, Inbound
+from flux.exchange.producer import Producer
 from flux.wire.messages import Ack, Data, Hello, Mark, Resume
+from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 from tests.simulation import broken_batches as batches
@@ -137,7 +137,7 @@ def who_was_dropped_greets_first() -> list[object]:
     plan = chain(Ledger(), (Watched,), 2).plan
     sinks = ((ReplicaAt(10, 0), ReplicaAt(12, 0)),) * 2
     endpoints = {10: "", 11: "", 12: ""}
-    core = StageWorker(plan, 10)
+    core = WorkerCore(plan, 10)
     core.on_table(Table(0, (((ReplicaAt(11, 0), ReplicaAt(12, 0)),) * 2, sinks), ((12, 12),), endpoints), 0.0)
     core.on_table(Table(1, (((ReplicaAt(12, 0),),) * 2, sinks), ((12, 12),), endpoints), 0.0)
     edge = plan.stages[1].edges_in[0]

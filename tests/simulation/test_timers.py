@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from controller.balance.load import Move
-from flux.host.stage_worker import StageWorker
-from flux.replicas.replica import Replica
+from flux.replica.replica import Replica
+from flux.worker.core import WorkerCore
 from tests.simulation.faults import Faults
 from tests.simulation.flows import chain
 from tests.simulation.run import Result, Simulation, outcome
@@ -38,7 +38,7 @@ def run_until(sim: Simulation, seconds: float) -> None:
     sim.run_until(lambda: sim.world.now >= end)
 
 
-def primaries(sim: Simulation, stage: int = 0) -> list[tuple[StageWorker, Replica]]:
+def primaries(sim: Simulation, stage: int = 0) -> list[tuple[WorkerCore, Replica]]:
     cores = [process.core for process in sim.workers if process.core is not None and not process.dead]
     return [(c, r) for c in cores for (s, _), r in c.replicas.items() if s == stage and r.primary]
 
@@ -169,7 +169,7 @@ def keeps_what_a_fresh_operator_has_set(patch: Patch) -> None:
 
 
 def never_wakes_up(patch: Patch) -> None:
-    patch.setattr(StageWorker, "_wake_for_timers", lambda *given: None)
+    patch.setattr(WorkerCore, "_wake_for_timers", lambda *given: None)
 
 
 def fires_by_its_own_clock(patch: Patch) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from flux.replicas import together as together_
+from flux.replica import batched_steps as together_
 from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
 from tests.simulation.flows import Dataflow, chain, with_standbys

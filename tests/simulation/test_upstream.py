@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from flux.replicas import replay_points
-from flux.replicas.replay_points import ReplayPoint
-from flux.replicas.replica import Replica
+from flux.replica.replica import Replica
+from flux.state import replay_points
+from flux.state.replay_points import ReplayPoint
 from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
 from tests.simulation.flows import Dataflow, chain, with_standbys

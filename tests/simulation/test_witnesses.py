@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import controller.replicas.kinds as at_controller
-import flux.replicas.kinds as at_workers
+import flux.replica.kinds as at_workers
 from tests.simulation.mixes import WITNESSED
 from tests.simulation.runs import Runs, runs_of
 from tests.simulation.witness import WITNESS, witnesses

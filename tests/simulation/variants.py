@@ -13,19 +13,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Membership
-from controller.replicas.repairs import Repairs
 from flux.dataflow.operator import Operator
-from flux.host.effects import LOCAL
-from flux.host.stage_worker import StageWorker
-from flux.host.subscriptions import Subscriptions
-from flux.replicas.order import OrderLog, Peer
-from flux.replicas.pairing import Pairing
-from flux.replicas.replica import Replica
-from flux.replicas.waiting import Waiting
-from flux.stream.producer import NEVER, Producer
-from flux.stream.receiver import Inbound
-from partitioning.cluster import Clustering
+from flux.exchange.inbound import Inbound
+from flux.exchange.producer import NEVER, Producer
+from flux.replica.order_exchange import OrderExchange
+from flux.replica.order_log import OrderLog, Peer
+from flux.replica.replica import Replica
+from flux.replica.step_queue import StepQueue
+from flux.worker.core import WorkerCore
+from flux.worker.effects import LOCAL
+from flux.worker.subscriptions import Subscriptions
+from partitioning.clustering import Clustering
 from tests.simulation import broken_batches as batches
 from tests.simulation import broken_lives as lives
 from tests.simulation import broken_moves as moves
@@ -177,17 +177,17 @@ def resumes_one_too_far(patch: Patch) -> None:
 
 def finishes_with_the_first_stream(patch: Patch) -> None:
     """A stage takes the end of one stream for the end of its input."""
-    patch.setattr(Waiting, "all_ended", property(lambda self: any(self.ended.values())))
+    patch.setattr(StepQueue, "all_ended", property(lambda self: any(self.ended.values())))
 
 
 def applies_the_newest_first(patch: Patch) -> None:
-    add = Waiting.add
+    add = StepQueue.add
 
-    def broken(self: Waiting, slice_: Any) -> None:
+    def broken(self: StepQueue, slice_: Any) -> None:
         add(self, slice_)
         self.by_stream[slice_.stream].rotate(1)
 
-    patch.setattr(Waiting, "add", broken)
+    patch.setattr(StepQueue, "add", broken)
 
 
 def sends_a_key_to_two_partitions(patch: Patch) -> None:
@@ -227,14 +227,14 @@ def applies_what_is_not_committed(patch: Patch) -> None:
         finally:
             self.order.committed = committed
 
-    follow = Pairing._follow
+    follow = OrderExchange._follow
 
-    def wakes(self: Pairing, replica: Replica, item: Any) -> bool:
+    def wakes(self: OrderExchange, replica: Replica, item: Any) -> bool:
         self._wake((item.stage, item.partition))
         return follow(self, replica, item)
 
     patch.setattr(Replica, "ready", broken)
-    patch.setattr(Pairing, "_follow", wakes)
+    patch.setattr(OrderExchange, "_follow", wakes)
 
 
 def heeds_a_deposed_primary(patch: Patch) -> None:
@@ -257,7 +257,9 @@ def acks_what_an_earlier_primary_sent(patch: Patch) -> None:
 
 def copies_before_producers_retain(patch: Patch) -> None:
     """The copy is ordered as soon as the new replica is listed."""
-    patch.setattr(Repairs, "confirmed", lambda self, _: [a for a in self.under_way.values() if a.phase == "retain"])
+    patch.setattr(
+        AdditionTracker, "confirmed", lambda self, _: [a for a in self.under_way.values() if a.phase == "retain"]
+    )
 
 
 def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
@@ -266,7 +268,7 @@ def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
 
 def counts_on_a_replica_before_it_is_safe(patch: Patch) -> None:
     """Live is taken for safe."""
-    patch.setattr(Repairs, "is_safe", lambda self, stage, partition, replica: replica.live)
+    patch.setattr(AdditionTracker, "is_safe", lambda self, stage, partition, replica: replica.live)
 
 
 def forgets_the_order_in_the_copy(patch: Patch) -> None:
@@ -310,7 +312,7 @@ def waits_for_rows_for_ever(patch: Patch) -> None:
 
 def says_nothing_again_on_a_new_connection(patch: Patch) -> None:
     """What a worker had reported may have been lost with its connection to the controller."""
-    patch.setattr(StageWorker, "report_again", lambda self: None)
+    patch.setattr(WorkerCore, "report_again", lambda self: None)
 
 
 def never_goes_over_to_a_survivor(patch: Patch) -> None:
@@ -331,9 +333,9 @@ def waits_for_ingress_that_has_left(patch: Patch) -> None:
 
 def repairs_everything_at_once(patch: Patch) -> None:
     """Stages do not wait for those before them."""
-    due = Repairs.due
+    due = AdditionTracker.due
 
-    def broken(self: Repairs, *given: Any) -> Any:
+    def broken(self: AdditionTracker, *given: Any) -> Any:
         under_way, self.under_way = self.under_way, {}
         try:
             wanted = due(self, *given)
@@ -341,27 +343,27 @@ def repairs_everything_at_once(patch: Patch) -> None:
             self.under_way = under_way
         return [each for each in wanted if each.key not in under_way]
 
-    patch.setattr(Repairs, "due", broken)
+    patch.setattr(AdditionTracker, "due", broken)
 
 
 def never_repairs(patch: Patch) -> None:
-    patch.setattr(Repairs, "to_ask", lambda self, now: [])
+    patch.setattr(AdditionTracker, "to_ask", lambda self, now: [])
 
 
 def everybody_leads(patch: Patch) -> None:
     """Each live replica takes itself for the primary."""
 
-    def broken(self: StageWorker, table: Any, stage: int, partition: int, replica: Replica) -> None:
+    def broken(self: WorkerCore, table: Any, stage: int, partition: int, replica: Replica) -> None:
         others = [other for other in table.stages[stage][partition] if other.worker != self.worker]
         replica.lead(table.epoch, others)
 
-    patch.setattr(StageWorker, "_assign_role", broken)
+    patch.setattr(WorkerCore, "_assign_role", broken)
 
 
 def follows_in_its_own_order(patch: Patch) -> None:
     """A secondary applies the slices of a step in the order that suits it."""
-    take = Waiting.take
-    patch.setattr(Waiting, "take", lambda self, entry: sorted(take(self, entry), key=lambda s: -s.sequence))
+    take = StepQueue.take
+    patch.setattr(StepQueue, "take", lambda self, entry: sorted(take(self, entry), key=lambda s: -s.sequence))
 
 
 def leaves_the_state_out_of_the_copy(patch: Patch) -> None:

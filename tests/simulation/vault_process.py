@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flux.dataflow.plan import Plan
-from flux.durable.journal import Journal
-from flux.durable.vault import Vault
-from flux.host.stage_worker import StageWorker
-from flux.replicas.parts import Limits
+from flux.vault.journal import Journal
+from flux.vault.vault import Vault
+from flux.wire.parts import PartLimits
+from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
 from tests.simulation.checkers import Ledger
 from tests.simulation.numbered_rows import is_end
@@ -41,7 +41,7 @@ class AllLost(Exception):
 
 
 class Place:
-    """As ``flux.durable.journal.Store``. ``fatal``: flushes until everything is lost in the middle of one."""
+    """As ``flux.vault.journal.Store``. ``fatal``: flushes until everything is lost in the middle of one."""
 
     def __init__(self, rng: random.Random) -> None:
         self.fatal: int | None = None
@@ -108,7 +108,7 @@ class VaultProcess(WorkerProcess):
         self._journal.begin()
         self.first_epoch = self._journal.highest + 1
 
-    def made(self, workers: int) -> StageWorker:
+    def made(self, workers: int) -> WorkerCore:
         return Vault(self.sim.plan, self.node, self._journal, workers=workers, limits=self.sim.copies)
 
 
@@ -156,7 +156,7 @@ class Life:
         return self.rng.randint(least, max(slots, least) + 1)
 
     @staticmethod
-    def limits(drawn: Limits, plan: Plan) -> Limits:
+    def limits(drawn: PartLimits, plan: Plan) -> PartLimits:
         """Each part of a copy waits for a flush before the next one comes: where that is long, it is larger."""
         late = plan.settings.journal_flush > LATE_FLUSH_S
         return replace(drawn, part_bytes=max(drawn.part_bytes, LATE_PART_BYTES)) if late else drawn

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import controller.replicas.kinds as at_controller
-import flux.replicas.kinds as at_workers
+import flux.replica.kinds as at_workers
 from flux.dataflow.plan import StagePlan
-from flux.replicas.kinds import AckMeaning, Host
-from flux.replicas.order import OrderLog
+from flux.replica.kinds import AckMeaning, ReplicaInstaller
+from flux.replica.order_log import OrderLog
 from flux.wire.messages import PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt
@@ -56,7 +56,7 @@ class Witness:
     commits = True
     copies = False
 
-    def install(self, host: Host, key: PartitionKey, replica: ReplicaAt) -> None:
+    def install(self, host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
         host.keep_order(key, WitnessLog(key, replica.incarnation))
 
 

@@ -1,4 +1,4 @@
-"""The worker of the simulation: around a ``StageWorker``, what ``flux.shell.worker`` is around it in a Spark task."""
+"""The worker of the simulation: around a ``WorkerCore``, what ``flux.shell.worker_loop`` is around it in a Spark task."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pyarrow as pa
 from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.dataflow.source_reader import IteratorReader, PartitionReader
 from flux.errors import Fenced, NonDeterministicInputError, QueryFailed
-from flux.host.effects import ToConnection
-from flux.host.partners import Unneeded, partners
-from flux.host.reading import open_reader
-from flux.host.stage_worker import StageWorker
-from flux.host.worker_stats import behind, unapplied
-from flux.replicas.aside import attempt
-from flux.replicas.parts import Limits
-from flux.replicas.transfers import Aside
-from flux.stream.positions import ReaderPosition
-from flux.stream.producer import ToWorker
+from flux.exchange.producer import ToWorker
+from flux.exchange.source_streams import ReaderPosition
+from flux.state.jobs import attempt
+from flux.state.sender import Aside
 from flux.wire.codec import decode_batches
 from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, NewTable, PartitionFinished
 from flux.wire.messages import Chunk, Data, Hello, Install, Pulled
+from flux.wire.parts import PartLimits
+from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection
+from flux.worker.report import behind, unapplied
+from flux.worker.source_scheduler import open_reader
+from flux.worker.table_follower import Unneeded, partners
 from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import Table
 from tests.simulation.busy import Busy
@@ -54,7 +54,7 @@ LINK_GRACE_S = 0.1
 DONE_EVERY_S = 0.05
 
 
-def draw_limits(rng: random.Random, faults: Faults, plan: Plan) -> Limits:
+def draw_limits(rng: random.Random, faults: Faults, plan: Plan) -> PartLimits:
     """States in small parts and in one, made at once and in the background. Where an answer takes long, some parts at a time: one
     by one, tiny parts of a large state take longer than an attempt may. Nor are parts tiny where each row waits for a checkpoint,
     or where a checkpoint has a batch for each row of the output.
@@ -66,14 +66,16 @@ def draw_limits(rng: random.Random, faults: Faults, plan: Plan) -> Limits:
     shatters = any(stage.name.startswith("shatter") for stage in plan.stages)
     if checkpoints and (plan.settings.log_max_bytes <= TINY_LOG or shatters):
         part_bytes = max(part_bytes, 1000)
-    return Limits(part_bytes, PARTS_AT_ONCE if answer_s > SLOW_S else parts, inline_bytes, changes_max, changes_share)
+    return PartLimits(
+        part_bytes, PARTS_AT_ONCE if answer_s > SLOW_S else parts, inline_bytes, changes_max, changes_share
+    )
 
 
 class WorkerProcess(Process):
     def __init__(self, sim: Simulation, slot: int, attempt: int, executor: str) -> None:
         super().__init__(sim, "worker", slot, attempt)
         self.executor = executor
-        self.core: StageWorker | None = None  # type: ignore[assignment]
+        self.core: WorkerCore | None = None  # type: ignore[assignment]
         self._opened: set[tuple[int, int]] = set()
         self._held_back: set[tuple[int, int]] = set()  # sources that wait with their end
         self._watched: set[int] = set()
@@ -108,8 +110,8 @@ class WorkerProcess(Process):
             watch_standbys(self.core, self.sim.counts)
             self.inbox.extend(self._unheard)
 
-    def made(self, workers: int) -> StageWorker:
-        core = StageWorker(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
+    def made(self, workers: int) -> WorkerCore:
+        core = WorkerCore(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
         if self.sim.gathers:  # as their shells find, each for itself
             core.turns.gather_s = GATHER_S[(self.sim.seed + self.node) % len(GATHER_S)]
         return core
@@ -161,7 +163,7 @@ class WorkerProcess(Process):
         for edge, producers in order.complete.items():
             self.core.on_edge_complete(edge, producers)
 
-    def _watch(self, core: StageWorker) -> None:
+    def _watch(self, core: WorkerCore) -> None:
         for replica in core.replicas.values():
             if id(replica) not in self._watched:
                 self._watched.add(id(replica))
@@ -213,7 +215,7 @@ class WorkerProcess(Process):
             self.sim.counts["greetings of a newer epoch"] += 1
         core.on_data_plane(identity, message, batches, self.clock)
 
-    def _installing(self, core: StageWorker, event: Callable[..., None], *given: Any) -> None:
+    def _installing(self, core: WorkerCore, event: Callable[..., None], *given: Any) -> None:
         """Perhaps a replica comes to life."""
         known = set(core.replicas.values())
         event(*given, self.clock)
@@ -377,7 +379,7 @@ class WorkerProcess(Process):
             yield None
         self._held_back.discard(key)
 
-    def _read(self, core: StageWorker, idle: bool) -> int:
+    def _read(self, core: WorkerCore, idle: bool) -> int:
         """As the shell does, how many batches. Each takes as long as a turn without one."""
         if not core.sources:
             core.read(idle, self.clock)  # it keeps count of turns

@@ -12,7 +12,7 @@ import pyarrow as pa
 from striking import SEEN, Seen
 
 import flux
-from spark_integration.query import Query
+from spark_integration.query.query import Query
 
 ROWS, KEYS = 1_000, 30
 #: The file in whose middle the first attempt waits for the gate: the second one of the second batch.

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 import flux
-from spark_integration.query import Query
+from spark_integration.query.query import Query
 
 KEYS, PARTITIONS, ROUNDS, LAST_ROUNDS = 300, 3, 400, 40
 #: A machine under load takes its time; nothing here is judged by it.

@@ -19,7 +19,7 @@ import pytest
 from striking import KEYS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, strike, until
 
 import flux
-from spark_integration.query import Query
+from spark_integration.query.query import Query
 from tests.object_store import serving, uri_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def check_rows(tmp_path: Path) -> None:
 
 
 def vaults() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "flux.shell.vault" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "flux.shell.vault_process" in child.cmdline()]
 
 
 @pytest.mark.usefixtures("nothing_left_behind")

@@ -42,7 +42,7 @@ spark.sparkContext.setLogLevel("ERROR")
 def about(numbers):
     import threading, numpy, pyspark
     yield {
-        "pid": os.getpid(), "loaded": "flux.shell.worker" in sys.modules, "drawn": float(numpy.random.rand()),
+        "pid": os.getpid(), "loaded": "flux.shell.worker_loop" in sys.modules, "drawn": float(numpy.random.rand()),
         "pyspark": pyspark.__file__, "threads": threading.active_count(),
     }
 
@@ -141,7 +141,7 @@ AT_ONCE = """
 import json
 import flux
 from pyspark.sql import SparkSession
-from spark_integration.tasks import executors_there
+from spark_integration.tasks.worker_tasks import executors_there
 
 said = []
 for number in range(2):  # the second session has a warm JVM of a driver, and executors that are still starting
@@ -194,7 +194,7 @@ def test_what_is_said_while_loading_neither_garbles_the_port_nor_stands_in_the_w
 def test_kernels_that_are_not_compiled_yet_are_left_to_the_workers() -> None:
     """All tasks of the executor wait for the daemon."""
     program = (
-        "import partitioning.warm_up as kernels, flux.shell.pulse as pulse\n"
+        "import partitioning.warm_up as kernels, flux.shell.liveness_thread as pulse\n"
         "kernels.is_warm = lambda: False\n"
         "kernels.warm_up = pulse.warm_up = lambda: print('compiled')\n"
         "from spark_integration.daemon import load; load(); print('loaded')\n"

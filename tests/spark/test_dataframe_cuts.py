@@ -15,8 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_integration.cuts import ADAPTIVE, FILES_LEAST, LEAVES, cutting_by, partitions_of, settings_of
 from spark_integration.session import for_bulk_transfer
+from spark_integration.tasks.dataframe_partitions import (
+    ADAPTIVE,
+    FILES_LEAST,
+    LEAVES,
+    cutting_by,
+    partitions_of,
+    settings_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES, ROWS = 5, 3000

@@ -22,8 +22,8 @@ from striking import rows_in, until
 from ticks import TICKS, Ticks
 
 import flux
+from flux.connectors.files.errors import BadFile
 from flux.dataflow.source_reader import SourceSettings
-from flux.folders.errors import BadFile
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -169,8 +169,8 @@ def test_a_folder_that_spark_streams_to_is_read_while_it_does(spark: Any, tmp_pa
 def test_a_bad_file_is_shown_ends_the_query_as_what_it_is_and_may_be_left_out(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_integration.unread.EVERY_S", 0.2)
-    monkeypatch.setattr("flux.folders.completion.SHOWN_S", 0.0)
+    monkeypatch.setattr("spark_integration.query.source_setup.EVERY_S", 0.2)
+    monkeypatch.setattr("flux.connectors.files.completion.SHOWN_S", 0.0)
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     pq.write_table(pa.table({"n": range(3)}), folder / "good.parquet")

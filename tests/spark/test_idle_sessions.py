@@ -15,7 +15,7 @@ import pytest
 from test_faults import strike, until
 
 import flux
-from spark_integration.query import Query
+from spark_integration.query.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left_behind")]
 

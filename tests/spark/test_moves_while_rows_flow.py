@@ -26,7 +26,7 @@ from test_faults import KEYS, PARTITIONS, ROWS, Detector, echo, rows_in
 from test_faults import until as until_within
 
 import flux
-from spark_integration.query import Query
+from spark_integration.query.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left_behind")]
 

@@ -22,7 +22,7 @@ pytest.importorskip("pyspark")
 
 
 def test_a_running_query_tells_who_it_is_and_what_it_does(spark: Any) -> None:
-    from spark_integration.active import active_queries
+    from spark_integration.query.running_queries import active_queries
 
     query = endless().start(queryName="clicks", spark=spark, progress_interval="100ms", workers=2)
     try:
@@ -126,7 +126,7 @@ def test_a_query_can_be_stopped_while_its_workers_are_still_coming(spark: Any) -
 
 
 def test_stop_ends_an_ingress_that_is_held_up_by_back_pressure(spark: Any, monkeypatch: Any) -> None:
-    from spark_integration.jobs import Jobs
+    from spark_integration.tasks.jobs import Jobs
 
     cancelled: list[Any] = []
     cancel = Jobs.cancel
@@ -187,13 +187,13 @@ def test_a_cancelled_spark_job_ends_the_query_with_a_reason(spark: Any) -> None:
 
 
 def test_a_query_that_cannot_be_started_leaves_nothing_running(spark: Any, monkeypatch: Any) -> None:
-    from spark_integration.elastic import Elastic
-    from spark_integration.run import Run
+    from spark_integration.query.run import QueryRun
+    from spark_integration.tasks.worker_tasks import WorkerTasks
 
     def wrong(*_: Any) -> None:
         raise RuntimeError("Spark does not take the job")
 
-    for owner, method in ((Elastic, "start"), (Run, "_ask_for_executors")):
+    for owner, method in ((WorkerTasks, "start"), (QueryRun, "_ask_for_executors")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, method, wrong)
             with pytest.raises(RuntimeError, match="Spark does not take the job"):
@@ -254,7 +254,9 @@ class Counts(flux.Aggregate):
 def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(
     spark: Any, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("spark_integration.start._told", set())  # an earlier test of the session may have been told
+    monkeypatch.setattr(
+        "spark_integration.query.start._told", set()
+    )  # an earlier test of the session may have been told
     df = spark.range(0, 1_000, 1, 3).selectExpr("id % 10 as k")
     query = Counts(df).start(queryName="kept", keep_output=True)
     with pytest.raises(flux.QueryTimeout, match=r"after 0\.001 s this is still to come: "):

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from spark_integration.follow import line, view
+from spark_integration.query.follow import line, view
 from spark_integration.session import for_bulk_transfer, row_bytes
 
 pytestmark = pytest.mark.spark

@@ -15,7 +15,7 @@ import pytest
 from striking import KEYS, LAST_ROUNDS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, strike, until
 
 import flux
-from spark_integration.query import Query
+from spark_integration.query.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_integration import tasks
+from spark_integration.tasks import worker_tasks as tasks
 
 
 @pytest.fixture

@@ -1,5 +1,13 @@
 """Policies of load balance, one module each. Every module of this package is loaded, so that a new policy needs no
-registration."""
+registration.
+
+base           The base of policies
+planning       Placement while moves are planned
+pair_extremes  Pairing, the policy of Flux
+even           Even policy
+drain          Drain policy
+demand         Demand
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion
 from controller.balance.policies.base import Policy, PolicySettings
-from controller.balance.policies.budget import Budget
-from controller.balance.policies.places import PlannedPlacement
+from controller.balance.policies.planning import Budget, PlannedPlacement
 from partitioning.ids import PartitionKey
 
 

@@ -13,10 +13,8 @@ from collections.abc import Iterator
 
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion
 from controller.balance.policies.base import Policy, PolicySettings
-from controller.balance.policies.budget import Budget
-from controller.balance.policies.places import PlannedPlacement
-from controller.balance.policies.under_way import MovesUnderWay
-from controller.replicas.next_additions import HolderCount
+from controller.balance.policies.planning import Budget, MovesUnderWay, PlannedPlacement
+from controller.replicas.additions import HolderCount
 from partitioning.ids import PartitionKey
 
 

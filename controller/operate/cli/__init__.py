@@ -1,5 +1,12 @@
 """The ``flux`` command: benchmarks, and commands that show and change running queries (design: people).
 
+show     Commands that show running queries and change nothing
+change   Commands that change the placement of a running query
+bench    ``flux bench``
+options  Options that commands share, each defined once, and the decorators that add them to a command
+tables   Tables and texts for people, made from the answers of a query
+output   Output that all commands share
+
 Exit codes: 0 done, 1 refused or failed, 2 usage, 3 nothing reachable.
 """
 
@@ -12,7 +19,7 @@ from typing import Annotated
 import typer
 
 import flux
-from controller.operate.cli import kept, look, operate
+from controller.operate.cli import change, show
 from controller.operate.cli.bench import bench
 from controller.operate.cli.output import Commands
 from flux.errors import FluxError
@@ -24,11 +31,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
-app.command("list")(look.list_)
-app.command()(kept.checkpoints)
+app.command("list")(show.list_)
+app.command()(show.checkpoints)
 COMMANDS: tuple[Callable[..., None], ...] = (
-    look.status, look.top, look.partitions, look.history, look.metrics,
-    operate.rebalance, operate.move, operate.drain, operate.scale, operate.protect, operate.fail,
+    show.status, show.top, show.partitions, show.history, show.metrics,
+    change.rebalance, change.move, change.drain, change.scale, change.protect, change.fail,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -22,7 +22,7 @@ from controller.operate.requests import (
     WorkerStatus,
 )
 from controller.report.events import Event
-from controller.wording import count, named, some
+from controller.text import count, named, some
 from partitioning.ids import ACTIVE
 
 #: Partitions in one frame of ``flux top``.

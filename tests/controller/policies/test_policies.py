@@ -13,9 +13,8 @@ from policy_model import Cluster, policy
 
 from controller.balance.load import Loads, Move, Suggestion
 from controller.balance.policies import REGISTRY, Policy, PolicySettings, make
-from controller.balance.policies.budget import Budget
-from controller.balance.rounds import Rounds
-from controller.balance.whole_plan import after, whole_plan
+from controller.balance.policies.planning import Budget
+from controller.balance.rounds import Rounds, after, whole_plan
 from flux.errors import UsageError
 from flux.settings import Settings
 

@@ -1,0 +1,424 @@
+"""The controller's decisions as a state machine without I/O (design: controller, pure-core).
+
+starting -> running -> finished -> ended: the controller waits for the workers, publishes the first table, learns how
+many streams a DataFrame has, hears that the last stages are complete, and tells all processes to stop. It takes a lost
+worker out of the table in one epoch, and the sweep adds replicas until there are enough again. This sweep also moves
+replicas: for balance, at a person's request, or to empty a worker that leaves. A loss that cannot be survived ends the
+query with one error, which says what would have prevented it. Rows never pass through the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from controller.balance.load import Loads, LoadTable, Move, Suggestion
+from controller.balance.rounds import Rounds
+from controller.decide.balancer import Balancer
+from controller.decide.board import Board, Tell
+from controller.decide.departures import Departures
+from controller.decide.losses import Losses, without_copies
+from controller.decide.protection import Protection
+from controller.decide.query_phases import QueryEvent, QueryPhase
+from controller.decide.registration import Registration
+from controller.decide.request_book import Asked
+from controller.decide.sweep import Sweep
+from controller.decide.user_requests import UserRequests
+from controller.replicas.addition_tracker import AdditionTracker
+from controller.replicas.membership import Member, Membership
+from controller.replicas.moves import MoveQueue
+from controller.replicas.slots import Drain, Slots
+from controller.replicas.spread import APART, Shared, closest
+from controller.report.progress import InputRows, Level, levels
+from controller.text import count, named
+from flux.dataflow.plan import Plan
+from flux.errors import FluxError, QueryFailed, QueryTimeout, rebuilt
+from flux.wire.control import (
+    Checkpointed,
+    EdgeComplete,
+    Failure,
+    Goodbye,
+    GoodbyeSeen,
+    Heartbeat,
+    HeartbeatSeen,
+    InStep,
+    PartitionFinished,
+    Register,
+    RegisterAgain,
+    ReplicaCaughtUp,
+    ReplicaDiverged,
+    Stop,
+    TableMissed,
+    TableSeen,
+    ToController,
+)
+from flux.worker.loop_status import Pulse
+from partitioning.ids import PartitionKey
+from partitioning.table import Table
+
+__all__ = ["Controller", "Tell"]
+
+
+class Controller:
+    """The controller: it puts the parts together and passes each event to the part concerned. Every event returns the commands
+    that it leads to.
+
+    ``board``: the table, the processes that take part, and the commands; ``repairs``, ``moving``, ``places``: state of
+    replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``protecting``: stages whose replicas become
+    others; ``losses``: workers that are given up, and take-overs; ``departures``: workers that leave; ``attendance``: processes
+    that register; ``balancer``: loads for policies, and their suggestions; ``people``: requests. No part knows this class."""
+
+    def __init__(self, plan: Plan, slots: int, now: float) -> None:
+        self.plan = plan
+        self.refused = 0
+        self.inputs = InputRows()
+        self.board = board = Board(plan)
+        self.places = places = Slots(slots)
+        self.repairs = repairs = AdditionTracker(plan, board.events, board.wishes)
+        self.moving = moving = MoveQueue(plan, repairs)
+        self.balancer = balancer = Balancer(board, repairs, moving)
+        self.departures = departures = Departures(board, places, repairs, moving, balancer)
+        self.protecting = protecting = Protection(board, repairs, moving)
+        self.sweeper = sweeper = Sweep(board, repairs, moving, departures, protecting)
+        self.losses = losses = Losses(board, repairs, moving, balancer, departures, sweeper)
+        self.people = UserRequests(
+            board, places, repairs, moving, departures, losses, sweeper, protecting, lambda: balancer.rounds
+        )
+        self.attendance = Registration(board, places, departures, losses, sweeper, balancer, self._start)
+        #: Partitions of the last stages whose end has not been reported.
+        self.unfinished = {PartitionKey(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}
+        self._deadline = now + plan.settings.workers_timeout
+        self._keep = any(stage.collects for stage in plan.stages)
+
+    # ---- state for readers
+
+    @property
+    def phase(self) -> QueryPhase:
+        return self.board.phase
+
+    @property
+    def error(self) -> FluxError | None:
+        return self.board.error
+
+    @property
+    def table(self) -> Table | None:
+        return self.board.table
+
+    @property
+    def complete(self) -> dict[int, list[int]]:
+        return self.board.complete
+
+    @property
+    def members(self) -> Membership:
+        return self.board.members
+
+    @property
+    def wished(self) -> Plan:
+        """The plan with the numbers and kinds of replicas that people ask for by now."""
+        return self.board.wishes.plan
+
+    @property
+    def drains(self) -> dict[int, Drain]:
+        return self.departures.drains
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.balancer.rounds
+
+    @property
+    def slots(self) -> int:
+        """Slots that have ever been opened: their numbers are below this."""
+        return self.places.count
+
+    def report(self) -> dict[str, Any]:
+        """Make the part of ``lastProgress`` about replicas, moves and workers that leave."""
+        if self.table is None:
+            return {}
+        return {
+            **self.repairs.report(self.table),
+            **self.moving.report(),
+            "copiesOn": self._copies_on(),
+            "leaving": sorted(self.drains),
+            "balance": self.balancer.report(),
+        }
+
+    def _copies_on(self) -> str:
+        """Describe the least distance between the replicas of a partition, such as "different hosts". Empty: no partition has
+        two."""
+        columns = self.board.columns()
+        most = None if columns is None else closest(self.wished, columns, self.members.places)
+        labelled = any(member.about.domain for member in self.members.workers.values())
+        return "" if most is None else APART[most if labelled else max(most, Shared.DOMAIN)]
+
+    def validate(self) -> None:
+        """Check the invariants of all parts that apply in this phase. Holds after every event."""
+        self.board.validate()
+        if self.table is None or self.phase == QueryPhase.ENDED:
+            return
+        self.departures.validate()
+        self.people.book.validate()
+        self.moving.validate()
+        if self.phase == QueryPhase.RUNNING:
+            self.repairs.validate(self.table)
+            self.sweeper.validate()
+            self.protecting.validate()
+
+    # ---- reports of processes
+
+    def on_report(self, connection: Hashable, message: ToController, now: float) -> list[Tell]:
+        if isinstance(message, Register):
+            self.attendance.register(connection, message, now)
+        elif (member := self.members.by_connection(connection)) is not None:
+            self._on_member(member, message, now)
+        elif not (isinstance(message, Goodbye) and self.departures.says_goodbye(message.node, connection)):
+            self.refused += 1  # the message is on an unknown connection, or its sender was given up
+            ended = self.phase == QueryPhase.ENDED
+            self.board.answer(connection, Stop(reason="the query has ended") if ended else RegisterAgain())
+        return self.board.take()
+
+    def _on_member(self, member: Member, message: ToController, now: float) -> None:
+        match message:
+            case Heartbeat():
+                member.heard, member.stats, member.progress = now, dict(message.stats), message.progress
+                member.turned = now
+                self._count(member, member.stats, now)
+                self.board.tell(member, HeartbeatSeen(epoch=self.table.epoch if self.table else -1))
+            case InStep():
+                self.losses.in_step(member, message, now)
+            case TableSeen():
+                member.epoch = max(member.epoch, message.epoch)
+                self.sweeper.sweep(now)
+            case TableMissed():
+                self.board.show_member(member)
+            case ReplicaCaughtUp():
+                self.sweeper.caught_up(message, now)
+            case ReplicaDiverged():
+                self.sweeper.diverged(message, now)
+            case PartitionFinished():
+                self._on_finished(message, now)
+            case Goodbye() if member.about.role == "worker":
+                self.places.vacate(member.about.index)  # the query has ended
+            case Checkpointed():
+                self.departures.checkpointed(message.node, message.epoch)
+            case Goodbye() if member.about.role == "vault":
+                pass  # the query has ended
+            case Goodbye():
+                member.left = True
+                self.board.tell(member, GoodbyeSeen())
+                self.sweeper.sweep(now)
+            case Failure():
+                self.board.end(rebuilt(message.kind, message.message, message.traceback))
+
+    def _count(self, member: Member, stats: dict[str, Any], now: float) -> None:
+        if member.about.role == "worker":
+            self.balancer.take(member.node, stats)
+            if self.table is not None:
+                self.repairs.note_behind(member.node, stats.get("behind", ()), self.table, now)
+            if "unapplied" in stats:
+                self.repairs.lags.note_unapplied(member.node, stats["unapplied"], now)
+            self.inputs.from_worker(member.node, stats.get("sources", ()))
+            self.inputs.note_ends(stats.get("pauses", ()))
+        elif member.about.role == "ingress" and "sources" in stats:
+            self.inputs.from_worker(member.node, stats["sources"])
+        elif member.about.role == "ingress":
+            self.inputs.from_ingress(member.about.edges, member.about.index, stats.get("source_rows", 0))
+
+    def on_closed(self, worker: int, now: float) -> list[Tell]:
+        """Take the closed lifeline of a worker."""
+        self.losses.closed(worker, now)
+        return self.board.take()
+
+    def on_reset(self, worker: int) -> list[Tell]:
+        """Take the reset lifeline of a worker, by its host or by a device between."""
+        self.losses.reset(worker)
+        return self.board.take()
+
+    def on_pulse(self, worker: int, pulse: Pulse, now: float) -> list[Tell]:
+        """Take a pulse: the process of a worker lives, and reports its activity."""
+        self.losses.pulse(worker, pulse, now)
+        return self.board.take()
+
+    # ---- the course of the query
+
+    def _start(self, now: float) -> None:
+        """Start the query: all workers are here."""
+        workers = sorted(self.members.workers.values(), key=lambda member: member.about.index)
+        try:
+            endpoints = {member.node: member.about.endpoint for member in workers}
+            plan = self.plan if self.losses.waiting is None else without_copies(self.plan)
+            table = self.board.disks.first(self.board.placement().first_table(plan, endpoints))
+        except QueryFailed as error:
+            self.board.end(error)
+            return
+        self.losses.others_came()
+        self.board.on(QueryEvent.ALL_HERE)
+        self.board.publish(table)
+
+    def _on_finished(self, message: PartitionFinished, now: float) -> None:
+        key = PartitionKey(message.stage, message.partition)
+        self.losses.note_complete(key, message.node)
+        self.unfinished.discard(key)
+        if not self.unfinished and self.phase == QueryPhase.RUNNING:
+            self.board.on(QueryEvent.ALL_OUT)
+            if self._keep:
+                self.sweeper.wind_down("the query is through; output that is fetched stays where it is", now)
+            else:
+                self.board.end(None)
+
+    def on_tick(self, now: float) -> list[Tell]:
+        if self.losses.waiting is not None:
+            self.losses.look_for_others(len(self.places.open), self._start, now)
+        elif self.phase == QueryPhase.STARTING and now > self._deadline:
+            self.board.end(self._too_few())
+        if self.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED):
+            self.losses.give_up_silent(now)  # also when finished, because kept output has replicas, too
+            self.losses.give_up_vault(now)
+        if self.phase == QueryPhase.RUNNING:
+            self.sweeper.drop_standing(now)
+            self.balancer.rebalance(now)
+        self.losses.end_incomplete(now)
+        self.sweeper.sweep(now)
+        self.people.book.look()
+        self.departures.end_with_checkpoints(now)
+        return self.board.take()
+
+    def _too_few(self) -> QueryTimeout:
+        here = sorted(member.about.index for member in self.members.workers.values())
+        missing = sorted(set(range(self.slots)) - set(here))
+        if not missing:
+            return QueryTimeout(
+                "the process that writes to the checkpoint location has not come within "
+                f"{self.plan.settings.workers_timeout:g} s (spark.flux.workers.timeout): is the directory very large or slow?"
+            )
+        return QueryTimeout(
+            f"{len(here)} of {count(self.slots, 'worker')} joined within {self.plan.settings.workers_timeout:g} s "
+            f"(spark.flux.workers.timeout); missing: {named('slot', missing)}. Are there "
+            f"{count(self.slots, 'free task slot')}, and can executors reach the driver? The first start after an "
+            "installation compiles for up to a minute on each executor: run python -m partitioning.warm_up there, or set "
+            "spark.flux.workers.timeout longer"
+        )
+
+    # ---- events of the driver
+
+    def on_edge_complete(self, edge: int, producers: list[int]) -> list[Tell]:
+        """Note that the Spark job that feeds this edge is over. ``producers`` are the partitions that it had."""
+        self.complete[edge] = producers
+        for member in self.members.ingress.values():
+            member.left |= edge in member.about.edges  # also attempts that died without a goodbye
+        if self.table is not None:
+            self.board.tell_all(EdgeComplete(edge=edge, producers=producers))
+        return self.board.take()
+
+    def on_job_failed(self, what: str, reason: str) -> list[Tell]:
+        self.board.end(QueryFailed(f"{what} failed: {reason}"))
+        return self.board.take()
+
+    def on_tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> list[Tell]:
+        """Note that the Spark tasks for these slots are over and will not be started again. This ends the query unless the
+        slots are closed."""
+        for slot in slots:
+            self.places.vacate(slot)
+        wanted = [slot for slot in slots if slot not in self.places.closed]
+        if wanted:
+            self.board.end(QueryFailed(f"{what} failed: {reason} ({named('slot', wanted)})"))
+        return self.board.take()
+
+    def on_stop(self) -> list[Tell]:
+        self.board.end(None)
+        return self.board.take()
+
+    def on_pause(self, now: float) -> list[Tell]:
+        """Stop the query by its program; if it may go on later, with last checkpoints."""
+        if self.plan.durable and self.phase == QueryPhase.RUNNING:
+            self.departures.wait_for_checkpoints(now)
+        else:
+            self.board.end(None)
+        return self.board.take()
+
+    def allow(self, workers: int, why: str) -> None:
+        """Note that there is room for this number of workers; ``why`` explains why not for more. Called again whenever the task
+        slots change."""
+        self.people.allow(workers, why)
+
+    def missing_slots(self) -> list[int]:
+        """Return the slots that are to get Spark tasks. The caller starts these, and then calls ``tasks_started``."""
+        return self.people.missing_slots()
+
+    def tasks_started(self, slots: Sequence[int]) -> None:
+        """Note that tasks for these slots are on their way; Spark starts them again if they die."""
+        self.places.tasked |= set(slots)
+
+    def replace(self, workers: Sequence[int], room: int, now: float) -> list[Tell]:
+        """Open other slots in place of workers whose executors leave (``UserRequests.replace``)."""
+        self.people.replace(workers, room, now)
+        return self.board.take()
+
+    # ---- policies and people
+
+    def loads(self) -> Loads:
+        """Make the loads for policies."""
+        return self.balancer.loads()
+
+    def load_table(self) -> LoadTable | None:
+        """Make the loads as arrays, for reports; None before the first table."""
+        return self.balancer.load_table()
+
+    def levels(self) -> list[Level]:
+        """Compute the level of replication of each stage."""
+        table = self.board.table
+        low = [] if table is None else self.repairs.low(table)
+        return levels(self.wished, self.board.columns(), self.repairs.doubtful(), low)
+
+    def suggest(self, policy: str, now: float) -> Suggestion:
+        """Return all moves that a policy would make now. UsageError: there is no policy of that name."""
+        return self.balancer.suggest(policy, now)
+
+    def moves_pending(self) -> list[Move]:
+        """Return the moves in the queue, those under way first. Target -1: not chosen yet."""
+        return [job.move for job in self.moving.jobs()]
+
+    def next_request(self) -> int:
+        """Return the number for the next request of a person."""
+        return self.people.book.next_number()
+
+    def request(self, number: int) -> Asked:
+        """Return the request of this number, with its state. UsageError: there is none."""
+        self.people.book.look()
+        return self.people.book.of(number)
+
+    def open_requests(self) -> list[Asked]:
+        """Return the open requests, the oldest first."""
+        self.people.book.look()
+        return self.people.book.open()
+
+    def move(self, moves: Sequence[Move], why: str, now: float, request: int = 0) -> list[Tell]:
+        """Move replicas. UsageError, and nothing is moved: one of the moves is impossible."""
+        self.people.move(moves, why, now, request)
+        return self.board.take()
+
+    def drain(self, worker: int, now: float, request: int = 0) -> list[Tell]:
+        """Empty a worker and let it go. UsageError, and nothing changes, if the others could not hold all replicas."""
+        return self.leave([worker], "asked for", now, request)
+
+    def leave(self, workers: Sequence[int], why: str, now: float, request: int = 0) -> list[Tell]:
+        """Empty several workers at once: no replica moves from one of them to another."""
+        self.people.leave(workers, why, now, request)
+        return self.board.take()
+
+    def scale(self, workers: int, now: float, request: int = 0) -> list[Tell]:
+        """Change the number of workers. UsageError, and nothing changes, if that is impossible."""
+        self.people.scale(workers, now, request)
+        return self.board.take()
+
+    def protect(
+        self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int = 0
+    ) -> list[Tell]:
+        """Change number and kind of the replicas of a stage's partitions; None: no change. UsageError, and nothing changes:
+        that is impossible."""
+        self.people.protect(stage, replicas, recovery, now, request)
+        return self.board.take()
+
+    def fail(self, worker: int, now: float, request: int = 0) -> list[Tell]:
+        """Declare a worker lost, as if its connection had closed: a rehearsal."""
+        self.people.fail(worker, now, request)
+        return self.board.take()

@@ -1,0 +1,135 @@
+"""Attendance: processes that register, and are admitted, turned away or left waiting (design: incarnation,
+given-up-worker)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from controller.decide.balancer import Balancer
+from controller.decide.board import Board
+from controller.decide.departures import Departures
+from controller.decide.losses import Losses
+from controller.decide.query_phases import QueryPhase
+from controller.decide.sweep import Sweep
+from controller.replicas.membership import Member, goes_on
+from controller.replicas.slots import Slots
+from controller.replicas.table_changes import with_worker
+from flux.wire.control import Register, Rejected, Stop, Welcome
+
+#: A worker that was heard within this time is alive: another attempt of its task is a speculative one and has to wait.
+ALIVE_S = 2.0
+
+
+class Registration:
+    """Registration of processes. ``all_here(now)`` is called when the last worker that the query waits for at its start has
+    come."""
+
+    def __init__(
+        self,
+        board: Board,
+        slots: Slots,
+        departures: Departures,
+        losses: Losses,
+        sweeper: Sweep,
+        balancer: Balancer,
+        all_here: Callable[[float], None],
+    ) -> None:
+        self._board = board
+        self._slots = slots
+        self._departures = departures
+        self._losses = losses
+        self._sweeper = sweeper
+        self._balancer = balancer
+        self._all_here = all_here
+        self._workers_at_first = board.plan.began_with or slots.count
+
+    def register(self, connection: Hashable, message: Register, now: float) -> None:
+        board = self._board
+        if board.phase == QueryPhase.ENDED:
+            board.answer(connection, Stop(reason="the query has ended"))
+            return
+        if message.role == "egress":
+            self.show_table(connection, message)
+            return
+        known = board.members.attempt(message)
+        same = known is not None and (message.role != "vault" or message.endpoint == known.about.endpoint)
+        if known is not None and same and message.attempt == known.about.attempt and message.node in (-1, known.node):
+            known.connection, known.heard, known.turned = connection, now, now
+            self._greet(
+                known
+            )  # the process registered again before the answer had arrived, or comes on another connection
+            self._sweeper.order_again(known.node)
+        elif known is not None and message.role == "vault":
+            board.answer(connection, Rejected(reason="the query has a vault"))
+        elif message.node >= 0:
+            self._departures.turn_away(connection, message, replaced=known is not None)
+        elif known is None:
+            self._admit(connection, message, now)
+        elif message.attempt < known.about.attempt:
+            board.answer(connection, Rejected(reason="a newer attempt of this task has registered"))
+        elif message.role == "ingress":
+            self._admit(connection, message, now)
+        elif now - known.heard > ALIVE_S:
+            self._losses.lose(known, "another attempt of its task has come", now)
+            self._replace(known, connection, message, now)
+        # else: the older attempt is alive; the new one registers again and again until that changes
+
+    def _replace(self, known: Member, connection: Hashable, message: Register, now: float) -> None:
+        """Admit a newer attempt after the loss of the older one, unless that loss has ended the query."""
+        board = self._board
+        if board.phase == QueryPhase.ENDED:
+            return
+        if board.table is not None:
+            # If the older attempt still lives, its task must fail: Spark would take a normal end for success and kill
+            # the new attempt.
+            board.tell(known, Rejected(reason="another attempt of this task has registered"))
+        self._admit(connection, message, now)
+
+    def show_table(self, connection: Hashable, message: Register) -> None:
+        """Show the table to a task that fetches output. The task asks again when the worker with the output does not answer."""
+        if self._board.table is not None:
+            self._board.answer(connection, Welcome(node=-1, incarnation=message.attempt))
+            self._board.show_table(connection)
+
+    def _admit(self, connection: Hashable, message: Register, now: float) -> None:
+        board, slots = self._board, self._slots
+        if message.role == "worker" and not 0 <= message.index < slots.count:
+            board.answer(connection, Rejected(reason=f"slot {message.index} of {slots.count} does not exist"))
+            return
+        if message.role == "worker" and message.index in slots.closed:
+            slots.vacate(message.index)
+            board.answer(connection, Stop(reason=f"slot {message.index} was closed: the query has shrunk"))
+            return
+        member = board.members.admit(connection, message, now)
+        if goes_on(board.plan, message):
+            member.left = False  # it may have rows of another batch than the attempt before
+        self._welcome(member)
+        if message.role == "worker":
+            slots.owed.discard(message.index)  # Spark has started its task again on another executor
+        if message.role == "worker" and board.table is not None:
+            board.note_worker("join", member, f"slot {message.index}, {message.host} pid {message.pid}", now)
+            board.publish(with_worker(board.table, member.node, message.endpoint))
+            self._balancer.rounds.joined(now)
+            self._sweeper.sweep(now)
+        elif board.table is not None:
+            board.show_member(member)
+            return
+        if message.role == "vault":
+            board.disks.open(member.node, message.endpoint, message.first_epoch)
+        if board.table is None and len(board.members.workers) >= len(slots.open) and self._has_vault:
+            self._all_here(now)
+
+    @property
+    def _has_vault(self) -> bool:
+        """The vault is there, or the query needs none."""
+        return self._board.members.vault is not None or not self._board.plan.durable
+
+    def _welcome(self, member: Member) -> None:
+        about = member.about
+        # Streams of an earlier life of the query, which the directory knows, are older than those of this life.
+        incarnation = about.attempt + self._board.disks.first_epoch
+        self._board.tell(member, Welcome(node=member.node, incarnation=incarnation, workers=self._workers_at_first))
+
+    def _greet(self, member: Member) -> None:
+        self._welcome(member)
+        self._board.show_member(member)

@@ -1,0 +1,464 @@
+"""Compilation of a user's flow to a checked plan: names, schemas, keys, edges, topological order (design: plan).
+
+Stages are numbered in topological order, so that a sweep from input to output is a walk over ascending ids. For ``C(A(x),
+B(A(x)))`` with one A: A=0, B=1, C=2; edges x->A, A->B, A->C, B->C.
+
+Refusal of output that comes only when all input has ended, from an input that never ends: the user would wait for it without
+a word, so it is refused before the start (design: public-api).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from controller.replicas.kinds import NEEDS_UNKNOWN
+from flux.dataflow.aggregate import Aggregate, columns_read
+from flux.dataflow.collect import Collect
+from flux.dataflow.flow import Flow, FunctionOperator
+from flux.dataflow.operator import Chain, Operator, chain_of, never_gives, says_needs
+from flux.dataflow.plain_columns import plain_schema
+from flux.dataflow.plan import (
+    DataFrameSourcePlan,
+    EdgePlan,
+    FromDataFrame,
+    FromMicroBatches,
+    FromSource,
+    FromStage,
+    Plan,
+    SourcePlan,
+    StagePlan,
+    StreamSourcePlan,
+    WorkerSourcePlan,
+)
+from flux.dataflow.schema import check_key, position
+from flux.dataflow.sink import FlowTo, Sink, flow_of
+from flux.dataflow.source import Source, StreamSource, WorkerSource
+from flux.dataflow.user_code import text_of
+from flux.errors import SchemaError, UsageError
+from flux.settings import Settings
+from partitioning.errors import ColumnTypeError, KeyTypeError
+from partitioning.ids import ACTIVE, UPSTREAM
+
+
+def check_ends(plan: Plan, goes_on: bool = False) -> None:
+    """Check the plan. UsageError names the source, and tells which settings give output meanwhile.
+
+    ``goes_on``: a stream that has given all available rows has not ended, because the next start of the query goes on with it."""
+    endless: dict[int, SourcePlan] = {}  # by stage: a source that never ends, and for whose rows the stage waits
+    for stage in plan.stages:  # each after its inputs
+        for edge in (plan.edges[number] for number in stage.edges_in):
+            origin = plan.origin(edge)
+            found = endless.get(edge.stage) if isinstance(edge, FromStage) else origin
+            if isinstance(found, SourcePlan) and (found.endless or (goes_on and isinstance(found, StreamSourcePlan))):
+                endless.setdefault(stage.id, found)
+    for stage in plan.stages:
+        if stage.id in endless and stage.collects:
+            raise UsageError(
+                "toDF() and keep_output=True give the output when all input has ended, and that of source "
+                f"{_named(endless[stage.id])}. End the flow with to_readers(), and query.rows() gives the output while the "
+                "query runs; or end it in a sink, such as to_parquet(), to_kafka() or foreach_batch()"
+            )
+    for stage in plan.stages:
+        if stage.id in endless and _gives_at_the_end(stage):
+            raise UsageError(
+                f'stage {stage.name} has output_mode="complete": it gives its groups once, when all input has ended, and that of '
+                f"source {_named(endless[stage.id])}, so nothing would ever come. Say @flux.stage(..., "
+                'output_mode="update") or flow.writeStream.outputMode("update") for the changed groups after every step'
+            )
+
+
+def _named(source: SourcePlan) -> str:
+    if source.endless:
+        return f"{source.name} never ends"
+    return f"{source.name} goes on with the next start (checkpointLocation)"
+
+
+def _gives_at_the_end(stage: StagePlan) -> bool:
+    """Tell whether an aggregate gives nothing before the end, to any reader. An aggregate with timers, or with a ``process`` of
+    its own, may give earlier output."""
+    if stage.output_mode != "complete" or not (stage.edges_out or stage.sink is not None):
+        return False
+    operator, *_ = chain_of(stage.make())
+    if not isinstance(operator, Aggregate):
+        return False
+    return type(operator).on_timer is Operator.on_timer and type(operator).process is Aggregate.process
+
+
+def check_taken(plan: Plan) -> None:
+    """Check that output is taken. UsageError: a stage gives rows at the end of the flow, and no sink takes them."""
+    for stage in plan.terminal:
+        if stage.output_schema is not None and stage.sink is None:
+            raise UsageError(
+                f"stage {stage.name} gives rows ({', '.join(stage.output_schema.names)}) that nothing takes: end the flow in "
+                "to_parquet(path), to_kafka(topic, servers), foreach_batch(function), to(sink) or to_readers() before start(), "
+                "or start it with keep_output=True for query.toDF(), where the input ends. keep_output=False throws the rows away"
+            )
+
+
+SAY_SCHEMA = "@flux.stage(..., schema='user BIGINT, amount DOUBLE')"
+#: A function from a declared schema (DDL, StructType, pyarrow) to a pyarrow schema.
+ToArrow = Callable[[Any], pa.Schema]
+
+
+def topological(flows: Sequence[Flow]) -> list[Flow]:
+    """Return every stage that the flows need, each after all of its inputs. UsageError names the stages of a cycle."""
+    order: list[Flow] = []
+    done: set[int] = set()
+    path: list[Flow] = []
+
+    def visit(flow: Flow) -> None:
+        if id(flow) in done:
+            return
+        if any(flow is above for above in path):
+            names = [above.stage.name for above in path[[id(a) for a in path].index(id(flow)) :]]
+            raise UsageError(
+                f"the flow has a cycle: {' -> '.join([*reversed(names), names[-1]])}; a dataflow must be acyclic"
+            )
+        path.append(flow)
+        for given in flow.inputs:
+            if isinstance(given, Flow):
+                visit(given)
+        path.pop()
+        done.add(id(flow))
+        order.append(flow)
+
+    for flow in flows:
+        visit(flow)
+    return order
+
+
+def compile_plan(
+    flows: Sequence[Flow | FlowTo],
+    settings: Settings,
+    to_arrow: ToArrow,
+    query: str,
+    secret: bytes,
+    collect: int = 0,
+    case_sensitive: bool = False,
+    began_with: Mapping[str, int] | None = None,
+) -> Plan:
+    """Check and number everything.
+
+    ``collect`` is the number of partitions of the collecting stage that is added after each flow that does not go into a sink;
+    0: none is added. ``case_sensitive``: columns are found by their exact name only. ``began_with`` has, by name, the
+    partitions of the sources when the query was started for the first time. UsageError and SchemaError name the stage, the
+    expected value and the actual value."""
+    return _Compiler(settings, to_arrow, case_sensitive, began_with or {}).compile(flows, query, secret, collect)
+
+
+def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
+    """Check the stages of a query with a checkpoint location (design: all-or-none). UsageError: a stage cannot be kept there."""
+    for flow in topological([flow_of(given) for given in flows]):
+        if not flow.stage.durable:
+            raise UsageError(
+                f"stage {flow.stage.name}: durable=False, and the query has a checkpointLocation. After the loss of everything "
+                "the stage would begin empty, those before it would have dropped its rows, and its output would have other "
+                "numbers than those behind it have kept. Leave durable out, or give the stage a query of its own without a "
+                "checkpointLocation"
+            )
+
+
+class _Compiler:
+    def __init__(
+        self, settings: Settings, to_arrow: ToArrow, case_sensitive: bool, began_with: Mapping[str, int]
+    ) -> None:
+        self.settings = settings
+        self.began_with = began_with
+        self.case_sensitive = case_sensitive
+        self.to_arrow = to_arrow
+        self.sources: list[SourcePlan] = []
+        self.stages: list[StagePlan] = []
+        self.edges: list[EdgePlan] = []
+        self._source_ids: dict[int, int] = {}
+        self._stage_ids: dict[int, int] = {}
+        self._names: set[str] = set()
+
+    def compile(self, flows: Sequence[Flow | FlowTo], query: str, secret: bytes, collect: int) -> Plan:
+        if not flows:
+            raise UsageError("no flow was given: call a decorated stage with a DataFrame and start what it returns")
+        order = topological([flow_of(given) for given in flows])
+        readers = Counter(id(given) for flow in order for given in flow.inputs)
+        readers.update(id(flow_of(given)) for given in flows)
+        for flow in order:
+            if not (flow.stage.chained and readers[id(flow.inputs[0])] == 1 and self._chain(flow)):
+                self._add_stage(flow)
+        for given in flows:
+            if collect and isinstance(given, Flow):
+                self._add_collect(self._stage_ids[id(given)], collect)
+        for given in flows:
+            if isinstance(given, FlowTo):
+                self._add_sink(self._stage_ids[id(given.flow)], given.sink)
+        for source in self.sources:
+            if isinstance(source, DataFrameSourcePlan):
+                self._read_in_part(source)
+        stages = [
+            replace(stage, edges_out=tuple(edge.id for edge in self.edges if self._leaves(edge, stage)))
+            for stage in self.stages
+        ]
+        return Plan(query, tuple(self.sources), tuple(stages), tuple(self.edges), self.settings, secret)
+
+    # ---- stages
+
+    def _chain(self, flow: Flow) -> bool:
+        """Let the operator work in the stage before, if it may (design: chained)."""
+        (before,) = flow.inputs
+        number = self._stage_ids[id(before)]
+        stage = self.stages[number]
+        # Replay points are for operators without state, and the numbers of an operator are state.
+        if stage.recovery == UPSTREAM or stage.output_schema is None:
+            return False
+        make = Chain(stage.make, flow.stage.make, stage.output_schema)
+        output = self._output_schema(stage.name, self._instance(stage.name, make), stage.schemas, stage.key)
+        self.stages[number] = replace(stage, make=make, output_schema=output)
+        self._stage_ids[id(flow)] = number
+        return True
+
+    def _add_stage(self, flow: Flow) -> None:
+        stage = flow.stage
+        name = self._unique(stage.name)
+        operator = self._instance(name, stage.make)
+        # Without a key an aggregate has one group, and one group lives in one partition.
+        one_group = isinstance(operator, Aggregate) and not stage.key
+        default = 1 if one_group else self.settings.partitions
+        partitions = default if stage.partitions is None else stage.partitions
+        if one_group and partitions > 1:
+            raise UsageError(
+                f"stage {name}: an aggregate without a key has one group, so partitions must be 1, got {partitions}; "
+                "give it a key, or leave partitions out"
+            )
+        if not flow.inputs:
+            raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
+        if stage.recovery != ACTIVE and not self.settings.ordered:
+            raise UsageError(
+                f"stage {name}: recovery={stage.recovery!r} needs spark.flux.replicas.ordered=true: it repeats the order"
+            )
+        if stage.recovery == UPSTREAM and not says_needs(operator):
+            raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
+        inputs = [self._input(given) for given in flow.inputs]
+        schemas = tuple(schema for _, schema in inputs)
+        output = self._output_schema(name, operator, schemas, stage.key)
+        if output is not None and never_gives(operator):
+            raise UsageError(
+                f"stage {name} declares a schema, and no method of its operator gives rows: return or yield batches from "
+                "process, on_timer or finish; leave the schema out if the stage is a sink"
+            )
+        read = [_some_of(schema, columns_read(operator, schema, stage.key)) for schema in schemas]
+        schemas = tuple(schema for schema, _ in read)
+        edges_in = [
+            self._add_edge(origin, len(self.stages), number, stage.key, schema, partitions, columns)
+            for number, ((origin, _), (schema, columns)) in enumerate(zip(inputs, read, strict=True))
+        ]
+        self._stage_ids[id(flow)] = len(self.stages)
+        self.stages.append(
+            StagePlan(
+                len(self.stages),
+                name,
+                partitions,
+                stage.replicas,
+                stage.key,
+                stage.make,
+                schemas,
+                output,
+                tuple(edges_in),
+                (),
+                stage.output_mode,
+                recovery=stage.recovery,
+            )  # fmt: skip
+        )
+
+    def _add_collect(self, stage_id: int, partitions: int) -> None:
+        stage = self.stages[stage_id]
+        if stage.output_schema is None:
+            raise UsageError(
+                f"stage {stage.name} has no output to make a DataFrame of, because it declares no schema. If its operator gives "
+                f"rows, say what they are: {SAY_SCHEMA}. If not, it is a sink: call start() instead"
+            )
+        name = self._unique(f"{stage.name}.toDF")
+        edge = self._add_edge(stage, len(self.stages), 0, (), stage.output_schema, partitions)
+        memory = self.settings.egress_memory
+        self.stages.append(
+            StagePlan(
+                len(self.stages),
+                name,
+                partitions,
+                stage.replicas,
+                (),
+                lambda: Collect(memory),
+                (stage.output_schema,),
+                None,
+                (edge,),
+                (),
+                collects=True,
+            )  # fmt: skip
+        )
+
+    def _add_sink(self, stage_id: int, sink: Sink) -> None:
+        """Add a sink to the stage itself, if its output goes nowhere else; else to a stage behind it that passes rows on."""
+        stage = self.stages[stage_id]
+        schema, most = stage.output_schema, self.settings.sink_max_bytes
+        if schema is None:
+            raise UsageError(
+                f"stage {stage.name} has no output for a sink: it declares no schema. If its operator gives rows, say "
+                f"what they are: {SAY_SCHEMA}"
+            )
+        try:
+            sink.check(schema)
+        except (Exception, SystemExit) as error:
+            raise SchemaError(
+                f"stage {stage.name}: its output cannot go to {text_of(sink, repr)}: {text_of(error)}"
+            ) from error
+        holds = sink.traits.holds_bytes
+        if holds and holds + 2 * self.settings.batch_max_bytes > most:
+            raise UsageError(
+                f"sink {text_of(sink, repr)} collects up to {holds:,} bytes before it writes; with two batches of "
+                f"spark.flux.batch.maxBytes that is more than spark.flux.sink.maxBytes, {most:,}. Make one of them smaller, or "
+                "the last one larger"
+            )
+        if not self.settings.ordered:
+            raise UsageError(
+                "a sink needs spark.flux.replicas.ordered=true: replicas that drift apart give other output"
+            )
+        if stage.sink is None and not any(self._leaves(edge, stage) for edge in self.edges):
+            self.stages[stage_id] = replace(stage, sink=sink)
+            return
+        edge = self._add_edge(stage, len(self.stages), 0, (), schema, stage.partitions)
+        self.stages.append(
+            StagePlan(
+                len(self.stages),
+                self._unique(f"{stage.name}.sink"),
+                stage.partitions,
+                stage.replicas,
+                (),
+                _passing,
+                (schema,),
+                schema,
+                (edge,),
+                (),
+                sink=sink,
+                recovery=stage.recovery,
+            )  # fmt: skip
+        )
+
+    def _instance(self, name: str, make: Callable[[], Operator]) -> Operator:
+        try:
+            return make()
+        except (Exception, SystemExit) as error:
+            what = "it calls sys.exit()" if isinstance(error, SystemExit) else text_of(error)
+            raise UsageError(
+                f"stage {name}: its operator cannot be made: {what}. Arguments come in a call of their own: "
+                f"{name}(...)(input)"
+            ) from error
+
+    def _output_schema(
+        self, name: str, operator: Operator, schemas: tuple[pa.Schema, ...], key: tuple[str, ...]
+    ) -> pa.Schema | None:
+        try:
+            for schema in schemas:
+                check_key(key, schema, self.case_sensitive)
+                if self.case_sensitive and isinstance(operator, Aggregate):
+                    operator.check_case(schema)
+            declared = operator.output_schema(schemas, key)
+        except (UsageError, KeyTypeError, ColumnTypeError) as error:
+            raise SchemaError(f"stage {name}: {error}") from error
+        except SystemExit as error:
+            raise UsageError(f"stage {name}: output_schema() calls sys.exit()") from error
+        return None if declared is None else plain_schema(self.to_arrow(declared), f"stage {name}, output")
+
+    # ---- inputs and edges
+
+    def _input(self, given: Flow | Source) -> tuple[SourcePlan | StagePlan, pa.Schema]:
+        if isinstance(given, Source):
+            source = self.sources[self._source(given)]
+            return source, source.schema
+        stage = self.stages[self._stage_ids[id(given)]]
+        if stage.output_schema is None:
+            raise UsageError(
+                f"stage {given.stage.name} declares no schema, so it has no output for another stage or a sink. If its operator "
+                f"gives rows, say what they are: {SAY_SCHEMA}"
+            )
+        return stage, stage.output_schema
+
+    def _source(self, given: Source) -> int:
+        if id(given) not in self._source_ids:
+            self._source_ids[id(given)] = len(self.sources)
+            index, name = len(self.sources), self._unique(given.name)
+            schema = plain_schema(self.to_arrow(given.declared), f"source {name}")
+            if isinstance(given, StreamSource):
+                ends = given.dataframe is not None and ("availableNow", True) in given.how.trigger
+                self.sources.append(StreamSourcePlan(index, name, schema, endless=not ends))
+            elif isinstance(given, WorkerSource):
+                partitions = given.partitions
+                if given.reader.keeps_partitions:
+                    partitions = self.began_with.get(name, partitions)
+                self.sources.append(WorkerSourcePlan(index, name, schema, partitions, given.reader))
+            else:
+                self.sources.append(DataFrameSourcePlan(index, name, schema))
+        return self._source_ids[id(given)]
+
+    def _add_edge(
+        self,
+        origin: SourcePlan | StagePlan,
+        consumer: int,
+        number: int,
+        key: tuple[str, ...],
+        schema: pa.Schema,
+        partitions: int,
+        columns: tuple[int, ...] | None = None,
+    ) -> int:
+        edge_id = len(self.edges)
+        where = edge_id, consumer, number, tuple(position(schema, column) for column in key), schema, partitions
+        match origin:
+            case StagePlan():
+                self.edges.append(FromStage(*where, origin.partitions, origin.id, columns=columns))
+            case WorkerSourcePlan():
+                self.edges.append(FromSource(*where, origin.partitions, origin.id, columns=columns))
+            case StreamSourcePlan():
+                self.edges.append(FromMicroBatches(*where, 0, origin.id, columns=columns))
+            case _:
+                self.edges.append(FromDataFrame(*where, 0, origin.id, columns=columns))
+        return edge_id
+
+    def _read_in_part(self, source: DataFrameSourcePlan) -> None:
+        """Leave out columns of a DataFrame that no stage reads, so that Spark neither reads them nor brings them to Python."""
+        edges = [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source.id]
+        wanted = [edge.columns for edge in edges]
+        if not wanted or None in wanted:
+            return
+        read = tuple(sorted({column for columns in wanted for column in columns or ()}))
+        schema, columns = _some_of(source.schema, read)
+        self.sources[source.id] = replace(source, schema=schema, columns=columns)
+        for edge in edges:
+            places = tuple(read.index(column) for column in edge.columns or ())
+            self.edges[edge.id] = replace(edge, columns=_some_of(schema, places)[1])
+
+    @staticmethod
+    def _leaves(edge: EdgePlan, stage: StagePlan) -> bool:
+        return isinstance(edge, FromStage) and edge.stage == stage.id
+
+    # ---- small checks
+
+    def _unique(self, name: str) -> str:
+        """Make a unique name. A stage that is used twice in a flow gets a number in its name, so that users can tell the two
+        apart in reports."""
+        candidate, number = name, 2
+        while candidate in self._names:
+            candidate, number = f"{name}#{number}", number + 1
+        self._names.add(candidate)
+        return candidate
+
+
+def _some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Schema, tuple[int, ...] | None]:
+    """Return the schema of these columns, and the columns; None: all of them."""
+    if columns is None or len(columns) == len(schema):
+        return schema, None
+    return pa.schema([schema.field(column) for column in columns]), columns
+
+
+def _passing() -> Operator:
+    """Make the operator of a stage that only passes rows on."""
+    return FunctionOperator(lambda batch: batch, None)

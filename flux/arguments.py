@@ -1,0 +1,73 @@
+"""Calls of the public functions: arguments that do not fit are a UsageError that names the existing ones."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from flux.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checked(
+    called: str, options: Callable[[], Iterable[str]] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check the calls of a function that users call as ``called``. ``options`` returns the names that its ``**options`` may
+    have, in any capitals; without ``options`` the function has to check them itself."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        named = parameters(function)
+        looks = options is not None or not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+
+        def check(kwargs: Any) -> None:
+            strange = [name for name in kwargs if name not in named] if looks else []
+            if strange:
+                more = list(options()) if options is not None else []
+                known = {name.lower() for name in more}
+                for name in strange:
+                    if name.lower() not in known:
+                        raise unknown(called, name, [*named, *more])
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                check(kwargs)
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as error:
+                    raise UsageError(f"{called}: {error}; it takes {', '.join(named)}") from None
+                return function(*args, **kwargs)
+            except UsageError as error:  # the frames of the check say nothing to the caller, in a notebook either
+                raise error.with_traceback(None)  # noqa: B904
+
+        return call
+
+    return decorate
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names by which the arguments of a function can be given."""
+    return [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self" and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+
+
+def unknown(called: str, name: str, known: Sequence[str]) -> UsageError:
+    """Make an error that names the existing options, and the nearest of them."""
+    return UsageError(f"{called} has no option {name!r:.100}{nearest(name, known)}; it has {', '.join(known)}")
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the nearest existing name as a part of a message, with ``prefix`` in front of the name; empty if none is near."""
+    import difflib
+
+    plain = {each.lower().replace("_", ""): each for each in known}
+    found = difflib.get_close_matches(name.lower().replace("_", ""), plain, 1)
+    return f", did you mean {prefix + plain[found[0]]!r}?" if found else ""

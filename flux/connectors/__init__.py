@@ -1,0 +1,1 @@
+"""Readers and writers of the outside: Kafka topics and folders of files."""

@@ -1,0 +1,124 @@
+"""One partition of a source of files: every n-th file, one after the other.
+
+A position is the number of a file, and the number of its rows that come before. Files have the numbers of the ledger, so a
+position means the same in each life. Rows bring numbers of their own, made of file and row (design: row-numbers). Without them,
+the rows behind a file that is gone would be taken for the rows of that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from flux.connectors.files.errors import BadFile, FileError, FileGone
+from flux.connectors.files.listing import FoundFile
+from flux.connectors.files.watch import CORRUPT, MISSING, EarlyEnd, Watch
+from flux.dataflow.source import Positioned, RowStart
+from flux.dataflow.threaded_reader import ThreadedReader
+
+#: Numbers of rows reserved for each file: 17 billion. That leaves room for 268 million files of a partition. Without a key, each
+#: 4,096 numbers are for another partition of a stage (design: numbered-rows). The factor is a prime beyond the highest number of
+#: partitions, so that small files go to all of them in turn.
+FILE_ROWS = 4096 * 4_194_301
+
+
+class FileRows(ThreadedReader):
+    """Reader of the rows of a partition, without end. ``start`` is the first row that is wanted, or None."""
+
+    def __init__(self, watch: Watch, partition: int, partitions: int, start: RowStart | None) -> None:
+        self._watch, self._partition, self._partitions = watch, partition, partitions
+        self._first = (partition, 0) if start is None else self._place(start)
+        #: The newest place that an earlier life has come to; None: there is none.
+        newest = None if start is None else start.newest
+        self._newest = None if newest is None else (int(newest[0]), int(newest[1]))
+        self._reader = ""
+        self._taken = self._reached = self._first[0]
+        super().__init__(self._rows, f"flux-files-{partition}")
+
+    def _place(self, start: RowStart) -> tuple[int, int]:
+        """Return file and row of the first row that is wanted. The position behind the rows before it may be further on: behind
+        the last row of a file the next file begins, and the file before need not exist any more."""
+        turn, row = divmod(start.number, FILE_ROWS)
+        place = self._partition + turn * self._partitions, row
+        return place if start.position is None else max(place, (int(start.position[0]), int(start.position[1])))
+
+    def _positioned(self, batch: pa.RecordBatch, number: int, end: int, position: tuple[int, int]) -> Positioned:
+        """Return rows of a file before its row ``end``, with the position behind them."""
+        if end > FILE_ROWS:
+            raise FileError(f"{self._watch.known(number).name} has more than {FILE_ROWS:,} rows: split it")
+        first = (number - self._partition) // self._partitions * FILE_ROWS
+        return Positioned(batch, [*position], np.arange(first + end - batch.num_rows, first + end, dtype=np.int64))
+
+    def next(self) -> Positioned | None:
+        taken = super().next()
+        if taken is not None:
+            self._taken = taken.position[0]
+        return taken
+
+    def lag(self) -> tuple[int, int]:
+        """Return two numbers of files: the file that is read, and the one behind the last existing file of this partition."""
+        mine = -(-(self._watch.count - self._partition) // self._partitions)
+        # Files without rows, and those that are left out, give nothing to take. ``_reached`` is read first: all rows before it
+        # are ready by then, or taken.
+        reached = self._reached
+        file = self._taken if self._ready else max(self._taken, reached)
+        at = (file - self._partition) // self._partitions
+        return at, max(mine, at)
+
+    def _rows(self) -> Iterator[Positioned | float]:
+        number, skip = self._first
+        if number >= self._partitions or skip:
+            # The ledger has the files that an earlier life has read.
+            self._watch.known(number if skip else number - self._partitions)
+        while True:
+            self._reached = number
+            found = self._watch.file(number)
+            if found is None:
+                yield self._watch.folder.poll_s
+                continue
+            # Not before there is a file: the entry would bring back a folder that is gone.
+            self._reader = self._reader or self._watch.enter(self._partition)
+            yield from self._file(found, number, skip)
+            number, skip = number + self._partitions, 0
+
+    def _file(self, found: FoundFile, number: int, skip: int) -> Iterator[Positioned | float]:
+        """Yield the rows of a file behind the first ``skip``, as far as they count in all lives of the query."""
+        ended, last, at = self._watch.ended(number), None, skip
+        try:
+            for batch in () if ended is not None and ended.row <= skip else self._batches(found, skip):
+                rows = batch.num_rows if ended is None else min(batch.num_rows, ended.row - at)
+                if last is not None:
+                    yield self._positioned(last, number, at, (number, at))
+                last, at = batch.slice(0, rows), at + rows
+                if ended is not None and at == ended.row:
+                    break
+        except (BadFile, FileGone) as error:
+            if ended is not None or not self._ignores(error):
+                raise
+            if self._newest is not None and self._newest > (number, at):
+                raise self._needed(error, number, at) from error
+            ended = EarlyEnd(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.defect or error.summary)
+            self._watch.end(number, ended, self._partition, self._reader)
+        # Behind the last rows the next file begins: this file need not be opened again.
+        yield 0.0 if last is None else self._positioned(last, number, at, (number + self._partitions, 0))
+
+    def _needed(self, error: FileError, number: int, row: int) -> FileError:
+        """Return the error about a file whose rest cannot be left out. An earlier life has given rows behind it, so some replicas
+        may have applied rows that others would never get."""
+        option = "ignoreCorruptFiles" if isinstance(error, BadFile) else "ignoreMissingFiles"
+        return type(error)(
+            f"{self._watch.root}/{self._watch.known(number).name} is needed from row {row} on, in spite of {option}: "
+            f"{error.defect or error.summary}. The query has read on before, and only a part of it has these rows. Put the file "
+            "back as it was, or start with another checkpointLocation"
+        )
+
+    def _batches(self, found: FoundFile, skip: int) -> Iterator[pa.RecordBatch]:
+        path = self._watch.where(found)
+        yield from self._watch.folder.format.read(self._watch.fs, path, skip)
+        self._watch.check_again(found, path)
+
+    def _ignores(self, error: FileError) -> bool:
+        folder = self._watch.folder
+        return folder.ignore_corrupt if isinstance(error, BadFile) else folder.ignore_missing

@@ -1,0 +1,528 @@
+"""The decorator ``flux.stage``, and the flow that is built of decorated stages (design: public-api).
+
+Nothing here runs anything. A flow is a description; ``controller.plan_compiler`` turns it into a plan, and
+``spark_integration`` runs the plan.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import pyarrow as pa
+
+import flux
+from flux.arguments import checked
+from flux.dataflow.operator import Batches, Operator
+from flux.dataflow.schema import check_columns, gives_nothing, named, signature, takes
+from flux.dataflow.sink import FlowTo, Outputs
+from flux.dataflow.source import DataFrameSource, Source
+from flux.dataflow.user_code import text_of
+from flux.errors import NoSuchAttribute, UsageError
+from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
+
+#: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import the layers above it.
+DataFrame = Any
+SparkSession = Any
+Query = Any
+
+OUTPUT_MODES = ("complete", "update")
+RECOVERIES = (ACTIVE, STANDBY, UPSTREAM)
+PARTITIONS_MAX = 4096
+REPLICAS_MAX = 3
+
+
+class FunctionOperator(Operator):
+    """A plain function from batch to batch (or to an iterable of batches, or to None) as a stage without state."""
+
+    snapshot_classes = ()
+
+    def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: Any) -> None:
+        self._function = function
+        self.schema = schema
+
+    def process(self, batch: pa.RecordBatch) -> Batches:
+        given: Batches = self._function(batch)
+        return given
+
+    def snapshot(self) -> None:
+        """Return nothing, as a function has no state."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Do nothing, as a function has no state."""
+
+    def needs_from(self) -> int:
+        """Return the step after this one: a function needs no earlier row."""
+        return self.context.step + 1
+
+    def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
+        """Return the declared schema; without a declaration the output has the schema of the input."""
+        return self.schema if self.schema is not None else schemas[0]
+
+
+class Stage:
+    """A decorated class or function. A call with inputs adds a stage to a flow. A call with anything else is a call of the
+    class or function itself, so that it can be tested without Spark.
+
+    A class that takes arguments is called with its arguments first: ``Sessions(gap=30)`` makes an operator as without Flux, and a
+    call of that operator with inputs adds a stage whose operators are all made with these arguments."""
+
+    #: The arguments of the operators, as they are written in a call.
+    _arguments = ""
+    #: Whether the operator works in the steps of the stage before, where that stage feeds no other (design: chained).
+    chained = False
+
+    def __init__(
+        self,
+        target: Any,
+        key: tuple[str, ...],
+        partitions: int | None,
+        replicas: int,
+        schema: Any,
+        output_mode: str,
+        name: str | None,
+        recovery: str = ACTIVE,
+        durable: bool = True,
+    ) -> None:
+        functools.update_wrapper(self, target, updated=())
+        self.target: Any = target
+        self.key = key
+        self.partitions = partitions
+        self.replicas = replicas
+        self.recovery = recovery
+        self.durable = durable
+        self.output_mode = output_mode
+        self.name = str(name or getattr(target, "__name__", type(target).__name__))
+        self._schema = schema
+
+    def make(self) -> Operator:
+        """Make a fresh operator: an instance of the class, or the function in a FunctionOperator."""
+        return self._made((), {})
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operator:
+        target: Any = self.target
+        if inspect.isclass(target):
+            made: Any = target(*args, **kwargs)
+            if self._schema is not None:
+                object.__setattr__(made, "schema", self._schema)  # also where the class is frozen
+            operator: Operator = made
+            return operator
+        return FunctionOperator(target, self._schema)
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        if inputs and not kwargs and all(is_input(given) for given in inputs):
+            return Flow(self, [node(given) for given in inputs])
+        if any(is_input(given) for given in inputs):
+            raise UsageError(self._mixed(inputs, kwargs))
+        if not inspect.isclass(self.target):
+            self._refuse_tables(inputs)
+            return self.target(*inputs, **kwargs)
+        if not _takes_arguments(self.target):
+            self._refuse_arguments(inputs)
+        made = self.target(*inputs, **kwargs)
+        if isinstance(made, Operator):
+            object.__setattr__(made, "_flux_stage", StageWith(self, inputs, kwargs))
+        return made
+
+    def in_mode(self, output_mode: str) -> Stage:
+        """Return the same stage with another output mode."""
+        return Stage(
+            self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
+            self.durable,
+        )  # fmt: skip
+
+    def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        got = ", ".join([*(_kind(given) for given in inputs), *(f"{name}=..." for name in kwargs)])
+        first = ", ".join(
+            [
+                *(text_of(given, repr) for given in inputs if not is_input(given)),
+                *(f"{k}={text_of(v, repr)}" for k, v in kwargs.items()),
+            ]
+        )
+        return (
+            f"stage {self.name}: all inputs must be DataFrames, flows or sources; got ({got}). Arguments of the operator come "
+            f"first, in a call of their own: {self.name}({first[:200]})(input)"
+        )
+
+    def _refuse_tables(self, inputs: tuple[Any, ...]) -> None:
+        """Raise UsageError if a function is called with a value that is no batch and is often mistaken for an input."""
+        for given in inputs:
+            if wrong := _no_input(given, tables=False):
+                raise UsageError(f"stage {self.name}: {wrong}")
+
+    def _refuse_arguments(self, inputs: tuple[Any, ...]) -> None:
+        for given in inputs:
+            wrong = _no_input(given) or f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}"
+            raise UsageError(f"stage {self.name}: {wrong}")
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """Raise UsageError. Python calls this method if a class names the stage among its bases."""
+        raise UsageError(
+            f"stage {self.name} is no class any more, so no other can derive from it: derive from the class before it is "
+            f"decorated, or from {self.name}.target, and decorate the new class"
+        )
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") or attribute == "target":
+            raise AttributeError(attribute)
+        return getattr(self.target, attribute)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the stage by reference where its module can be imported, as any class or function is shipped. By value the class
+        would be a copy whose methods come from the module's own class, and their super() would not know the copy."""
+        return self.__qualname__ if _importable(self) else super().__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return f"<flux stage {self.name}>"
+
+
+class StageWith(Stage):
+    """A stage whose operators are made with arguments."""
+
+    def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(
+            stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
+            stage.name, stage.recovery, stage.durable,
+        )  # fmt: skip
+        self._stage, self._args, self._kwargs = stage, args, kwargs
+        self._arguments = ", ".join(
+            [
+                *(text_of(value, repr) for value in args),
+                *(f"{name}={text_of(value, repr)}" for name, value in kwargs.items()),
+            ]
+        )
+
+    def make(self) -> Operator:
+        return self._stage._made(self._args, self._kwargs)
+
+    def in_mode(self, output_mode: str) -> Stage:
+        return StageWith(self._stage.in_mode(output_mode), self._args, self._kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the stage, which decides itself how it is shipped, and the arguments."""
+        return StageWith, (self._stage, self._args, self._kwargs)
+
+    def __repr__(self) -> str:
+        return f"<flux stage {self.name}({self._arguments})>"
+
+
+@overload
+def stage(target: Callable[..., Any], /) -> Stage: ...
+@overload
+def stage(
+    *,
+    key: str | Sequence[str] | None = None,
+    partitions: int | None = None,
+    replicas: int = 1,
+    schema: Any = None,
+    output_mode: str | None = None,
+    name: str | None = None,
+    recovery: str = ACTIVE,
+    durable: bool = True,
+) -> Callable[[Any], Stage]: ...
+@checked("flux.stage")
+def stage(
+    target: Any = None,
+    /,
+    *,
+    key: str | Sequence[str] | None = None,
+    partitions: int | None = None,
+    replicas: int = 1,
+    schema: Any = None,
+    output_mode: str | None = None,
+    name: str | None = None,
+    recovery: str = ACTIVE,
+    durable: bool = True,
+) -> Any:
+    """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
+
+    key          column or columns by which rows find their partition; nulls form one group. None: batches go to
+                 partitions in rotation
+    partitions   1 to 4096; default ``spark.flux.partitions``
+    replicas     number of replicas of each partition, the primary included
+    schema       schema of the output: DDL string, StructType or pyarrow schema; a function without one keeps its input's
+    output_mode  for an Aggregate: "complete", the default, gives the result once, at the end of the input; "update" gives the
+                 changed groups after every step. The class may say it, too: ``output_mode = "update"``
+    name         default: the name of the class or function
+    recovery     work of the replicas beside the primary: "active" ones apply every step and go on at once when the primary is
+                 lost; a "standby" keeps a checkpoint and repeats the steps after it: slower then, cheaper until then;
+                 "upstream" ones keep nothing but the order: the rows since the last replay point are sent once more by their
+                 producers. For functions, and operators that define ``needs_from``
+    durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
+                 with False it does not start, and says why
+    """
+    if recovery not in RECOVERIES:
+        raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
+    if recovery != ACTIVE and replicas == 1:
+        raise UsageError(f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it")
+    if not isinstance(durable, bool):
+        raise UsageError(f"durable must be True or False; got {durable!r}")
+    columns = _key_columns(key)
+
+    def decorate(decorated: Any) -> Stage:
+        _check_decorated(decorated)
+        mode = _output_mode(decorated, output_mode)
+        made = Stage(decorated, columns, partitions, replicas, schema, mode, name, recovery, durable)
+        declared = getattr(decorated, "schema", None) if schema is None else schema
+        check_columns(f"stage {made.name}", declared)
+        if partitions is not None:
+            _check_range(made.name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
+        _check_range(
+            made.name, "replicas", replicas, REPLICAS_MAX, "it counts all copies: with 1 there is no copy to take over"
+        )
+        return made
+
+    return decorate if target is None else decorate(target)
+
+
+def _output_mode(decorated: Any, given: Any) -> str:
+    """Return the output mode of the decorator, or else that of the class of an aggregate."""
+    own = getattr(decorated, "output_mode", None) if inspect.isclass(decorated) else None
+    if given is not None and own is not None and given != own:
+        raise UsageError(
+            f"class {decorated.__name__} says output_mode = {own!r}, and its decorator output_mode={given!r}: say it once"
+        )
+    mode = given if given is not None else own if own is not None else OUTPUT_MODES[0]
+    if mode not in OUTPUT_MODES:
+        raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {mode!r}")
+    return str(mode)
+
+
+def _key_columns(key: Any) -> tuple[str, ...]:
+    """Return the key as a tuple of names. Raises UsageError with the form that is wanted."""
+    columns = () if key is None else (key,) if isinstance(key, str) else key
+    if isinstance(key, list | tuple) and not key:
+        raise UsageError(f"key={key!r} names no column: leave key out, and batches go to partitions in rotation")
+    if isinstance(columns, list | tuple) and all(isinstance(column, str) and column for column in columns):
+        twice = sorted({column for column in columns if columns.count(column) > 1})
+        if twice:
+            raise UsageError(f"key names column {twice[0]!r} twice; name each column once")
+        return tuple(columns)
+    hint = ""
+    if any(type(part).__module__.startswith("pyspark.") for part in (key if isinstance(key, list | tuple) else [key])):
+        hint = ". A stage knows no Columns: compute the key in the DataFrame, as in df.withColumn('day', ...), and name it here"
+    raise UsageError(
+        f"key must be the name of a column, or a list or tuple of names, as in key='user'; got {key!r}{hint}"
+    )
+
+
+def _check_decorated(decorated: Any) -> None:
+    if inspect.isclass(decorated) and not issubclass(decorated, Operator):
+        raise UsageError(f"class {decorated.__name__} must derive from flux.Operator or flux.Aggregate to be a stage")
+    if not callable(decorated) or isinstance(decorated, Operator | Stage):
+        raise UsageError(
+            f"flux.stage decorates a class or a function, got {type(decorated).__name__}. key, schema and the like are "
+            "given by name: @flux.stage(key='user')"
+        )
+    if inspect.isclass(decorated):
+        kind: Any = decorated
+        if kind.process is Operator.process:
+            raise UsageError(f"class {kind.__name__} must define process(self, batch)")
+        _check_both(kind)
+    elif (said := signature(decorated)) is not None and not takes(said, 1):
+        raise UsageError(
+            f"a function must take exactly one argument, the batch, to be a stage; got {named(decorated)}{said}"
+        )
+    elif gives_nothing(decorated):
+        raise UsageError(
+            f"function {named(decorated)} returns nothing, so the stage would lose all rows: return a batch, or yield batches. "
+            "To bring rows outside, end a flow in a sink: flow.foreach_batch(function)"
+        )
+
+
+def _check_both(decorated: type[Operator]) -> None:
+    """Raise UsageError if a class defines only one of two methods that need each other."""
+    gives, takes_ = decorated.snapshot is not Operator.snapshot, decorated.restore is not Operator.restore
+    if gives != takes_:
+        has, lacks = (
+            ("snapshot(self)", "restore(self, snapshot)") if gives else ("restore(self, snapshot)", "snapshot(self)")
+        )
+        raise UsageError(
+            f"class {decorated.__name__} defines {has} and not {lacks}: define both, so that the state comes back as it was "
+            "given, or neither: then it is what the attributes hold"
+        )
+
+
+def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}; {hint}")
+
+
+_STEP = (
+    "a stage does that, as in @flux.stage over def step(batch): return batch.{}, or do it in the DataFrame before it"
+)
+_GROUPS = "@flux.stage(key=...) over a class derived from flux.Aggregate groups rows"
+_WRITES = "flow.to_parquet(path) and flow.writeStream write its output"
+_LOOKS = "flow.explain() shows its stages and keys"
+_PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
+#: Names of methods of DataFrames that a flow does not have, each with its replacement in Flux.
+_OF_DATAFRAMES: dict[str, str] = {
+    **dict.fromkeys(("select", "selectExpr"), _STEP.format("select([...])")),
+    **dict.fromkeys(("filter", "where"), _STEP.format("filter(pc.field(...) > 0)")),
+    **dict.fromkeys(("drop", "dropDuplicates", "distinct", "limit"), _STEP.format("...")),
+    **dict.fromkeys(("withColumn", "withColumns", "withColumnRenamed"), _STEP.format("append_column(name, values)")),
+    **dict.fromkeys(("mapInArrow", "mapInPandas", "transform", "map"), _STEP.format("...")),
+    **dict.fromkeys(("groupBy", "groupby", "agg", "count", "rollup", "cube"), _GROUPS),
+    **dict.fromkeys(
+        ("join", "union", "unionByName", "unionAll", "crossJoin"),
+        "a stage with several inputs does that, as in Joined(a, b)",
+    ),
+    **dict.fromkeys(
+        ("orderBy", "sort"), "rows of a flow have no end to be sorted by; a stage may sort what it gives in finish()"
+    ),
+    **dict.fromkeys(("write", "writeTo"), _WRITES),
+    **dict.fromkeys(
+        ("foreach", "foreachPartition", "foreachBatch"), "flow.foreach_batch(function) calls a function for each batch"
+    ),
+    **dict.fromkeys(("schema", "columns", "dtypes", "printSchema"), _LOOKS),
+    **dict.fromkeys(("repartition", "coalesce", "rdd"), _PARTS),
+    **dict.fromkeys(
+        ("toPandas", "toArrow", "take", "head", "first", "tail", "toLocalIterator"),
+        "flow.collect() and flow.show() run it",
+    ),
+    **dict.fromkeys(("cache", "persist", "checkpoint"), "keep what toDF() returns to look at it twice"),
+    **dict.fromkeys(
+        ("alias", "createTempView", "createOrReplaceTempView"), "only its output as a DataFrame has a name in SQL"
+    ),
+    "withWatermark": "an operator keeps the latest time in its state, and context.set_timer calls it later",
+}
+
+
+class Flow(Outputs):
+    """A stage with its inputs. Stages chain: ``Second(First(df))``; a flow may feed several stages."""
+
+    def __init__(self, stage: Stage, inputs: list[Flow | Source]) -> None:
+        self.stage = stage
+        self.inputs = inputs
+
+    def connect(self, *inputs: Any) -> Flow:
+        """Add inputs to the flow that is there already; return the flow itself."""
+        self.inputs.extend(node(given) for given in inputs)
+        return self
+
+    def start(self, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
+        """Run as a query of its own in the background; ``keep_output=True`` for ``query.toDF()``, where the input ends. A flow
+        that gives rows and ends in no sink is refused without it; ``keep_output=False`` throws the rows away. Other options are
+        those of ``spark.flux.*`` with underscores. Returns before the workers have joined: ``query.wait_until_running(60)`` waits
+        for them."""
+        return flux.start(self, queryName=queryName, spark=spark, **options)
+
+    def toDF(self, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:  # noqa: N802
+        """Run to the end of the input and return the output as a DataFrame, held by Spark like a local checkpoint.
+
+        progress: show rows in, rows/s and backlog on the screen meanwhile. Options as for ``start``."""
+        return flux.to_df(self, spark=spark, progress=progress, **options)
+
+    def collect(self, spark: SparkSession | None = None, **options: Any) -> list[Any]:
+        """Run to the end of the input and return the output as a list of Spark's Rows. Options as for ``start``."""
+        return list(self.toDF(spark=spark, **options).collect())
+
+    def show(
+        self,
+        n: int = 20,
+        truncate: bool | int = True,
+        vertical: bool = False,
+        spark: SparkSession | None = None,
+        **options: Any,
+    ) -> None:
+        """Run to the end of the input and print the first ``n`` rows of the output, as ``DataFrame.show`` does. Every call
+        runs the flow once more: keep ``toDF()`` to look twice. Options as for ``start``."""
+        self.toDF(spark=spark, **options).show(n, truncate, vertical)
+
+    def explain(self, spark: SparkSession | None = None, **options: Any) -> None:
+        """Print a description of the query: sources, stages with keys, partitions and replicas, and policies. Options as for
+        ``start``; raises the errors that ``start`` would raise for a flow that does not fit."""
+        print(flux.explain(self, spark=spark, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_DATAFRAMES:
+            raise NoSuchAttribute(
+                f"a flow has no {name}: {_OF_DATAFRAMES[name]}. It is no DataFrame; flow.toDF() gives its output as one, "
+                "where the input ends"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"
+
+
+def _importable(stage: Stage) -> bool:
+    """Return whether another process finds this very stage by module and name."""
+    name = str(stage.__module__)
+    by_value: set[str] = set()
+    for pickler in ("cloudpickle", "pyspark.cloudpickle"):
+        listed = getattr(sys.modules.get(pickler), "list_registry_pickle_by_value", set)
+        by_value |= listed()
+    if name == "__main__" or any(name == shipped or name.startswith(f"{shipped}.") for shipped in by_value):
+        return False
+    try:
+        return operator.attrgetter(stage.__qualname__)(sys.modules.get(name)) is stage
+    except AttributeError:
+        return False
+
+
+def _takes_arguments(target: type) -> bool:
+    return any("__init__" in base.__dict__ for base in target.__mro__[:-1])
+
+
+def _is_dataframe(given: Any) -> bool:
+    return any(t.__name__ == "DataFrame" and t.__module__.startswith("pyspark.sql") for t in type(given).__mro__)
+
+
+def is_input(given: Any) -> bool:
+    """Return whether a value can be an input of a stage: a flow, a source or a DataFrame."""
+    return isinstance(given, Flow | Source) or _is_dataframe(given)
+
+
+def node(given: Any) -> Flow | Source:
+    """Return an input as part of a flow. Raises UsageError for any other value, with the way to make an input of it."""
+    if isinstance(given, Flow | Source):
+        return given
+    if _is_dataframe(given):
+        if getattr(given, "isStreaming", False):
+            raise UsageError(
+                "an input must be a batch DataFrame; this one is streaming (spark.readStream): give flux.stream(df, "
+                "checkpoint=...), which says where Spark keeps how far it is"
+            )
+        known = getattr(given, "_flux_source", None)
+        if known is None:
+            known = DataFrameSource("DataFrame", given)
+            given._flux_source = known  # one DataFrame that feeds two stages is read once
+        return known
+    raise UsageError(
+        _no_input(given) or f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}"
+    )
+
+
+def _kind(given: Any) -> str:
+    return "Source" if isinstance(given, Source) else type(given).__name__
+
+
+def _no_input(given: Any, tables: bool = True) -> str | None:
+    """Return the remedy for a value that is often mistaken for an input; None: there is none to name."""
+    kind = type(given)
+    wanted = "an input must be a DataFrame, a flow or a source, got "
+    if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
+        return f"{wanted}a pandas DataFrame; spark.createDataFrame(df) makes one of it"
+    if kind.__module__.startswith("pyspark.pandas"):
+        return f"{wanted}a pandas-on-Spark {kind.__name__}; df.to_spark() makes one of it"
+    if kind.__name__ == "GroupedData" and kind.__module__.startswith("pyspark."):
+        return f"{wanted}the result of groupBy; give the DataFrame itself, and name the columns in @flux.stage(key=...)"
+    if kind.__name__ in ("RDD", "PipelinedRDD") and kind.__module__.startswith("pyspark."):
+        return f"{wanted}an RDD; rdd.toDF(schema) makes one of it"
+    if isinstance(given, pa.Table) or (isinstance(given, pa.RecordBatch) and tables):
+        return (
+            f"{wanted}a pyarrow {kind.__name__}; spark.createDataFrame(table) makes one of it, and "
+            "flux.testing.apply(stage, batch) tries a stage on batches"
+        )
+    if isinstance(given, FlowTo):
+        return f"{wanted}{given!r}; its output goes into the sink, call this stage with the flow itself"
+    if isinstance(given, Stage):
+        return f"{wanted}the stage {given.name} itself; call it with its own input first: {given.name}(df)"
+    if inspect.isfunction(given) or (inspect.isclass(given) and issubclass(given, Operator)):
+        return f"{wanted}{named(given)}, which is no stage: decorate it with @flux.stage, and call that with its input first"
+    return None

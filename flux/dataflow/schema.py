@@ -1,0 +1,266 @@
+"""Schemas in Spark's DDL, read without Spark, so that a stage can be tried where there is no session.
+
+schema  = field {"," field}
+field   = name [":"] type ["NOT NULL"] ["COMMENT" string]
+type    = simple | "DECIMAL" ["(" p ["," s] ")"] | "ARRAY" "<" type ">" | "MAP" "<" type "," type ">"
+        | "STRUCT" "<" [schema] ">"
+
+Columns found by name, as Spark finds them: by the exact name first, else by the only name that differs in case alone.
+
+Checks of values that users give: functions with their arguments, schemas with their columns.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import re
+from collections.abc import Sequence
+from types import CodeType
+from typing import Any
+
+import pyarrow as pa
+
+from flux.errors import SchemaError
+from partitioning.hashing import check_key_type
+
+
+def positions(schema: pa.Schema, column: str, case_sensitive: bool = False) -> list[int]:
+    """Return the positions of the columns of that name. Callers expect one position, and word the error for none or several."""
+    exact: list[int] = schema.get_all_field_indices(column)
+    if exact or case_sensitive:
+        return exact
+    folded = column.casefold()
+    return [at for at, name in enumerate(schema.names) if name.casefold() == folded]
+
+
+def position(schema: pa.Schema, column: str) -> int:
+    """Return the position of a column that is known to be there once."""
+    (at,) = positions(schema, column)
+    return at
+
+
+def picked(batch: pa.RecordBatch, columns: Sequence[int] | None) -> pa.RecordBatch:
+    """Return a view of the batch with these of its columns alone; None: with all."""
+    return batch if columns is None else batch.select(columns)
+
+
+def check_key(key: Sequence[str], schema: pa.Schema, case_sensitive: bool = False) -> None:
+    """Raise SchemaError or KeyTypeError unless each key column is there once and can be hashed."""
+    for column in key:
+        found = positions(schema, column, case_sensitive)
+        if len(found) != 1:
+            problem = "is the name of several columns" if found else "is not a column"
+            raise SchemaError(f"key {column!r} {problem} of its input; there are {', '.join(schema.names)}")
+        check_key_type(column, schema.field(found[0]).type)
+
+
+_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(\w+)|([<>(),:]))")
+_SIMPLE = {
+    "BOOLEAN": pa.bool_(),
+    "BYTE": pa.int8(),
+    "TINYINT": pa.int8(),
+    "SHORT": pa.int16(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "INTEGER": pa.int32(),
+    "LONG": pa.int64(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "REAL": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+    "VOID": pa.null(),
+}
+_DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
+
+
+def parse_ddl(text: str) -> pa.Schema:
+    """Return the pyarrow schema that Spark makes of a text in a session whose time zone is UTC. SchemaError shows the place."""
+    parser = _Parser(text)
+    fields = parser.fields()
+    parser.end()
+    return pa.schema(fields)
+
+
+class _Parser:
+    """Parser of one text. ``word`` is the next token as it is written, in upper case but for strings and names in backquotes; ""
+    at the end. ``name`` is the same token as the name of a column; "" if it cannot be one."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at, self._start = text, 0, 0
+        self.word = self.name = ""
+        self._advance()
+
+    def fields(self) -> list[pa.Field]:
+        made = [self._field()]
+        while self._took(","):
+            made.append(self._field())
+        return made
+
+    def end(self) -> None:
+        if self.word:
+            raise self._wrong("a comma or the end")
+
+    def _field(self) -> pa.Field:
+        if not self.name:
+            raise self._wrong("the name of a column")
+        name = self.name
+        self._advance()
+        self._took(":")
+        type_ = self._type()
+        nullable = True
+        if self._took("NOT"):
+            self._expect("NULL")
+            nullable = False
+        if self._took("COMMENT"):
+            if self.word[:1] not in ("'", '"'):
+                raise self._wrong("a comment in quotes")
+            self._advance()
+        return pa.field(name, type_, nullable)
+
+    def _type(self) -> pa.DataType:
+        word, start = self.word, self._start
+        if not self.name:
+            raise self._wrong("a type")
+        self._advance()
+        if word in _SIMPLE:
+            return _SIMPLE[word]
+        if word in _DECIMALS:
+            precision, scale = (*self._numbers(2), 0, 0)[:2]
+            return pa.decimal128(precision or 10, scale)
+        if word == "ARRAY":
+            (element,) = self._arguments(1)
+            return pa.list_(pa.field("element", element))
+        if word == "MAP":
+            key, value = self._arguments(2)
+            return pa.map_(key, value)
+        if word == "STRUCT":
+            return self._struct()
+        self._start = start
+        raise self._wrong(f"a type such as STRING, BIGINT, DOUBLE, DECIMAL(10,2), TIMESTAMP or ARRAY<INT>, not {word}")
+
+    def _struct(self) -> pa.DataType:
+        self._expect("<")
+        if self._took(">"):
+            return pa.struct([])
+        fields = self.fields()
+        self._expect(">")
+        return pa.struct(fields)
+
+    def _arguments(self, count: int) -> list[pa.DataType]:
+        self._expect("<")
+        made = [self._type()]
+        while len(made) < count:
+            self._expect(",")
+            made.append(self._type())
+        self._expect(">")
+        return made
+
+    def _numbers(self, most: int) -> list[int]:
+        numbers: list[int] = []
+        if self._took("("):
+            while not self._took(")"):
+                if numbers:
+                    self._expect(",")
+                if not self.word.isdigit() or len(numbers) == most:
+                    raise self._wrong("a number" if len(numbers) < most else ")")
+                numbers.append(int(self.word))
+                self._advance()
+        return numbers
+
+    def _took(self, word: str) -> bool:
+        if self.word != word:
+            return False
+        self._advance()
+        return True
+
+    def _expect(self, word: str) -> None:
+        if not self._took(word):
+            raise self._wrong(word)
+
+    def _advance(self) -> None:
+        found = _TOKEN.match(self._text, self._at)
+        rest = self._text[self._at :]
+        self._start = self._at + len(rest) - len(rest.lstrip())
+        if found is None:
+            if rest.strip():
+                raise self._wrong("a name, a type or punctuation")
+            self.word = self.name = ""
+            return
+        self._at = found.end()
+        quoted, string, plain, mark = found.groups()
+        self.name = quoted.replace("``", "`") if quoted else plain or ""
+        self.word = f"`{quoted}`" if quoted else string or mark or plain.upper()
+
+    def _wrong(self, expected: str) -> SchemaError:
+        shown = self._text[self._start : self._start + 20]
+        return SchemaError(f"cannot read the schema {self._text!r}: expected {expected} at {shown or 'its end'!r}")
+
+
+def named(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def signature(function: Any) -> inspect.Signature | None:
+    """Return the signature of a function; None: it is unknown, as for some functions that are written in C."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def takes(signature: inspect.Signature, arguments: int) -> bool:
+    """Return whether a function can be called with this number of arguments."""
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def gives_nothing(function: Any) -> bool:
+    """Return whether a function certainly returns None from each call: it has no ``return`` with a value, and no ``yield``. A
+    function that always raises is not among them."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):  # a method has the code of its function
+        function = vars(type(function)).get("__call__")
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or code.co_flags & _GIVES_LATER:
+        return False
+    found = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "NOP")]
+    returns = [at for at, each in enumerate(found) if each.opname in ("RETURN_VALUE", "RETURN_CONST")]
+    return bool(returns) and all(_is_none(found, at) for at in returns)
+
+
+#: Flags of code that gives its values later: generators and coroutines.
+_GIVES_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _is_none(found: list[dis.Instruction], at: int) -> bool:
+    """Return whether a return instruction returns None in any case, whichever instructions came before."""
+    if found[at].opname == "RETURN_CONST":
+        return found[at].argval is None
+    before = found[at - 1]
+    return before.opname == "LOAD_CONST" and before.argval is None and not found[at].is_jump_target
+
+
+def check_columns(what: str, declared: Any) -> None:
+    """Raise SchemaError if a column name is there twice, as far as that can be told without a session."""
+    if isinstance(declared, str):
+        try:
+            declared = parse_ddl(declared)
+        except SchemaError:
+            return  # Spark may be able to read it, and is asked once there is a session
+    given: Any = getattr(declared, "names", ())
+    names = given if isinstance(given, list) else []
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaError(f"{what}: its schema has column {name!r} twice; give each column a name of its own")

@@ -1,1 +1,0 @@
-"""Durable state, which outlives all workers and the driver: checkpoints and the order of steps, in a directory."""

@@ -1,0 +1,511 @@
+"""The receiving end of one stream at one worker, as a state machine without I/O (design: handshake, credit).
+
+Law: each partition takes every sequence once and in order. A repetition is dropped and counted. A message of another
+handshake is dropped too. A message after a gap changes nothing and leads to a new handshake.
+
+Left to others: applying slices (replica), sockets (transport).
+
+The progress of each partition of a worker in one stream (design: consumers-at).
+
+Nearly all partitions are equally far: the rows of a message come to all of them at once. So the progress is one number, and a
+number for each partition ahead of it, not one for each partition of the stage.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import replace
+
+from flux.exchange.log import WORDS, End, Word
+from flux.exchange.marks import Marks
+from flux.exchange.slices import RowNumbers, SliceRun, unpack, without_numbers
+from flux.wire.messages import Ack, AppliedThrough, Data, ElementKind, Mark, Needed, Reset, Resume
+from partitioning.ids import StreamId
+
+
+class PartitionProgress:
+    """The next sequence that each joined partition needs: ``received[p]``."""
+
+    def __init__(self) -> None:
+        self.least = 0
+        self._ahead: dict[int, int] = {}  # partitions ahead of it
+
+    def __getitem__(self, partition: int) -> int:
+        return self._ahead.get(partition, self.least)
+
+    def join(self, partition: int, at: int, others: Collection[int]) -> None:
+        """Add a partition that needs ``at``. ``others`` have joined before."""
+        self._ahead.pop(partition, None)
+        if not others:
+            self.least, self._ahead = at, {}
+        elif at < self.least:
+            self._ahead = {other: self[other] for other in others}
+            self.least = at
+        elif at > self.least:
+            self._ahead[partition] = at
+            if len(self._ahead) > len(others):  # the partition was the last that needed the least
+                self._rise(min(self._ahead.values()))
+
+    def leave(self, partition: int, others: Collection[int]) -> None:
+        """Remove a partition. ``others`` stay."""
+        self._ahead.pop(partition, None)
+        if not others:
+            self.least, self._ahead = 0, {}
+        elif len(self._ahead) >= len(others):
+            self._rise(min(self._ahead.values()))
+
+    def reach(self, end: int) -> None:
+        """Note that all partitions have everything below ``end``."""
+        if end > self.least:
+            self._rise(end)
+
+    def _rise(self, least: int) -> None:
+        self.least = least
+        if self._ahead:
+            self._ahead = {partition: at for partition, at in self._ahead.items() if at > least}
+
+    @property
+    def most(self) -> int:
+        return max(self._ahead.values(), default=self.least)
+
+    def behind(self, end: int, members: Iterable[int]) -> list[int]:
+        """Return the ``members`` that need something below ``end``."""
+        if end <= self.least:
+            return []
+        return [partition for partition in members if self[partition] < end]
+
+
+@dataclass(slots=True)
+class Packet:
+    """One received message. Its bytes count against the stream's credit until its last slice is applied."""
+
+    inbound: Inbound
+    nbytes: int
+    pending: int
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """An element of a stream in one partition, waiting to be applied: one of the two classes below.
+
+    ``held``: it counts against the stream's credit. Slices of a secondary do not (design: secondary-credit)."""
+
+    stream: StreamId
+    sequence: int
+    packet: Packet
+    input: int
+    created: float
+    held: bool
+
+    @property
+    def first(self) -> int:
+        """The first batch with rows in it; ``sequence`` is the last."""
+        return self.sequence
+
+    @property
+    def rows(self) -> int:
+        return 0
+
+    @property
+    def ends_stream(self) -> bool:
+        return False
+
+
+class RowSlice(Slice, frozen=True):
+    """Rows of one batch; or of the batches of a ``run`` that ends with ``sequence``; or numbered rows, of which ``sequence`` is
+    the last."""
+
+    batch: pa.RecordBatch
+    run: SliceRun | RowNumbers | None = None
+
+    @property
+    def rows(self) -> int:
+        return int(self.batch.num_rows)
+
+    @property
+    def first(self) -> int:
+        return self.sequence if self.run is None else self.run.first
+
+    def rows_through(self, through: int) -> int:
+        """Count the rows of the batches through this one."""
+        parts = None if self.run is None else self.run.cut(through, exact=False)
+        if parts is not None:
+            return parts[0].rows_in_all
+        return self.rows if self.sequence <= through else 0
+
+    def cut(self, through: int, partition: int, exact: bool = True) -> tuple[RowSlice, RowSlice] | None:
+        """Cut behind a batch; None: one of the two parts would have no rows, or the batch is none of the slice's and is to be
+        ``exact``. The parts are applied one after the other."""
+        runs: tuple[SliceRun | RowNumbers, SliceRun | RowNumbers] | None
+        runs = None if self.run is None else self.run.cut(through, exact)
+        if runs is None:
+            return None
+        rows = runs[0].rows_in_all
+        parts = self.batch.slice(0, rows), self.batch.slice(rows)
+        mine, theirs = runs
+        some = replace(self, sequence=mine.last, batch=parts[0], run=mine.several())
+        others = replace(self, sequence=theirs.last, batch=parts[1], run=theirs.several())
+        self.packet.pending += self.held
+        self.packet.inbound.note_cut(partition, some.first, others.first)
+        return some, others
+
+
+class WordSlice(Slice, frozen=True):
+    """An element without rows, which comes to every partition."""
+
+    word: Word
+
+    @property
+    def ends_stream(self) -> bool:
+        return isinstance(self.word, End)
+
+
+class Delivery(NamedTuple):
+    """A slice, and its partition."""
+
+    partition: int
+    slice: Slice
+
+
+class Spoilt(NamedTuple):
+    """The last batch that could not be decoded, and the number of times in a row."""
+
+    sequence: int
+    times: int
+
+
+@dataclass
+class Counters:
+    """Counts of refused messages and slices.
+
+    ``duplicate``: slices taken before; ``stale``: of another handshake, life or epoch; ``refused``: from connections that have
+    not proved the secret, or that no process of this query would send; ``switched``: streams that went on from another replica
+    of their producer."""
+
+    duplicate: int = 0
+    stale: int = 0
+    gap: int = 0
+    misrouted: int = 0
+    refused: int = 0
+    malformed: int = 0
+    switched: int = 0
+
+
+class Inbound:
+    """The receiving end of one stream. ``received[p]`` is the next sequence that partition p needs, of the joined partitions."""
+
+    def __init__(self, stream: StreamId, input: int, credit: int, marked: bool = True, numbered: bool = False) -> None:
+        """Begin without a connection. ``marked``: the producer may have to read its input again, and keeps checksums;
+        ``numbered``: its rows carry their numbers."""
+        self.stream = stream
+        self.input = input
+        self.credit = credit
+        self.received = PartitionProgress()
+        self.incarnation = -1
+        self.connection: Hashable = None
+        self.epoch = -1  # the epoch of the table that the producer went by when it said Hello
+        self.read_from = -1  # worker whose replica of the producer is read; -1: not a stage's, or none yet
+        self.offers: dict[int, Hashable] = {}  # worker -> connection on which its replica of the producer said Hello
+        self.offered: dict[int, int] = {}  # worker -> epoch of the table that it went by then
+        self.nonce = -1
+        self.number = 0
+        self.broken = False
+        self.received_bytes = 0
+        self.held_bytes = 0
+        self.marks = Marks()
+        self.shown: list[Mark] = []  # the marks as the producer's earlier lives had left them
+        self._marked = marked
+        self.numbered = numbered
+        self.waiting: dict[int, deque[int]] = {}  # partition -> first batch of each slice received and not yet applied
+        self.cuts = 0
+        #: Copies of state on their way from this worker: (partition, worker, incarnation) of the new replica -> the next batch
+        #: that it will want. Until the replica is live, this worker speaks for it.
+        self.copies: dict[tuple[int, int, int], int] = {}
+        self.ack_due = False
+        self.unacked_bytes = 0
+        self._spoilt = Spoilt(-1, 0)
+        self.urgent = (
+            False  # rows are admitted without credit, because the rows that use it up may wait for these very rows
+        )
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
+        assert self.held_bytes >= 0, "bytes were given back twice"
+        # held_bytes may exceed received_bytes, which begin anew with each handshake: slices of the handshake before may still
+        # wait.
+        assert self.unacked_bytes >= 0, "acked what has not come"
+        assert self.nonce < 0 or self.connection is not None, "data is expected on no connection"
+        for partition, waiting in self.waiting.items():
+            if waiting:
+                assert waiting[0] <= waiting[-1] < self.received[partition], f"partition {partition} out of order"
+
+    def validate_marks(self, hosted: Collection[int]) -> None:
+        if hosted:
+            self.marks.validate(self._applied_by_all(hosted))
+
+    # ---- handshake
+
+    def greet(self, incarnation: int, connection: Hashable, nonce: int, epoch: int = 0, read_from: int = -1) -> None:
+        """Start over on a new connection."""
+        if 0 <= self.incarnation < incarnation:
+            # Kept and shown with every Resume to this life, because the first Resume may be lost.
+            self.shown = self.marks.shown()
+        self.incarnation = incarnation
+        self.connection = connection
+        self.epoch = epoch
+        self.read_from = read_from
+        self.nonce = nonce
+        self.number = 0
+        self.broken = False
+        self.received_bytes = 0
+
+    def resume(
+        self, epoch: int, hosted: Collection[int], others: Sequence[AppliedThrough] = (), front: int = 0
+    ) -> Resume:
+        ack = self.ack(epoch, hosted, others)
+        return Resume(
+            *self.stream, self.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
+            ack.through, ack.behind, ack.granted, self.shown, front,
+        )  # fmt: skip
+
+    def leave(self) -> None:
+        """Leave the connection, until a producer says Hello."""
+        self.connection, self.read_from, self.nonce, self.epoch = None, -1, -1, -1
+
+    # ---- data
+
+    def take(
+        self,
+        message: Data,
+        batches: Sequence[pa.RecordBatch],
+        hosted: Collection[int],
+        secondary: Collection[int],
+        counters: Counters,
+    ) -> list[Delivery] | Reset:
+        """Take a message. Return slices to queue, with their partitions; or a Reset after a gap; or nothing for an old message.
+        ``secondary`` are hosted partitions that follow a primary elsewhere."""
+        if message.nonce != self.nonce or self.broken:
+            counters.stale += 1
+            return []
+        if message.number != self.number or (hosted and message.first > self.received.least):
+            counters.gap += 1
+            self.broken = True  # later messages with this nonce cannot be in order either
+            return Reset(*self.stream, f"message {message.number} came where {self.number} was expected")
+        self.number += 1
+        nbytes = message.nbytes
+        self.received_bytes += nbytes
+        packet = Packet(self, nbytes, 0)
+        slices = self._slices(message, batches, hosted, secondary, packet, counters)
+        if hosted:
+            self.received.reach(message.sequence + 1)
+        packet.pending = sum([slice_.held for _, slice_ in slices])
+        if packet.pending:
+            self.held_bytes += nbytes
+        else:
+            self.unacked_bytes += nbytes
+            self.ack_due = True
+        for partition, slice_ in slices:
+            self.waiting.setdefault(partition, deque()).append(slice_.first)
+        # The mark is noted last, when the slices of this message already count as not applied.
+        mark = message.mark if self.numbered else Mark(message.sequence, message.checksum) if self._marked else None
+        if mark is not None and mark.sequence > self.marks.newest.sequence:
+            self.marks.newest = mark
+            if mark.sequence >= self.marks.due:
+                self.marks.keep(lambda: self._applied_by_all(hosted))
+        return slices
+
+    def _slices(
+        self,
+        message: Data,
+        batches: Sequence[pa.RecordBatch],
+        hosted: Collection[int],
+        secondary: Collection[int],
+        packet: Packet,
+        counters: Counters,
+    ) -> list[Delivery]:
+        slices: list[Delivery] = []
+        if message.batches:
+            runs = unpack(batches[0], message.batches, message.rows, message.counts)
+            for partition, (found, rows) in zip(message.partitions, runs, strict=True):
+                if partition not in hosted:
+                    counters.misrouted += 1
+                elif self.numbered:
+                    slices += self._of_numbers(message, packet, partition, rows, secondary, counters)
+                else:
+                    had = bisect_left(found.sequences, self.received[partition])
+                    counters.duplicate += had > 0
+                    if had < len(found.rows):
+                        part = self._of_run(message, packet, found, rows, had, partition not in secondary)
+                        slices.append(Delivery(partition, part))
+            return slices
+        sequence, created, received = message.sequence, message.created, self.received
+        index = 0
+        for run, batch in zip(message.runs, batches, strict=True):
+            offset = 0
+            named = slice(index, index + run)
+            for partition, rows in zip(message.partitions[named], message.rows[named], strict=True):
+                if partition not in hosted:
+                    counters.misrouted += 1
+                elif self.numbered:
+                    part = batch.slice(offset, rows)
+                    slices += self._of_numbers(message, packet, partition, part, secondary, counters)
+                elif received[partition] > sequence:
+                    counters.duplicate += 1
+                else:
+                    held, part = partition not in secondary, batch.slice(offset, rows)
+                    one = RowSlice(self.stream, sequence, packet, self.input, created, held, part)
+                    slices.append(Delivery(partition, one))
+                offset += rows
+            index += run
+        if message.element != ElementKind.ROWS:
+            slices += self._words(message, packet, hosted, secondary, counters)
+        return slices
+
+    def _of_numbers(
+        self,
+        message: Data,
+        packet: Packet,
+        partition: int,
+        numbered: pa.RecordBatch,
+        secondary: Collection[int],
+        counters: Counters,
+    ) -> Iterator[Delivery]:
+        """Yield numbered rows, without those that the partition has: an earlier life may have cut them elsewhere."""
+        batch, numbers = without_numbers(numbered)
+        had = numbers.before(self.received[partition])
+        counters.duplicate += had > 0
+        if had < len(numbers.numbers):
+            if had:
+                batch, numbers = batch.slice(had), RowNumbers(numbers.numbers[had:])
+            held = partition not in secondary
+            about = self.stream, numbers.last, packet, self.input, message.created, held
+            yield Delivery(partition, RowSlice(*about, batch, numbers))
+
+    def _words(
+        self,
+        message: Data,
+        packet: Packet,
+        hosted: Collection[int],
+        secondary: Collection[int],
+        counters: Counters,
+    ) -> Iterator[Delivery]:
+        """Yield an element without rows, for every partition that does not have it."""
+        word = WORDS[message.element]
+        for partition in hosted:
+            if self.received[partition] > message.sequence:
+                counters.duplicate += 1
+                continue
+            held = partition not in secondary
+            about = self.stream, message.sequence, packet, self.input, message.created, held
+            yield Delivery(partition, WordSlice(*about, word))
+
+    def _of_run(
+        self, message: Data, packet: Packet, run: SliceRun, batch: pa.RecordBatch, had: int, held: bool
+    ) -> RowSlice:
+        """Return the rows of a run for one partition, without the first batches, which it ``had`` before."""
+        if had:
+            batch, run = batch.slice(sum(run.rows[:had])), run.from_(had)
+        return RowSlice(
+            self.stream, run.last, packet, self.input, message.created, held, batch, run.several()
+        )  # fmt: skip
+
+    def note_cut(self, partition: int, first: int, second: int) -> None:
+        """Note that a waiting slice of this partition is two from now on, which begin with these batches."""
+        self.cuts += 1
+        waiting = self.waiting[partition]
+        waiting.insert(waiting.index(first) + 1, second)
+
+    def spoilt(self, sequence: int) -> int:
+        """Note that a batch cannot be decoded, so that later messages with this nonce cannot be in order either. Return the
+        number of times in a row."""
+        self.broken = True
+        self._spoilt = Spoilt(sequence, self._spoilt.times + 1 if self._spoilt.sequence == sequence else 1)
+        return self._spoilt.times
+
+    # ---- progress
+
+    def applied(self, partition: int, slice_: Slice) -> None:
+        """Note that the oldest waiting slice of the partition has been applied to its state and its output log."""
+        assert self.waiting[partition][0] == slice_.first
+        self.waiting[partition].popleft()
+        packet = slice_.packet
+        packet.pending -= slice_.held
+        if slice_.held and packet.pending == 0:
+            self.held_bytes -= packet.nbytes
+            self.unacked_bytes += packet.nbytes
+        self.ack_due = True
+
+    @property
+    def ack_urgent(self) -> bool:
+        """The producer may be short of credit unless it hears soon."""
+        return self.unacked_bytes * 4 >= self.credit
+
+    def discard(self, partition: int, slices: Sequence[Slice], others: Collection[int]) -> None:
+        """Discard the waiting slices of a partition whose replica is gone. ``others`` stay."""
+        self.waiting.pop(partition, None)
+        self.received.leave(partition, others)
+        for slice_ in slices:
+            slice_.packet.pending -= slice_.held
+            if slice_.held and slice_.packet.pending == 0:
+                self.held_bytes -= slice_.packet.nbytes
+        self.ack_due = True
+
+    def next_to_apply(self, partition: int) -> int:
+        """Return the sequence of the first batch that the partition's state does not have yet."""
+        waiting = self.waiting.get(partition)
+        return waiting[0] if waiting else self.received[partition]
+
+    def _with_copies(self, behind: list[AppliedThrough], hosted: Collection[int]) -> list[AppliedThrough]:
+        """Correct an ack, so that no partition is ahead of a copy of its state that is on its way."""
+        said = dict(behind)
+        for (partition, _, _), wanted in self.copies.items():
+            if partition in hosted:
+                said[partition] = min(said.get(partition, wanted), wanted - 1)
+        return [AppliedThrough(*each) for each in said.items()]
+
+    def _applied_by_all(self, hosted: Collection[int]) -> int:
+        return min([*map(self.next_to_apply, hosted), *self.copies.values()], default=0) - 1
+
+    def settle(self, mark: Mark) -> None:
+        """Note that all replicas here have their rows through the mark, and that no later life begins before it. Partitions
+        that got none of these rows learn of it in this way only."""
+        self.received.reach(mark.sequence + 1)
+        self.marks.settle(mark)
+        self.ack_due = True
+
+    def adopt(self, incarnation: int, marks: Sequence[Mark]) -> None:
+        """Adopt the marks of a replica that comes from another worker, which has read the stream for it until now, last from
+        life ``incarnation`` of the producer.
+
+        Its marks are shown even to a life that has greeted already, because all marks of this worker may lie beyond the
+        replica's position."""
+        if self.connection is None and marks and marks[-1].sequence > self.marks.newest.sequence:
+            self.incarnation = incarnation
+        self.marks.merge(marks)
+        shown = {mark.sequence: mark for mark in (*self.shown, *marks)}
+        self.shown = [shown[sequence] for sequence in sorted(shown)]
+
+    def ack(self, epoch: int, hosted: Collection[int], others: Sequence[AppliedThrough] = ()) -> Ack:
+        """Make a cumulative ack of everything applied, and the credit that follows from the bytes still held. ``others`` are
+        partitions that the table places here and that do not read."""
+        through = self.received.most - 1 if hosted else -1
+        behind = [
+            AppliedThrough(p, self.received[p] - 1)
+            for p in self.received.behind(through + 1, hosted)
+            if not self.waiting.get(p)
+        ]
+        behind += [AppliedThrough(p, waiting[0] - 1) for p, waiting in self.waiting.items() if waiting and p in hosted]
+        if self.copies:
+            behind = self._with_copies(behind, hosted)
+        behind += others
+        self.ack_due = False
+        self.unacked_bytes = 0
+        held = 0 if self.urgent else self.held_bytes
+        granted = self.received_bytes + max(self.credit - held, 0)
+        return Ack(*self.stream, self.nonce, epoch, through, behind, granted)

@@ -1,0 +1,149 @@
+"""The log of a stream: a batch stays until every consumer that may still ask for it has acked it (design: log,
+eviction).
+
+One deque serves as the retransmission log of SIGMOD 2004 and, because each destination has a cursor of its own, as the
+buffer for short imbalances of ICDE 2003. Law: bytes <= bytes_max + one batch, and a batch is never dropped, only
+evicted when acked.
+
+The elements of a stream: rows, or a word for every partition of the consumer (design: element, end-of-stream).
+
+All elements are numbered, logged, sent, acked and ordered alike. Only the two ends of a stream look into them: the owner of the
+producer, and the replica that applies them. ``WORDS`` lists the elements without rows. A new one needs a class, a line there,
+and its meaning for a replica.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from flux.wire.messages import ElementKind, Mark
+from partitioning import kernels
+from partitioning.clustering import Clustered
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """A batch, clustered by partition. It goes to the partitions that have rows in it."""
+
+    data: Clustered
+    kind: ClassVar[ElementKind] = ElementKind.ROWS
+
+
+class End(msgspec.Struct, frozen=True):
+    """The end of the stream."""
+
+    kind: ClassVar[ElementKind] = ElementKind.END
+
+
+Element = Rows | End
+Word = End
+
+#: Elements without rows, which go to every partition.
+WORDS: dict[ElementKind, Word] = {End.kind: End()}
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """One element in a log.
+
+    ``touches`` (int32) are the partitions that have rows in it, or must hear of it; ``nbytes`` is its share of the log's bound.
+    ``begin`` is the first row of a batch of numbered rows; ``mark`` the newest mark of such rows through this entry."""
+
+    sequence: int
+    element: Element
+    touches: np.ndarray
+    nbytes: int
+    checksum: int
+    created: float
+    begin: int = -1
+    mark: Mark | None = None
+
+
+@dataclass
+class LogMeter:
+    """Bytes in all logs of a process: now, and the highest number until now."""
+
+    bytes: int = 0
+    peak: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.peak = max(self.peak, self.bytes)
+
+
+class Log:
+    """Entries ``base`` to ``end`` - 1, the oldest first. Numbers may be missing: an entry of numbered rows has the number of
+    its last row, and rows may have gaps between them."""
+
+    def __init__(self, bytes_max: int, meter: LogMeter | None = None, base: int = 0, partitions: int = 0) -> None:
+        self.gone = np.full(partitions, -1, np.int64)  # by partition: the highest evicted sequence with rows for it
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.meter = meter or LogMeter()
+        self.base = self.end = base
+        self._entries: deque[LogEntry] = deque()
+        self._held_by = (-1, -1)  # the oldest entry, and a partition that has not acked it
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def has_room(self) -> bool:
+        return self.bytes < self.bytes_max
+
+    def append(self, entry: LogEntry) -> None:
+        assert self.end == entry.sequence if entry.begin < 0 else self.end <= entry.begin, (entry, self.end)
+        self._entries.append(entry)
+        self.end = entry.sequence + 1
+        self.bytes += entry.nbytes
+        self.meter.add(entry.nbytes)
+
+    def __getitem__(self, sequence: int) -> LogEntry:
+        """Return the first entry from ``sequence`` on."""
+        assert self.base <= sequence < self.end, (self.base, sequence, self.end)
+        if len(self._entries) == self.end - self.base:
+            return self._entries[sequence - self.base]
+        return self._entries[bisect_left(self._entries, sequence, key=lambda entry: entry.sequence)]
+
+    def entries(self) -> list[LogEntry]:
+        return list(self._entries)
+
+    def evict(self, acked: np.ndarray) -> int:
+        """Drop the oldest entries that all partitions they touch have acked, and return their number. ``acked[p]`` is the
+        highest sequence that every replica of partition p has acked."""
+        dropped = 0
+        while self._entries:
+            head = self._entries[0]
+            sequence, partition = self._held_by
+            if sequence == head.sequence and acked[partition] < sequence:
+                break  # called for every ack, and most acks change nothing for the oldest entry
+            first = kernels.first_below(acked, head.touches, head.sequence)
+            if first >= 0:
+                self._held_by = head.sequence, int(head.touches[first])
+                break
+            self._entries.popleft()
+            self.bytes -= head.nbytes
+            self.meter.add(-head.nbytes)
+            self.base = head.sequence + 1
+            dropped += 1
+            if len(self.gone):
+                self.gone[head.touches] = head.sequence
+        return dropped
+
+    def begin_at(self, sequence: int, settled: bool = False) -> None:
+        """Begin at ``sequence``. Entries before it were never here. ``settled``: no consumer misses them."""
+        assert not self._entries
+        self.base = self.end = sequence
+        if not settled:
+            self.gone[:] = sequence - 1
+
+    def clear(self) -> None:
+        """Give up the stream. No consumer will ask this process for its batches."""
+        self.meter.add(-self.bytes)
+        self.bytes = 0
+        self.base = self.end
+        self._entries.clear()

@@ -1,0 +1,623 @@
+"""The sending end of one stream, as a state machine without I/O (design: stream, log, credit).
+
+Law: a batch stays in the log until every replica of every partition with rows in it has acked it. Each worker gets its
+slices in order, each once per handshake, never beyond the credit granted. A destination without credit holds back its
+own cursor only.
+
+Left to others: clustering (partitioning.clustering), frames (codec), sockets (transport).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from flux.errors import RefusedError
+from flux.exchange.consumer_map import Consumers
+from flux.exchange.consumer_progress import NOBODY, OWES, UNKNOWN, ConsumerProgress, OutgoingEntries, Spans
+from flux.exchange.log import End, Log, LogEntry, LogMeter, Rows, Word
+from flux.exchange.replay_check import Beginning, PriorAttempts
+from flux.exchange.retention import CheckpointRequests, Settling, idle
+from flux.exchange.slices import RUN_ROWS
+from flux.wire.messages import (
+    Ack,
+    Hello,
+    Mark,
+    Passed,
+    Press,
+    ReadsElsewhere,
+    Refuse,
+    Reset,
+    Resume,
+    ToPort,
+    ToProducer,
+    end_mark,
+)
+from partitioning import kernels
+from partitioning.clustering import Clustered
+from partitioning.ids import StreamId
+from partitioning.table import Table
+
+#: No sequence is held back.
+NEVER = 1 << 62
+_NONE, _NOWHERE = np.empty(0, np.int64), np.empty((0, 0), bool)
+#: In resend timeouts: time between two greetings of a consumer that reads from another replica of the producer.
+STANDBY_PATIENCE = 4
+#: In resend timeouts: the longest time that a stream with rows to send stands still after any loss and any silence. A consumer
+#: that comes back from a long step finds one greeting for each such time. These cost little, because everything sent before
+#: them is received before them.
+PATIENCE_MAX = 4.0
+
+
+class ToWorker(msgspec.Struct, frozen=True):
+    """Effect: send a message (and, for Data, its record batches) to the data port of a worker."""
+
+    worker: int
+    message: ToPort
+    batches: tuple[pa.RecordBatch, ...] = ()
+    payload: bytes | memoryview | None = None
+
+
+class Producer:
+    """The sending end of one stream. Its owner appends, ``poll`` gives the messages to send, and ``on_*`` take the answers."""
+
+    def __init__(
+        self,
+        stream: StreamId,
+        incarnation: int,
+        partitions: int,
+        log_bytes_max: int,
+        resend_s: float,
+        meter: LogMeter | None = None,
+        worker: int = -1,
+        base: int = 0,
+        run_max_rows: int = 0,
+        reads_again: bool = False,
+        may_lose: bool = False,
+    ) -> None:
+        """Begin a life of the stream.
+
+        ``run_max_rows``: small batches that wait for the same worker travel together, up to this number of rows and
+        ``RUN_ROWS``; 0: never. ``reads_again``: rows that only checkpoints lack need not be kept, because the source can be
+        read again from there. ``may_lose``: it is of a stage that goes on without rows that are gone, so it may repeat its
+        batches with fewer rows."""
+        self.stream = stream
+        self.incarnation = incarnation
+        self.partitions = partitions
+        self.log = Log(log_bytes_max, meter, base, partitions)
+        self.dirty = True  # poll may have messages to send
+        self.finished = False
+        self.resting = False  # nothing more comes in this life, and the stream goes on in another
+        #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
+        self.release_from = NEVER
+        self.rows = 0
+        self.resent_handshakes = 0
+        self.reads_again = reads_again
+        self.may_lose = may_lose
+        self._run_max_rows = min(run_max_rows, RUN_ROWS)
+        self._resend_s = resend_s
+        self._worker = worker
+        self._epoch = -1
+        self._consumers: Consumers | None = None
+        self._pressing = CheckpointRequests(stream, resend_s)
+        self._spans = Spans()
+        self._changes = -1  # ``changes`` of the consumers that the cursors follow
+        self._cursors: dict[int, ConsumerProgress] = {}
+        self._acks = np.full((partitions, 1), NOBODY, np.int64)  # by replica, see ConsumersAt.slots
+        self._acked = np.full(partitions, -1, np.int64)  # by partition: the least of its replicas
+        self._last = np.full(partitions, -1, np.int64)  # by partition: the newest batch with rows for it
+        self._first = base  # the first element of this life
+        self._version = 0  # grows with the end of the elements that may be sent
+        self._sendable = NEVER
+        self._checksum = 0
+        self.earlier = PriorAttempts(stream)
+        self._mark: Mark | None = None
+        self._settling = Settling()
+        self._idle_at = 0.0  # time of the next look for partitions that have not acked rows of an earlier life
+        self.by_rank: np.ndarray | None = None
+        #: The source has nothing behind the rows that it has given.
+        self._at_end = False
+
+    # ---- the owner's side
+
+    @property
+    def has_room(self) -> bool:
+        """The owner may append. False is back-pressure: wait for acks."""
+        return self.log.has_room and not self.finished and not self.resting
+
+    @property
+    def drained(self) -> bool:
+        return (self.finished or self.resting) and not self.log
+
+    @property
+    def awaited(self) -> bool:
+        """A worker has answered a greeting."""
+        return any(cursor.answered for cursor in self._cursors.values())
+
+    @property
+    def readers(self) -> AbstractSet[int]:
+        """Workers that host consumers of the stream."""
+        return self._cursors.keys()
+
+    @property
+    def next_sequence(self) -> int:
+        return self.log.end
+
+    def floor(self) -> Beginning | None:
+        """Return the beginning of a retried producer; None: wait, because not all workers have answered yet.
+
+        All batches before it are applied everywhere. Batches that are only received do not count, because a new replica may
+        still need them. The last applied batch is made once more, because it may be the end of the stream. A replica that has
+        no state yet does not count: the primary whose state it gets speaks for it."""
+        applied = self.applied_by_all()
+        return None if applied is None else self.earlier.before(applied)
+
+    def applied_by_all(self) -> int | None:
+        """Return the element through which all consumers have applied the stream, as ``floor`` counts; None: not all workers
+        have answered."""
+        if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
+            return None
+        applied = NOBODY
+        for cursor in self._cursors.values():
+            at, acked = cursor.at, cursor.acked
+            skipped = at.coming & (acked < 0)
+            if self.reads_again:
+                skipped |= ~at.reads  # if such a replica leads later, the source is read again for it
+            applied = min(applied, int(np.where(skipped, NOBODY, acked).min()))
+        return applied
+
+    def applied_through(self, sequence: int) -> bool:
+        """Tell whether every replica has applied its rows of the elements up to this one, and every checkpoint has them.
+
+        The answer may be no until a partition that had no rows among the last ones gets some."""
+        if not self._cursors or not all(cursor.answered for cursor in self._cursors.values()):
+            return False
+        return self._have(self._acks.min(axis=1), sequence)
+
+    def kept_through(self, sequence: int) -> bool:
+        """Tell whether every checkpoint has the rows of its partition through this element. Replicas that read may lack some,
+        as while they are repaired."""
+        kept = self._kept_acks
+        return kept is not None and self._have(kept, sequence)
+
+    @property
+    def _kept_acks(self) -> np.ndarray | None:
+        """The least ack of the replicas that keep checkpoints, by partition; None: the stage has none."""
+        consumers = self._consumers
+        if consumers is None or not consumers.kept:
+            return None
+        least: np.ndarray = np.where(consumers.keeps, self._acks, NOBODY).min(axis=1)
+        return least
+
+    def _have(self, acks: np.ndarray, sequence: int) -> bool:
+        """Tell whether these acks, by partition, are of all rows through an element."""
+        # Rows of an earlier life count as well, because a checkpoint may still lack them.
+        owed = np.minimum(np.maximum(self._last, self._first - 1), sequence)
+        return bool(((acks >= owed) & (acks != NOBODY)).all())
+
+    def settle(self, mark: Mark) -> None:
+        """Tell all consumers that every replica has applied the rows through this mark, and every checkpoint has them."""
+        if mark.sequence >= self._settling.mark.sequence:
+            self._settling.begin(mark, self._epoch)
+            self.dirty = True
+
+    def settle_kept(self, mark: Mark) -> None:
+        """Tell the workers that keep checkpoints alone that every checkpoint has its rows through this mark."""
+        if mark.sequence > self._settling.kept.sequence:
+            self._settling.begin_kept(mark, self._epoch)
+            self.dirty = True
+
+    @property
+    def settled_before_table(self) -> bool:
+        """The consumers of the newest table have not been told yet which point is settled."""
+        return self._settling.epoch < self._epoch
+
+    @property
+    def all_settled(self) -> bool:
+        """Every checkpoint has all rows that there are, also those of partitions that got none of the last rows, or of this
+        life. Without checkpoints, every replica has."""
+        kept = self._kept_acks
+        return bool(((self._acks.min(axis=1) if kept is None else kept) >= self.log.end - 1).all())
+
+    def begin_at(self, sequence: int, checksum: int, settled: bool = False) -> None:
+        """Leave out the batches before ``sequence``, which no consumer needs. ``checksum`` is that of the stream before it.
+        ``settled``: a consumer that asks for a batch before ``sequence`` only says that it has had no rows there."""
+        assert self.log.end == 0
+        self._first, self._idle_at = sequence, 0.0
+        self.log.begin_at(sequence, settled)
+        self._checksum = checksum
+        self.earlier.forget_below(sequence)
+
+    def come_to_end(self) -> None:
+        """Note that the source has given all that its log has by now."""
+        if not self._at_end:
+            self._at_end = self.dirty = True
+
+    def append(
+        self,
+        data: Clustered,
+        created: float,
+        checksum: int = 0,
+        position: bytes | None = None,
+        numbers: tuple[int, int] | None = None,
+    ) -> None:
+        """Take the next batch.
+
+        ``checksum`` is the running checksum of the stream including this batch (0: not kept). For numbered rows it is the
+        checksum of these rows alone, ``position`` is the reader's position behind them, and ``numbers`` are those of the first
+        and the last; None: they are counted."""
+        assert not self.finished
+        rows, begin = data.batch.num_rows, self.log.end
+        self.rows += rows
+        if position is None:
+            self._push(LogEntry(begin, Rows(data), data.by_rank, data.nbytes, checksum, created))
+            return
+        begin, last = numbers or (begin, begin + rows - 1)
+        if position:
+            self._mark = Mark(last, checksum, begin, position, rows)
+        self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
+
+    def say(self, word: Word, created: float) -> None:
+        """Take an element without rows, which goes to every partition."""
+        everyone = np.arange(self.partitions, dtype=np.int32)
+        mark = end_mark(self.log.end) if self.earlier.numbered else None
+        self._push(LogEntry(self.log.end, word, everyone, 0, self._checksum, created, mark=mark))
+
+    def finish(self, created: float) -> None:
+        """End the stream."""
+        if not self.finished:
+            self.say(End(), created)
+            self.finished = True
+            self.earlier.on_end(self.log.end)
+
+    def rest(self) -> None:
+        """Rest: nothing more comes in this life, and another one goes on behind it. NonDeterministicInputError: an earlier one
+        gave more."""
+        self.resting = self.dirty = True
+        self.earlier.on_end(self.log.end)
+
+    def _push(self, entry: LogEntry) -> None:
+        self.dirty, self._at_end = True, False
+        self._last[entry.touches] = entry.sequence
+        self._checksum = entry.checksum
+        self.log.append(entry)
+        self.earlier.on_made(entry)
+        touches, acked = entry.touches, self._acked
+        # The first is checked alone: that is enough except for a retried task, which makes batches again that are applied
+        # already.
+        if not len(touches) or (acked[touches[0]] >= entry.sequence and (acked[touches] >= entry.sequence).all()):
+            self._evict()
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
+        log = self.log
+        if self.finished and log:
+            assert isinstance(log[log.end - 1].element, End), "nothing comes after the end of the stream"
+        listed = np.zeros_like(self._acks, bool)
+        for worker, cursor in self._cursors.items():
+            places = cursor.at.partitions, cursor.at.slots
+            counts = cursor.at.reads if self.reads_again else slice(None)
+            assert (self._acked[places[0]] <= cursor.acked)[counts].all(), (
+                f"more counts as acked than worker {worker} has acked"
+            )
+            assert (self._acks[places] == cursor.acked).all(), f"the acks of worker {worker} are booked elsewhere"
+            listed[places] = True
+            if cursor.nonce is not None:
+                assert cursor.first <= cursor.next, (
+                    f"worker {worker} is told of {cursor.first}, sent up to {cursor.next}"
+                )
+                assert cursor.answered, f"worker {worker} is sent what it has not asked for"
+        assert (self._acks[~listed] == NOBODY).all(), "an ack where there is no replica"
+
+    # ---- the other side
+
+    def on_table(self, table: Table, stage: int, now: float, consumers: Consumers | None = None) -> None:
+        """Follow the newest table: greet new workers, forget those that are gone, and keep the rows that new replicas will
+        need. ``consumers`` of the stage are shared by all producers of a process."""
+        if table.epoch <= self._epoch:
+            return
+        self._epoch = table.epoch
+        if self._consumers is None:
+            self._consumers = consumers or Consumers(stage)
+        self._consumers.follow(table)
+        if self._changes == self._consumers.changes:
+            return
+        self._changes, self.by_rank = self._consumers.changes, self._consumers.ranks.by_rank
+        self.dirty, self._idle_at = True, now + self._resend_s
+        self._follow(self._consumers, now)
+
+    def _follow(self, consumers: Consumers, now: float) -> None:
+        if consumers.width > self._acks.shape[1]:
+            more = np.full((self.partitions, consumers.width - self._acks.shape[1]), NOBODY, np.int64)
+            self._acks = np.hstack([self._acks, more])
+        before = {w: c.at for w, c in self._cursors.items() if consumers.of_worker.get(w) is not c.at}
+        # A replica may have got the column of one that has left, so columns of replicas that leave are cleared first.
+        for worker, at in before.items():
+            self._acks[at.partitions, at.slots] = NOBODY
+            if worker not in consumers.of_worker:
+                del self._cursors[worker]
+        touched = [at.partitions for at in before.values()]
+        for worker, at in consumers.of_worker.items():
+            cursor = self._cursors.get(worker)
+            if cursor is not None and cursor.at is at:
+                continue
+            if cursor is not None and at.same_lives(cursor.at):
+                cursor.at = at
+            else:
+                acked = np.full(len(at.partitions), -1) if cursor is None else at.kept_from(cursor.at, cursor.acked, -1)
+                cursor = self._cursors[worker] = ConsumerProgress(at, acked, self._epoch, hello_due=now, heard=now)
+            self._acks[at.partitions, at.slots] = cursor.acked
+            touched.append(at.partitions)
+        self._settle(*touched)
+
+    def on_answer(self, worker: int, message: ToProducer, now: float) -> None:
+        """Take the answer of a consumer. RefusedError if it refuses this producer."""
+        if isinstance(message, Ack):
+            self.on_ack(worker, message, now)
+            return
+        self.dirty = True
+        match message:
+            case Resume():
+                self.on_resume(worker, message, now)
+            case ReadsElsewhere():
+                self.on_standby(worker, message, now)
+            case Reset():
+                self.on_reset(worker, now)
+            case Refuse() if worker in self._cursors:
+                raise RefusedError(message.code, f"worker {worker} refuses stream {self.stream}: {message.reason}")
+
+    def on_resume(self, worker: int, message: Resume, now: float) -> None:
+        # Marks of an earlier life are evidence under any table: the worker that shows them may have lost its replica meanwhile.
+        for mark in message.shown:
+            self._check(worker, mark)
+        if not self.may_lose:
+            self.earlier.front = max(self.earlier.front, message.front)
+        cursor = self._cursors.get(worker)
+        if cursor is None or self._outdated(cursor, message.epoch, now):
+            return
+        cursor.answered = True
+        wanted = np.full(len(cursor.acked), NOBODY, np.int64)
+        for partition, sequence in message.next:
+            place = cursor.at.at.get(partition)
+            if place is not None:
+                wanted[place] = sequence
+        start = int(wanted.min())
+        if start == NOBODY:
+            if cursor.at.any_reads:
+                self._take_ack(cursor, message.epoch, message.through, message.behind)
+            else:
+                self._stand_by(cursor, message, now)
+            return
+        self._still_here(worker, cursor, wanted)
+        cursor.nonce, cursor.number = message.nonce, 0
+        cursor.wanted_from = wanted
+        # Partitions whose state has not come yet want nothing until they say so in another Resume.
+        newest = int(wanted.max())
+        cursor.catching_up_to = NEVER if newest == NOBODY else newest
+        # Batches below the log were acked by every listed replica, so no replica can need them.
+        cursor.first = start
+        cursor.next = max(start, self.log.base)
+        cursor.sent_bytes, cursor.granted = 0, message.granted
+        cursor.front = message.front if self.earlier.own_numbers or self.may_lose else 0
+        cursor.hello_due, cursor.heard = np.inf, now
+        self._take_ack(cursor, message.epoch, message.through, message.behind)
+        self._evict()  # the eviction may have waited for this answer
+
+    def _outdated(self, cursor: ConsumerProgress, epoch: int, now: float) -> bool:
+        """Tell whether an answer is by a table from before the last change of its sender's replicas.
+
+        The sender will get that table; greet it again soon. Epochs that changed other workers only do not count: during repairs
+        they come by the dozen."""
+        if epoch >= cursor.epoch:
+            return False
+        cursor.hello_due = min(cursor.hello_due, now + self._resend_s / 10)
+        return True
+
+    def _still_here(self, worker: int, cursor: ConsumerProgress, wanted: np.ndarray) -> None:
+        # An old Resume may ask for batches that its sender has acked since. Any other batch that is gone is needed by a new
+        # replica, of which this process did not know: only another life of the process, reading again from the start, can serve
+        # it.
+        gone = self.log.gone[cursor.at.partitions]
+        lost = (wanted <= gone) & (cursor.acked < gone)
+        if lost.any():
+            raise RefusedError(
+                "stale", f"worker {worker} needs batches of stream {self.stream} that this process has forgotten"
+            )
+
+    def on_ack(self, worker: int, message: Ack, now: float) -> None:
+        cursor = self._cursors.get(worker)
+        if cursor is None:
+            return
+        # An ack is cumulative, and true in whatever handshake it was sent; only its epoch matters.
+        news = self._take_ack(cursor, message.epoch, message.through, message.behind)
+        if message.nonce == cursor.nonce:
+            if news or message.granted > cursor.granted:  # otherwise the ack does not show that messages have arrived
+                cursor.heard, cursor.patience = now, 1.0
+                if news and not self._owes(cursor):
+                    cursor.settled_at = self._version  # the time of the next appended batch begins with it
+            cursor.granted = max(cursor.granted, message.granted)
+            self.dirty |= cursor.next < min(self.log.end, self.release_from)  # data may have waited for credit
+        self.dirty |= self._presses
+
+    def on_standby(self, worker: int, message: ReadsElsewhere, now: float) -> None:
+        """Take the answer of a consumer that reads from another replica. Greet it now and then, in case its Resume for this one
+        was lost."""
+        cursor = self._cursors.get(worker)
+        if cursor is not None and not self._outdated(cursor, message.epoch, now):
+            cursor.answered = True
+            self._stand_by(cursor, message, now)
+
+    def _stand_by(self, cursor: ConsumerProgress, message: ReadsElsewhere | Resume, now: float) -> None:
+        cursor.nonce = None
+        cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
+        cursor.patience = 1.0  # the consumer listens, so a loss after a later Resume is noticed soon
+        self._take_ack(cursor, message.epoch, message.through, message.behind)
+        self._evict()
+
+    def on_reset(self, worker: int, now: float) -> None:
+        cursor = self._cursors.get(worker)
+        # Without a nonce, a greeting is on its way already, and this Reset answers data from before it: every message
+        # after a gap is answered by a Reset, and one new handshake is enough for all of them.
+        if cursor is not None and cursor.nonce is not None:
+            cursor.nonce = None
+            cursor.hello_due = min(cursor.hello_due, now)
+
+    def _take_ack(self, cursor: ConsumerProgress, epoch: int, through: int, behind: Sequence[tuple[int, int]]) -> bool:
+        """Take an ack, and tell whether it says anything new."""
+        at, places, sequences = cursor.at, _NONE, _NONE
+        if behind:
+            known = [(at.at[partition], sequence) for partition, sequence in behind if partition in at.at]
+            places, sequences = np.array(known, np.int64).reshape(-1, 2).T.copy()
+        # A replica introduced after the sender's table is another life than the one that acked.
+        news = kernels.raise_marks(
+            cursor.acked, through, at.reads, places, sequences, at.since, epoch, self._acks, at.partitions, at.slots,
+            self._left_out, NOBODY, self._acked,
+        )  # fmt: skip
+        if news:
+            cursor.settled_at = UNKNOWN
+            self._evict()
+        return bool(news)
+
+    @property
+    def _left_out(self) -> np.ndarray:
+        """Replicas for which nothing is kept, as bool[partitions, width]. Empty: there are none."""
+        consumers = self._consumers
+        return consumers.keeps if self.reads_again and consumers is not None and consumers.kept else _NOWHERE
+
+    def _settle(self, *changed: np.ndarray) -> None:
+        """Follow replicas of these partitions that have acked more, or have changed."""
+        for partitions in changed:
+            acks = self._acks[partitions]
+            if self._left_out.size:
+                acks[self._left_out[partitions]] = NOBODY
+            least = acks.min(axis=1)
+            least[least == NOBODY] = -1  # a partition without any replica: keep everything
+            self._acked[partitions] = least
+        self._evict()
+
+    def _evict(self) -> None:
+        # Even a batch that no consumer needs must still be in the log when a worker shows the checksum of an earlier attempt.
+        if self._cursors and all(cursor.answered for cursor in self._cursors.values()):
+            self.log.evict(self._acked)
+
+    # ---- determinism of a retried producer
+
+    def _check(self, worker: int, mark: Mark) -> None:
+        if mark.sequence >= self.log.end:
+            if self.finished:
+                raise self.earlier.not_deterministic(mark.sequence, worker)
+            self.earlier.expect(mark, worker)
+        elif mark.sequence >= self.log.base:
+            self.earlier.compare(self.log[mark.sequence], mark, worker)
+
+    # ---- sending
+
+    def poll(self, now: float) -> Iterator[ToWorker]:
+        """Yield the messages to send now: greetings that are due, and data as far as credit allows."""
+        self.dirty = False
+        end = min(self.log.end, self.release_from)
+        if end != self._sendable:
+            self._sendable, self._version = end, self._version + 1
+        if self._presses:
+            assert self._consumers is not None
+            for worker, press in self._pressing.look(
+                self.log, self.finished or self.resting, self._acks, self._consumers, now
+            ):
+                yield ToWorker(worker, press)
+        if now >= self._idle_at:
+            yield from self._press_idle(now)
+        self._spans.forget()
+        for worker, cursor in list(self._cursors.items()):
+            if cursor.nonce is not None and cursor.next < end:
+                yield from self._data(worker, cursor, now)
+            if cursor.front and cursor.nonce is not None and self._has_passed(cursor):
+                yield ToWorker(worker, Passed(*self.stream, cursor.nonce, cursor.number, cursor.front))
+                cursor.front = 0
+            if cursor.nonce is not None and self._silent(cursor, now):
+                cursor.hello_due = min(cursor.hello_due, now)
+                self.resent_handshakes += 1
+            if self._settling.due(worker, cursor.acked, cursor.at.any_reads, now):
+                again_at = now + self._resend_s
+                yield ToWorker(
+                    worker,
+                    self._settling.message(self.stream, self.incarnation, worker, cursor.at.any_reads, again_at),
+                )
+            if now >= cursor.hello_due:
+                cursor.hello_due = now + self._resend_s * cursor.patience
+                cursor.heard = now
+                # Each greeting waits twice as long as the one before. A consumer that comes back from a long step then finds a
+                # few greetings, and not a queue of them with a retransmission each.
+                cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
+                hello = Hello(*self.stream, self.incarnation, self._epoch, self._worker)
+                yield ToWorker(worker, hello)
+
+    def _has_passed(self, cursor: ConsumerProgress) -> bool:
+        """Tell whether a worker has been sent all rows below its front that this life has, or will have (design:
+        rows-that-are-gone)."""
+        end = self.log.end
+        return cursor.next >= min(cursor.front, end) and (end >= cursor.front or self._at_end)
+
+    @property
+    def _presses(self) -> bool:
+        """Rows may be kept for checkpoints alone."""
+        return self._consumers is not None and self._consumers.kept and not self.reads_again
+
+    def _press_idle(self, now: float) -> Iterator[ToWorker]:
+        """Ask for checkpoints of partitions that get no rows in this life. Their checkpoints may be older than rows of an
+        earlier life that were for other partitions, and would never show that they need none of these."""
+        self._idle_at = np.inf
+        consumers = self._consumers
+        if not (
+            self.earlier.numbered and self.reads_again and self._first and consumers is not None and consumers.kept
+        ):
+            return
+        partitions = idle(self._acks, consumers.keeps, self._last, self._first)
+        by_worker: dict[int, list[int]] = {}
+        for partition in partitions:
+            for worker in consumers.asked(partition):
+                by_worker.setdefault(worker, []).append(partition)
+        if partitions:
+            self._idle_at = now + self._resend_s
+        for worker, mine in by_worker.items():
+            yield ToWorker(worker, Press(*self.stream, mine, anew=True))
+
+    def _silent(self, cursor: ConsumerProgress, now: float) -> bool:
+        """Tell whether a worker owes an ack for too long.
+
+        Every worker is checked, and not only the one that holds the head of the log: that worker may be waiting for another,
+        which in turn waits for a message that was lost on its way to this one."""
+        late = now >= cursor.heard + self._resend_s * cursor.patience
+        if cursor.settled_at == self._version or (cursor.settled_at == OWES and not late):
+            return False
+        if not self._owes(cursor):
+            cursor.heard, cursor.settled_at = now, self._version  # its time begins with the next message
+            return False
+        if cursor.settled_at >= 0:
+            cursor.heard, late = now, False
+        cursor.settled_at = OWES
+        return late
+
+    def _owes(self, cursor: ConsumerProgress) -> bool:
+        """Tell whether a worker has still to ack elements that may be sent to it."""
+        at = cursor.at
+        return bool(kernels.any_owed(cursor.acked, self._last, at.partitions, self.release_from - 1, at.reads))
+
+    def _data(self, worker: int, cursor: ConsumerProgress, now: float) -> Iterator[ToWorker]:
+        assert self._consumers is not None
+        # Entries without rows for this worker may have been evicted while it was out of credit.
+        cursor.next = max(cursor.next, self.log.base)
+        end = min(self.log.end, self.release_from)
+        out = OutgoingEntries(self.stream, cursor, self._consumers.ranks, self._run_max_rows, self._spans)
+        # Repeated, because entries kept for a run count as if each travelled alone, and whole: there may be credit left.
+        while cursor.next < end and cursor.sent_bytes < cursor.granted:
+            while cursor.next < end and cursor.sent_bytes + out.nbytes < cursor.granted:
+                entry = self.log[cursor.next]
+                cursor.next = entry.sequence + 1
+                for sent in out.add(entry):
+                    yield ToWorker(worker, *sent)
+            for sent in out.rest():
+                yield ToWorker(worker, *sent)

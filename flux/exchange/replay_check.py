@@ -1,0 +1,136 @@
+"""Evidence of earlier lives of a stream, shown by consumers: the points at which another life may begin, and the rows that it
+has to give again (design: marks, same-rows).
+
+Left to others: the points that a consumer keeps (marks), and the progress of consumers (producer).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flux.errors import FluxError, NonDeterministicInputError
+from flux.exchange.consumer_progress import NOBODY
+from flux.exchange.log import LogEntry, Rows
+from flux.wire.messages import Mark, end_mark
+from partitioning.ids import StreamId
+
+
+class Shown(NamedTuple):
+    """A mark, and the worker that has shown it."""
+
+    mark: Mark
+    worker: int
+
+
+class Beginning(NamedTuple):
+    """The beginning of another life of a stream: its first element, the checksum of the stream before it, and the position from
+    which its reader makes it. Empty position: from the start, or the reader counts its batches."""
+
+    sequence: int
+    checksum: int
+    position: bytes = b""
+
+
+#: The beginning of a stream without any known earlier life.
+START = Beginning(0, 0)
+_NOTHING = Mark(-1, 0)
+
+
+class PriorAttempts:
+    """The marks of elements that this life has not made yet."""
+
+    def __init__(self, stream: StreamId) -> None:
+        self._stream = stream
+        self._expected: dict[int, Shown] = {}  # by sequence
+        self.numbered = False  # rows are numbered: only marks with a position are beginnings
+        self.own_numbers = False  # numbered rows bring their numbers: any of them is a beginning, and some may be gone
+        self.front = 0  # numbered rows below this have been given before, as far as consumers have shown
+        self.left_out = 0  # comparisons that were not made, because rows are gone since
+
+    def __len__(self) -> int:
+        return len(self._expected)
+
+    def expect(self, mark: Mark, worker: int) -> None:
+        self._expected[mark.sequence] = Shown(mark, worker)
+
+    def before(self, applied: int) -> Beginning:
+        """Return the beginning of a life if the elements through ``applied`` are applied everywhere: behind them if rows bring
+        their numbers, else behind the latest point that a worker has shown.
+
+        Rows need not be made again for a comparison: a log may have lost them, and rows that are applied are never needed.
+        Counted batches are made again from one batch before, because the last one may be the end of the stream."""
+        least = applied if self.numbered else applied - 1
+        known = self._expected.items()
+        at = max((at for at, shown in known if at <= least and (shown.mark.position or not self.numbered)), default=-1)
+        mark = self._expected[at].mark if at >= 0 else _NOTHING
+        if self.own_numbers and 0 <= applied < NOBODY:
+            # Nothing comes behind the end, which has to have the same number again.
+            ends = [at for at, shown in known if at <= applied and shown.mark == end_mark(at)]
+            applied = min([applied, *(at - 1 for at in ends)])
+            return Beginning(applied + 1, 0, mark.position)
+        return START if at < 0 else Beginning(at + 1, mark.checksum, mark.position)
+
+    def newest(self) -> Mark | None:
+        """Return the last mark with a position that any worker has shown."""
+        marks = [shown.mark for shown in self._expected.values() if shown.mark.position]
+        return max(marks, key=lambda mark: mark.sequence, default=None)
+
+    def forget_below(self, sequence: int) -> None:
+        self._expected = {at: shown for at, shown in self._expected.items() if at >= sequence}
+
+    def cuts(self, begin: int, end: int) -> list[int]:
+        """Return the points at which rows ``begin`` to ``end`` - 1 have to be cut, so that they can be compared with earlier
+        lives. If rows are not numbered, the reader makes the same batches again."""
+        if not self._expected:
+            return []
+        points = {point for shown in self._expected.values() for point in (shown.mark.begin, shown.mark.sequence + 1)}
+        return sorted(point for point in points if begin < point < end)
+
+    def on_made(self, entry: LogEntry) -> None:
+        """Compare a new entry with earlier lives. NonDeterministicInputError: an earlier life has made another one."""
+        if not self._expected:
+            return
+        if self.own_numbers:
+            # The last row before a mark may be gone, so that no entry ends there.
+            for at in sorted(at for at in self._expected if at <= entry.sequence):
+                shown = self._expected.pop(at)
+                self.compare(entry, shown.mark, shown.worker)
+            return
+        made = self._expected.pop(entry.sequence, None)
+        if made is not None:
+            self.compare(entry, made.mark, made.worker)
+
+    def compare(self, entry: LogEntry, mark: Mark, worker: int) -> None:
+        """Compare an entry with a mark at its number, or before it if rows bring their numbers. Numbered rows can be compared
+        only if they are cut alike, and at the place of an earlier end there may be nothing else."""
+        if self.numbered and mark == end_mark(mark.sequence):
+            if isinstance(entry.element, Rows):
+                raise self.not_deterministic(mark.sequence, worker)
+            return
+        alike = (entry.sequence, entry.begin) == (mark.sequence, mark.begin)
+        if self.own_numbers and not (alike and self._as_many(entry, mark)):
+            self.left_out += 1
+        elif alike and entry.checksum != mark.checksum:
+            raise self.not_deterministic(mark.sequence, worker)
+
+    @staticmethod
+    def _as_many(entry: LogEntry, mark: Mark) -> bool:
+        """Tell whether no row is gone between the first and the last one. More rows than before are other rows."""
+        return isinstance(entry.element, Rows) and entry.element.data.batch.num_rows >= mark.rows
+
+    def on_end(self, end: int) -> None:
+        """Check the end of the stream, below ``end``. NonDeterministicInputError: an earlier life has gone on."""
+        if self.front > end:
+            raise self.not_deterministic(self.front - 1, -1)
+        if self._expected:
+            sequence = max(self._expected)
+            raise self.not_deterministic(sequence, self._expected[sequence].worker)
+
+    def not_deterministic(self, sequence: int, worker: int) -> FluxError:
+        """Make the error. ``worker`` has shown the evidence; -1: it is not known which one."""
+        who = f"worker {worker}" if worker >= 0 else "a worker"
+        return NonDeterministicInputError(
+            f"partition {self._stream.producer} of the input of edge {self._stream.edge} was read again after a retry and gave "
+            f"other rows at or before batch {sequence} than {who} had received: the input is not deterministic. "
+            "Sort it within partitions, or write it out (df.checkpoint(), df.write) and read that"
+        )

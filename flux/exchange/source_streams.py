@@ -1,0 +1,484 @@
+"""The streams of one partition of a source, the same for both kinds of readers: ingress tasks and workers (design:
+stream, seek).
+
+Positions at which readers of sources go on (design: position).
+
+A position belongs to the reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. A reader without
+positions of its own is given the number of batches that it has to leave out, because its batches are numbered.
+
+The streams of one partition of a source whose rows come in micro-batches, each from a task of its own (design:
+micro-batches).
+
+Spark runs the batches of a streaming query one after the other: batch N + 1 begins when every task of batch N has ended, and a
+task ends when every consumer has applied its rows. So the rows that a task finds in the streams belong either to its own batch,
+of which an earlier attempt has sent a part, or to completed batches. Each position says which batch it is in, and at which row
+that batch began. The beginning of the task follows:
+
+    newest position of a batch before  behind its row: this batch has sent nothing yet
+    newest position of this batch      behind one of its rows that every consumer has applied, or at its first row
+    newest position of a later batch   nowhere: the task is left over from long ago
+
+A partition that a batch does not have, or in which it has no rows, leaves no trace, and needs none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NewType
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.plan import EdgePlan
+from flux.dataflow.schema import picked
+from flux.dataflow.source import RowStart
+from flux.dataflow.user_code import text_of
+from flux.errors import QueryFailed, RefusedError, UsageError
+from flux.exchange.checksum import extend, extend_each
+from flux.exchange.producer import Producer
+from flux.exchange.replay_check import START, Beginning
+from flux.exchange.slices import ROTATION_ROWS, with_numbers
+from flux.wire.messages import Mark
+from partitioning.clustering import Clustered, Clustering, pieces
+
+#: The second argument of ``read(partition, start)``.
+ReaderPosition = NewType("ReaderPosition", object)
+
+#: Most bytes of a position in messages and checkpoints.
+POSITION_BYTES = 1024
+
+
+def packed(position: Any) -> bytes:
+    """Encode a position. UsageError: it cannot travel."""
+    try:
+        data = msgspec.msgpack.encode(position)
+        same = _plain(position) == msgspec.msgpack.decode(data)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{_expected(position)}: {error}") from None
+    if not same:
+        raise UsageError(f"{_expected(position)}, which would come back as something else")
+    if len(data) > POSITION_BYTES:
+        raise UsageError(
+            f"the position of a source may take {POSITION_BYTES} bytes, got one of {len(data)}: keep what is long elsewhere, "
+            "and give its name"
+        )
+    return data
+
+
+def _expected(position: Any) -> str:
+    return (
+        "the position of a source must be a number, text, bytes, or lists and dicts of these, got "
+        f"{text_of(position, repr):.100}"
+    )
+
+
+def _plain(position: Any) -> Any:
+    """Replace tuples by lists, as a decoded position has them."""
+    if isinstance(position, list | tuple):
+        return [_plain(each) for each in position]
+    return {key: _plain(each) for key, each in position.items()} if isinstance(position, dict) else position
+
+
+def unpacked(data: bytes) -> ReaderPosition:
+    return ReaderPosition(msgspec.msgpack.decode(data))
+
+
+def position_before(sequence: int) -> ReaderPosition:
+    """Make the position of a reader whose batches are counted, so that element ``sequence`` of its streams comes first."""
+    return ReaderPosition(sequence)
+
+
+#: Times the bound of a log and a batch: the most that the same rows take when they are cut into smaller batches.
+AGAIN = 8
+#: Positions that wait to be applied, at most; an even number. With one request per second they cover a good minute, and beyond
+#: that every second position will do.
+WAITING_MAX = 128
+
+
+class SourceStreams:
+    """The streams of one partition of a source: one per edge that leaves the source, fed with the same batches."""
+
+    def __init__(
+        self,
+        edges: Sequence[EdgePlan],
+        producers: Sequence[Producer],
+        name: str,
+        seeks: bool = False,
+        positions: bool = False,
+        batch_bytes: int = 0,
+        own_numbers: bool = False,
+    ) -> None:
+        """Begin a life of the partition.
+
+        ``seeks``: the source can begin elsewhere than at its start, and this is not the first life of its partition;
+        ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: most bytes of one batch;
+        ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted."""
+        self.edges = edges
+        self.producers = producers
+        self.name = name
+        self.rows = 0
+        self.batches = 0
+        self.pauses = 0  # times at which the source had no new row
+        self.ended = False
+        self.first: int | None = None if seeks else 0  # the first element; None: not known until workers have answered
+        self._positions = positions
+        self._own_numbers = own_numbers
+        self._clusterings: list[Clustering | None] = [None] * len(edges)
+        wanted = [edge.columns for edge in edges]
+        # Columns that no stage reads may differ when the source is read again.
+        self._read = None if None in wanted else sorted({column for columns in wanted for column in columns or ()})
+        for producer in producers:
+            producer.earlier.numbered = positions
+            producer.earlier.own_numbers = own_numbers
+        self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
+        self._start = START  # the beginning of the reader
+        #: The newest position that consumers of any edge have shown, packed, if rows bring their numbers. It may lie behind
+        #: rows that are to come again.
+        self._newest_shown = b""
+        self._checksum = 0
+        self._newest: Mark | None = None  # the newest mark with a position since ``applied`` was called
+        self._waiting: list[Mark] = []  # earlier ones, which were not applied when ``applied`` was called
+        self._settled: Mark | None = None  # the last applied one of these
+        self._awaited = False  # a worker has answered
+
+    def place(self) -> bool:
+        """Find the first element, and tell whether it is known.
+
+        A source that seeks skips the batches that all consumers have applied. It does not begin before a worker waits for rows:
+        reading takes long, and would hold up the handshakes of this very worker."""
+        if not self._awaited:
+            self._awaited = any(producer.awaited for producer in self.producers)
+            if not self._awaited:
+                return False
+        if self.first is None:
+            floors = [producer.floor() for producer in self.producers]
+            known = [floor for floor in floors if floor is not None]
+            if len(known) == len(floors):
+                # Edges that have applied as much know the same rows, but not all of them need to know a position.
+                self._begin(min(known, key=lambda each: (each.sequence, not each.position)))
+        return self.first is not None
+
+    def _begin(self, beginning: Beginning) -> None:
+        self._start, self.first, self._checksum = beginning, beginning.sequence, beginning.checksum
+        if self._own_numbers:
+            shown = [mark for producer in self.producers if (mark := producer.earlier.newest()) is not None]
+            self._newest_shown = max(shown, key=lambda mark: mark.sequence).position if shown else b""
+        for producer in self.producers:
+            producer.begin_at(self.first, self._checksum)
+
+    @property
+    def position(self) -> ReaderPosition:
+        """The position at which its reader begins, once that is known.
+
+        A reader whose rows bring their numbers is told the newest known position also if it begins with row 0: its log may have
+        begun again since, and the numbers of the new rows have to lie behind those that some consumers have."""
+        assert self.first is not None
+        if not self._positions:
+            return position_before(self.first)
+        position, newest = (unpacked(each) if each else None for each in (self._start.position, self._newest_shown))
+        if self._own_numbers and (self.first or self._newest_shown):
+            return ReaderPosition(RowStart(self.first, position, newest))
+        return ReaderPosition(position)
+
+    @property
+    def has_room(self) -> bool:
+        """The reader may go on.
+
+        If one of its streams makes rows that were there before, all streams have room beyond the bounds of their logs: an
+        ordered step may need rows that were in the log together when batches were cut elsewhere, and rows go to all streams
+        alike (design: numbered-rows)."""
+        full = [producer for producer in self.producers if not producer.has_room]
+        return not full or (self.makes_again and all(map(self._has_more_room, full)))
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes for which all logs have room. One batch may go beyond."""
+        return min([producer.log.bytes_max - producer.log.bytes for producer in self.producers])
+
+    @property
+    def makes_again(self) -> bool:
+        """One of its streams has not come yet to rows that were there before."""
+        return any(each.next_sequence < each.earlier.front for each in self.producers)
+
+    def _has_more_room(self, producer: Producer) -> bool:
+        return not producer.finished and not producer.resting and producer.log.bytes < self._again_bytes
+
+    @property
+    def drained(self) -> bool:
+        return all(producer.drained for producer in self.producers)
+
+    @property
+    def next_number(self) -> int:
+        """The least number of the next row."""
+        return self.producers[0].next_sequence
+
+    @property
+    def elements(self) -> int:
+        """The count of numbers given in this life: of rows if rows are numbered, else of batches. Gaps between numbers that
+        rows bring count, too."""
+        if not self._own_numbers:
+            return self.rows if self._positions else self.batches
+        return max(self.producers[0].next_sequence - (self.first or 0), 0)
+
+    def append(
+        self, batch: pa.RecordBatch, created: float, position: bytes = b"", numbers: np.ndarray | None = None
+    ) -> None:
+        """Append a batch to all streams. It is copied while it is clustered, so the caller may reuse its memory. ``position``
+        is the packed position behind it; ``numbers`` are those of its rows, if they bring them."""
+        self.rows += batch.num_rows
+        self.batches += 1
+        if self._positions:
+            self._append_numbered(batch, created, position, numbers)
+            return
+        # The checksum is of the rows as read, because their clustering depends on the table of the moment.
+        self._checksum = extend(self._checksum, picked(batch, self._read))
+        for at, (edge, producer) in enumerate(zip(self.edges, self.producers, strict=True)):
+            turn = producer.stream.producer + producer.next_sequence
+            producer.append(self._clustered(picked(batch, edge.columns), at, turn), created, self._checksum)
+
+    def append_each(self, batches: Sequence[tuple[pa.RecordBatch, float]]) -> int:
+        """Append small batches of the same schema, each with its time, as many as there is room for, and return their number.
+        Rows must not be numbered."""
+        assert not self._positions
+        together, sizes = pa.concat_batches([batch for batch, _ in batches]), [batch.num_rows for batch, _ in batches]
+        checksums = extend_each(self._checksum, picked(together, self._read), sizes)
+        clustered = [
+            self._each_clustered(picked(together, edge.columns), sizes, at) for at, edge in enumerate(self.edges)
+        ]
+        appended = 0
+        while appended < len(batches) and self.has_room:
+            self.rows += sizes[appended]
+            self.batches += 1
+            self._checksum = checksums[appended]
+            for producer, each in zip(self.producers, clustered, strict=True):
+                producer.append(each[appended], batches[appended][1], self._checksum)
+            appended += 1
+        return appended
+
+    def _each_clustered(self, together: pa.RecordBatch, sizes: Sequence[int], at: int) -> list[Clustered]:
+        edge, producer = self.edges[at], self.producers[at]
+        if edge.key:
+            return self._clustering(together, at).each_by_key(together, sizes, producer.by_rank)
+        first = producer.stream.producer + producer.next_sequence
+        return [self._clustered(batch, at, turn) for turn, batch in enumerate(pieces(together, sizes), first)]
+
+    def _clustered(self, batch: pa.RecordBatch, at: int, turn: int) -> Clustered:
+        """Cluster a batch for the edge with index ``at``. ``turn`` chooses the partition if there is no key."""
+        edge, clustering = self.edges[at], self._clustering(batch, at)
+        if edge.key:
+            return clustering.by_key(batch, self.producers[at].by_rank)
+        return clustering.whole(batch, turn % edge.partitions)
+
+    def _clustering(self, batch: pa.RecordBatch, at: int) -> Clustering:
+        """Return the clustering for batches like this one."""
+        clustering = self._clusterings[at]
+        if clustering is None:
+            edge = self.edges[at]
+            clustering = self._clusterings[at] = Clustering(batch.schema, edge.key, edge.partitions)
+        return clustering
+
+    def until_cut(self, rows: int, numbers: np.ndarray | None = None) -> int:
+        """Return the number of the next ``rows``, which may bring their ``numbers``, that may be one batch. Batches that are
+        counted are never cut."""
+        if not self._positions:
+            return rows
+        if numbers is None:
+            first = self.producers[0].next_sequence
+            end = first + rows
+        else:
+            first, end = int(numbers[0]), int(numbers[-1]) + 1
+        ends = {end}
+        for edge, producer in zip(self.edges, self.producers, strict=True):
+            ends.update(producer.earlier.cuts(first, end)[:1])
+            if not edge.key:
+                ends.add(first - first % ROTATION_ROWS + ROTATION_ROWS)
+        if min(ends) == end:
+            return rows
+        if numbers is None:
+            return min(ends) - first
+        return int(np.searchsorted(numbers, min(ends)))
+
+    def _append_numbered(
+        self, batch: pa.RecordBatch, created: float, position: bytes, numbers: np.ndarray | None
+    ) -> None:
+        rows = batch.num_rows
+        if numbers is None:
+            first = self.producers[0].next_sequence
+            numbers = np.arange(first, first + rows)
+        first, last = int(numbers[0]), int(numbers[-1])
+        checksum = extend(0, picked(batch, self._read))
+        if position:
+            self._newest = Mark(last, checksum, first, position, rows)
+        for at, (edge, producer) in enumerate(zip(self.edges, self.producers, strict=True)):
+            turn = producer.stream.producer + first // ROTATION_ROWS
+            numbered = with_numbers(picked(batch, edge.columns), numbers)
+            producer.append(self._clustered(numbered, at, turn), created, checksum, position, (first, last))
+
+    def applied(self) -> bytes:
+        """Return the newest position, packed, whose preceding rows all replicas of all consumers have applied (design:
+        applied-positions); empty if there is none since the last call.
+
+        Only positions that were the newest at some call are known, so call it now and then. Consumers are told, too (design:
+        needed-no-more)."""
+        if self._newest is not None:
+            self._waiting.append(self._newest)
+            self._newest = None
+        if len(self._waiting) == WAITING_MAX:
+            del self._waiting[::2]  # the newest stays, because the number is even
+        self._settle_kept()
+        count = self._waiting_through(self._applied_through)
+        if not count:
+            if any(producer.settled_before_table for producer in self.producers):
+                self._settle_again()
+            return b""
+        mark = self._settled = self._waiting[count - 1]
+        del self._waiting[:count]
+        for producer in self.producers:
+            producer.settle(mark)
+        return mark.position
+
+    @property
+    def unsettled(self) -> bool:
+        """Some position is known, and ``applied`` has not said yet that the rows before it are."""
+        return self._newest is not None or bool(self._waiting)
+
+    def _waiting_through(self, has: Callable[[int], bool]) -> int:
+        """Count the first positions that wait and of whose rows ``has`` is true."""
+        return bisect_left(self._waiting, True, key=lambda mark: not has(mark.sequence))
+
+    def _settle_kept(self) -> None:
+        """Tell checkpoints how far all of them are, though replicas that read lack some rows, as while they are repaired."""
+        for producer in self.producers:
+            count = self._waiting_through(producer.kept_through)
+            if count:
+                producer.settle_kept(self._waiting[count - 1])
+
+    def _settle_again(self) -> None:
+        """Tell the consumers of a newer table, which has other replicas."""
+        mark = self._settled
+        if mark is not None and self._applied_through(mark.sequence):
+            for producer in self.producers:
+                producer.settle(mark)
+
+    @property
+    def settled(self) -> bool:
+        """All checkpoints have said that they lack none of the rows that were read in any life. Without checkpoints, all
+        consumers have."""
+        return self.first is not None and all(producer.all_settled for producer in self.producers)
+
+    def _applied_through(self, sequence: int) -> bool:
+        return all(producer.applied_through(sequence) for producer in self.producers)
+
+    def come_to_end(self) -> None:
+        """Note that the source has given all that its log has by now."""
+        for producer in self.producers:
+            producer.come_to_end()
+
+    def finish(self, created: float) -> None:
+        self.ended = True
+        for producer in self.producers:
+            producer.finish(created)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch. ``query`` is Spark's id of the streaming query, the same after a restart from its checkpoint; ``least``
+    the rows that the partition had in the batches before, if that is known."""
+
+    query: str
+    number: int
+    least: int = 0
+
+    def position(self, base: int) -> bytes:
+        """Make the position of any of its rows in a stream in which it began with row ``base``."""
+        return packed([self.query, self.number, base])
+
+
+class MicroBatchStreams(SourceStreams):
+    """The streams of one task, with the rows of one partition of a batch."""
+
+    def __init__(
+        self,
+        edges: Sequence[EdgePlan],
+        producers: Sequence[Producer],
+        name: str,
+        batch: MicroBatch,
+        batch_bytes: int,
+    ) -> None:
+        super().__init__(edges, producers, name, seeks=True, positions=True, batch_bytes=batch_bytes)
+        self.batch = batch
+        self._base = 0  # number of the first row of the batch
+        self._position = b""
+
+    def place(self) -> bool:
+        """Find the beginning, and tell whether it is known. UsageError: another streaming query has written here."""
+        if self.first is None:
+            applied = [producer.applied_by_all() for producer in self.producers]
+            known = [at for at in applied if at is not None]
+            if len(known) == len(applied):
+                found = [self._beginning(producer, at) for producer, at in zip(self.producers, known, strict=True)]
+                bases = {base for base, _ in found}
+                if len(bases) > 1:
+                    raise QueryFailed(
+                        f"source {self.name}: the stages that it feeds have different rows of earlier batches"
+                    )
+                self._base = bases.pop()
+                if self._base < self.batch.least:
+                    raise QueryFailed(
+                        f"source {self.name}: the state of this query has {self._base} rows of partition "
+                        f"{self.producers[0].stream.producer}, and Spark has committed {self.batch.least}: it goes on from "
+                        "an older checkpoint than Spark's streaming query, which does not give its rows again"
+                    )
+                self._position = self.batch.position(self._base)
+                self._begin(min(start for _, start in found))
+        return self.first is not None
+
+    def _begin(self, beginning: Beginning) -> None:
+        self._start, self.first, self._checksum = beginning, beginning.sequence, beginning.checksum
+        for producer in self.producers:
+            producer.begin_at(self.first, self._checksum, settled=self.first == self._base)
+
+    def _beginning(self, producer: Producer, applied: int) -> tuple[int, Beginning]:
+        """Return the number of the first row of the batch in a stream, and the beginning of this task there."""
+        newest = producer.earlier.newest()
+        if newest is None:
+            return 0, START
+        said: Any = unpacked(newest.position)
+        query, number, base = said
+        if query != self.batch.query:
+            raise UsageError(
+                f"source {self.name} has rows of streaming query {query}, and those of another, {self.batch.query}, come: an "
+                "input takes one streaming query. Start that again with its own checkpoint, or give each an input of its own"
+            )
+        if number > self.batch.number:
+            raise RefusedError("stale", f"batch {self.batch.number} of source {self.name} is over: {number} has come")
+        if number < self.batch.number:
+            end = newest.sequence + 1
+            return end, Beginning(end, 0)
+        # Spark has all rows of its batch: the last ones that are applied are made once more, and compared.
+        known = producer.earlier.before(applied - 1)
+        return base, known if known.sequence > base else Beginning(base, 0)
+
+    @property
+    def left_out(self) -> int:
+        """The rows at the beginning of the partition that every consumer has applied."""
+        assert self.first is not None
+        return self.first - self._base
+
+    def give(self, batch: pa.RecordBatch, created: float) -> pa.RecordBatch:
+        """Append the first rows, as many as may be one batch, and return the others."""
+        rows = self.until_cut(batch.num_rows)
+        self.append(batch.slice(0, rows), created, self._position)
+        return batch.slice(rows)
+
+    def finish_batch(self, left_out: int) -> None:
+        """Finish the batch, which had ``left_out`` rows before the rows that were given. NonDeterministicInputError: an earlier
+        attempt had more."""
+        assert self.first is not None
+        if left_out < self.left_out:
+            raise self.producers[0].earlier.not_deterministic(self.first - 1, -1)
+        for producer in self.producers:
+            producer.rest()

@@ -1,1 +1,0 @@
-"""All that one worker hosts, and whose turn it is."""

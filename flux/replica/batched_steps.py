@@ -1,0 +1,138 @@
+"""Steps of several partitions of a stage, applied with one call of their operators (design: together).
+
+The steps are those that each replica would apply alone: in its order, with its rows, with output in the same batches. Only the
+calls that they have in common are made once for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from flux.dataflow.batches import conform
+from flux.dataflow.operator import Chained, JointOutput, chain_of
+from flux.exchange.checksum import extend_apart
+from flux.exchange.inbound import Slice
+from flux.replica.replica import Replica
+from partitioning.clustering import owned
+from partitioning.errors import FailedPartition
+
+#: Above this many rows, per-row work dominates call overhead.
+ROWS_MAX = 1024
+#: Steps whose rows lie in more memory than this are applied alone, too, because all rows of a call are copied together. Much of
+#: that memory may belong to other rows.
+BYTES_MAX = 1 << 20
+#: Output of one call shares memory until the last of it is gone. A partition's output that is smaller than this part of a fair
+#: share is copied, so that all logs of a worker together hold at most four times their bound. Output that waits for a sink has a
+#: bound for each partition, and is always copied.
+LEAST_SHARE = 1 / 4
+
+
+def may_go_together(replica: Replica) -> bool:
+    """Tell whether the next step of a ready replica suits ``step_together``: it has rows, few of them as far as is known, and
+    runs no user code. A timer or an end may take any time, and the worker announces it, so these steps are applied alone."""
+    if not replica.goes_together or not replica.between_steps:
+        return False
+    if replica.applied < replica.order.end:
+        entry = replica.order[replica.applied]
+        return 0 < entry.rows <= ROWS_MAX and not replica.waits.lacks_rows(entry)
+    return not replica.context.timers.pending and 0 < replica.waits.next_rows <= ROWS_MAX
+
+
+def step_together(replicas: Sequence[Replica], now: float) -> list[list[Slice]]:
+    """``step`` each replica, through the first one whose step is large after all: the replicas behind it have their turn later.
+    All replicas are of one stage, ready, and such that ``may_go_together`` holds."""
+    few: list[tuple[Replica, pa.RecordBatch]] = []
+    begun = 0
+    for replica in replicas:
+        rows = replica.begin(now)
+        begun += 1
+        assert rows is not None, f"{replica.where}: a step without rows among those that go together"
+        small = 0 < rows.num_rows <= ROWS_MAX and rows.get_total_buffer_size() <= BYTES_MAX
+        if small and (not few or replica.context.input == few[0][0].context.input):
+            few.append((replica, rows))
+        else:
+            replica.process(rows)
+            break
+    if len(few) > 1:
+        _process_each(few)
+    elif few:
+        replica, rows = few[0]
+        replica.process(rows)
+    return [replica.go_on() for replica in replicas[:begun]]
+
+
+def _process_each(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> None:
+    first, _ = few[0]
+    output = first.blame.guard("process_many", first.applying, lambda: _joint_output(few))
+    if output is None:
+        for replica, _ in few:
+            replica.give([])
+    else:
+        _give_each([replica for replica, _ in few], output)
+
+
+def _joint_output(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> JointOutput | None:
+    """Call the operators, and check the form of their output. UserCodeError names the partition whose rows do not fit."""
+    operators = [chain_of(replica.operator)[0] for replica, _ in few]
+    together, rows = pa.concat_batches([batch for _, batch in few]), [batch.num_rows for _, batch in few]
+    try:
+        output = operators[0].process_many(operators, together, rows)
+    except FailedPartition as failed:
+        replica, _ = few[failed.at]
+        raise replica.blame.error("process", replica.applying, failed.error) from failed.error
+    if output is None:
+        return None
+    ends = [0, *output.ends]
+    if len(ends) != len(few) + 1 or ends[-1] != output.batch.num_rows or sorted(ends) != ends:
+        raise ValueError(
+            f"the output of {len(few)} partitions must have {len(few)} ends, ascending up to its {output.batch.num_rows} rows; "
+            f"got {output.ends}"
+        )
+    stage = few[0][0].stage
+    if isinstance(few[0][0].operator, Chained):  # its second operator checks its own input
+        return output
+    return output._replace(batch=conform(output.batch, stage.output_schema, f"output of stage {stage.name}"))
+
+
+def _give_each(replicas: Sequence[Replica], results: JointOutput) -> None:
+    batch, first = results.batch, replicas[0]
+    rows = [end - start for start, end in zip([0, *results.ends], results.ends, strict=False)]
+    least = LEAST_SHARE * batch.num_rows / len(rows)
+    chained = isinstance(first.operator, Chained)
+    of_outlets = [] if chained else [outlet.clustered_each(batch, rows) for outlet in first.outlets]
+    whole = batch.nbytes <= first.limits.batch_max_bytes
+    checksums = [replica.checksum for replica in replicas]
+    if any(replica.compared for replica in replicas) and not chained:
+        checksums = extend_apart(checksums, batch, rows)
+    for at, (replica, end) in enumerate(zip(replicas, results.ends, strict=True)):
+        mine = _as_alone(batch.slice(end - rows[at], rows[at]))
+        if rows[at] < least or replica.exit is not None:
+            mine = owned(mine)
+        elif of_outlets and whole and rows[at] <= first.limits.batch_max_rows:
+            replica.give_one(mine, [clustered[at] for clustered in of_outlets], checksums[at])
+            continue
+        replica.give(_through(replica, mine) if chained else [mine])
+
+
+def _as_alone(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Drop validity bitmaps without nulls, which exist because of another partition: they would count as bytes."""
+    columns = batch.columns
+    spare = [not column.null_count and column.buffers()[0] is not None for column in columns]
+    if not any(spare):
+        return batch
+    plain = [
+        pa.Array.from_buffers(column.type, len(column), [None, *column.buffers()[1:]], 0, column.offset)
+        if drop
+        else column
+        for column, drop in zip(columns, spare, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(plain, schema=batch.schema)
+
+
+def _through(replica: Replica, results: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Pass the results of the first operator of the stage through the second one."""
+    operator = replica.operator
+    assert isinstance(operator, Chained)
+    return replica.blame.guard("process", replica.applying, lambda: list(operator.through([results])))

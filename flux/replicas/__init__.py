@@ -1,1 +1,0 @@
-"""Replicas of a partition: the same steps in the same order, and copies of their state."""

@@ -1,0 +1,598 @@
+"""The threads of a worker in which sinks are called: a slow or failing outside holds up no partition (design: sink).
+
+The jobs for a partition lie in its line, and one thread at a time does them, in order: open a copy of the sink
+and ask for the output that the outside has; write; close. Jobs that an earlier life of the line has still under way go first.
+``sink_lines`` chooses the line, or the several lines, that a thread takes.
+
+Jobs for the partitions of a sink, and the choice of the job that a thread takes next (design: sink-threads).
+
+If a sink can begin a write without waiting for the outside, one thread writes for all partitions that have something to write:
+several threads would take turns with the interpreter at every step, and that costs more than the writes. Law: no partition waits
+for such a round longer than ``LATE_S`` while there are threads; the outside may be slow for one of its partitions only.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from math import inf
+from operator import index
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from flux.dataflow.batches import BATCH_BYTES, logical_bytes
+from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext, ahead
+from flux.dataflow.user_code import closed, described, text_of, user_traceback
+from flux.errors import FluxError, QueryFailed, UserCodeError
+from partitioning.ids import PartitionKey
+
+#: Seconds after which other partitions go on without a round that is not over.
+LATE_S = 0.02
+
+#: A batch of output with its position.
+Given = tuple[Position, pa.RecordBatch]
+
+
+class SinkCall(NamedTuple):
+    """One thing to do for a partition: a write, or a call of ``do``."""
+
+    #: The life of the primary for which the job is.
+    life: int
+    #: The batches to write; empty: the job is ``do``.
+    given: tuple[Given, ...] = ()
+    #: Whether it is not done in a round.
+    alone: bool = False
+    do: Callable[[], None] = lambda: None
+
+
+class SinkQueue:
+    """The jobs for one partition, in order."""
+
+    def __init__(self, stage: StagePlan, partition: int) -> None:
+        self.stage = stage
+        self.partition = partition
+        #: Counts the primaries of the partition here.
+        self.life = 0
+        #: The life in which a call has failed. No more jobs are done for it, because later output would lie behind a hole.
+        self.broken = -1
+        #: The outside has the output below this position, as far as this life knows.
+        self.has = 0
+        #: The newest life for which the outside was found to have no more than the checkpoint location knows of.
+        self.compared = -1
+        self.jobs: deque[SinkCall] = deque()
+        #: Whether a thread works for the line or is to work for it.
+        self.served = False
+        self.sink: Sink | None = None
+        #: The outside had the output below this position when this life began.
+        self.first = 0
+        #: The position that the sink counts as 0 (design: forgotten-output).
+        self.base = 0
+        #: Batches that the sink has taken and not brought outside yet: sequence number and bytes.
+        self.kept: deque[tuple[int, int]] = deque()
+        #: Whether a round does the present job. A call that fails in a round is not tried again at once.
+        self.in_round = False
+
+    @property
+    def where(self) -> str:
+        return f"sink {text_of(self.stage.sink, repr)} of stage {self.stage.name}, partition {self.partition}"
+
+    def outside(self, position: Position) -> Position:
+        """Return the position as the sink counts."""
+        return position if not self.base else position._replace(sequence=position.sequence - self.base)
+
+    def lives(self, life: int) -> bool:
+        return self.life == life != self.broken
+
+    @property
+    def may_join(self) -> bool:
+        """Return whether the next job may be done in a round."""
+        if self.sink is None or not self.sink.traits.sends_ahead or not self.jobs:
+            return False
+        return bool(self.jobs[0].given) and not self.jobs[0].alone
+
+
+class ReadyQueues:
+    """The lines with jobs that no thread works for. Callers of ``put`` and ``take`` hold ``lock``."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._news = threading.Condition(lock)
+        self._waiting: deque[tuple[float, SinkQueue]] = deque()
+        self._rounds = 0
+        self._called = False  # a thread was woken for a line that may join, and has not looked yet
+        self._ended = False
+
+    def put(self, line: SinkQueue) -> None:
+        self._waiting.append((time.monotonic(), line))
+        joins = line.may_join
+        if not (joins and (self._rounds or self._called)):  # else the round's thread, or the woken one, takes it
+            self._news.notify()
+        self._called |= joins
+
+    def take(self) -> tuple[list[SinkQueue], bool]:
+        """Return the lines that a thread takes next, and whether they are a round, whose end the thread must tell. Waits until
+        there are some; no line: there will be none any more."""
+        while not self._ended:
+            self._called = False
+            lines, in_round = self._next()
+            if lines:
+                if self._waiting and not self._rounds:
+                    self._news.notify()
+                return lines, in_round
+            self._news.wait()
+        return [], False
+
+    def _next(self) -> tuple[list[SinkQueue], bool]:
+        now = time.monotonic()
+        for at, (since, line) in enumerate(self._waiting):
+            if not line.may_join:
+                del self._waiting[at]
+                return [line], False
+            if not self._rounds or now >= since + LATE_S:
+                joining = [each for _, each in self._waiting if each.may_join]
+                self._waiting = deque(waits for waits in self._waiting if not waits[1].may_join)
+                self._rounds += 1
+                return joining, True
+        return [], False
+
+    def round_is_over(self) -> None:
+        self._rounds -= 1
+
+    def look(self) -> None:
+        """Give a thread of its own to a line that waits for a slow round. To be called often, without the lock."""
+        if self._waiting and self._rounds:
+            with self._news:
+                if self._waiting and time.monotonic() >= self._waiting[0][0] + LATE_S:
+                    self._news.notify()
+
+    def end(self) -> None:
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+def arrived(files: Mapping[int, Collection[int]], limit_s: float) -> Iterator[int]:
+    """Yield each key of ``files`` once all of its files have something to read, within ``limit_s`` in all."""
+    lacks = {who: {*numbers} for who, numbers in files.items()}
+    waiting: dict[int, list[int]] = {}
+    poll = select.poll()
+    for who, numbers in lacks.items():
+        for number in numbers:
+            waiting.setdefault(number, []).append(who)
+            poll.register(number, select.POLLIN)
+    yield from [who for who, numbers in lacks.items() if not numbers]
+    end = time.monotonic() + limit_s
+    while waiting and (left_s := end - time.monotonic()) > 0:
+        for number, _ in poll.poll(1000 * left_s):
+            poll.unregister(number)
+            for who in waiting.pop(number):
+                lacks[who].discard(number)
+                if not lacks[who]:
+                    yield who
+
+
+log = logging.getLogger("flux")
+
+#: The most threads of one worker. Sinks wait for the outside, or write files without holding the interpreter.
+THREADS_MAX = 8
+#: Pause before a failed call is repeated: at first, and the longest; it is twice as long each time.
+PAUSE_S, PAUSE_MAX_S = 0.05, 5.0
+#: The least time between two lines in the log about retries of a stage's sink: the lines are for people.
+RETRY_LINE_S = 1.0
+#: Seconds that the end of a worker waits for calls under way.
+CLOSE_S = 5.0
+#: Seconds that an error waits for the news that the partition has another primary, and seconds between two looks for the news:
+#: the outside may have refused a late write.
+LED_ELSEWHERE_S, LOOK_S = 1.0, 0.02
+
+
+class _Over(Exception):
+    """End of a job because the partition has another primary by now, or the worker ends."""
+
+
+class SinkFailed(NamedTuple):
+    """A call of a sink that has failed, in one life of a line."""
+
+    line: SinkQueue
+    life: int
+    error: FluxError
+
+
+class SinkRetries:
+    """The choice of the retries that get a line in the log: one in ``RETRY_LINE_S`` for all partitions of a stage. The outside
+    fails for all of them at once, and a server that starts again for a minute would fill the log."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, float] = {}  #: By stage: when the last line was written, on the clock of ``now``.
+        self._others: dict[int, int] = {}  #: By stage: retries without a line since then.
+
+    def others(self, stage: int, now: float) -> int | None:
+        """Return how many retries had no line since the last one, or None if this one has none either."""
+        if now - self._at.get(stage, -inf) < RETRY_LINE_S:
+            self._others[stage] = self._others.get(stage, 0) + 1
+            return None
+        self._at[stage] = now
+        return self._others.pop(stage, 0)
+
+
+class SinkThreads:
+    """The sinks of a worker's partitions. ``ring`` wakes the worker's loop when the outside has more, or something has failed."""
+
+    def __init__(self, plan: Plan, ring: Callable[[], None]) -> None:
+        self._plan = plan
+        self._ring = ring
+        self._retry_s = plan.settings.sink_retry_timeout
+        self._kept_max = plan.settings.sink_max_bytes
+        self._lines: dict[PartitionKey, SinkQueue] = {}
+        self._lock = threading.Lock()
+        self._ready = ReadyQueues(self._lock)
+        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
+        self._retries = SinkRetries()
+        self._failed: SimpleQueue[SinkFailed] = SimpleQueue()
+
+    def check(self) -> None:
+        """Raise the error of a sink that is not transient, if its partition still has its primary here. To be called often."""
+        self._ready.look()
+        while not self._failed.empty():
+            failed = self._failed.get()
+            if failed.line.life == failed.life:
+                raise failed.error
+            _note_led_elsewhere(failed.line, failed.error)
+
+    # ---- for the state machine
+
+    def has(self, stage: int, partition: int) -> int:
+        return self._lines[PartitionKey(stage, partition)].has
+
+    def compared(self, stage: int, partition: int) -> bool:
+        line = self._lines[PartitionKey(stage, partition)]
+        return line.compared == line.life
+
+    def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
+        key = PartitionKey(stage, partition)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = SinkQueue(self._plan.stages[stage], partition)
+        with self._lock:
+            line.life, line.has = line.life + 1, 0
+        self._give(line, SinkCall(line.life, do=partial(self._open, line, line.life, position, first)))
+
+    def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
+        line = self._lines[PartitionKey(stage, partition)]
+        self._give(line, SinkCall(line.life, given=((Position(partition, position), batch),)))
+
+    def recovered(self, stage: int, partition: int, position: int, note: Any = None) -> None:
+        line = self._lines[PartitionKey(stage, partition)]
+        self._give(line, SinkCall(line.life, do=partial(self._check_not_ahead, line, line.life, position, note)))
+
+    def ends(self, stage: int, partition: int) -> None:
+        line = self._lines[PartitionKey(stage, partition)]
+        with self._lock:
+            line.life += 1
+            line.jobs.clear()
+        self._give(line, SinkCall(line.life, do=partial(self._close, line)))
+
+    def _give(self, line: SinkQueue, job: SinkCall) -> None:
+        with self._lock:
+            line.jobs.append(job)
+            serve, line.served = not line.served, True
+            if serve:
+                self._ready.put(line)
+        if serve and len(self._threads) < min(THREADS_MAX, len(self._lines)):
+            thread = threading.Thread(target=self._run, name="flux-sink", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    # ---- in the threads
+
+    def _run(self) -> None:
+        """Work for lines in turns, call by call."""
+        while True:
+            with self._lock:
+                lines, in_round = self._ready.take()
+                taken = [(line, self._taken(line)) for line in lines]
+            if not lines:
+                return
+            if len(lines) > 1:
+                self._do_together([(line, job) for line, job in taken if job is not None])
+            else:
+                for line, job in taken:
+                    self._do(line, job)
+                    self._done(line)
+            if in_round:
+                with self._lock:
+                    self._ready.round_is_over()
+
+    def _taken(self, line: SinkQueue) -> SinkCall | None:
+        """Take the next job. Batches that wait behind a batch go with it, as far as the sink takes them as one: if each call
+        costs a way to the outside and back, small batches would come faster than they go."""
+        if not line.jobs:
+            return None
+        job = line.jobs.popleft()
+        if not line.jobs or not job.given or job.alone or line.sink is None or not line.sink.traits.joins_bytes:
+            return job
+        joined, left = [*job.given], line.sink.traits.joins_bytes - logical_bytes(job.given[0][1])
+        while line.jobs and line.jobs[0].life == job.life and line.jobs[0].given:
+            left -= logical_bytes(line.jobs[0].given[0][1])
+            if left < 0:
+                break
+            joined += line.jobs.popleft().given
+        return job._replace(given=tuple(joined))
+
+    def _do(self, line: SinkQueue, job: SinkCall | None) -> None:
+        if job is None:
+            return
+        try:
+            if job.given:
+                self._write(line, job.life, job.given)
+            else:
+                job.do()
+        except _Over:
+            pass
+        except BaseException as error:  # an error of the user's code, also sys.exit()
+            self._fail(line, job.life, error)
+
+    def _done(self, line: SinkQueue) -> None:
+        with self._lock:
+            line.served = bool(line.jobs)
+            if line.served:
+                self._ready.put(line)
+
+    def _do_together(self, taken: list[tuple[SinkQueue, SinkCall]]) -> None:
+        """Send all, and take the answers as they come. A write that does not go through at once goes on alone, with patience."""
+        sent = {at: files for at, each in enumerate(taken) if (files := self._sent(*each)) is not None}
+        left = dict(enumerate(taken))
+        for at in arrived(sent, LATE_S):
+            if self._at_once(*taken[at]):
+                self._done(left.pop(at)[0])
+        with self._lock:
+            for line, job in left.values():
+                line.jobs.appendleft(job._replace(alone=True))
+                self._ready.put(line)
+
+    def _sent(self, line: SinkQueue, job: SinkCall) -> Collection[int] | None:
+        """Begin a write. Returns the files from which its answer will come; None: the write has not begun."""
+        given = _lacking(line, job.given)
+        if line.sink is None or not given or not line.lives(job.life):
+            return ()
+        try:
+            files = line.sink.send(_as_one(given), line.outside(given[0][0]))
+            return None if files is None else [_file(number) for number in files]
+        except BaseException:  # write() tells the error
+            return None
+
+    def _at_once(self, line: SinkQueue, job: SinkCall) -> bool:
+        """Return whether a job is written, or need not be written any more."""
+        line.in_round = True
+        try:
+            self._write(line, job.life, job.given)
+        except _Over:
+            pass
+        except BaseException:
+            return False
+        finally:
+            line.in_round = False
+        return True
+
+    def _open(self, line: SinkQueue, life: int, position: int, first: bool) -> None:
+        self._close(line)
+        stage, partition = line.stage, line.partition
+        sink = copy.deepcopy(stage.sink)
+        assert sink is not None
+        forgotten = self._plan.forgotten.get(stage.id)
+        query = self._plan.query if forgotten is None else forgotten.query
+        line.base = 0 if forgotten is None else forgotten.first_of(partition)
+        context = SinkContext(query, stage.id, stage.name, partition, stage.partitions)
+        self._patiently(line, life, sink, partial(sink.open, context))
+        line.sink = sink
+        has = self._patiently(line, life, sink, partial(sink.committed, partition))
+        line.first = position if has is None else line.base + _whole(line, "committed", has)
+        if first and line.first:
+            raise QueryFailed(
+                f"{line.where}: the outside has the first {line.first} batches before this query has written any. Positions "
+                "count anew in each query: keep them with the query's id (SinkContext.query), or rows would be left out"
+            )
+        if line.first < position:
+            raise QueryFailed(
+                f"{line.where}: the outside has the first {line.first - line.base} batches, and had {position - line.base} "
+                "before; what was in between is lost there, and no replica keeps it any more" + self._hint()
+            )
+        self._note(line, life, line.first)
+
+    def _hint(self) -> str:
+        if not self._plan.durable:
+            return ""
+        return (
+            ". If the sink goes to another place now, stop the query and run 'flux checkpoints "
+            f"{self._plan.location or 'LOCATION'} --forget-output': the new place gets what comes from here on"
+        )
+
+    def _check_not_ahead(self, line: SinkQueue, life: int, position: int, note: Any) -> None:
+        """Raise SinkAhead if the outside has more than earlier primaries can have made, according to the checkpoint location."""
+        if line.first > position:
+            raise SinkAhead(
+                f"the outside has {line.first - line.base} batches, and the location knows of {position - line.base}"
+            )
+        if line.sink is not None:
+            # Only a sink of Flux's own takes a note, from the operator before it.
+            told: list[Any] = [position - line.base] if note is None else [position - line.base, note]
+            self._patiently(line, life, line.sink, partial(line.sink.recovered, *told))
+        line.compared = life
+        self._ring()
+
+    def _write(self, line: SinkQueue, life: int, given: Sequence[Given]) -> None:
+        sink, given = line.sink, _lacking(line, given)
+        if not given or sink is None:
+            return
+        sequence = given[-1][0].sequence
+        try:
+            lacks = self._patiently(line, life, sink, partial(sink.write, _as_one(given), line.outside(given[0][0])))
+        except Exception as error:
+            if line.in_round or isinstance(error, _Over) or not self._landed(line, life, sink, given[0][0]):
+                raise
+            self._write(line, life, given)  # the batches that the outside does not have
+            return
+        lacks = sequence + 1 if lacks is None else line.base + _whole(line, "write", lacks)
+        if lacks > sequence + 1:
+            said = f"write() of batch {sequence - line.base} returned {lacks - line.base}"
+            raise UserCodeError(f"{line.where}: {said}")
+        while line.kept and line.kept[0][0] < lacks:
+            line.kept.popleft()
+        still = [(position.sequence, each) for position, each in given if position.sequence >= lacks]
+        line.kept.extend((number, BATCH_BYTES + logical_bytes(each)) for number, each in still)
+        kept = sum([nbytes for _, nbytes in line.kept]) if not line.jobs else 0
+        if kept >= self._kept_max:
+            raise UserCodeError(
+                f"{line.where}: it has collected {kept:,} bytes since batch {lacks - line.base} and brought nothing outside, "
+                "and no more will come: the replicas keep up to spark.flux.sink.maxBytes. Write sooner, and say in "
+                "traits = flux.SinkTraits(holds_bytes=...) how much is collected"
+            )
+        self._note(line, life, lacks)
+
+    def _landed(self, line: SinkQueue, life: int, sink: Sink, refused: Position) -> bool:
+        """Return whether the outside has meanwhile got a batch whose write it has refused: a primary that was given up may have
+        had that batch under way when this one asked. Skipped if this primary learns that it was given up itself."""
+        if sink.traits.committed_changes or self._hears_the_end(line, life):
+            return False
+        try:
+            has = sink.committed(refused.partition)
+        except Exception:  # the error of the write says more
+            return False
+        if has is None or (has := line.base + _whole(line, "committed", has)) <= refused.sequence:
+            return False
+        line.first = has
+        self._note(line, life, has)
+        return True
+
+    def _patiently(self, line: SinkQueue, life: int, sink: Sink, call: Callable[[], Any]) -> Any:
+        """Return the result of a call, which is repeated after a transient error."""
+        began, pause = time.monotonic(), PAUSE_S
+        while True:
+            if not line.lives(life) or self._closing.is_set():
+                raise _Over
+            try:
+                return call()
+            except Exception as error:
+                if line.in_round or not _is_transient(line, sink, error):
+                    raise
+                tried_s = time.monotonic() - began
+                about = f"{line.where}: {described(error)}"
+                if tried_s >= self._retry_s:
+                    raise UserCodeError(
+                        f"{about}, still after {tried_s:.1f} s (spark.flux.sink.retryTimeout)", user_traceback(error)
+                    ) from error
+                self._say_retry(line, f"{about}; failing for {tried_s:.1f} s, tried again in {pause:g} s")
+            self._closing.wait(pause)
+            pause = min(2 * pause, PAUSE_MAX_S)
+
+    def _say_retry(self, line: SinkQueue, text: str) -> None:
+        with self._lock:
+            others = self._retries.others(line.stage.id, time.monotonic())
+        if others is not None:
+            log.warning("%s%s", text, f" (and {others} more retries since the last line)" if others else "")
+
+    def _note(self, line: SinkQueue, life: int, has: int) -> None:
+        with self._lock:
+            if not line.lives(life):
+                return
+            line.has = max(line.has, has)
+        self._ring()
+
+    def _close(self, line: SinkQueue) -> None:
+        line.kept.clear()
+        if line.sink is not None:
+            sink, line.sink = line.sink, None
+            closed(line.where, sink.close)
+
+    def _fail(self, line: SinkQueue, life: int, error: BaseException) -> None:
+        """Report an error. If the partition has another primary, it only goes to the log: the outside may well refuse the writes
+        of a former primary."""
+        with self._lock:
+            if line.life == life:
+                line.broken = life
+                line.jobs.clear()
+        if self._hears_the_end(line, life):
+            if not self._closing.is_set():
+                _note_led_elsewhere(line, error)
+            return
+        if isinstance(error, SinkAhead):
+            error = QueryFailed(ahead(line.where, str(error), self._plan.location))
+        known = isinstance(error, FluxError)
+        about = f"{line.where}: {described(error)}"
+        self._failed.put(SinkFailed(line, life, error if known else UserCodeError(about, user_traceback(error))))  # type: ignore[arg-type]
+        self._ring()
+
+    def _hears_the_end(self, line: SinkQueue, life: int) -> bool:
+        """Wait for news of the end: return whether the partition has another primary, or the worker ends."""
+        end = time.monotonic() + LED_ELSEWHERE_S
+        while line.life == life and not self._closing.is_set() and time.monotonic() < end:
+            self._closing.wait(LOOK_S)
+        return line.life != life or self._closing.is_set()
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Begin no more jobs. Wait for calls under way, but not for ever: these threads end with the process."""
+        self._closing.set()
+        for line in self._lines.values():
+            with self._lock:
+                line.life += 1
+                line.jobs.clear()
+            self._give(line, SinkCall(line.life, do=partial(self._close, line)))
+        end = time.monotonic() + CLOSE_S
+        while any(line.served for line in self._lines.values()) and time.monotonic() < end:
+            time.sleep(LOOK_S)
+        self._ready.end()
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), LOOK_S))
+        if any(thread.is_alive() for thread in self._threads):
+            busy = ", ".join(line.where for line in self._lines.values() if line.served)
+            log.warning("still in a call %g s after the end, which ends with its process: %s", CLOSE_S, busy)
+
+
+def _is_transient(line: SinkQueue, sink: Sink, error: Exception) -> bool:
+    try:
+        return bool(sink.is_transient(error))
+    except BaseException as failed:  # an error of the user's code, also sys.exit()
+        about = f"{line.where}: is_transient() raised {described(failed)}, asked about {described(error)}"
+        raise UserCodeError(about, user_traceback(failed)) from failed
+
+
+def _note_led_elsewhere(line: SinkQueue, error: BaseException) -> None:
+    log.info("%s: %s; the partition is led elsewhere by now", line.where, described(error))
+
+
+def _lacking(line: SinkQueue, given: Sequence[Given]) -> list[Given]:
+    """Return the batches that the outside did not have when this life of a line began."""
+    return [(position, batch) for position, batch in given if position.sequence >= line.first]
+
+
+def _as_one(given: Sequence[Given]) -> pa.RecordBatch:
+    return given[0][1] if len(given) == 1 else pa.concat_batches([batch for _, batch in given])
+
+
+def _file(number: int) -> int:
+    if index(number) < 0:
+        raise ValueError("it is closed")
+    return index(number)
+
+
+def _whole(line: SinkQueue, method: str, given: Any) -> int:
+    try:
+        number = -1 if isinstance(given, bool) else index(given)  # also numpy's
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UserCodeError(
+            f"{line.where}: {method}() must return None or the number of a batch, got {text_of(given, repr):.100}"
+        )
+    return number

@@ -1,0 +1,136 @@
+"""The sending side of a Spark ingress task, without I/O: one partition of one source (design: ingress, newest-attempt).
+
+A task that Spark retries is a new incarnation of the same producers: it makes the same batches again, and the workers tell it
+the first one that they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from flux.dataflow.batches import conform
+from flux.dataflow.plan import Plan
+from flux.exchange.consumer_map import Consumers
+from flux.exchange.log import LogMeter
+from flux.exchange.producer import Producer, ToWorker
+from flux.exchange.source_streams import MicroBatch, MicroBatchStreams, SourceStreams
+from flux.wire.messages import Acks
+from flux.wire.statistics import PartitionRead, Statistics
+from partitioning.ids import StreamId
+from partitioning.table import Table
+
+
+class IngressTask:
+    """The producers of one partition of a DataFrame."""
+
+    def __init__(
+        self, plan: Plan, source: int, partition: int, incarnation: int, micro_batch: MicroBatch | None = None
+    ) -> None:
+        """Begin at the first row. ``micro_batch``: the one of a streaming query to which the partition belongs; None: the
+        partition is the whole input."""
+        settings = plan.settings
+        self.plan = plan
+        self.source = plan.sources[source]
+        edges = plan.edges_of_source(source)
+        self.meter = LogMeter()
+        share = max(settings.log_max_bytes // len(edges), 1)
+        self.producers = {
+            StreamId(edge.id, partition): Producer(
+                StreamId(edge.id, partition), incarnation, edge.partitions, share, settings.resend_timeout,
+                self.meter, run_max_rows=settings.step_max_rows,
+            )
+            for edge in edges
+        }  # fmt: skip
+        self._consumers = {edge.consumer: Consumers(edge.consumer) for edge in edges}
+        producers = list(self.producers.values())
+        self.streams: SourceStreams
+        if micro_batch is None:
+            self.streams = SourceStreams(
+                edges, producers, self.source.name, batch_bytes=settings.batch_max_bytes
+            )  # fmt: skip
+        else:
+            self.streams = MicroBatchStreams(
+                edges, producers, self.source.name, micro_batch, settings.batch_max_bytes
+            )  # fmt: skip
+        self._partition = partition
+        #: Rows that came and had been applied before.
+        self._left_out = 0
+        self.first_row_at: float | None = None
+        #: Seconds by which the wall clock is ahead of ``now``, renewed by the shell; rows carry the wall clock's time.
+        self.wall_ahead = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        return self.streams.has_room
+
+    @property
+    def drained(self) -> bool:
+        return self.streams.drained
+
+    def place(self) -> bool:
+        """Tell whether the first row to send is known."""
+        return self.streams.place() if isinstance(self.streams, MicroBatchStreams) else True
+
+    def needed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch without the rows before the first one to send. It is called once for every batch that comes."""
+        if not isinstance(self.streams, MicroBatchStreams):
+            return batch
+        before = min(self.streams.left_out - self._left_out, batch.num_rows)
+        self._left_out += before
+        return batch.slice(before) if before else batch
+
+    def append(self, batch: pa.RecordBatch, now: float) -> pa.RecordBatch | None:
+        """Append a batch. Return the rows for which there is no room now, or which must come in another batch; None if there are
+        none."""
+        created = now + self.wall_ahead
+        if self.first_row_at is None:
+            self.first_row_at = created
+        batch = conform(batch, self.source.schema, f"source {self.source.name}")
+        if not isinstance(self.streams, MicroBatchStreams):
+            self.streams.append(batch, created)
+            return None
+        rest = self.streams.give(batch, created)
+        return rest if rest.num_rows else None
+
+    def finish(self, now: float) -> None:
+        """End the streams, or the micro-batch. NonDeterministicInputError: the micro-batch had more rows when it was read
+        before."""
+        if isinstance(self.streams, MicroBatchStreams):
+            self.streams.finish_batch(self._left_out)
+        else:
+            self.streams.finish(now + self.wall_ahead)
+
+    @property
+    def end(self) -> int:
+        """The number behind the last row, as the stream counts rows."""
+        return max(producer.next_sequence for producer in self.producers.values())
+
+    def on_table(self, table: Table, now: float) -> None:
+        for stream, producer in self.producers.items():
+            consumer = self.plan.edges[stream.edge].consumer
+            producer.on_table(table, consumer, now, self._consumers[consumer])
+
+    def on_answer(self, worker: int, message: Any, now: float) -> None:
+        for one in message.items if isinstance(message, Acks) else (message,):
+            producer = self.producers.get(StreamId(one.edge, one.producer))
+            if producer is not None:
+                producer.on_answer(worker, one, now)
+
+    def poll(self, now: float) -> Iterator[ToWorker]:
+        for producer in self.producers.values():
+            yield from producer.poll(now)
+
+    def stats(self) -> Statistics:
+        """Return the figures for a heartbeat."""
+        about: Statistics = {"source_rows": self.streams.rows}
+        if isinstance(self.streams, MicroBatchStreams):
+            first, elements, rows = self.streams.first or 0, self.streams.elements, self.streams.rows
+            about = {"sources": [PartitionRead(self.source.id, self._partition, first, elements, rows)]}
+        return about | {
+            "log_bytes": self.meter.bytes,
+            "peak_log_bytes": self.meter.peak,
+            "first_row_at": self.first_row_at,
+        }

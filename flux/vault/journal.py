@@ -1,0 +1,536 @@
+"""Standbys that outlive their process: a standby's inputs are written down before its answers leave (design: journal, vault).
+
+A standby is a state machine, and the journal has its inputs. Fresh standbys that read these inputs get the same state. Law:
+no answer of a standby leaves before ``flush``.
+
+The journal's records, and the frames in which they are written (design: journal).
+
+A frame holds the records that became durable at once. Only the last frame may be torn: its records have never been acked. The
+first frame of a segment is durable before the segment has its name. A damaged frame with a whole one anywhere behind it is
+damage to acked records.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+
+from flux.errors import SnapshotError
+from flux.replica.order_log import OrderClaim, OrderLog
+from flux.state.standby import Checkpoint, Standby, StandbyStore
+from flux.state.state_copy import decode_state
+from flux.wire.messages import Mark, OrderEntry, PartitionOrder, PartitionSeen
+from partitioning.ids import PartitionKey, StreamId
+
+#: The mark by which frames are found again behind damage.
+_MAGIC = b"FlxJ"
+#: Magic, CRC-32 of all that follows, bytes of the body, and bytes of the unpacked body; 0: the body is not packed.
+_FRAME = struct.Struct("<4sIII")
+_CHECKED_FROM = 8
+#: Smaller frames are not worth packing.
+_PACKED_LEAST = 200
+_codec = pa.Codec("zstd", compression_level=1)
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """Record that the vault goes by the table of this epoch."""
+
+    epoch: int
+
+
+class Ordered(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """Record of orders of a primary that were news."""
+
+    item: PartitionOrder
+
+
+class FencedRecord(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """Record that primaries of earlier terms are not heeded any more."""
+
+    stage: int
+    partition: int
+    term: int
+
+
+class KeptState(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint, in ``data`` or in a ``file``."""
+
+    #: The number of steps in the state. ``step``, ``term``, ``number``, ``at`` and ``base`` are those of ``Checkpoint``.
+    step: int
+    term: int
+    number: int
+    at: float
+    #: The highest incarnation of any stream in it.
+    highest: int
+    #: Size and CRC-32 of the state.
+    nbytes: int
+    crc: int
+    #: Name of its file; empty: the state is in ``data``.
+    file: str = ""
+    data: bytes = b""
+    base: int = -1
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """Record that a standby has taken a checkpoint."""
+
+    stage: int
+    partition: int
+    kept: KeptState
+
+
+class Through(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """Record that the checkpoint of a partition has all rows of a stream through a mark (design: needed-no-more)."""
+
+    stage: int
+    partition: int
+    edge: int
+    producer: int
+    mark: Mark
+
+
+class Whole(msgspec.Struct, frozen=True, array_like=True, tag="w"):
+    """Record of all that is held of a partition, at the beginning of a segment."""
+
+    stage: int
+    partition: int
+    #: The pieces of the committed checkpoint: the whole copy, if there is one, and those of the changes after it.
+    checkpoint: list[KeptState]
+    #: The pieces of the checkpoint that waits for its commits.
+    beside: list[KeptState]
+    #: The step at which ``entries`` begin.
+    step: int
+    term: int
+    #: Ends of the verified and of the committed part of the order.
+    verified: int
+    committed: int
+    #: The position in the output below which all output is outside.
+    left: int
+    entries: list[OrderEntry]
+    claim: tuple[int, int] = (0, 0)
+    #: Edge, producer and mark: the checkpoint has all rows of that stream through the mark.
+    settled: list[tuple[int, int, Mark]] = []
+
+
+Record = Seen | Ordered | FencedRecord | Taken | Through | Whole
+_decoder = msgspec.msgpack.Decoder(list[Record])
+
+
+def frame(records: Sequence[Record]) -> bytes:
+    raw = body = msgspec.msgpack.encode(records)
+    unpacked = 0
+    if len(raw) >= _PACKED_LEAST:
+        body, unpacked = _codec.compress(raw, asbytes=True), len(raw)
+    head = _FRAME.pack(_MAGIC, 0, len(body), unpacked)
+    crc = zlib.crc32(body, zlib.crc32(head[_CHECKED_FROM:]))
+    return _FRAME.pack(_MAGIC, crc, len(body), unpacked) + body
+
+
+def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
+    """Yield the frames of a segment, but for the torn one at its end. SnapshotError: a frame before the end is damaged, or a
+    frame is whole and this release does not know its records."""
+    start = 0
+    while (found := _found(data, start)) is not None:
+        body, unpacked, end = found
+        raw = _codec.decompress(body, unpacked, asbytes=True) if unpacked else body
+        try:
+            decoded = _decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            raise SnapshotError(
+                f"{where} was written by another release of Flux: {error}. Start that release"
+            ) from error
+        yield decoded
+        start = end
+    if start == 0 or _is_followed(data, start):
+        raise SnapshotError(
+            f"{where} is damaged at byte {start:,} of {len(data):,}, and that was whole once: what was shown outside since then "
+            "cannot be repeated from it. Restore the directory from a copy, or begin anew in an empty one"
+        )
+
+
+def _found(data: memoryview, start: int) -> tuple[memoryview, int, int] | None:
+    """Return the body of the whole frame at ``start``, its unpacked size, and its end."""
+    if start + _FRAME.size > len(data):
+        return None
+    magic, crc, length, unpacked = _FRAME.unpack_from(data, start)
+    end = start + _FRAME.size + length
+    checked = data[start + _CHECKED_FROM : end]
+    if magic != _MAGIC or end > len(data) or zlib.crc32(checked) != crc:
+        return None
+    return data[start + _FRAME.size : end], unpacked, end
+
+
+def _is_followed(data: memoryview, start: int) -> bool:
+    """Return whether a whole frame begins anywhere behind ``start``."""
+    rest = bytes(data[start + 1 :])
+    at = rest.find(_MAGIC)
+    while at >= 0:
+        if _found(data, start + 1 + at) is not None:
+            return True
+        at = rest.find(_MAGIC, at + 1)
+    return False
+
+
+#: Checkpoints of up to this size are written into the journal: a file of its own needs a flush of its own.
+INLINE_BYTES = 32 << 10
+#: A segment of the journal is followed by another one when it has grown by SEGMENT_BYTES since it began, and by at least
+#: SEGMENT_TIMES its first size.
+SEGMENT_BYTES, SEGMENT_TIMES = 16 << 20, 4
+
+
+class Store(Protocol):
+    """A place that survives its processes, and does not know the meaning of its content."""
+
+    @property
+    def generation(self) -> int:
+        """Return the number of this opening: another one each time that the place is opened."""
+
+    def newest(self) -> memoryview | None:
+        """Return the newest segment of the journal; None: there is none."""
+
+    def begin(self, data: bytes) -> None:
+        """Begin a new segment with this data, which is durable when the call returns. Earlier segments are removed."""
+
+    def append(self, data: bytes) -> None:
+        """Append to the newest segment."""
+
+    @property
+    def crowded(self) -> bool:
+        """Return whether the newest segment has too many pieces: then another one should begin, however small it is."""
+
+    def flush(self) -> None:
+        """Make appended data durable before this call returns. QueryFailed: another process has taken over the place."""
+
+    def check(self) -> None:
+        """Raise QueryFailed if another process has taken over the place, or if the place was moved or removed."""
+
+    @property
+    def look_s(self) -> float:
+        """Return the seconds between two calls of ``check`` while nothing is flushed."""
+
+    def put(self, name: str, data: memoryview) -> memoryview:
+        """Write a file, whole and durable when this returns. Returns the same bytes, as they are kept. From any thread."""
+
+    def get(self, name: str) -> memoryview | None: ...
+
+    def remove(self, names: Collection[str]) -> None: ...
+
+    def names(self) -> list[str]:
+        """Return the names of the files that were put."""
+
+
+@dataclass(frozen=True)
+class Written(Checkpoint):
+    """A checkpoint as it is in the journal. ``data`` is empty while the journal is read, because later checkpoints replace most
+    of those read. ``earlier`` are the pieces before the newest one, if the newest is only changes."""
+
+    as_kept: KeptState = field(kw_only=True)
+    earlier: tuple[KeptState, ...] = field(kw_only=True, default=())
+
+    def after(self, base: Checkpoint) -> Checkpoint:
+        made = super().after(base)
+        assert isinstance(made, Written)
+        assert isinstance(base, Written)
+        return replace(made, earlier=base.all_kept)
+
+    @property
+    def all_kept(self) -> tuple[KeptState, ...]:
+        return (*self.earlier, self.as_kept)
+
+
+class JournaledStandby(Standby):
+    """A standby that writes down its inputs."""
+
+    def __init__(self, key: PartitionKey, incarnation: int, note: Callable[[Record], None]) -> None:
+        super().__init__(key, incarnation)
+        self._note = note
+
+    def goes_on(self, incarnation: int, taken: Callable[[Standby], None]) -> None:
+        """Begin another life of the standby, with the same content."""
+        self.incarnation, self._taken = incarnation, taken
+
+    def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
+        before = self._mark()
+        answer = super().on_orders(item)
+        if self._mark() != before:
+            self._note(Ordered(item))
+        return answer
+
+    def take(self, checkpoint: Checkpoint) -> bool:
+        before = self.checkpoint, self.beside
+        super().take(checkpoint)
+        used = (self.checkpoint, self.beside) != before
+        if used:
+            assert isinstance(checkpoint, Written)
+            self._note(Taken(*self.key, checkpoint.as_kept))
+        return used
+
+    def fence(self, term: int) -> None:
+        if term > self.order.term:
+            super().fence(term)
+            self._note(FencedRecord(*self.key, term))
+
+    def note_settled(self, stream: StreamId, mark: Mark) -> bool:
+        news = super().note_settled(stream, mark)
+        if news:
+            self._note(Through(*self.key, *stream, mark))
+        return news
+
+    def _mark(self) -> tuple[int, ...]:
+        order = self.order
+        return order.term, order.end, order.verified, order.committed, order.cut, self.left
+
+    def whole(self) -> Whole:
+        order = self.order
+        checkpoint = [*self.checkpoint.all_kept] if isinstance(self.checkpoint, Written) else []
+        beside = [*self.beside.all_kept] if isinstance(self.beside, Written) else []
+        return Whole(
+            *self.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, self.left,
+            order.since(order.base), self.claim, [(*stream, mark) for stream, mark in self.settled.items()],
+        )  # fmt: skip
+
+    def restore(self, whole: Whole, load: Callable[[KeptState], Checkpoint]) -> None:
+        def chain(pieces: list[KeptState]) -> Checkpoint | None:
+            found: Checkpoint | None = None
+            for piece in pieces:
+                found = load(piece) if found is None else load(piece).after(found)
+            return found
+
+        self.checkpoint, self.beside = chain(whole.checkpoint) or Checkpoint(), chain(whole.beside)
+        self.order = OrderLog(whole.step)
+        self.order.adopt(whole.entries, whole.committed)
+        self.order.term, self.order.verified, self.left = whole.term, whole.verified, whole.left
+        self.claim = OrderClaim(*whole.claim)
+        self.settled = {StreamId(edge, producer): mark for edge, producer, mark in whole.settled}
+
+    @property
+    def files(self) -> set[str]:
+        """Return the names of the files that the standby needs."""
+        held = (self.checkpoint, self.beside)
+        return {piece.file for kept in held if isinstance(kept, Written) for piece in kept.all_kept} - {""}
+
+
+class Journal(StandbyStore):
+    """The shelf of standbys that are written down. SnapshotError: the kept data cannot be read."""
+
+    def __init__(self, store: Store, where: str = "the journal") -> None:
+        #: By partition.
+        self.standbys: dict[PartitionKey, JournaledStandby] = {}
+        #: No epoch, term or incarnation in the kept data is above this; -1: nothing is kept.
+        self.highest = -1
+        #: ``bytes``: all written bytes, files too. ``order_bytes``: the bytes of frames that have nothing but orders.
+        #: ``order_slices``: the slices that those orders name.
+        self.bytes = self.order_bytes = self.order_slices = 0
+        #: Errors about damaged checkpoints that were left out, because no process was told that they are kept.
+        self.left_out: list[str] = []
+        self._store = store
+        self._where = where
+        self._pending: list[Record] = []
+        self._put: set[str] = set()  # existing files, needed or not
+        self._touched: set[PartitionKey] = set()  # partitions whose files may have become needless
+        self._began = self._size = 0
+        self._read(store.newest())
+        self._put.update(store.names())
+
+    def begin(self) -> None:
+        """Write from now on, to a new segment; remove files that are not needed."""
+        self._segment()
+        needed = {file for kept in self.standbys.values() for file in kept.files}
+        self._store.remove(self._put - needed)
+        self._put &= needed
+
+    # ---- as a shelf
+
+    def standby(self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None]) -> Standby:
+        kept = self._of(key)
+        kept.goes_on(incarnation, taken)
+        return kept
+
+    def put(self, key: PartitionKey, checkpoint: Checkpoint) -> Checkpoint:
+        data, name = checkpoint.data, ""
+        assert data is not None
+        crc, highest = zlib.crc32(data), max((position.incarnation for position in checkpoint.positions), default=-1)
+        if len(data) > INLINE_BYTES:
+            # The name has the generation, because an earlier writer that was not fenced yet may write the same checkpoint.
+            name = f"{key.stage}-{key.partition}-{checkpoint.term}-{checkpoint.number}-{self._store.generation}"
+            data = self._store.put(name, data)
+        kept = KeptState(
+            checkpoint.step, checkpoint.term, checkpoint.number, checkpoint.at, highest, len(data), crc, name,
+            b"" if name else bytes(data), checkpoint.base,
+        )  # fmt: skip
+        return Written(
+            checkpoint.step, data, checkpoint.positions, checkpoint.term, checkpoint.number, checkpoint.next, checkpoint.at,
+            base=checkpoint.base, as_kept=kept,
+        )  # fmt: skip
+
+    def landed(self, key: PartitionKey, checkpoint: Checkpoint) -> None:
+        """Count a checkpoint's file, after the checkpoint was offered to its standby."""
+        if isinstance(checkpoint, Written) and checkpoint.as_kept.file:
+            self.bytes += checkpoint.as_kept.nbytes
+            self._put.add(checkpoint.as_kept.file)
+            self._touched.add(key)
+
+    # ---- writing
+
+    def see(self, epoch: int) -> None:
+        self._note(Seen(epoch))
+
+    def _note(self, record: Record) -> None:
+        self._pending.append(record)
+        self._highest_of(record)
+        if not isinstance(record, Seen | Ordered | Whole):
+            self._touched.add(PartitionKey(record.stage, record.partition))
+        elif isinstance(record, Ordered):
+            self._touched.add(PartitionKey(record.item.stage, record.item.partition))
+
+    @property
+    def pending(self) -> bool:
+        """Return whether any record is not durable yet."""
+        return bool(self._pending)
+
+    def flush(self) -> None:
+        """Make all pending records durable."""
+        if not self._pending:
+            return
+        data = frame(self._pending)
+        self._store.append(data)
+        self._store.flush()
+        if all(isinstance(record, Ordered) for record in self._pending):
+            self.order_bytes += len(data)
+            self.order_slices += sum(
+                len(entry.slices)
+                for record in self._pending
+                if isinstance(record, Ordered)
+                for entry in record.item.entries
+            )
+        self._pending.clear()
+        self.bytes, self._size = self.bytes + len(data), self._size + len(data)
+        if self._size > max(SEGMENT_BYTES, SEGMENT_TIMES * self._began) or self._store.crowded:
+            self._segment()
+        self._remove_needless()
+
+    @property
+    def look_s(self) -> float:
+        return self._store.look_s
+
+    def check(self) -> None:
+        """Raise QueryFailed if another program would not find the flushed data at the place."""
+        self._store.check()
+
+    def move_to(self, store: Store) -> None:
+        """Write all that is held to another place, and go on there: the content of this place is gone."""
+        self._store = store
+        for kept in self.standbys.values():
+            for held in (kept.checkpoint, kept.beside):
+                if isinstance(held, Written) and held.data is not None:
+                    for piece, data in zip(held.all_kept, (held.data, *held.changes), strict=True):
+                        if piece.file:
+                            store.put(piece.file, data)
+        self._segment()
+
+    def _segment(self) -> None:
+        """Begin a new segment with all that is held."""
+        data = frame([Seen(self.highest), *(kept.whole() for kept in self.standbys.values())])
+        self._store.begin(data)
+        self.bytes += len(data)
+        self._began = self._size = len(data)
+        self._touched.update(self.standbys)
+
+    def _remove_needless(self) -> None:
+        if self._put and self._touched:
+            needed: set[str] = set()
+            for key in self._touched:
+                needed |= self._of(key).files
+            of_touched = {(str(stage), str(partition)) for stage, partition in self._touched}
+            gone = {name for name in self._put - needed if tuple(name.split("-")[:2]) in of_touched}
+            if gone:
+                self._store.remove(gone)
+                self._put -= gone
+        self._touched.clear()
+
+    # ---- reading
+
+    def _of(self, key: PartitionKey) -> JournaledStandby:
+        if key not in self.standbys:
+            self.standbys[key] = JournaledStandby(key, -1, self._note)
+        return self.standbys[key]
+
+    def _read(self, data: memoryview | None) -> None:
+        if data is None:
+            return
+        for records in frames(data, self._where):
+            for record in records:
+                self._replay(record)
+        self._pending.clear()  # the standbys noted their inputs again, which are in the journal already
+        for kept in self.standbys.values():
+            kept.checkpoint = self._loaded(kept.key, kept.checkpoint)
+            kept.beside = self._loaded_beside(kept.key, kept.beside)
+
+    def _replay(self, record: Record) -> None:
+        self._highest_of(record)
+        match record:
+            case Ordered(item):
+                self._of(PartitionKey(item.stage, item.partition)).on_orders(item)
+            case Taken(stage, partition, kept):
+                Standby.take(self._of(PartitionKey(stage, partition)), self._described(kept))
+            case FencedRecord(stage, partition, term):
+                self._of(PartitionKey(stage, partition)).fence(term)
+            case Through(stage, partition, edge, producer, mark):
+                self._of(PartitionKey(stage, partition)).note_settled(StreamId(edge, producer), mark)
+            case Whole(stage, partition):
+                self._of(PartitionKey(stage, partition)).restore(record, self._described)
+
+    @staticmethod
+    def _described(kept: KeptState) -> Checkpoint:
+        return Written(
+            kept.step, memoryview(b""), (), kept.term, kept.number, {}, kept.at, base=kept.base, as_kept=kept
+        )  # fmt: skip
+
+    def _loaded_beside(self, key: PartitionKey, found: Checkpoint | None) -> Checkpoint | None:
+        """Load a checkpoint that waits for its commits, or return None if it is damaged. Producers keep rows until the checkpoint
+        is committed, so the checkpoint before it will do."""
+        try:
+            return None if found is None else self._loaded(key, found)
+        except SnapshotError as error:
+            self.left_out.append(str(error))
+            return None
+
+    def _loaded(self, key: PartitionKey, found: Checkpoint) -> Checkpoint:
+        if not isinstance(found, Written):
+            return found
+        whole, *changes = [self._piece(key, piece) for piece in found.all_kept]
+        state = Checkpoint.of(whole, decode_state(changes[-1] if changes else whole), found.term, found.number)
+        return Written(
+            state.step, whole, state.positions, state.term, state.number, state.next, state.at, tuple(changes),
+            as_kept=found.as_kept, earlier=found.earlier,
+        )  # fmt: skip
+
+    def _piece(self, key: PartitionKey, kept: KeptState) -> memoryview:
+        data = self._store.get(kept.file) if kept.file else memoryview(kept.data)
+        if data is None or len(data) != kept.nbytes or zlib.crc32(data) != kept.crc:
+            what = "is not there" if data is None else "is damaged"
+            raise SnapshotError(
+                f"{self._where}: the checkpoint of partition {key.partition} of stage {key.stage} ({kept.file}, {kept.nbytes:,} "
+                f"bytes) {what}. Restore the directory from a copy, or begin anew in an empty one"
+            )
+        return data
+
+    def _highest_of(self, record: Record) -> None:
+        match record:
+            case Seen(epoch):
+                seen = [epoch]
+            case Ordered(item):
+                seen = [item.term]
+            case Taken(_, _, kept):
+                seen = [kept.term, kept.highest]
+            case FencedRecord() | Whole():
+                seen = [record.term]
+            case Through():
+                return
+        self.highest = max(self.highest, *seen)

@@ -1,0 +1,229 @@
+"""The schedule by which primaries send checkpoints to their standbys (design: standby).
+
+Checkpoints are sent at intervals, in the order of a policy. They are sent at once if producers or the order log run out of room,
+and when a partition has come to its end. Only a few are sent at a time, because each stops its partition while the state is
+copied.
+
+Choice of the next checkpoint, when those that are due cannot all leave at once.
+
+Two policies of Hwang, Xing, Çetintemel and Zdonik, "A Cooperative, Self-Configuring High-Availability Solution for Stream
+Processing" (ICDE 2007), which compares them: round-robin, or the checkpoint that shortens the longest recovery most for its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flux.replica.kinds import keeps_checkpoints
+from flux.replica.order_log import Peer
+from flux.replica.replica import Replica
+from flux.settings import Settings
+from flux.state.phases import OutPhase
+from flux.state.sender import StateSender
+from partitioning.ids import PartitionKey
+
+
+class Due(NamedTuple):
+    """A checkpoint that is due."""
+
+    #: Time at which the last checkpoint of this partition began.
+    since: float
+    #: Seconds that it would take to repeat the steps since then.
+    replay_s: float
+    #: Bytes to copy: of the state, or of its changes.
+    nbytes: int
+
+
+#: A policy returns a rank. The lowest rank is first.
+Policy = Callable[[Due], float]
+
+
+def round_robin(due: Due) -> float:
+    """Rank first the partition with the oldest last checkpoint."""
+    return due.since
+
+
+def min_max(due: Due) -> float:
+    """Rank first the partition with the longest recovery for each byte to copy. A partition with little new work waits while
+    others are in need; its producers ask for its checkpoint when they run out of room."""
+    return -due.replay_s / max(due.nbytes, 1)
+
+
+POLICIES: dict[str, Policy] = {"round-robin": round_robin, "min-max": min_max}
+
+
+#: Limit of checkpoints that leave a worker at the same time.
+AT_ONCE = 2
+#: An order log that is fuller than this part of its bound asks for a checkpoint.
+PRESSED_SHARE = 1 / 2
+#: Looks in each interval between two checkpoints, and the longest time from one look to the next, because an order log may fill
+#: meanwhile, however long the interval is. Without any standby, looks may be rarer.
+LOOKS, LOOK_MAX_S, IDLE_LOOK_MAX_S = 8, 0.25, 1.0
+#: The longest time from one look to the next for a query that is stopped and waits for its last checkpoints.
+LAST_LOOK_S = 0.02
+
+
+class CheckpointTarget(NamedTuple):
+    """A partition with a primary here, and the worker of one of its standbys."""
+
+    key: PartitionKey
+    worker: int
+
+
+class Begin(NamedTuple):
+    """A checkpoint to begin."""
+
+    key: PartitionKey
+    worker: int
+    #: A replay point is not enough.
+    whole: bool
+
+
+@dataclass
+class SentCheckpoint:
+    """The last checkpoint that was sent to a standby."""
+
+    #: Incarnation of the standby.
+    incarnation: int
+    #: Steps in the checkpoint.
+    step: int
+    #: Time at which it began.
+    at: float
+    #: Steps in the standby's own checkpoint, by its last answer.
+    known: int
+    #: Time at which ``known`` grew.
+    moved: float
+
+
+class CheckpointScheduler:
+    """The checkpoints that the primaries of one worker send."""
+
+    def __init__(
+        self,
+        replicas: Mapping[PartitionKey, Replica],
+        settings: Settings,
+        transfers: StateSender,
+    ) -> None:
+        self._replicas = replicas
+        self._transfers = transfers
+        self._interval_s = settings.checkpoint_interval
+        self._again_s = settings.resend_timeout
+        self._rate = settings.checkpoint_max_bytes_per_second
+        self._rank = POLICIES[settings.checkpoint_policy]
+        self._pressed_steps = int(settings.order_max_steps * PRESSED_SHARE)
+        self._sent: dict[CheckpointTarget, SentCheckpoint] = {}
+        self._pressed: set[PartitionKey] = set()
+        self._anew: set[PartitionKey] = set()
+        self._look_at = 0.0
+        self._rests_until = 0.0
+        #: Number of checkpoints that were asked for.
+        self.pressed = 0
+        #: Once the query is stopped: the steps that the last checkpoints must have.
+        self._last: dict[CheckpointTarget, int] | None = None
+
+    def press(self, key: PartitionKey, anew: bool = False) -> None:
+        """Ask for a checkpoint, because producers keep rows that only the checkpoints of this partition lack. ``anew``: even if
+        no step was applied since the last one."""
+        replica = self._replicas.get(key)
+        if replica is not None and replica.primary:
+            self._pressed.add(key)
+            self._look_at = 0.0
+            if anew:
+                self._anew.add(key)
+
+    def last(self) -> None:
+        """Begin the last checkpoints of a query that is stopped: every standby is to have the steps that its primary has applied
+        by now. A further call includes the steps applied since."""
+        steps = {to: replica.applied for to, replica, peer in self._standbys() if not peer.kind.replays}
+        if steps != self._last:
+            self._last, self._look_at = steps, 0.0
+
+    def all_kept(self) -> bool:
+        """Return True once, when every standby has the last steps."""
+        if self._last is None:
+            return False
+        known = {to: peer.applied for to, _, peer in self._standbys()}
+        self._last = {to: step for to, step in self._last.items() if known.get(to, step) < step}
+        self._pressed |= {to.key for to in self._last}
+        if self._last:
+            return False
+        self._last = None
+        return True
+
+    def due(self) -> float:
+        return self._look_at
+
+    def _standbys(self) -> list[tuple[CheckpointTarget, Replica, Peer]]:
+        """List the standbys of the primaries here."""
+        return [
+            (CheckpointTarget(key, worker), replica, peer)
+            for key, replica in self._replicas.items()
+            if replica.primary
+            for worker, peer in replica.order.peers.items()
+            if peer.live and keeps_checkpoints(peer.kind)
+        ]
+
+    def next(self, now: float) -> list[Begin]:
+        """Return the checkpoints to begin now."""
+        if now < self._look_at:
+            return []
+        look_s = LAST_LOOK_S if self._last else LOOK_MAX_S
+        self._look_at = now + min(self._interval_s / LOOKS, look_s)
+        standbys = self._standbys()
+        if not standbys:
+            self._pressed.clear()
+            self._sent.clear()
+            self._anew.clear()
+            self._look_at = now + min(self._interval_s, IDLE_LOOK_MAX_S)
+            return []
+        busy = self._transfers.checkpoints
+        wanted: list[tuple[bool, float, Begin, Replica, Peer]] = []
+        later: set[PartitionKey] = set()
+        for to, replica, peer in standbys:
+            sent = self._sent.get(to)
+            if sent is None or sent.incarnation != peer.incarnation:
+                sent = self._sent[to] = SentCheckpoint(
+                    peer.incarnation, peer.applied, now - self._again_s, peer.applied, now
+                )
+            if peer.applied > sent.known:
+                sent.known, sent.moved = peer.applied, now
+            anew = to.key in self._anew and not peer.kind.replays
+            if peer.applied >= replica.applied and not anew:
+                sent.moved = now
+                continue
+            # The standby may have all steps, and not know yet that they are committed.
+            waits = sent.step >= replica.applied and now < sent.at + self._again_s and not anew
+            phase = self._transfers.under_way(*to)
+            pressed = (
+                to.key in self._pressed or replica.finished or replica.order.end - peer.applied >= self._pressed_steps
+            )
+            whole = pressed and now >= sent.moved + max(self._interval_s, self._again_s)
+            if waits or (phase is not None and not (whole and phase is OutPhase.UNACKED)):
+                if peer.kind.replays and pressed:
+                    later.add(to.key)  # a replay point may help no producer, and this is the reason for a checkpoint
+                continue
+            if not replica.between_steps:
+                later.add(to.key)
+                continue
+            if pressed or (now >= sent.at + self._interval_s and now >= self._rests_until):
+                replay_s = (replica.applied - peer.applied) * replica.step_s
+                nbytes = replica.cuts.expected(to.worker, replica.state_bytes)
+                rank = self._rank(Due(sent.at, replay_s, nbytes))
+                wanted.append((not pressed, rank, Begin(*to, whole or not peer.kind.replays), replica, peer))
+        wanted.sort(key=lambda each: each[:2])
+        begun = wanted[: max(AT_ONCE - busy, 0)]
+        if len(wanted) > len(begun):
+            self._look_at = now + min(self._interval_s / LOOKS, LOOK_MAX_S) / LOOKS
+        later |= {begin.key for _, _, begin, _, _ in wanted[len(begun) :]}
+        self._pressed &= later  # a producer that still needs room asks again
+        for calm, _, (key, worker, whole), replica, _ in begun:
+            sent = self._sent[CheckpointTarget(key, worker)]
+            self._anew.discard(key)
+            sent.step, sent.at, sent.moved = replica.applied, now, now if whole else sent.moved
+            self.pressed += not calm
+            if whole:
+                nbytes = replica.cuts.expected(worker, replica.state_bytes)
+                self._rests_until = max(self._rests_until, now) + nbytes / self._rate
+        return [begin for _, _, begin, _, _ in begun]

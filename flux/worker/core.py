@@ -1,0 +1,577 @@
+"""One worker's share of a query, without I/O: replicas, their streams, and sources (design: pure-core, subscription).
+
+Events come in through ``on_*``; ``work`` applies one step; ``poll`` yields the effects. Messages of a worker to itself take
+the same way as those to other workers, without leaving this file: no frames, no copy.
+
+``now`` is the monotonic clock, which time-outs and polls go by. Operators and rows get the time of the wall clock, which may be
+set back: it is ``wall_ahead`` of the monotonic clock.
+
+Left to others: frames, sockets, clocks and the source iterators (the shell), placement (the controller's table), and in this
+package: making the replicas that the table places (housing), reading streams (subscriptions), reading sources (reading), and
+the choice of the next step (turns).
+
+A count of the times at which everything has left a worker's logs that was in them at one moment.
+
+Rows leave the log of a stream when every replica of their consumer has applied them. Once the count of a worker has grown by two
+since some moment, its logs have nothing left of their content at that moment; one is not enough, because the first of the two may
+have been marked before. To know that rows are through, ``controller.operate.all_available`` asks all workers for this count, once
+for each stage on the way. Logs are looked at with each heartbeat; nothing is done on the data path.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.plan import FromStage, Plan
+from flux.errors import Fenced, ProtocolError, RefusedError
+from flux.exchange.consumer_map import Consumers
+from flux.exchange.inbound import Counters, RowSlice, Slice
+from flux.exchange.producer import Producer, ToWorker
+from flux.replica.batched_steps import step_together
+from flux.replica.order_exchange import OrderExchange
+from flux.replica.replica import Replica
+from flux.state.sender import Aside, StateSender, ToSender
+from flux.state.standby import Standby, StandbyStore
+from flux.wire.control import Checkpointed, CopyState, TableSeen
+from flux.wire.messages import (
+    Acks,
+    Answered,
+    Data,
+    Fetch,
+    Hello,
+    Install,
+    Installed,
+    Orders,
+    OrdersSeen,
+    Passed,
+    Press,
+    Pull,
+    Settled,
+    StepKind,
+    ToProducer,
+)
+from flux.wire.parts import PartLimits
+from flux.worker.checkpoint_scheduler import CheckpointScheduler
+from flux.worker.effects import LOCAL, Effect, ToConnection, ToController, to_control
+from flux.worker.hosted_replicas import HostedReplicas
+from flux.worker.loop_status import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
+from flux.worker.output_delivery import OutputDelivery
+from flux.worker.replica_lifecycle import Newcomers, ReplicaHousing, RevivalRequests
+from flux.worker.source_scheduler import AssignedPartitions, SourceScheduler
+from flux.worker.step_scheduler import StepScheduler
+from flux.worker.subscriptions import Subscriptions
+from partitioning.ids import PartitionKey, SourcePartition, StreamId
+from partitioning.table import Table, differing
+
+
+class DrainableLog(Protocol):
+    """A log, or the kept output for a sink: numbers from ``base`` to ``end``."""
+
+    @property
+    def base(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    def __len__(self) -> int: ...
+
+
+class DrainCounter:
+    """The count of one worker."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        #: Logs that have to be emptied up to a sequence number.
+        self._marks: dict[int, tuple[DrainableLog, int]] = {}
+
+    def look(self, logs: Iterable[DrainableLog]) -> int:
+        """Return the count. ``logs``: all present logs. The content of a log that is gone is no longer this worker's to hand
+        on."""
+        mine = {id(log): log for log in logs}
+        self._marks = {key: (log, end) for key, (log, end) in self._marks.items() if key in mine and log.base < end}
+        if not self._marks:
+            self.times += 1
+            self._marks = {key: (log, log.end) for key, log in mine.items() if len(log)}
+        return self.times
+
+
+#: Seconds. A wall clock that has gone back by more than this was set; smaller differences are drift.
+CLOCK_BACK_S = 0.001
+#: Seconds for which a query that is stopped waits until all rows that were read are in checkpoints, and not only the applied
+#: ones. It is less than the controller waits. ``KEEP_LOOK_S``: seconds between two looks meanwhile.
+SETTLES_S, KEEP_LOOK_S = 2.0, 0.02
+
+
+class WorkerCore:
+    """One worker's share of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        worker: int,
+        clock: Callable[[], float] = lambda: 0.0,
+        workers: int = 1,
+        limits: PartLimits | None = None,
+        shelf: StandbyStore | None = None,
+    ) -> None:
+        """Begin without replicas. ``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``:
+        the number of workers with which the query began; ``limits`` of copies of state; ``shelf``: the place of standbys, in
+        memory by default."""
+        self.plan = plan
+        self.worker = worker
+        self.hosted = HostedReplicas(plan, worker)
+        self.replicas = self.hosted.replicas
+        self.awaited = self.hosted.awaited
+        self.followers = self.hosted.followers
+        self.counters = Counters()
+        self.subscriptions = Subscriptions(plan, self.hosted, self.counters, self._answer)
+        self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
+        #: The present activity, for threads that watch this worker from outside.
+        self.note: Note = no_note()
+        #: The last step was a tick.
+        self.ticked = False
+        #: Rows and steps applied by this worker. A replica's own counts travel with its state.
+        self.rows_in = self.steps = 0
+        #: Sum, over all steps, of the age of the oldest row of a step.
+        self.aged_s = 0.0
+        #: Seconds by which the wall clock is ahead of ``now``; renewed by the shell.
+        self.wall_ahead = 0.0
+        self._clock = clock
+        self.turns = StepScheduler(self.replicas)
+        self._effects: deque[Effect] = deque()
+        self.leaving = OutputDelivery(worker, plan, self.replicas, self._effects.append, self.turns.wake)
+        self._housing = ReplicaHousing(
+            plan, self.hosted, self.subscriptions, self.turns, self.leaving, workers, shelf or StandbyStore()
+        )  # fmt: skip
+        self.producers = self._housing.producers
+        self.log_meter = self._housing.log_meter
+        self.reading = SourceScheduler(plan, self._housing.producer)
+        self.sources = self.reading.sources
+        self._assigned = AssignedPartitions(plan, worker, self.reading, self.producers)
+        self._reviving = RevivalRequests(self.hosted, plan.settings.resend_timeout)
+        self._timers_at = 0.0
+        #: Time of the next look at the last checkpoints, and the end of the wait for them, once the query is stopped.
+        self._keep_at = self._settles_until = np.inf
+        #: The epoch of the table whose primaries here are to give the vault their last checkpoints.
+        self._keep_epoch = -1
+        self.drained = DrainCounter()
+        self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
+        #: The earliest future timer of an operator here, by the wall clock; 0: look again.
+        self._tick_at = np.inf
+        #: ``wall_ahead`` at the last look for timers.
+        self._looked_ahead = 0.0
+        self.pairing = OrderExchange(
+            self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
+        )  # fmt: skip
+        newcomers = Newcomers(
+            plan, self.hosted, self._housing, self.subscriptions, self.turns, self.pairing, self._show, self._lead,
+            self._promote,
+        )  # fmt: skip
+        parts = (limits or PartLimits()).within(plan.settings.message_max_bytes)
+        self._transfers = StateSender(newcomers, plan.secret, plan.settings.resend_timeout, clock, parts)
+        self._arrivals = self._transfers.arrivals
+        self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._transfers)
+
+    @property
+    def epoch(self) -> int:
+        return self.hosted.epoch
+
+    @property
+    def table(self) -> Table | None:
+        return self.hosted.table
+
+    @property
+    def held_bytes(self) -> int:
+        return self.subscriptions.held_bytes
+
+    @property
+    def written(self) -> tuple[int, int, int]:
+        """Counts of writes to a disk: bytes in all, bytes of orders, and slices named by these orders."""
+        return 0, 0, 0
+
+    @property
+    def reaches(self) -> set[int]:
+        """Workers with which a state is exchanged other than between replicas."""
+        return set() if self._reviving.vault is None else {self._reviving.vault}
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two events, beside those that each state machine in it checks itself.
+        AssertionError names the broken one."""
+        self.hosted.validate()
+        self._transfers.validate()
+        self._arrivals.validate()
+        made = sum([len(source.producers) for source in self.sources.values()])
+        for replica in self.replicas.values():
+            made += len(replica.outlets)
+            for outlet in replica.outlets:
+                stream = outlet.producer.stream
+                assert self.producers.get(stream) is outlet.producer, f"{replica.where} is not who produces {stream}"
+        assert made == len(self.producers), f"{len(self.producers)} producers, replicas and sources have {made}"
+        self.subscriptions.validate()
+
+    # ---- orders
+
+    def on_table(self, table: Table, now: float) -> None:
+        """Follow the newest table. Raises Fenced if this worker is not in it."""
+        if table.epoch <= self.epoch:
+            return
+        if self.worker not in table.endpoints:
+            raise Fenced(f"worker {self.worker} is not in the table of epoch {table.epoch}")
+        before, self.hosted.epoch, self.hosted.table = self.hosted.table, table.epoch, table
+        changed = [
+            range(len(rows)) if before is None else differing(before.stages[stage], rows)
+            for stage, rows in enumerate(table.stages)
+        ]
+        keys = [PartitionKey(stage, partition) for stage, partitions in enumerate(changed) for partition in partitions]
+        self._housing.on_table(table, keys)
+        self._arrivals.on_table()
+        self._assign_roles(table, keys)
+        self._assigned.on_table(table, before)
+        for producer in self.producers.values():
+            self._show(producer, now)
+        self.turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
+        self._tick_at = 0.0  # new primaries have timers to fire
+        self.subscriptions.on_table(changed)
+        self._promote(now)
+        self._reviving.on_table()
+        self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
+
+    def _show(self, producer: Producer, now: float) -> None:
+        """Show the newest table to a producer."""
+        assert self.table is not None
+        consumer = self.plan.edges[producer.stream.edge].consumer
+        producer.on_table(self.table, consumer, now, self._consumers[consumer])
+
+    def _assign_roles(self, table: Table, changed: Iterable[PartitionKey]) -> None:
+        for key in changed:
+            replica = self.replicas.get(key)
+            if replica is not None:
+                self._assign_role(table, *key, replica)
+        self.hosted.note_roles()
+
+    def _promote(self, now: float) -> None:
+        """Promote followers that lead by the table: each makes a replica from its checkpoint."""
+        table = self.table
+        assert table is not None
+        for key, follower in list(self.followers.items()):
+            if table.replicas(*key)[0].worker == self.worker:
+                assert isinstance(follower, Standby), f"{key}: a replica without state cannot lead"
+                if not follower.leads:
+                    self._arrivals.promote(follower, table.epoch, now)
+
+    def _assign_role(self, table: Table, stage: int, partition: int, replica: Replica) -> None:
+        first, *others = table.stages[stage][partition]
+        if not self.plan.settings.ordered:
+            replica.lead(table.epoch, [])  # replicas are independent of each other
+        elif first.worker == self.worker:
+            replica.lead(table.epoch, others)
+            self.pairing.tell(replica.key)
+            self.leaving.report(replica)
+        else:
+            replica.follow()
+
+    def on_edge_complete(self, edge: int, producers: list[int]) -> None:
+        self._housing.on_edge_complete(edge, producers)
+
+    # ---- the data port
+
+    def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:
+        """Handle a message from a producer of a stream that this worker consumes, an egress task or a reader."""
+        match message:
+            case Data():
+                self._on_data(connection, message, batches, now)
+            case Hello():
+                self.subscriptions.on_hello(connection, message)
+            case Fetch() | Pull():
+                self.counters.misrouted += not self.leaving.on_asked(connection, message, now)
+            case Orders():
+                self._on_orders(connection, message)
+            case Press():
+                self._on_press(connection, message)
+            case Settled() | Passed():
+                self._on_statement(connection, message)
+            case _:
+                raise ProtocolError(f"a consumer does not take {type(message).__name__}")
+
+    def _on_press(self, connection: Hashable, message: Press) -> None:
+        if not 0 <= message.edge < len(self.plan.edges):
+            raise ProtocolError(f"the plan has no edge {message.edge}")
+        stage = self.plan.edges[message.edge].consumer
+        self.subscriptions.on_press(connection, StreamId(message.edge, message.producer))
+        for partition in message.partitions:
+            self.checkpoints.press(PartitionKey(stage, partition), message.anew)
+
+    def _on_statement(self, connection: Hashable, message: Settled | Passed) -> None:
+        if not 0 <= message.edge < len(self.plan.edges):
+            raise ProtocolError(f"the plan has no edge {message.edge}")
+        if isinstance(message, Settled):
+            self.subscriptions.on_settled(connection, message)
+        else:
+            self.turns.wake_all(self.subscriptions.on_passed(connection, message))
+
+    def knows(self, connection: Hashable, message: Data) -> bool:
+        """Tell whether this stream is read from this connection; only then is a payload worth decoding."""
+        return self.subscriptions.knows(connection, message)
+
+    def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
+        """Ask again for a message whose payload cannot be decoded, from a connection that has proved the secret for its stream. A
+        payload damaged on the way is sent again; QueryFailed if that does not help, because it never will."""
+        self.subscriptions.on_undecodable(connection, message, reason)
+
+    def on_answer(self, worker: int, message: Any, now: float) -> None:
+        """Handle an answer from the data port of a worker that consumes a stream of ours or follows a primary of ours."""
+        if isinstance(message, OrdersSeen):
+            self._on_orders_seen(worker, message, now)
+            return
+        if isinstance(message, Installed):
+            self._transfers.on_installed(worker, message, now)
+            return
+        if isinstance(message, Acks):
+            for ack in message.items:
+                self._on_answer(worker, ack, now)
+            return
+        self._on_answer(worker, message, now)
+
+    def _on_answer(self, worker: int, message: ToProducer, now: float) -> None:
+        producer = self.producers.get(StreamId(message.edge, message.producer))
+        if producer is None:
+            return
+        try:
+            producer.on_answer(worker, message, now)
+        except RefusedError as refused:
+            if refused.code != "stale" or not producer.reads_again or self.epoch <= producer.incarnation:
+                raise
+            for begun in self._assigned.read_again(message.edge, message.producer):
+                self._show(begun, now)
+            return
+        edge = self.plan.edges[message.edge]
+        if isinstance(edge, FromStage) and producer.has_room:
+            self.turns.wake(PartitionKey(edge.stage, message.producer))
+
+    # ---- order of steps
+
+    def _on_orders(self, connection: Hashable, message: Orders) -> None:
+        answers = self.pairing.on_orders(message)
+        if answers:
+            self._answer(connection, OrdersSeen(answers))
+
+    def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
+        for report in self.pairing.on_orders_seen(worker, message, now):
+            self._effects.append(ToController(to_control(self.worker, report)))
+
+    # ---- copies of state
+
+    def on_copy_state(self, order: CopyState) -> None:
+        """Copy a state at the next step boundary; safe to repeat."""
+        self._transfers.on_copy_state(order)
+
+    def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> None:
+        """Take a part of a copy of a replica's state."""
+        if not self._arrivals.on_install(connection, message, part, now):
+            self.counters.stale += 1
+        self.counters.refused += self._arrivals.newly_forged()
+
+    def on_done(self, token: int, result: Any, now: float) -> None:
+        """Take the result of a job that was done in another thread."""
+        self._transfers.on_done(token, result, now)
+        self.counters.refused += self._arrivals.newly_forged()
+
+    def _lead(self, replica: Replica) -> None:
+        """Give a standby that has become a replica its role as primary."""
+        assert self.table is not None
+        self._assign_role(self.table, *replica.key, replica)
+        self.hosted.note_roles()
+        self.turns.wake(replica.key)
+        self._tick_at = 0.0
+
+    def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:
+        taken = self.subscriptions.take(connection, message, batches, now)
+        if not taken:
+            return  # the stream may not exist in the plan
+        mine = self.hosted.of_stage(self.plan.edges[message.edge].consumer)
+        for partition, slice_ in taken:
+            replica = mine[partition]
+            replica.add(slice_)
+            if not self.turns.gathers(replica, slice_, now):
+                self._wake(replica)
+
+    def _wake(self, replica: Replica) -> None:
+        """Wake a replica that has more to apply; as primary it also has more to order."""
+        self.turns.wake(replica.key)
+        if replica.order.peers:
+            self.pairing.tell(replica.key)
+
+    # ---- work
+
+    def work(self, now: float) -> bool:
+        """Apply one step of the partition whose turn it is, and of those that go with it. Return False if nothing can be applied
+        now."""
+        for gathered in self.turns.gathered(now):
+            self._wake(gathered)
+        if now + self.wall_ahead >= self._tick_at or self.wall_ahead < self._looked_ahead - CLOCK_BACK_S:
+            self._wake_for_timers(now + self.wall_ahead)
+        replicas = self.turns.next_together(now, self.wall_ahead)
+        if replicas:
+            self._step(replicas, now)
+        return bool(replicas)
+
+    @property
+    def has_work(self) -> bool:
+        """True if there may be something to apply."""
+        return bool(self.turns)
+
+    def _wake_for_timers(self, wall: float) -> None:
+        """Wake every replica whose timer is due. A replica that cannot step yet is woken again by whatever blocks it. If the wall
+        clock is set back meanwhile, its timer is not due after all."""
+        self._tick_at, self._looked_ahead = np.inf, self.wall_ahead
+        for key, replica in self.replicas.items():
+            if replica.timer_at <= wall:
+                self.turns.wake(key)
+            else:
+                self._tick_at = min(self._tick_at, replica.timer_at)
+
+    def _step(self, replicas: Sequence[Replica], now: float) -> None:
+        """Apply the next step of each replica. Several replicas are passed only if their steps go together."""
+        started, wall = self._clock(), now + self.wall_ahead
+        note, first = self.note, replicas[0]
+        note[WHAT], note[PARTITION], note[STEP], note[KIND] = first.stage.id, first.partition, first.applied, IN_STEP
+        before = [replica.rows_in for replica in replicas]
+        applied = [first.step(wall)] if len(replicas) == 1 else step_together(replicas, wall)
+        note[KIND] = TURN
+        replicas = replicas[: len(applied)]
+        rows = [replica.rows_in - had for replica, had in zip(replicas, before, strict=False)]
+        in_all, busy_s = sum(rows), self._clock() - started
+        self.rows_in += in_all
+        self.steps += len(replicas)
+        self.turns.stepped(replicas)
+        for replica, mine, slices in zip(replicas, rows, applied, strict=True):
+            replica.busy_s += busy_s * mine / in_all if in_all else busy_s / len(replicas)
+            self._after_step(replica, slices, wall, now)
+
+    def _after_step(self, replica: Replica, slices: list[Slice], wall: float, now: float) -> None:
+        self.ticked = not slices and replica.kind is StepKind.TICK
+        if replica.context.timers.pending:
+            self._tick_at = min(self._tick_at, replica.timer_at)
+        if replica.order.peers:
+            self.pairing.tell(replica.key)
+        self.subscriptions.applied(replica.partition, slices, now)
+        if slices and isinstance(slices[0], RowSlice):
+            age_s = wall - replica.context.created
+            self.latencies[replica.stage.id].append(age_s)
+            self.aged_s += age_s
+        self.leaving.note_end(replica, wall)
+        self.leaving.report(replica)
+
+    def report_again(self) -> None:
+        """Repeat all reports, because the connection to the controller was lost, and perhaps reports with it."""
+        self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
+        for replica in self.replicas.values():
+            replica.said_complete = False
+            replica.order.report_again()
+            self.pairing.tell(replica.key)
+            self.leaving.report(replica)
+
+    # ---- sources
+
+    def read(self, idle: bool, now: float) -> bool:
+        """Read one batch of a source, if it is time for one. It is called until it returns False. ``idle``: there was nothing to
+        apply."""
+        # After a tick sources may be read, too, because timers without end would keep the rows out.
+        return self.reading.read(idle or self.ticked, now, now + self.wall_ahead, self.note)
+
+    def wants(self, source: int, partition: int) -> bool:
+        """Tell whether a source may be read. False if another worker reads it by now."""
+        return self.reading.wants(SourcePartition(source, partition))
+
+    def on_source(self, source: int, partition: int, batch: pa.RecordBatch, now: float) -> None:
+        """Take the next batch of a source that is read outside this class."""
+        self.reading.take(SourcePartition(source, partition), batch, b"", now + self.wall_ahead)
+
+    def on_source_ended(self, source: int, partition: int, now: float) -> None:
+        self.reading.finish(SourcePartition(source, partition), now + self.wall_ahead)
+
+    # ---- effects
+
+    def poll(self, now: float) -> Iterator[Effect]:
+        """Yield everything to be sent now, in order. Messages to this worker itself are delivered on the way."""
+        if now >= self.subscriptions.ack_at:
+            self.subscriptions.flush_acks()
+        if now >= self._timers_at:
+            self._timers_at = now + self.plan.settings.resend_timeout / 4
+            for producer in self.producers.values():
+                producer.dirty = True
+            self.subscriptions.relieve(now)
+        if now >= self._keep_at:
+            self._keep_last(now)
+        for begin in self.checkpoints.next(now):
+            self._transfers.checkpoint(*begin)
+        if self._transfers.active:
+            yield from self._copies_of_state(now)
+        yield from self._reviving.poll(now)
+        self.leaving.flush(now)  # output that became committed, or left, since the last time
+        busy = True
+        while busy:
+            busy = False
+            for producer in [producer for producer in self.producers.values() if producer.dirty]:
+                for send in producer.poll(now):
+                    busy = True
+                    if send.worker == self.worker:
+                        self.on_data_plane(LOCAL, send.message, send.batches, now)
+                    else:
+                        yield send
+            while self._effects:
+                busy = True
+                effect = self._effects.popleft()
+                if isinstance(effect, ToConnection) and effect.connection == LOCAL:
+                    self.on_answer(self.worker, effect.message, now)
+                else:
+                    yield effect
+        # After the rows that were just read here, so that their order travels with the other pending orders.
+        yield from self.pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
+
+    def on_last_checkpoints(self, now: float, epoch: int = -1) -> None:
+        """Prepare the stop of the query. Nothing more is read, and the vault gets all rows that were read, unless that takes
+        longer than a moment: rows that the vault has need not be in the source any more when the query goes on. ``epoch``: that
+        of the table whose primaries here are meant."""
+        self._keep_at, self._settles_until, self._keep_epoch = now, now + SETTLES_S, epoch
+        self.reading.stopped = True
+        self.checkpoints.last()
+
+    def _keep_last(self, now: float) -> None:
+        self._keep_at = now + KEEP_LOOK_S
+        self.reading.tell_done()
+        comes = self.epoch < self._keep_epoch or bool(self.hosted.begin_on_disk())  # primaries that are not here yet
+        if comes or (now < self._settles_until and not self.reading.settled):
+            self.checkpoints.last()
+        elif self.checkpoints.all_kept():
+            self._effects.append(ToController(Checkpointed(node=self.worker, epoch=self._keep_epoch)))
+
+    def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
+        for effect in self._transfers.poll(now):
+            if isinstance(effect, ToSender):
+                self._answer(effect.connection, effect.message)
+            else:
+                yield effect
+
+    def due(self) -> float:
+        """Return the time at which ``poll`` must be called again at the latest, if nothing happens before."""
+        return min(
+            self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.pairing.due(),
+            self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
+            self.turns.gathered_at, self._keep_at,
+        )  # fmt: skip
+
+    def _answer(self, connection: Hashable, message: Answered) -> None:
+        self._effects.append(ToConnection(connection, message))
+
+    # ---- reports
+
+    def close(self) -> None:
+        """Close every reader and operator; an exception of one is logged."""
+        self.reading.close()
+        self._arrivals.close()
+        for replica in self.replicas.values():
+            replica.close()

@@ -1,0 +1,159 @@
+"""The replicas that a worker hosts by the newest table, as its other parts see them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from flux.dataflow.plan import FromStage, Plan
+from flux.replica.kinds import Follower, Kind, kind_of
+from flux.replica.order_log import OrderLog
+from flux.replica.replica import Replica
+from flux.state.standby import Standby
+from partitioning.ids import PartitionKey, StreamId
+from partitioning.table import ReplicaAt, Table
+
+
+class HostedReplicas:
+    """The replicas that the table has ``placed`` on this worker, by stage and partition.
+
+    Their owner calls ``note`` when other replicas live here than before, and ``note_roles`` when others are primary."""
+
+    def __init__(self, plan: Plan, worker: int) -> None:
+        self.worker = worker
+        #: Epoch of the newest table; -1 before the first.
+        self.epoch = -1
+        self.table: Table | None = None
+        self.placed: dict[PartitionKey, ReplicaAt] = {}
+        #: Replicas with an operator.
+        self.replicas: dict[PartitionKey, Replica] = {}
+        #: Replicas without an operator.
+        self.followers: dict[PartitionKey, Follower] = {}
+        #: Incarnations of replicas whose state has not come yet.
+        self.awaited: dict[PartitionKey, int] = {}
+        self._stages = [stage.id for stage in plan.stages]
+        self._edges = plan.edges
+        self._ordered = plan.settings.ordered
+        self._of_stage: dict[int, dict[int, Replica]] = {}
+        self._partitions: dict[int, dict[int, None]] = {}
+        self._newest: dict[int, int] = {}
+        self._secondary: dict[int, frozenset[int]] = {}
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
+        table, secondary = self.table, self._secondary
+        for kept in self.followers.values():
+            if isinstance(kept, Standby):
+                kept.validate()
+        for key, placed in self.placed.items():
+            replica = self.replicas.get(key)
+            if replica is None:
+                follower = self.followers.get(key)
+                here = self.awaited.get(key) if follower is None else follower.incarnation
+                assert here == placed.incarnation, f"{key} of epoch {placed.incarnation} is not here"
+                continue
+            assert replica.incarnation == placed.incarnation, f"{replica.where} is that of epoch {replica.incarnation}"
+            follows = key.partition in secondary[key.stage]
+            assert follows != replica.primary, f"{replica.where} is noted as {'secondary' if follows else 'primary'}"
+            if self._ordered and table is not None:  # otherwise replicas are independent of each other
+                self._validate_role(replica, table.stages[key.stage][key.partition])
+        held = len(self.replicas) + len(self.followers) + len(self.awaited)
+        assert held == len(self.placed), f"{held} replicas are here, the table lists {len(self.placed)}"
+        noted = sum([len(mine) for mine in self._partitions.values()])
+        assert noted == len(self.replicas), f"{noted} partitions are noted, {len(self.replicas)} are here"
+
+    def _validate_role(self, replica: Replica, row: tuple[ReplicaAt, ...]) -> None:
+        leader = row[0].worker
+        assert replica.primary == (leader == self.worker), f"{replica.where}: worker {leader} leads"
+        if replica.primary:
+            since, peers = replica.leads_since, replica.order.peers
+            assert replica.incarnation <= since <= self.epoch, f"{replica.where}: leads since {since} of {self.epoch}"
+            known = len(peers) == len(row) - 1
+            for other in row[1:]:
+                peer = peers.get(other.worker)
+                known &= peer is not None and peer.incarnation == other.incarnation
+            assert known, f"{replica.where}: its peers are {sorted(peers)}, the table lists {row}"
+
+    def note(self) -> None:
+        for stage in self._stages:
+            mine = {key.partition: replica for key, replica in self.replicas.items() if key.stage == stage}
+            self._of_stage[stage] = mine
+            self._partitions[stage] = dict.fromkeys(sorted(mine))
+            self._newest[stage] = max((replica.reads_since for replica in mine.values()), default=-1)
+
+    def note_roles(self) -> None:
+        for stage in self._stages:
+            mine = self._of_stage[stage]
+            self._secondary[stage] = frozenset(p for p, replica in mine.items() if not replica.primary)
+
+    def note_secondary(self, stage: int, partition: int) -> None:
+        self._secondary[stage] |= {partition}
+
+    def begins_on_disk(self, key: PartitionKey) -> bool:
+        """Tell whether the replica placed here is live and has no state yet: it goes on from the vault's state. A replica that is
+        added has its state before it is live."""
+        return key in self.awaited and self.placed[key].live
+
+    def restores(self, stage: int) -> bool:
+        """Tell whether a replica of a stage here will be primary, and its state has still to come from the vault or to be
+        restored."""
+        return bool(self.begin_on_disk(stage)) or any(standby.leads for standby in self.standbys_of(stage))
+
+    def begin_on_disk(self, stage: int | None = None) -> list[PartitionKey]:
+        """List the replicas of a stage here, or of all stages, that begin with the vault's state."""
+        return [key for key in self.awaited if stage in (None, key.stage) and self.placed[key].live]
+
+    def kind_here(self, key: PartitionKey) -> Kind:
+        """Return the kind of the replica that the table places here."""
+        return kind_of(self.placed[key])
+
+    def of_stage(self, stage: int) -> dict[int, Replica]:
+        """Return the replicas of a stage here, by partition."""
+        return self._of_stage[stage]
+
+    def partitions(self, stage: int) -> Collection[int]:
+        """Return the partitions of a stage with a replica here, ascending."""
+        return self._partitions[stage]
+
+    def besides(self, replica: Replica) -> list[int]:
+        """List the other partitions of its stage that have a replica here at this moment."""
+        stage, but = replica.stage.id, replica.partition
+        return [partition for s, partition in self.replicas if s == stage and partition != but]
+
+    def newest(self, stage: int) -> int:
+        """Return the epoch since which all replicas of a stage here read; -1 without any."""
+        return self._newest[stage]
+
+    def secondary(self, stage: int) -> frozenset[int]:
+        """Return the partitions of a stage that follow a primary elsewhere."""
+        return self._secondary[stage]
+
+    def orders_of(self, stage: int) -> list[OrderLog]:
+        """List the order logs of all replicas of a stage here."""
+        replicas = [replica.order for key, replica in self.replicas.items() if key.stage == stage]
+        return [*replicas, *(standby.order for standby in self.standbys_of(stage))]
+
+    def standbys_of(self, stage: int) -> list[Standby]:
+        """List the standbys of a stage here, including one that is about to become primary."""
+        return [s for key, s in self.followers.items() if key.stage == stage and isinstance(s, Standby)]
+
+    def awaited_of(self, stage: int) -> list[int]:
+        return [key.partition for key in self.awaited if key.stage == stage]
+
+    def producers_of(self, stream: StreamId) -> dict[int, tuple[int, bool]]:
+        """Return the replicas of the partition that produces a stage's stream: worker -> (incarnation, may be read from)."""
+        edge = self._edges[stream.edge]
+        assert isinstance(edge, FromStage)
+        assert self.table is not None
+        partitions = self.table.stages[edge.stage]
+        if stream.producer >= len(partitions):
+            return {}
+        return {
+            replica.worker: (replica.incarnation, replica.live and (place == 0 or kind_of(replica).releases))
+            for place, replica in enumerate(partitions[stream.producer])
+        }
+
+    def reader_of(self, source: int, partition: int) -> int | None:
+        """Return the worker that reads a partition of a source; None: the source has no such partition."""
+        assert self.table is not None
+        readers = self.table.sources[source]
+        return readers[partition] if partition < len(readers) else None

@@ -1,0 +1,55 @@
+"""Notes of a worker's loop about its activity, in memory that is read by a thread without the interpreter (design: pulse)."""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+from enum import IntEnum
+from typing import NamedTuple
+
+#: Places in the memory: the first ends the thread, the others are sent.
+OVER, TURNS, KIND, WHAT, PARTITION, STEP = range(6)
+Note = MutableSequence[int]
+
+
+class LoopActivity(IntEnum):
+    """The activity of a worker's loop."""
+
+    #: It waits for messages.
+    WAITS = 0
+    #: It does something short.
+    TURNS = 1
+    #: It runs user code: a step of stage ``what``.
+    STEP = 2
+    #: It reads the next batch of source ``what``.
+    READ = 3
+
+
+#: Kinds under module names, because they are looked up often.
+WAITS, TURN, IN_STEP, READS = (
+    LoopActivity.WAITS.value,
+    LoopActivity.TURNS.value,
+    LoopActivity.STEP.value,
+    LoopActivity.READ.value,
+)
+
+
+class Pulse(NamedTuple):
+    """The notes of a loop at one moment."""
+
+    #: Number of turns.
+    turns: int
+    #: A ``LoopActivity``.
+    kind: int
+    #: Number of the stage or source.
+    what: int
+    partition: int
+    step: int
+
+    @property
+    def busy(self) -> bool:
+        return self.kind != WAITS
+
+
+def no_note() -> list[int]:
+    """Return a note for a loop that no thread watches."""
+    return [0] * (STEP + 1)

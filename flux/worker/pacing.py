@@ -1,0 +1,133 @@
+"""Intervals at which a busy worker reads its sources, so that small batches start together (design: read-together).
+
+Each batch that is read is a wave of small messages, steps, orders and acks through all stages, and a wave costs about the same
+for one batch as for ten. So a worker that is kept busy by small steps reads its sources at intervals, which are the longer the
+busier it is. Rows wait at their entry meanwhile. The intervals begin at multiples of the wall clock: workers whose clocks agree
+read at the same time, and their rows meet in one step, because partitions gather for a part of the interval before they order
+one.
+
+An interval makes rows older by its own length and younger by the work that it spares. So it is never much longer than the usual
+age of rows: if rows pass quickly, a busy worker is left busy.
+
+Law: no interval is longer than the longest of ``INTERVALS_S``, and there is none if steps are large, rows are young, or the
+worker has time.
+
+Rests of an idle worker, so that small batches are processed together (design: gather).
+
+The cost of a turn of the loop hardly depends on the number of its rows, if they are few. So a worker that has nothing left to do
+rests before it looks again, longer than its work took, but not for long: messages, steps, orders and acks of that time are fewer
+and larger then. Law: no rest is longer than ``IDLE_REST_MAX_S``, and there is none if batches are large or something is left
+to do.
+"""
+
+from __future__ import annotations
+
+import math
+
+#: Rest for each second of work: with little to do a worker is busy for a third of its time at most.
+SHARE = 2.0
+#: Seconds. A row rests several times in each worker that it passes: as data, as an order, as the answer to it.
+IDLE_REST_MAX_S = 0.001
+#: Rows of a step, on average, above which nothing is gained.
+SMALL_ROWS = 1024
+
+
+class GatherRest:
+    """The measure of the work since the last rest, and of the next rest. It is told of every turn."""
+
+    def __init__(self) -> None:
+        self._worked_s = 0.0
+        self._rows = self._steps = 0
+
+    def worked(self, seconds: float, rows: int, steps: int) -> None:
+        """Note a turn: its time, and the rows and steps that it has applied."""
+        self._worked_s += seconds
+        self._rows += rows
+        self._steps += steps
+
+    def rest(self, longest_s: float = IDLE_REST_MAX_S) -> float:
+        """Return the seconds to rest, once nothing is left to do."""
+        small = 0 < self._rows <= SMALL_ROWS * self._steps
+        worked_s, self._worked_s, self._rows, self._steps = self._worked_s, 0.0, 0, 0
+        return min(SHARE * worked_s, longest_s) if small else 0.0
+
+
+#: Seconds. Each is a multiple of the one before, so that workers with different intervals meet.
+INTERVALS_S = (0.0, 0.002, 0.004, 0.008, 0.016)
+#: Slices of a partition gather for half of the interval, but not for longer than this: a row waits for it in every stage.
+GATHER_MAX_S = 0.004
+#: A worker that has nothing left to do rests for a quarter of the interval, or for ``IDLE_REST_MAX_S`` if that is longer,
+#: but not for longer than this.
+REST_MAX_S = 0.002
+#: Intervals for which an ack waits for others. After each interval a worker has an ack for every stream that it reads and every
+#: replica of its producer, and no producer waits for these while there is credit.
+ACK_INTERVALS = 2.0
+#: Longest time for which orders wait for others if steps are large and the worker is almost fully busy, and the share of the age
+#: of rows that they may wait: each message of orders has an answer, and both cost as much for one step as for ten.
+ORDER_MAX_S, ORDER_SHARE = 0.02, 0.25
+#: Seconds for which a worker is watched before it is judged.
+WINDOW_S = 0.1
+#: A worker is busy if it works for a larger share of its time than ``BUSY``, and has time below ``IDLE``. Doubling an interval
+#: spares less than half of the work, so the longer intervals do not come and go.
+BUSY, IDLE = 0.5, 0.2
+#: Only for a worker that is almost fully busy does the longest interval spare more time than rows wait for it, and only until the
+#: worker is eased.
+FULL, EASED = 0.7, 0.3
+#: The average age of rows when they are applied, in any stage, measured in intervals: above ``OLD`` of the next interval it gets
+#: longer, and below ``YOUNG`` of the present one it gets shorter.
+OLD, YOUNG = 1.25, 0.75
+
+
+class Pacing:
+    """The pace of one worker, told of every turn of its loop: times as they should be now, all in seconds."""
+
+    def __init__(self) -> None:
+        #: Interval at which sources are read.
+        self.interval_s = INTERVALS_S[0]
+        #: Time for which partitions gather.
+        self.gather_s = 0.0
+        #: Longest rest.
+        self.rest_max_s = IDLE_REST_MAX_S
+        #: Least time for which an ack may wait.
+        self.ack_s = 0.0
+        #: Least time for which orders may wait.
+        self.order_s = 0.0
+        self._at = 0
+        self._worked_s = self._waited_s = 0.0
+        self._rows = self._steps = 0
+        self._aged_s = 0.0
+
+    def turn(self, worked_s: float, waited_s: float, rows: int, steps: int, aged_s: float) -> None:
+        """Note a turn: its seconds of work and waiting, and the rows and steps that it has applied. ``aged_s``: the sum, over all
+        steps, of the age of the oldest row of a step."""
+        self._worked_s += worked_s
+        self._waited_s += waited_s
+        self._rows += rows
+        self._steps += steps
+        self._aged_s += aged_s
+        seconds = self._worked_s + self._waited_s
+        if seconds >= WINDOW_S:
+            self._judge(self._worked_s / seconds)
+            self._worked_s = self._waited_s = 0.0
+            self._rows = self._steps = 0
+            self._aged_s = 0.0
+
+    def _judge(self, share: float) -> None:
+        small, longest = 0 < self._rows <= SMALL_ROWS * self._steps, len(INTERVALS_S) - 1
+        age_s = self._aged_s / max(self._steps, 1)
+        longer_s = INTERVALS_S[min(self._at + 1, longest)]
+        if small and share > (FULL if self._at == longest - 1 else BUSY) and age_s > OLD * longer_s:
+            self._at = min(self._at + 1, longest)
+        elif not small or share < (EASED if self._at == longest else IDLE) or age_s < YOUNG * self.interval_s:
+            self._at = max(self._at - 1, 0)
+        self.interval_s = INTERVALS_S[self._at]
+        self.gather_s = min(self.interval_s / 2, GATHER_MAX_S)
+        self.rest_max_s = max(IDLE_REST_MAX_S, min(self.interval_s / 4, REST_MAX_S))
+        self.ack_s = ACK_INTERVALS * self.interval_s
+        large = self._rows > SMALL_ROWS * self._steps
+        self.order_s = min(ORDER_SHARE * age_s, ORDER_MAX_S) if large and share > FULL else 0.0
+
+
+def next_multiple(of_s: float, wall: float) -> float:
+    """Return the first moment after ``wall`` that is a multiple of an interval."""
+    return (math.floor(wall / of_s) + 1) * of_s

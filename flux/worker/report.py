@@ -1,0 +1,195 @@
+"""Figures that a worker reports with its heartbeats."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flux.dataflow.plan import FromSource
+from flux.replica.kinds import keeps_checkpoints
+from flux.replica.replica import Replica
+from flux.settings import Settings
+from flux.state.standby import Standby
+from flux.wire.statistics import (
+    KeptCheckpoint,
+    Lag,
+    Load,
+    LostRows,
+    PartitionRead,
+    Pauses,
+    PrimaryRows,
+    ReplicaWork,
+    StageStatistics,
+    Statistics,
+    Unapplied,
+)
+from partitioning.ids import DISK
+
+if TYPE_CHECKING:
+    from flux.worker.core import WorkerCore
+
+#: Replicas that are behind by less than this part of the bounds keep up, and are reported only if they stand still. A replica
+#: that was beyond the bounds has caught up once it is below this part.
+TOLD_SHARE = 1 / 2
+
+
+def steps_share(steps: int, settings: Settings) -> float:
+    """Return the lag in steps as a share of its bound. One step is always on its way, because a replica's report of it travels
+    with the next step."""
+    return steps / settings.replicas_max_steps_behind if steps > 1 else 0.0
+
+
+def stats(core: WorkerCore) -> Statistics:
+    """Return counts since the start, and the work that is pending now."""
+    return {
+        "rows_in": core.rows_in,
+        "source_rows": sum(source.rows for source in core.sources.values()),
+        "sources": [
+            PartitionRead(*key, streams.first, streams.elements, streams.rows)
+            for key, streams in core.sources.items()
+            if streams.first is not None
+        ],
+        "pauses": [Pauses(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
+        "lags": core.reading.lags(),
+        "bad_records": core.reading.bad_records(),
+        "not_compared": core.reading.not_compared(),
+        "lost_rows": lost_rows(core),
+        "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
+        "behind": behind(core),
+        "unapplied": unapplied(core),
+        "log_bytes": core.log_meter.bytes,
+        "peak_log_bytes": core.log_meter.peak,
+        "held_bytes": core.held_bytes,
+        "queued": sum(len(replica.waits) for replica in core.replicas.values()),
+        "first_row_at": core.reading.first_row_at,
+        "finished_at": core.leaving.finished_at,
+        "counters": asdict(core.counters),
+        "stages": _of_stages(core),
+        "written_bytes": core.written[0],
+        "order_bytes": core.written[1],
+        "order_slices": core.written[2],
+    }
+
+
+def lost_rows(core: WorkerCore) -> list[LostRows]:
+    """Return the rows of sources that primaries here have passed over because they are gone (design: rows-that-are-gone)."""
+    found: dict[tuple[int, int], int] = {}
+    for replica in core.replicas.values():
+        for stream, rows in replica.lost.items():
+            edge = core.plan.edges[stream.edge]
+            if isinstance(edge, FromSource):
+                found[edge.source, stream.producer] = found.get((edge.source, stream.producer), 0) + rows
+    return [LostRows(*key, rows) for key, rows in found.items()]
+
+
+def behind(core: WorkerCore) -> list[Lag]:
+    """List live replicas that lag their primaries here (design: behind). A step is assumed to take its average time here.
+
+    A replica that has received the whole order, and has committed steps to apply, is held up by no other replica. The exception
+    is a primary here whose own logs are full: the replica may then wait for the same consumers. A replica that has applied
+    nothing since the last report is listed even if it lacks few steps: producers keep their rows for it, and stand still with it
+    when their logs are full."""
+    settings, found = core.plan.settings, []
+    for key, replica in core.replicas.items():
+        for worker, peer in replica.order.peers.items():
+            steps = replica.applied - peer.applied  # without steps that the primary itself has still to apply
+            if not peer.live or not peer.greeted or not peer.kind.applies or steps <= 0:
+                continue
+            seconds = steps * replica.step_s
+            share = max(steps_share(steps, settings), seconds / settings.replicas_max_replay)
+            stands, peer.applied_as_told = peer.applied == peer.applied_as_told, peer.applied
+            if share > TOLD_SHARE or replica.held_back or stands:
+                acked, committed = peer.acked or 0, replica.order.committed
+                its_turn = acked >= replica.order.end and committed > peer.applied and replica.has_room
+                found.append(Lag(*key, worker, peer.incarnation, steps, round(seconds, 3), peer.applied, its_turn))
+    return found
+
+
+def unapplied(core: WorkerCore) -> list[Unapplied]:
+    """List secondaries here that have received many steps that they have still to apply: stage, partition, incarnation. The
+    report of their primary counts for more, but a silent primary reports nothing."""
+    settings = core.plan.settings
+    settings = core.plan.settings
+    found = []
+    for key, replica in core.replicas.items():
+        steps = 0 if replica.primary else replica.order.end - replica.applied
+        share = max(steps_share(steps, settings), steps * replica.step_s / settings.replicas_max_replay)
+        if share > TOLD_SHARE:
+            found.append(Unapplied(*key, replica.incarnation))
+    return found
+
+
+def load(core: WorkerCore, now: float) -> Load:
+    """Return the figures for the balance of load, which not every heartbeat carries: counts of each replica since it came to
+    life, and its pending work."""
+    return {
+        "at": now,
+        "replicas": [
+            ReplicaWork(
+                *key, replica.incarnation, round(replica.busy_s, 6), replica.rows_in, replica.slices,
+                len(replica.waits), replica.state_bytes,
+            )
+            for key, replica in core.replicas.items()
+        ] + [
+            # Steps that a standby would have to repeat count as pending.
+            ReplicaWork(*key, kept.incarnation, 0.0, 0, 0, len(kept.order), kept.checkpoint.nbytes)
+            for key, kept in core.followers.items() if isinstance(kept, Standby)
+        ],
+    }  # fmt: skip
+
+
+def _of_stages(core: WorkerCore) -> list[StageStatistics]:
+    found: list[StageStatistics] = []
+    logged = [0] * len(core.plan.stages)  # bytes of the rows that each stage consumes
+    for stream, producer in core.producers.items():
+        logged[core.plan.edges[stream.edge].consumer] += producer.log.bytes
+    for stage in core.plan.stages:
+        mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
+        kept = core.hosted.standbys_of(stage.id)
+        exits = [replica.exit for replica in mine.values() if replica.exit is not None and replica.primary]
+        found.append(
+            {
+                "primaries": [
+                    PrimaryRows(partition, replica.rows_in, replica.rows_out, int(replica.finished))
+                    for partition, replica in mine.items()
+                    if replica.primary
+                ],
+                "queued": sum(len(replica.waits) for replica in mine.values()),
+                "busy_s": round(sum(replica.busy_s for replica in mine.values()), 6),
+                "latency_ms": _percentiles_ms(core.latencies[stage.id]),
+                "sink_bytes": sum(out.bytes for out in exits),
+                "sink_full": sum(not out.has_room for out in exits),
+                "standbys": len(kept),
+                "checkpoint_bytes": sum(standby.checkpoint.nbytes for standby in kept),
+                "checkpoint_behind_s": round(max((standby.behind_s for standby in kept), default=0.0), 3),
+                "checkpoints": [
+                    KeptCheckpoint(standby.key.partition, standby.checkpoint.nbytes, round(standby.behind_s, 3))
+                    for standby in kept
+                ],
+                "replay_s": round(max((_replay_s(replica, False) for replica in mine.values()), default=0.0), 3),
+                "vault_replay_s": round(max((_replay_s(replica, True) for replica in mine.values()), default=0.0), 3),
+                "kept_bytes": logged[stage.id],
+            }
+        )
+    return found
+
+
+def _replay_s(replica: Replica, on_disk: bool) -> float:
+    """Estimate the seconds that a take-over would repeat if the primary here were lost: by the standby that is farthest behind,
+    or by the vault."""
+    peers = [peer for peer in replica.order.peers.values() if peer.live and keeps_checkpoints(peer.kind)]
+    steps = max((replica.applied - peer.applied for peer in peers if (peer.kind.name == DISK) == on_disk), default=0)
+    return max(steps, 0) * replica.step_s
+
+
+def _percentiles_ms(seconds: deque[float]) -> list[float] | None:
+    """Median and 99th percentile of the last steps, by nearest rank; None before the first."""
+    if not seconds:
+        return None
+    ranks = [math.ceil(share * len(seconds)) - 1 for share in (0.5, 0.99)]
+    ordered = np.partition(np.fromiter(seconds, float, len(seconds)), ranks)
+    return [round(float(ordered[rank]) * 1e3, 3) for rank in ranks]

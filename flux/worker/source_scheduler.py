@@ -1,0 +1,620 @@
+"""The partitions of sources that a worker reads: the next one, and the way of its batches (design: read-turn, seek).
+
+Readers are iterators that do not block: they give a batch, or None for "nothing just now". After None they are asked again a
+little later, except that readers with a bell are asked once they have rung it. Sources take turns, and are not read while a log
+that they feed is full. A reader is opened when its first batch is wanted: its beginning is not known earlier.
+
+    on the table -> wanted (a consumer waits for rows, and the beginning is known) -> open -> ended, or read elsewhere
+
+Left to others: beginning and end of a turn (read_turn), the streams (source_streams), the clock (the shell).
+
+The partitions of sources that the table assigns to a worker, as they come and go (design: seek).
+
+The times at which a worker reads from its sources, and for how long: its one thread also applies slices (design: read-turn).
+
+Applying goes first, so that queues stay short. But an overloaded worker always has something to apply, and its sources have rows
+for every other worker, too. Law: however much there is to apply, sources are read again at most ``STARVED_S`` and one step after
+the last time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field
+from math import inf
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.batches import conform, split
+from flux.dataflow.plain_columns import plain_batch
+from flux.dataflow.plan import EdgePlan, FromSource, Plan, WorkerSourcePlan
+from flux.dataflow.source import Positioned
+from flux.dataflow.source_reader import PartitionReader, opened
+from flux.dataflow.user_code import closed, described, raised_by_user, text_of, user_traceback
+from flux.errors import FluxError, UsageError, UserCodeError
+from flux.exchange.producer import Producer
+from flux.exchange.slices import SMALL_BYTES, SMALL_ROWS
+from flux.exchange.source_streams import ReaderPosition, SourceStreams, packed, unpacked
+from flux.wire.statistics import BadRecords, NotCompared, SourceLag
+from flux.worker.loop_status import KIND, PARTITION, READS, TURN, WHAT, Note
+from flux.worker.pacing import SMALL_ROWS as SMALL_STEP_ROWS
+from flux.worker.pacing import next_multiple
+from partitioning.clustering import copier
+from partitioning.columns import row_bytes
+from partitioning.ids import SourcePartition, StreamId
+from partitioning.table import Table
+
+
+class AssignedPartitions:
+    """The assigned sources of one worker. ``producers`` of all streams that begin there."""
+
+    def __init__(self, plan: Plan, worker: int, reading: SourceScheduler, producers: dict[StreamId, Producer]) -> None:
+        self._plan = plan
+        self._worker = worker
+        self._reading = reading
+        self._producers = producers
+        self._epoch = -1
+
+    def on_table(self, table: Table, before: Table | None) -> None:
+        self._epoch = table.epoch
+        if before is not None and before.sources == table.sources:
+            return
+        mine = {
+            SourcePartition(source.id, partition)
+            for source in self._plan.sources
+            if source.worker_partitions
+            for partition, worker in enumerate(table.sources[source.id])
+            if worker == self._worker
+        }
+        self._read_only(mine, mine)
+
+    def read_again(self, edge: int, partition: int) -> list[Producer]:
+        """Read a partition of a source anew, because a replica has taken over from a checkpoint and is the only one that lacks
+        some of its rows. Return the producers that begin."""
+        origin, mine = self._plan.edges[edge], set(self._reading.sources)
+        assert isinstance(origin, FromSource)
+        return self._read_only(mine - {SourcePartition(origin.source, partition)}, mine)
+
+    def _read_only(self, kept: set[SourcePartition], mine: set[SourcePartition]) -> list[Producer]:
+        """Go on with the kept sources, and end the others. Return the producers of those that begin now, to have all of
+        ``mine``."""
+        for producer in self._reading.keep_only(kept):
+            producer.log.clear()
+            del self._producers[producer.stream]
+        begun = list(self._reading.begin(mine, self._epoch))
+        self._producers.update((producer.stream, producer) for producer in begun)
+        return begun
+
+
+#: Seconds for which work without end may hold sources up: short against the delay by its queue, and long against a turn of the
+#: loop, so that a worker that keeps up still applies before it reads.
+STARVED_S = 0.01
+#: Batches read at a time when there is nothing to apply: a partition then has more rows pending, and its keys come into the cache
+#: once for all of them.
+BATCHES = 4
+#: Seconds for which small batches are read, however many they are. Otherwise a source with many of them would fall behind by one
+#: step after the other.
+READ_S = 0.002
+#: That time is doubled whenever it was too short, up to this limit. The more batches start together, the less each costs, so a
+#: worker catches up the faster the further it is behind.
+READ_MAX_S = 0.016
+
+
+class ReadTurn:
+    """The turn of the sources: ``begins``, then ``goes_on`` before every further batch, and at last ``ended``."""
+
+    def __init__(self) -> None:
+        self._least = 0
+        self._due = self._end = 0.0
+        self._read_s = READ_S
+
+    def begins(self, idle: bool, now: float, interval_s: float = 0.0) -> bool:
+        """Tell whether to read sources now. ``idle``: there is nothing to apply; ``interval_s``: seconds for which sources may
+        have been left alone, which lengthens the turn."""
+        if not idle and now < self._due:
+            return False
+        self._least = BATCHES if idle else 1
+        self._due, self._end = now + max(STARVED_S, 2 * self._read_s), now + max(self._read_s, interval_s / 2)
+        return True
+
+    def goes_on(self, batches: int, now: float) -> bool:
+        """Tell whether to read one more batch, after this number in the turn."""
+        return batches < self._least or now < self._end
+
+    def ended(self, behind: bool) -> None:
+        """End the turn. ``behind``: there are more small batches than could be read in time."""
+        self._read_s = min(2 * self._read_s, READ_MAX_S) if behind else READ_S
+
+
+#: Seconds after which sources that had nothing are asked again: at first, and doubled each time up to the longest.
+IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
+#: Seconds after which a reader with a bell is asked although it has not rung, in case it forgets to.
+QUIET_S = 0.1
+#: Seconds between two reports to readers about rows that all consumers have applied.
+DONE_EVERY_S = 1.0
+#: Seconds between such reports to an idle source, whose log may lose the rows soon; there is nothing else to do.
+IDLE_DONE_S = 0.1
+#: In resend timeouts: the time for which a log has nothing more before its end is believed. A broker that has just become the
+#: leader of a partition may know of fewer records than the one before it, for as long as its replicas take to ask it for more.
+END_PATIENCE = 30
+#: Small batches of a source that are appended together: each of them then costs a quarter.
+TOGETHER = 16
+#: Limit of a record number that can travel, and of a row number, behind which there must be room for others.
+_RECORDS_MAX, _NUMBER_MAX = 1 << 62, (1 << 62) - 2
+
+
+def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition) -> PartitionReader:
+    return opened(plan.reader, partition, position)
+
+
+class ReadPart(NamedTuple):
+    """Rows that may be one batch of a stream, unless they have to be cut."""
+
+    #: A batch; or any object that a reader has given instead.
+    batch: Any
+    #: The packed position behind the rows.
+    position: bytes
+    #: The rows' own numbers, if they have any.
+    numbers: np.ndarray | None = None
+
+
+@dataclass
+class Open:
+    """An open reader, with batches of it that are in no log yet: first the ``small`` ones, then the ``unread`` rest."""
+
+    reader: PartitionReader
+    #: The reader's ``next``, called for each batch.
+    next: Callable[[], Any]
+    #: Copies a batch of it, with its memory.
+    copy: Callable[[pa.RecordBatch], pa.RecordBatch]
+    #: Bytes of a row, if all rows have the same size.
+    row_bytes: int | None = None
+    #: Rest of a batch that was too large for one, with the position behind each part.
+    unread: deque[ReadPart] = field(default_factory=deque)
+    #: Small batches that were read in this turn, or for which the log had no room, with the time of reading each.
+    small: list[tuple[pa.RecordBatch, float]] = field(default_factory=list)
+    small_bytes: int = 0
+    #: It has no more batches.
+    over: bool = False
+    #: It rings a bell when it has something.
+    rings: bool = False
+    #: It has rung since it was last asked.
+    rung: bool = False
+    #: Time at which it is asked although it has not rung.
+    quiet_until: float = -inf
+    #: Its last count of the times at which it had nothing.
+    pauses: int = 0
+    #: Time at which it had nothing for the first time since it gave rows, and the pauses of its source by then.
+    quiet: tuple[float, int] | None = None
+    #: Time at which the rows that all have applied are reported while the source has nothing.
+    done_at: float = -inf
+
+
+class SourceScheduler:
+    """The sources that one worker reads. ``producer`` makes the producer of a stream that begins here in an epoch."""
+
+    def __init__(self, plan: Plan, producer: Callable[[StreamId, EdgePlan, int], Producer]) -> None:
+        self.sources: dict[SourcePartition, SourceStreams] = {}
+        self.first_row_at: float | None = None
+        #: Partitions of sources that have ended here.
+        self.ends = 0
+        self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], PartitionReader] = open_reader
+        self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
+        self.done_every_s, self.idle_done_s = DONE_EVERY_S, IDLE_DONE_S
+        #: Nothing more is read, except rows that have come before, for which ordered steps may wait.
+        self.stopped = False
+        #: Sources are read at multiples of this interval of the wall clock, in seconds; 0: at any time.
+        self.interval_s = 0.0
+        #: Wakes the thread that waits until ``due``; may be called by any thread. None: there is no such thread.
+        self.bell: Callable[[], None] | None = None
+        self._plan = plan
+        self._producer = producer
+        self._open: dict[SourcePartition, Open] = {}
+        #: Partitions that have not ended, the next one first.
+        self._rotation: deque[SourcePartition] = deque()
+        self._turn = ReadTurn()
+        #: Batches read in the turn under way; None: no turn is under way.
+        self._in_turn: int | None = None
+        #: Rows read by now, and by the beginning of this turn.
+        self._rows = self._rows_before = 0
+        self._idle_until = 0.0
+        self._idle_s = 0.0
+        self._paused_until = 0.0
+        self._done_at = 0.0
+        self._end_s = END_PATIENCE * plan.settings.resend_timeout
+
+    # ---- the table
+
+    def keep_only(self, mine: set[SourcePartition]) -> Iterator[Producer]:
+        """Close sources that another worker reads from now on; it makes rows again that are not acked. Yield the producers that
+        end here."""
+        for key in [key for key in self.sources if key not in mine]:
+            if key in self._rotation:
+                self._rotation.remove(key)
+            self._close(key)
+            yield from self.sources.pop(key).producers
+
+    def begin(self, mine: set[SourcePartition], epoch: int) -> Iterator[Producer]:
+        """Begin with new sources, and yield their producers."""
+        for source in self._plan.sources:
+            for partition in range(source.worker_partitions):
+                key = SourcePartition(source.id, partition)
+                if key in mine and key not in self.sources:
+                    edges = self._plan.edges_of_source(source.id)
+                    producers = [self._producer(StreamId(edge.id, partition), edge, epoch) for edge in edges]
+                    yield from producers
+                    seeks = self._about(key).seeks and epoch > 0
+                    self.sources[key] = SourceStreams(
+                        edges, producers, source.name, seeks, source.positions, self._plan.settings.batch_max_bytes,
+                        self._about(key).own_numbers,
+                    )  # fmt: skip
+                    self._rotation.append(key)
+
+    # ---- turns
+
+    def wants(self, key: SourcePartition) -> bool:
+        """Tell whether a source may be read: its logs have room, and its beginning is known."""
+        streams = self.sources.get(key)
+        if streams is None or not streams.has_room or not streams.place():
+            return False
+        return not self.stopped or streams.makes_again
+
+    def due(self, now: float) -> float:
+        """Return the time at which to read again; infinite while nothing may be read, because only a message makes room."""
+        wanted = [self._asked_at(key) for key in self._rotation if self.wants(key)]
+        return max(now, min(wanted), self._paused_until) if wanted else inf
+
+    def _asked_at(self, key: SourcePartition) -> float:
+        source = self._open.get(key)
+        if source is not None and (source.over or (source.small and self._in_turn is None)):
+            return -inf  # batches for which the log had no room wait for no reader
+        if source is None or not source.rings:
+            return self._idle_until
+        return -inf if source.rung else source.quiet_until
+
+    def read(self, idle: bool, now: float, created: float, note: Note) -> bool:
+        """Read one batch, if it is time for one. It is called until it returns False. ``idle``: there is nothing to apply;
+        ``created``: the time by the wall clock; ``note``: the worker's note of its activity."""
+        if now >= self._done_at:
+            self._done_at = now + self.done_every_s
+            self.tell_done()
+        if self._in_turn is None:
+            if now < self._paused_until or not self._turn.begins(idle, now, self.interval_s):
+                return False
+            self._in_turn, self._rows_before = 0, self._rows
+        goes_on = self._turn.goes_on(self._in_turn, now)
+        if goes_on and self._read_next(now, created, note):
+            self._in_turn += 1
+            return True
+        for key, source in self._open.items():
+            self._hand_on(key, source)
+        self._turn.ended(not goes_on and self._rows - self._rows_before <= SMALL_STEP_ROWS * self._in_turn)
+        self._in_turn = None
+        return False
+
+    def _read_next(self, now: float, created: float, note: Note) -> bool:
+        """Read from the next source whose log has room and that has something."""
+        polled = False
+        for _ in range(len(self._rotation)):
+            key = self._rotation[0]
+            self._rotation.rotate(-1)
+            if self._asked_at(key) <= now and self.wants(key):
+                note[WHAT], note[PARTITION], note[KIND] = *key, READS
+                read = self._read_one(key, now, created)
+                note[KIND] = TURN
+                if read:
+                    self._idle_s = 0.0
+                    return True
+                polled |= not self._open[key].rings
+        if self.interval_s and all(self.sources[key].has_room for key in self._rotation):
+            self._idle_until = self._paused_until = next_multiple(self.interval_s, created) - (created - now)
+            return False
+        if not polled:
+            return False
+        self._idle_s = min(2 * self._idle_s or self.idle_s, self.idle_max_s)
+        self._idle_until = now + self._idle_s
+        return False
+
+    def _read_one(self, key: SourcePartition, now: float, created: float) -> bool:
+        """Read one batch of a source, or append one. Return False if it has nothing just now."""
+        source = self._opened(key)
+        if not (source.unread or source.over or self._enough(key, source)):
+            source.rung, source.quiet_until = False, -inf  # before it is asked: rows that come from now on ring again
+            try:
+                batch = source.next()
+            except StopIteration:
+                source.over = True
+            except BaseException as error:  # the user's, also sys.exit()
+                raise self._failed(key, error) from error
+            else:
+                if batch is None:
+                    seen = self.sources[key].pauses
+                    self.sources[key].pauses += self._pauses(key, source)
+                    self._note_quiet(key, source, seen, now)
+                    source.quiet_until = now + QUIET_S
+                    return False
+                source.quiet = None
+                nbytes = self._if_small(key, source, batch)
+                if nbytes:
+                    # Copied, because the reader may use its memory again when it is asked next.
+                    source.small.append((source.copy(batch), created))
+                    source.small_bytes += nbytes
+                    if self._enough(key, source):
+                        self._hand_on(key, source)
+                    return True
+                position, numbers = b"", None
+                if self._about(key).positions and isinstance(batch, Positioned):
+                    position = b"" if batch.position is None else self._packed(key, batch.position)
+                    batch, numbers = batch.batch, batch.numbers
+                self._cut(key, ReadPart(batch, position, numbers), source.unread)
+        self._hand_on(key, source)
+        if source.small:
+            return True  # the log is full
+        if source.unread:
+            part = self._next(key, source.unread)
+            self.take(key, part.batch, part.position, created, part.numbers)
+        elif source.over:
+            del self._open[key]
+            self.finish(key, created)
+        return True
+
+    def _note_quiet(self, key: SourcePartition, source: Open, seen: int, now: float) -> None:
+        """Note that a source has nothing just now. After a long time, its log has nothing more. ``seen`` is the number of its
+        pauses before it was asked.
+
+        A reader that works ahead may have paused before rows that it has put out since. So a pause counts only if the
+        reader had nothing when it was asked after that pause."""
+        streams = self.sources[key]
+        if source.quiet is None:
+            source.quiet, source.done_at = (now, streams.pauses), now + self.idle_done_s
+            return
+        if streams.unsettled and now >= source.done_at:
+            source.done_at = now + self.idle_done_s
+            self._tell_done(key, streams)
+        if self._about(key).own_numbers and now >= source.quiet[0] + self._end_s and seen > source.quiet[1]:
+            streams.come_to_end()
+
+    def _enough(self, key: SourcePartition, source: Open) -> bool:
+        """Tell whether the pending small batches are to be handed on before more are read."""
+        several = len(source.small)
+        return several >= TOGETHER or (several > 0 and source.small_bytes >= self.sources[key].room_bytes)
+
+    def _if_small(self, key: SourcePartition, source: Open, batch: Any) -> int:
+        """Return the bytes of a batch that is appended together with others; 0: it is appended alone. Numbered rows always are:
+        their readers put small batches together themselves, and the places at which rows may be cut depend on those appended
+        before."""
+        about, settings = self._about(key), self._plan.settings
+        if about.positions or not isinstance(batch, pa.RecordBatch):
+            return 0
+        if not 0 < batch.num_rows <= min(SMALL_ROWS, settings.batch_max_rows) or not batch.schema.equals(about.schema):
+            return 0
+        nbytes = int(batch.nbytes) if source.row_bytes is None else batch.num_rows * source.row_bytes
+        return nbytes if nbytes <= min(SMALL_BYTES, settings.batch_max_bytes) else 0
+
+    def _hand_on(self, key: SourcePartition, source: Open) -> None:
+        """Append small batches to the streams of their source, as many as there is room for."""
+        if source.small:
+            if self.first_row_at is None:
+                self.first_row_at = source.small[0][1]
+            streams = self.sources[key]
+            before = streams.rows
+            del source.small[: streams.append_each(source.small)]
+            self._rows += streams.rows - before
+            source.small_bytes = sum([self._if_small(key, source, batch) for batch, _ in source.small])
+
+    def _next(self, key: SourcePartition, unread: deque[ReadPart]) -> ReadPart:
+        """Take rows that may be one batch."""
+        batch, position, numbers = part = unread.popleft()
+        if isinstance(batch, pa.RecordBatch) and batch.num_rows:
+            rows = self.sources[key].until_cut(batch.num_rows, numbers)
+            if rows < batch.num_rows:
+                first, others = (None, None) if numbers is None else (numbers[:rows], numbers[rows:])
+                unread.appendleft(ReadPart(batch.slice(rows), position, others))
+                return ReadPart(batch.slice(0, rows), b"", first)
+        return part
+
+    def _packed(self, key: SourcePartition, position: Any) -> bytes:
+        try:
+            return packed(position)
+        except UsageError as error:
+            raise self._failed(key, error) from error
+
+    def _opened(self, key: SourcePartition) -> Open:
+        found = self._open.get(key)
+        if found is None:
+            position = self.sources[key].position
+            try:
+                about = self._about(key)
+                schema = about.schema
+                reader = self.open_reader(about, key.partition, position)
+                found = Open(reader, reader.next, copier(schema), row_bytes(schema))
+                self._open[key] = found
+                self._hand_bell(found)
+            except BaseException as error:  # the user's, also sys.exit()
+                raise self._failed(key, error) from error
+        return found
+
+    def _hand_bell(self, source: Open) -> None:
+        bell = self.bell
+        if bell is None or "when_ready" not in source.reader.defines:
+            return
+
+        def ring() -> None:
+            source.rung = True
+            bell()
+
+        source.reader.when_ready(ring)
+        source.rings = True
+
+    def _cut(self, key: SourcePartition, given: ReadPart, unread: deque[ReadPart]) -> None:
+        batch, position, numbers = given
+        if not isinstance(batch, pa.RecordBatch):
+            unread.append(given)  # ``conform`` raises an error that names the source
+            return
+        about, settings = self._about(key), self._plan.settings
+        batch = plain_batch(batch, about.schema)  # before it is cut, so that a dictionary is decoded once
+        if about.own_numbers:
+            numbers = self._checked_numbers(key, batch, numbers)
+        parts = list(split(batch, settings.batch_max_rows, settings.batch_max_bytes))
+        at = 0
+        for part in parts:
+            end = at + part.num_rows
+            mine = numbers[at:end] if about.own_numbers and numbers is not None else None
+            unread.append(ReadPart(part, position if part is parts[-1] else b"", mine))
+            at = end
+        if len(unread) > 1 and about.seeks and not about.positions:
+            # Its batches are counted: they must be those of the stream.
+            raise self._failed(
+                key,
+                ValueError(f"a batch of {batch.num_rows} rows, {batch.nbytes:,} bytes is beyond spark.flux.batch.*"),
+            )
+
+    def _checked_numbers(self, key: SourcePartition, batch: pa.RecordBatch, numbers: Any) -> np.ndarray:
+        """Check and return the rows' own numbers. They ascend, and lie behind those of the rows before."""
+        found = np.asarray([] if numbers is None else numbers)
+        least = max((part.numbers[-1] + 1 for part in self._open[key].unread if part.numbers is not None), default=0)
+        least = max(least, self.sources[key].next_number)
+        if len(found) == batch.num_rows == 0:
+            return np.empty(0, np.int64)
+        wrong = found.dtype != np.int64 or len(found) != batch.num_rows
+        if wrong or found[0] < least or found[-1] > _NUMBER_MAX or not (found[1:] > found[:-1]).all():
+            raise self._failed(
+                key,
+                ValueError(
+                    f"a source with row_numbers gives a number of 64 bits for each row, ascending from one batch to the next: "
+                    f"{batch.num_rows} numbers from {least} on were expected, got {found!r:.100}"
+                ),
+            )
+        return found
+
+    # ---- rows
+
+    def take(
+        self,
+        key: SourcePartition,
+        batch: pa.RecordBatch,
+        position: bytes,
+        created: float,
+        numbers: np.ndarray | None = None,
+    ) -> None:
+        """Append the next batch of a source to its streams. ``position``: the one behind it, packed; ``numbers``: the rows'
+        own."""
+        streams = self.sources[key]
+        if self.first_row_at is None:
+            self.first_row_at = created
+        schema = self._plan.sources[key.source].schema
+        batch = conform(batch, schema, f"source {streams.name}")
+        self._rows += batch.num_rows
+        streams.append(batch, created, position, numbers)
+
+    def finish(self, key: SourcePartition, created: float) -> None:
+        """End the streams of a source."""
+        self.ends += 1
+        self._rotation.remove(key)
+        self.sources[key].finish(created)
+
+    # ---- other methods of readers (see ``PartitionReader``)
+
+    def _pauses(self, key: SourcePartition, source: Open) -> int:
+        """Return the number of times at which a reader had nothing since its last count."""
+        if "pauses" not in source.reader.defines:
+            return 1
+        try:
+            before, source.pauses = source.pauses, index(source.reader.pauses())
+            if source.pauses < before:
+                raise ValueError(f"pauses() must return a number that never falls, got {source.pauses} after {before}")
+        except BaseException as error:  # the user's, also sys.exit()
+            raise self._failed(key, error) from error
+        return source.pauses - before
+
+    def lags(self) -> list[SourceLag]:
+        """Return the lags of the partitions that are read here, if their readers know them."""
+        return [lag for key, source in self._open.items() for lag in self._lag(key, source.reader)]
+
+    def _lag(self, key: SourcePartition, reader: PartitionReader) -> Iterator[SourceLag]:
+        try:
+            said = reader.lag()
+            if said is None:
+                return
+            position, end = map(index, said)
+            if not (0 <= position <= _RECORDS_MAX and 0 <= end <= _RECORDS_MAX):
+                raise ValueError(
+                    f"lag() must return two numbers from 0, a position and an end, or None; got {text_of(said, repr):.100}"
+                )
+        except BaseException as error:  # the user's, also sys.exit()
+            raise self._failed(key, error) from error
+        yield SourceLag(*key, position, end)
+
+    def bad_records(self) -> list[BadRecords]:
+        """Return the counts of bad records of the partitions that are read here and have had any."""
+        return [said for key, source in self._open.items() for said in self._bad_records(key, source.reader)]
+
+    def not_compared(self) -> list[NotCompared]:
+        """Return how often rows of partitions here could not be compared with an earlier reading, because some are gone."""
+        return [
+            NotCompared(*key, count)
+            for key, streams in self.sources.items()
+            if (count := max(producer.earlier.left_out for producer in streams.producers))
+        ]
+
+    def _bad_records(self, key: SourcePartition, reader: PartitionReader) -> Iterator[BadRecords]:
+        try:
+            records = index(reader.bad_records())
+            if not 0 <= records <= _RECORDS_MAX:
+                raise ValueError(f"bad_records() must return a number from 0, got {records}")
+        except BaseException as error:  # the user's, also sys.exit()
+            raise self._failed(key, error) from error
+        if records:
+            yield BadRecords(*key, records)
+
+    @property
+    def settled(self) -> bool:
+        """True if all consumers of sources with positions have reported that they have all rows that were read."""
+        return all(streams.settled for key, streams in self.sources.items() if self._about(key).positions)
+
+    def tell_done(self) -> None:
+        """Report to readers and consumers the rows that all have applied since the last time."""
+        for key, streams in self.sources.items():
+            self._tell_done(key, streams)
+
+    def _tell_done(self, key: SourcePartition, streams: SourceStreams) -> None:
+        position = streams.applied() if self._about(key).positions else b""
+        if position and key in self._open:
+            try:
+                self._open[key].reader.applied(unpacked(position))
+            except BaseException as error:  # the user's, also sys.exit()
+                raise self._failed(key, error) from error
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Close all readers, which may hold files; an exception of one is logged."""
+        for key in list(self._open):
+            self._close(key)
+
+    def _close(self, key: SourcePartition) -> None:
+        source = self._open.pop(key, None)
+        if source is not None:
+            closed(self._name(key), source.reader.close)
+
+    def _about(self, key: SourcePartition) -> WorkerSourcePlan:
+        about = self._plan.sources[key.source]
+        assert isinstance(about, WorkerSourcePlan)
+        return about
+
+    def _name(self, key: SourcePartition) -> str:
+        return f"source {self._plan.sources[key.source].name}, partition {key.partition}"
+
+    def _failed(self, key: SourcePartition, error: BaseException) -> FluxError:
+        """Add source and partition to an error. An error of this project's own sources, such as BadFile, keeps its class."""
+        if isinstance(error, FluxError) and not isinstance(error, UsageError | UserCodeError):
+            named = copy(error)
+            named.args = (f"{self._name(key)}: {error.summary}",)
+            named.traceback = user_traceback(error) if raised_by_user(error) else ""
+            return named
+        return UserCodeError(f"{self._name(key)}: {described(error)}", user_traceback(error))

@@ -1,0 +1,660 @@
+"""The streams that a worker reads: their offers, the chosen replica of each producer, and acks (design: subscription).
+
+A stream of a source has one producer. A stream of a stage is offered by every replica of its producer; it is read from one
+of them and acked to all, so that each can truncate its log.
+
+Left to others: one stream (receiver), applying slices (the replicas), and finding missing rows (starvation).
+
+Credit of a worker's inbound streams: shares of the bytes that the worker is ready to hold (design: credit-halves).
+
+Streams of sources, which are few and fast, share one half, and streams of stages the other, as in the logs of their senders.
+Otherwise a source beside a stage of many partitions would get the share of one partition, and wait for acks all the time.
+
+Ordered steps whose rows do not come: the search for these rows, and its time (design: starved-step).
+
+The replica of the producer that is read from may be slow, or wait itself, in the end for acks that only this step can give; and
+so may the primaries here that hold the credit. If one of them has no room in its logs, a circle is likely, and patience gains
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from flux.dataflow.plan import FromDataFrame, FromSource, FromStage, Plan
+from flux.errors import QueryFailed
+from flux.exchange.inbound import Counters, Delivery, Inbound, Slice
+from flux.replica.replica import Replica
+from flux.state.standby import Standby
+from flux.state.state_copy import StreamPosition
+from flux.wire.messages import (
+    Ack,
+    Acks,
+    AppliedThrough,
+    Data,
+    Hello,
+    Mark,
+    Passed,
+    ReadsElsewhere,
+    Refuse,
+    Reset,
+    Settled,
+    ToProducer,
+)
+from flux.worker.hosted_replicas import HostedReplicas
+from partitioning.ids import PartitionKey, StreamId
+from partitioning.table import Table
+
+
+@dataclass
+class Half:
+    """One half of the credit. ``expected`` is the number of streams that will come, as far as is known, so that the first
+    streams do not get the share of later ones."""
+
+    expected: int = 0
+    streams: dict[StreamId, Inbound] = field(default_factory=dict)
+
+
+@dataclass
+class Credit:
+    """The credit of all inbound streams. ``floor`` is the least credit of a stream: with less than the size of a typical batch,
+    every message would wait for an ack."""
+
+    bytes_max: int
+    floor: int = 64 << 10
+    sources: Half = field(default_factory=Half)
+    stages: Half = field(default_factory=Half)
+
+    def expect(self, sources: int, stages: int) -> None:
+        """Note the numbers of streams that will come from sources and from stages."""
+        self.sources.expected, self.stages.expected = sources, stages
+
+    def admit(self, inbound: Inbound, of_source: bool) -> None:
+        (self.sources if of_source else self.stages).streams[inbound.stream] = inbound
+        halves = [half for half in (self.sources, self.stages) if half.expected or half.streams]
+        for half in halves:
+            share = self.bytes_max // len(halves) // max(len(half.streams), half.expected, 1)
+            for other in half.streams.values():
+                other.credit = max(share, self.floor)
+
+    def release(self, stream: StreamId) -> None:
+        """Release the credit of a stream that has ended."""
+        self.sources.streams.pop(stream, None)
+        self.stages.streams.pop(stream, None)
+
+
+#: In resend timeouts: the time for which rows of an ordered step may stay away before they are searched elsewhere.
+PATIENCE = 2
+#: In resend timeouts: the longest such time. It grows, because each change of source costs a handshake.
+PATIENCE_MAX = 8
+
+
+@dataclass
+class StarvedStep:
+    """The wait of ordered steps for rows of a stream.
+
+    ``received`` is the progress of their partitions; ``since`` the time of that, or of the last change of source;
+    ``patience_s`` the time until the next change; ``urgent``: rows are let in although the credit is used up; ``elsewhere``: it
+    is time to read them from another replica of their producer."""
+
+    received: int
+    since: float
+    patience_s: float
+    urgent: bool = False
+    elsewhere: bool = False
+
+
+class Starvation:
+    def __init__(self, resend_s: float) -> None:
+        self._patience_s, self._patience_max_s = PATIENCE * resend_s, PATIENCE_MAX * resend_s
+        self._streams: dict[StreamId, StarvedStep] = {}
+
+    def look(
+        self, replicas: Collection[Replica], received: Callable[[StreamId, int], int], now: float
+    ) -> dict[StreamId, StarvedStep]:
+        """Find the streams of which rows are missing. ``received`` gives the sequence that a partition needs next of a stream."""
+        missing: dict[StreamId, int] = {}
+        for replica in replicas:
+            for stream in replica.missing():
+                missing[stream] = missing.get(stream, 0) + received(stream, replica.partition)
+        known, self._streams = self._streams, {}
+        without_room = _waiting_for_room(replicas) if missing else set()
+        for stream, got in missing.items():
+            wait = self._streams[stream] = known.get(stream) or StarvedStep(got, now, 0.0)
+            wait.elsewhere = False
+            if wait.received != got or not wait.patience_s:
+                wait.received, wait.since, wait.patience_s = got, now, self._patience_s
+            elif now - wait.since >= wait.patience_s:
+                wait.since, wait.patience_s = now, min(2 * wait.patience_s, self._patience_max_s)
+                wait.urgent = wait.elsewhere = True
+            elif stream in without_room:
+                wait.urgent = True
+        return self._streams
+
+
+def _waiting_for_room(replicas: Collection[Replica]) -> set[StreamId]:
+    """Find the streams with rows here that wait for a primary whose logs are full, or that is held back by replicas which have
+    much of its order to apply: these may wait for rows, too, on a worker whose credit their own primaries hold."""
+    full = [
+        replica
+        for replica in replicas
+        if replica.primary and (not replica.has_room or replica.held_back or replica.compares)
+    ]
+    return {stream for replica in full for stream in replica.waiting()}
+
+
+#: Limit of partition numbers in one message of acks: a tenth of the bound of a message.
+ACK_ENTRIES = 30_000
+#: Limit on the times that the same batch arrives damaged: more often is no accident on the way.
+UNDECODABLE_MAX = 5
+
+Answer = Callable[[Hashable, ToProducer | Acks], None]
+
+
+class Subscriptions:
+    """The subscriptions of one worker. ``answer`` sends a message back on a connection."""
+
+    def __init__(self, plan: Plan, hosted: HostedReplicas, counters: Counters, answer: Answer) -> None:
+        self.streams: dict[StreamId, Inbound] = {}
+        self.credit = Credit(plan.settings.credit_max_bytes)
+        #: Time at which ``flush_acks`` has something to send.
+        self.ack_at = np.inf
+        #: Seconds for which an ack may wait for others, unless a producer may be short of credit by then. The shell of a busy
+        #: worker makes it longer.
+        self.ack_s = plan.settings.ack_interval
+        self._plan = plan
+        self._hosted = hosted
+        self._counters = counters
+        self.answer = answer
+        #: Greetings that came before the table or the state that they need.
+        self._early: list[tuple[Hashable, Hello]] = []
+        #: Streams of stages that are read from no replica at present.
+        self._left: set[StreamId] = set()
+        #: Streams with copies of state under way from here.
+        self._copied: set[StreamId] = set()
+        #: Copies of states under way from here, by stage: partition, worker and incarnation of the new replica.
+        self._copies: dict[int, set[tuple[int, int, int]]] = {}
+        self._nonce = 0
+        self._starvation = Starvation(plan.settings.resend_timeout)
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
+        waits = 0
+        for replica in self._hosted.replicas.values():
+            begun = None if replica.between_steps else replica.applying
+            for stream, slices in replica.waits.by_stream.items():
+                noted, count = self.streams[stream].waiting[replica.partition], len(slices)
+                waits += count
+                count += sum([slice_.stream == stream for slice_ in begun]) if begun else 0
+                assert len(noted) == count, f"{replica.where}, stream {stream}: {count} wait, {len(noted)} noted"
+                newest = slices[-1].first
+                assert noted[-1] == newest, f"{replica.where}, stream {stream}: {newest} came last, {noted[-1]} noted"
+            waits += len(begun) if begun else 0
+        in_all = sum([len(noted) for inbound in self.streams.values() for noted in inbound.waiting.values()])
+        assert in_all == waits, f"{waits} slices wait for replicas, {in_all} are noted"
+        for stream, inbound in self.streams.items():
+            inbound.validate_marks(self.hosted_by(stream))
+
+    # ---- the table
+
+    def expect(self) -> None:
+        """Share the credit anew among the streams to read, because the worker hosts other partitions than before."""
+        inbound = [edge for edge in self._plan.edges if len(self._hosted.partitions(edge.consumer))]
+        of_stages = sum(edge.producers for edge in inbound if edge.from_stage)
+        self.credit.expect(sources=sum(edge.producers for edge in inbound) - of_stages, stages=of_stages)
+
+    def on_table(self, changed: Sequence[Sequence[int]]) -> None:
+        """Go on by the newest table, and answer the producers that knew it first. ``changed`` partitions of each stage."""
+        self._choose_whom_to_read(changed)
+        self._forget_copies()
+        self._answer_early()
+
+    def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
+        """Note a copy of the state of a primary here, for a new replica on a worker. Streams that are not known yet have nothing
+        in the copy: the new replica will want all of them."""
+        name = replica.partition, worker, incarnation
+        self._copies.setdefault(replica.stage.id, set()).add(name)
+        for position in positions:
+            copies = self.of_stream(position.stream).copies
+            copies[name] = min(copies.get(name, position.next), position.next)
+            self._copied.add(position.stream)
+
+    def _forget_copies(self) -> None:
+        """Forget copies for replicas that are live by now, or gone."""
+        table = self._hosted.table
+        assert table is not None
+        for stream in list(self._copied):
+            inbound, stage = self.streams[stream], self._plan.edges[stream.edge].consumer
+            for name in list(inbound.copies):
+                if not self._is_coming(table, stage, *name):
+                    del inbound.copies[name]
+                    self._ack_soon(inbound)
+            if not inbound.copies:
+                self._copied.discard(stream)
+        for stage, names in self._copies.items():
+            names &= {name for name in names if self._is_coming(table, stage, *name)}
+
+    def _is_coming(self, table: Table, stage: int, partition: int, worker: int, incarnation: int) -> bool:
+        """Tell whether a replica is still being added, with a state from here."""
+        row = table.stages[stage][partition]
+        coming = any(r.worker == worker and r.incarnation == incarnation and not r.live for r in row)
+        return coming and row[0].worker == self._hosted.worker
+
+    def discard(self, replica: Replica) -> None:
+        waiting, others = replica.waiting(), self._hosted.besides(replica)
+        for inbound in self.of(replica):
+            inbound.discard(replica.partition, waiting.get(inbound.stream, ()), others)
+
+    def enter(self, replica: Replica) -> None:
+        """Add a replica that needs its streams from the start, unless it is adopted with other positions."""
+        others = self._hosted.besides(replica)
+        for inbound in self.of(replica):
+            inbound.received.join(replica.partition, 0, others)
+            inbound.marks.come_from_behind()
+
+    def adopt(self, replica: Replica, positions: Iterable[StreamPosition]) -> None:
+        """Read on for a replica that has come to life and has applied its streams through these positions."""
+        others = self._hosted.besides(replica)
+        for position in positions:
+            inbound = self.of_stream(position.stream)
+            inbound.received.join(replica.partition, position.next, others)
+            inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
+        # Also streams that the copied replica did not know: their handshakes are without this partition.
+        for inbound in self.of(replica):
+            self._ask_again(inbound, replica.reads_since)
+        self._answer_early()
+
+    def _answer_early(self) -> None:
+        """Answer greetings that came too early and need not wait any longer."""
+        early, self._early = self._early, []
+        for connection, hello in early:
+            self.on_hello(connection, hello)
+
+    def kept(self, standby: Standby) -> None:
+        """Ack rows that are in a standby's new checkpoint, because its producers need not keep these any more."""
+        for position in standby.positions:
+            inbound = self.of_stream(position.stream)
+            inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
+        for inbound in self.streams.values():
+            if self._plan.edges[inbound.stream.edge].consumer == standby.key.stage:
+                self._ack_soon(inbound)
+
+    def on_press(self, connection: Hashable, stream: StreamId) -> None:
+        """Ack again to a producer that waits for acks of standbys. They may have been lost with an earlier connection."""
+        inbound = self.streams.get(stream)
+        if inbound is not None and self._hosted.standbys_of(self._plan.edges[stream.edge].consumer):
+            self.answer(connection, self._ack(inbound))
+
+    def _stated(self, connection: Hashable, message: Settled | Passed) -> Inbound | None:
+        """Return the stream that a producer's statement is about. None: the statement is of no use, because it is of another life
+        or handshake, or because its producer does not know all replicas here."""
+        inbound = self.streams.get(StreamId(message.edge, message.producer))
+        if inbound is None or inbound.connection != connection:
+            self._counters.stale += 1
+            return None
+        if isinstance(message, Settled):
+            current, epoch = inbound.incarnation == message.incarnation, message.epoch
+        else:
+            current, epoch = inbound.nonce == message.nonce, inbound.epoch
+        if not current:
+            self._counters.stale += 1
+            return None
+        # A producer that does not know a replica here repeats its statement once it does.
+        return inbound if self._hosted.newest(self._plan.edges[message.edge].consumer) <= epoch else None
+
+    def on_settled(self, connection: Hashable, message: Settled) -> None:
+        """Note a producer's report that no row through a mark is needed any more. A new replica may begin with an older state, so
+        the report counts only if it is about all replicas here."""
+        inbound, stage = self._stated(connection, message), self._plan.edges[message.edge].consumer
+        if inbound is None or self._hosted.awaited_of(stage):
+            return
+        inbound.settle(message.mark)
+        for standby in self._hosted.standbys_of(stage):
+            if standby.incarnation <= message.epoch:
+                standby.note_settled(inbound.stream, message.mark)
+        self._ack_soon(inbound)
+
+    def on_passed(self, connection: Hashable, message: Passed) -> list[PartitionKey]:
+        """Take a producer's report that rows of an earlier life do not come any more. Return the replicas with an ordered step
+        that goes on without such rows. DataLost: a step that wants them may not.
+
+        Only a worker that has everything the producer has sent can tell which rows are missing, and only a handshake that
+        names all replicas here has asked for the rows of all."""
+        inbound = self._stated(connection, message)
+        if inbound is None or inbound.broken or inbound.number != message.number:
+            return []  # a step that waits in vain asks again
+        stage = self._plan.edges[message.edge].consumer
+        mine = [replica for replica in self._hosted.replicas.values() if replica.stage.id == stage]
+        return [replica.key for replica in mine if replica.note_passed(inbound.stream, message.below)]
+
+    # ---- greetings
+
+    def on_hello(self, connection: Hashable, hello: Hello) -> None:
+        stream = StreamId(hello.edge, hello.producer)
+        if not self._exists(stream):
+            self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
+        elif hello.epoch > self._hosted.epoch:
+            # The producer knows a table that has not arrived here yet; answer when it has.
+            self._wait(connection, hello)
+        elif self._plan.durable and self._begins(hello):
+            # The beginning of its replicas here is not known yet, and a source has to be read from there.
+            self._wait(connection, hello)
+        elif hello.epoch < self._hosted.newest(self._plan.edges[hello.edge].consumer):
+            # It does not know of all replicas here and would leave out rows for them. It will learn of them, and then greet
+            # again.
+            self._counters.stale += 1
+        else:
+            self._welcome(connection, hello, self.of_stream(stream))
+
+    def _wait(self, connection: Hashable, hello: Hello) -> None:
+        """Keep a greeting for later, in place of an earlier one of the same producer."""
+        who = hello.edge, hello.producer, hello.worker
+        waiting = [(c, h) for c, h in self._early if (h.edge, h.producer, h.worker) != who]
+        self._early = [*waiting, (connection, hello)]
+
+    def _begins(self, hello: Hello) -> bool:
+        """Tell whether a source greets a stage with a replica here that has no state yet, because its state has still to come
+        from the vault or to be restored."""
+        edge = self._plan.edges[hello.edge]
+        return not edge.from_stage and self._hosted.restores(edge.consumer)
+
+    def _welcome(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
+        if self._plan.edges[hello.edge].from_stage:
+            self._welcome_replica(connection, hello, inbound)
+        elif not self._reads(hello) or (hello.worker >= 0 and hello.incarnation < inbound.incarnation):
+            # The table names the worker that reads a source. A later incarnation may be known here before that table.
+            self._counters.stale += 1
+        elif hello.incarnation < inbound.incarnation:
+            reason = f"incarnation {inbound.incarnation} of this producer has taken over"
+            self._refuse(connection, inbound.stream, "stale", reason)
+        else:
+            self._subscribe(inbound, connection, hello.incarnation, hello.epoch)
+
+    def _reads(self, hello: Hello) -> bool:
+        """Tell whether the sender reads that partition of the source by the newest table; always true of ingress."""
+        match self._plan.edges[hello.edge]:
+            case FromDataFrame():
+                return True
+            case FromSource(source=source):
+                return self._hosted.reader_of(source, hello.producer) == hello.worker
+        return False
+
+    def _refuse(self, connection: Hashable, stream: StreamId, code: str, reason: str) -> None:
+        self._count_refused(stream)
+        self.answer(connection, Refuse(*stream, code, reason))
+
+    def _exists(self, stream: StreamId) -> bool:
+        """Tell whether the plan has such a stream."""
+        return 0 <= stream.edge < len(self._plan.edges) and stream.producer >= 0
+
+    def _count_refused(self, stream: StreamId) -> None:
+        """Count a message about a stream that is not read from its sender. Such messages are under way whenever a worker is given
+        up, a reader of a source changes or a task is tried again, so they are stale. A message about a stream that the plan does
+        not have is refused, because its sender has made it up."""
+        if self._exists(stream):
+            self._counters.stale += 1
+        else:
+            self._counters.refused += 1
+
+    # ---- which replica of a producer to read from
+
+    def _welcome_replica(self, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
+        listed = self._producers_of(inbound.stream)
+        if listed.get(hello.worker, (-1, False))[0] != hello.incarnation:
+            self._counters.stale += 1  # dropped meanwhile; the table will tell the sender
+            return
+        inbound.offers[hello.worker], inbound.offered[hello.worker] = connection, hello.epoch
+        live = listed[hello.worker][1]
+        if live and inbound.read_from in (-1, hello.worker):
+            self._subscribe(inbound, connection, 0, hello.epoch, hello.worker)
+        else:
+            ack = self._ack(inbound)
+            self.answer(connection, ReadsElsewhere(*inbound.stream, self._hosted.epoch, ack.through, ack.behind))
+            self._ack_soon(inbound)
+
+    def _producers_of(self, stream: StreamId) -> dict[int, tuple[int, bool]]:
+        return self._hosted.producers_of(stream)
+
+    def _choose_whom_to_read(self, changed: Sequence[Sequence[int]]) -> None:
+        """Go on reading from a survivor if the replica that a stream was read from is gone."""
+        of_changed = (
+            StreamId(edge.id, producer)
+            for edge in self._plan.edges
+            if isinstance(edge, FromStage)
+            for producer in changed[edge.stage]
+        )
+        for stream in sorted({*of_changed, *self._left}):
+            inbound = self.streams.get(stream)
+            if inbound is None:
+                continue
+            listed = self._producers_of(stream)
+            inbound.offers = {worker: c for worker, c in inbound.offers.items() if worker in listed}
+            if inbound.read_from in listed and listed[inbound.read_from][1]:
+                continue
+            self._counters.switched += inbound.read_from >= 0
+            self._leave(inbound)
+            candidates = self._readable(inbound)
+            if candidates:
+                # Prefer this worker's own replica; otherwise spread over the other ones.
+                mine = self._hosted.worker
+                chosen = mine if mine in candidates else candidates[mine % len(candidates)]
+                self._subscribe(inbound, inbound.offers[chosen], 0, inbound.offered[chosen], chosen)
+
+    def _readable(self, inbound: Inbound) -> list[int]:
+        """List the workers from whose replica of the producer the stream may be read, among those that have offered it. A worker
+        that does not know yet all replicas that read here would leave out rows for them. It will learn of them, and then greet
+        again."""
+        listed = self._producers_of(inbound.stream)
+        newest = self._hosted.newest(self._plan.edges[inbound.stream.edge].consumer)
+        return [w for w in inbound.offers if listed.get(w, (-1, False))[1] and inbound.offered[w] >= newest]
+
+    def _subscribe(
+        self, inbound: Inbound, connection: Hashable, incarnation: int, epoch: int, read_from: int = -1,
+        starved: bool = False,
+    ) -> None:  # fmt: skip
+        """Read a stream from this connection. ``starved``: an ordered step here lacks its rows."""
+        self._nonce += 1
+        self._left.discard(inbound.stream)
+        inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
+        hosted = self.hosted_by(inbound.stream)
+        others = self._not_reading(inbound.stream)
+        front = self._front(inbound) if inbound.numbered or starved or self._may_lose(inbound) else 0
+        self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front))
+        if len(inbound.offers) > 1:
+            self._ack_soon(inbound)
+
+    def _ask_again(self, inbound: Inbound, since: int) -> None:
+        """Read a stream also for a replica that has joined, and that reads since the table of this epoch."""
+        if inbound.connection is not None and inbound.epoch >= since:
+            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.read_from)
+        else:
+            self._leave(inbound)  # the producer may not know of this replica yet; it will greet again when it does
+
+    def _leave(self, inbound: Inbound) -> None:
+        inbound.leave()
+        if self._plan.edges[inbound.stream.edge].from_stage:
+            self._left.add(inbound.stream)
+
+    def relieve(self, now: float) -> None:
+        """Help ordered steps whose rows do not come: read these from another replica of their producer, and admit them
+        even if the credit is used up."""
+        received = lambda stream, partition: self.of_stream(stream).received[partition]  # noqa: E731
+        for inbound in self.streams.values():
+            inbound.urgent = False
+        for stream, wait in self._starvation.look(self._hosted.replicas.values(), received, now).items():
+            inbound = self.streams[stream]
+            if wait.elsewhere:
+                self.read_from_next(inbound)
+            if wait.urgent:
+                inbound.urgent = True
+                self._ack_soon(inbound)
+
+    def read_from_next(self, inbound: Inbound) -> None:
+        """Read a stage's stream from the next live replica of its producer that has offered it. The reader of a source gets the
+        end of the orders here instead: it has more room for these rows (design: ordered-room). So does the only replica of a
+        producer whose rows may be gone: it answers that they do not come."""
+        if self._plan.edges[inbound.stream.edge].from_stage:
+            ring = sorted(self._readable(inbound))
+            others = [w for w in ring if w > inbound.read_from] + [w for w in ring if w < inbound.read_from]
+            if others:
+                self._counters.switched += 1
+                self._subscribe(inbound, inbound.offers[others[0]], 0, inbound.offered[others[0]], others[0])
+            if others or not self._may_lose(inbound):
+                return
+        if inbound.connection is not None:
+            where = inbound.epoch, inbound.read_from
+            self._subscribe(inbound, inbound.connection, inbound.incarnation, *where, starved=True)
+
+    def _may_lose(self, inbound: Inbound) -> bool:
+        """Tell whether steps go on without rows of a stream that are gone."""
+        return self._plan.may_lose(self._plan.edges[inbound.stream.edge], passed_over=True)
+
+    # ---- rows
+
+    def knows(self, connection: Hashable, message: Data) -> bool:
+        """Tell whether this stream is read from this connection; only then is a payload worth decoding."""
+        inbound = self.streams.get(StreamId(message.edge, message.producer))
+        return inbound is not None and inbound.connection == connection
+
+    def take(
+        self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float
+    ) -> list[Delivery]:
+        """Take a message, and return its slices to be applied, by partition."""
+        stream = StreamId(message.edge, message.producer)
+        inbound = self.streams.get(stream)
+        if inbound is None or inbound.connection != connection:
+            self._count_refused(stream)
+            self.answer(connection, Reset(*stream, "say Hello first"))
+            return []
+        stage = self._plan.edges[stream.edge].consumer
+        hosted, secondary = self._hosted.partitions(stage), self._hosted.secondary(stage)
+        taken = inbound.take(message, batches, hosted, secondary, self._counters)
+        if isinstance(taken, Reset):
+            self.answer(connection, taken)
+            return []
+        self._note_ack(inbound, now)
+        return taken
+
+    def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
+        """Ask again for a payload damaged on the way; QueryFailed if that does not help, because it never will."""
+        self._counters.malformed += 1
+        stream = StreamId(message.edge, message.producer)
+        inbound = self.streams[stream]
+        if message.nonce != inbound.nonce or inbound.broken:
+            return
+        if inbound.spoilt(message.first) >= UNDECODABLE_MAX:  # the first: a run may have grown meanwhile
+            raise QueryFailed(
+                f"{self._plan.describe_stream(*stream)}: batch {message.sequence} cannot be decoded by worker "
+                f"{self._hosted.worker}, {UNDECODABLE_MAX} times in a row: {reason}. Its columns are "
+                f"{_columns(self._plan.edges[stream.edge].schema)}. "
+                "Do all executors run the same releases of Flux and pyarrow?"
+            )
+        self.answer(connection, Reset(*stream, f"batch {message.sequence} cannot be decoded"))
+
+    def applied(self, partition: int, slices: Sequence[Slice], now: float) -> None:
+        """Note that the oldest pending slices of a partition are in its state and its output logs."""
+        if not slices:
+            return
+        urgent = False
+        for slice_ in slices:
+            inbound = self.streams[slice_.stream]
+            inbound.applied(partition, slice_)
+            urgent |= inbound.ack_urgent
+            if slice_.ends_stream and not any(inbound.waiting.values()):
+                self.credit.release(slice_.stream)
+        self._ack_within(0.0 if urgent else self.ack_s, now)
+
+    # ---- acks
+
+    def flush_acks(self) -> None:
+        self.ack_at = np.inf
+        due: dict[Hashable, list[Ack]] = {}
+        for inbound in self.streams.values():
+            if not inbound.ack_due:
+                continue
+            ack = self._ack(inbound)
+            # All replicas of the producer get it, so that each can truncate its log.
+            for connection in inbound.offers.values() or [inbound.connection]:
+                if connection is not None:
+                    due.setdefault(connection, []).append(ack)
+        for connection, acks in due.items():
+            for some in _in_messages(acks):
+                self.answer(connection, some[0] if len(some) == 1 else Acks(some))
+
+    def _ack(self, inbound: Inbound) -> Ack:
+        return inbound.ack(self._hosted.epoch, self.hosted_by(inbound.stream), self._not_reading(inbound.stream))
+
+    def _note_ack(self, inbound: Inbound, now: float) -> None:
+        if inbound.ack_due:
+            self._ack_within(0.0 if inbound.ack_urgent else self.ack_s, now)
+
+    def _ack_within(self, seconds: float, now: float) -> None:
+        self.ack_at = min(self.ack_at, now + seconds)
+
+    def _ack_soon(self, inbound: Inbound) -> None:
+        """Ack to all replicas of the producer at once: Resume and ReadsElsewhere carry an ack to one of them only."""
+        inbound.ack_due = True
+        self.ack_at = 0.0
+
+    # ---- look-ups
+
+    def of_stream(self, stream: StreamId) -> Inbound:
+        inbound = self.streams.get(stream)
+        if inbound is None:
+            edge = self._plan.edges[stream.edge]
+            numbered = self._plan.numbered(edge)
+            inbound = Inbound(stream, edge.input, self.credit.floor, not edge.from_stage, numbered)
+            self.streams[stream] = inbound
+            for name in self._copies.get(edge.consumer, ()):
+                inbound.copies[name] = 0
+                self._copied.add(stream)
+            self.credit.admit(inbound, of_source=not edge.from_stage)
+        return inbound
+
+    def _front(self, inbound: Inbound) -> int:
+        """Return the number below which all rows have come or are in an order here (design: numbered-rows, ordered-room)."""
+        stage = self._plan.edges[inbound.stream.edge].consumer
+        fronts = [inbound.received[partition] for partition in self._hosted.partitions(stage)]
+        fronts += [order.ordered_below(inbound.stream) for order in self._hosted.orders_of(stage)]
+        return max(fronts, default=0)
+
+    def of(self, replica: Replica) -> list[Inbound]:
+        return [inbound for inbound in self.streams.values() if inbound.stream.edge in replica.stage.edges_in]
+
+    def hosted_by(self, stream: StreamId) -> Collection[int]:
+        """Return the partitions here that read a stream."""
+        return self._hosted.partitions(self._plan.edges[stream.edge].consumer)
+
+    def _not_reading(self, stream: StreamId) -> list[AppliedThrough]:
+        """Return the progress of replicas here that do not read a stream themselves: none for a replica whose state has not come
+        yet, the position in its checkpoint for a standby."""
+        stage, hosted = self._plan.edges[stream.edge].consumer, self._hosted
+        said = [AppliedThrough(partition, -1) for partition in hosted.awaited_of(stage)] if hosted.awaited else []
+        if hosted.followers:
+            said += [AppliedThrough(s.key.partition, s.position(stream) - 1) for s in hosted.standbys_of(stage)]
+        return said
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(inbound.held_bytes for inbound in self.streams.values())
+
+
+def _in_messages(acks: Iterable[Ack]) -> Iterator[list[Ack]]:
+    """Divide acks among messages, because a message beyond its bound is refused whole."""
+    some: list[Ack] = []
+    entries = 0
+    for ack in acks:
+        if some and entries + len(ack.behind) > ACK_ENTRIES:
+            yield some
+            some, entries = [], 0
+        some.append(ack)
+        entries += 1 + len(ack.behind)
+    yield some
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,229 @@
+"""The driver's side of a checkpoint location: the description of the query that is written there, and the process that writes
+(design: vault).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flux.dataflow.plan import Forgotten, Plan, SourcePlan, WorkerSourcePlan
+from flux.errors import UsageError
+from flux.shell.process import Rendezvous
+from flux.shell.vault_process import Task, without_code
+from flux.vault.location import Place, forget, place_of
+from flux.vault.names import ABOUT
+from spark_integration.query.same_plan import description, difference, other_destinations
+from spark_integration.query.source_setup import Kept
+
+log = logging.getLogger("flux")
+
+#: Format of the directory. Other formats are not read.
+FORMAT = 2
+_KEYS = {"format", "query", "workers", "plan"}
+#: Time that the vault process may take to end after Stop.
+END_S = 10.0
+
+
+@dataclass(frozen=True)
+class CheckpointLocation:
+    """A checkpoint location."""
+
+    place: Place
+    #: Description of the query that the directory belongs to; None: the directory is new.
+    about: dict[str, Any] | None
+    #: The description as it was read, if ``about`` was changed for this start.
+    found: dict[str, Any] | None = None
+
+    @classmethod
+    def open(cls, location: str | os.PathLike[str]) -> CheckpointLocation:
+        """Read a location. UsageError: it cannot be used, or something else is in it."""
+        return cls.read(place_of(location))
+
+    @classmethod
+    def read(cls, place: Place) -> CheckpointLocation:
+        try:
+            about = json.loads(place.read(ABOUT))
+        except FileNotFoundError:
+            if place.used():
+                raise UsageError(
+                    f"checkpointLocation={str(place)!r} is not empty, and nothing of a Flux query is in it: give a "
+                    "directory that is new or empty"
+                ) from None
+            return cls(place, None)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"checkpointLocation={str(place)!r}: {ABOUT} cannot be read: {error}") from error
+        if not isinstance(about, dict) or about.get("format") != FORMAT or not about.keys() >= _KEYS:
+            found = about.get("format") if isinstance(about, dict) else about
+            raise UsageError(
+                f"checkpointLocation={str(place)!r} has format {found!r}; this release of Flux reads format {FORMAT} only"
+            )
+        return cls(place, about)
+
+    @property
+    def query(self) -> str | None:
+        return None if self.about is None else str(self.about["query"])
+
+    def began_with(self, workers: int) -> int:
+        return workers if self.about is None else int(self.about["workers"])
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        """Partitions, by name, of sources with as many as at the first start."""
+        sources = [] if self.about is None else self.about["plan"]["sources"]
+        return {each["name"]: each["partitions"] for each in sources if isinstance(each["partitions"], int)}
+
+    @property
+    def kept(self) -> Kept | None:
+        """Facts that sources and sinks have settled; None: there are none yet."""
+        return None if self.about is None else self.about.get("kept", {})
+
+    def for_sinks_of(self, plan: Plan) -> CheckpointLocation:
+        """Return the location for this plan: a sink that goes elsewhere than before begins anew there, behind the output that
+        is known to be outside. UsageError: a query uses the location."""
+        others = {} if self.about is None else other_destinations(self.about["plan"], plan)
+        if self.about is None or not others:
+            return self
+        for name, (before, after) in others.items():
+            log.warning("stage %s: its output went to %s, and goes to %s from here on", name, before, after)
+        return CheckpointLocation(self.place, forget(self.place, self.about, others), self.about)
+
+    def forgotten(self, plan: Plan) -> dict[int, Forgotten]:
+        """Return, by stage, the place from which a sink began anew."""
+        found = {} if self.about is None else self.about.get("forgotten", {})
+        return {
+            stage.id: Forgotten(found[stage.name]["query"], tuple(found[stage.name]["first"]))
+            for stage in plan.stages
+            if stage.name in found
+        }
+
+    def check(self, plan: Plan) -> None:
+        """Raise UsageError with the difference, if the directory is that of another plan."""
+        if self.about is None:
+            return
+        found = difference(_grown(self.about["plan"], plan), description(plan))
+        if found:
+            raise UsageError(
+                f"checkpointLocation={str(self.place)!r} is that of another plan: {found}. Start the flow that it was made by, "
+                "or give another directory"
+            )
+
+    def take(self, plan: Plan, kept: Kept | None = None) -> None:
+        """Make the directory that of this plan, and write down the facts that its sources and sinks have settled. UsageError
+        with the difference: it is that of another plan."""
+        described = description(plan)
+        try:
+            with self.place.locked():
+                self._take(plan, described, kept)
+        except OSError as error:
+            raise UsageError(f"checkpointLocation={str(self.place)!r} cannot be written: {error}") from error
+
+    def _take(self, plan: Plan, described: dict[str, Any], kept: Kept | None) -> None:
+        if self.about is None:
+            about = {
+                "format": FORMAT,
+                "query": plan.query,
+                "workers": plan.began_with,
+                "plan": described,
+                "kept": kept or {},
+            }
+            try:
+                self.place.write(ABOUT, json.dumps(about, indent=1).encode(), new=True)
+            except FileExistsError:
+                raise UsageError(
+                    f"checkpointLocation={str(self.place)!r} was empty, and is that of a query now that was just started"
+                ) from None
+            return
+        self.check(plan)
+        growing = {source.name for source in plan.sources if _may_grow(source)}
+        said = {name: each for name, each in (kept or {}).get("sources", {}).items() if name in growing}
+        known: Kept = {"sources": {}, "sinks": {}} | (self.kept or {})
+        news = {
+            "plan": described,
+            "kept": {
+                **known,
+                "sources": {**known["sources"], **said},
+                "sinks": {**(kept or {}).get("sinks", {}), **known["sinks"]},
+            },
+        }
+        if self.found is not None or news != {"plan": self.about["plan"], "kept": known}:
+            # A source builds on facts that it has settled before: two starts at once would give a number twice.
+            if self.read(self.place).about != (self.found or self.about):
+                raise UsageError(
+                    f"checkpointLocation={str(self.place)!r} is that of a query which another program has just started, too"
+                )
+            self.place.write(ABOUT, json.dumps({**self.about, **news}, indent=1).encode())
+
+
+def _may_grow(source: SourcePlan) -> bool:
+    return isinstance(source, WorkerSourcePlan) and bool(source.reader.may_grow)
+
+
+def _grown(was: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Describe a plan as it would be with the partitions that its sources may have got since."""
+    now = {source.name: source.worker_partitions for source in plan.sources if _may_grow(source)}
+    sources = []
+    for source in was["sources"]:
+        known = source["partitions"]
+        more = max(known, now.get(source["name"], 0)) if isinstance(known, int) else known
+        sources.append({**source, "partitions": more})
+    return {**was, "sources": sources}
+
+
+class VaultProcess:
+    """The process that keeps the location. ``failed`` is called, in another thread, with the reason if the process ends before
+    ``end``."""
+
+    def __init__(self, plan: Plan, rendezvous: Rendezvous, place: Place, failed: Callable[[str], None]) -> None:
+        self._failed = failed
+        self._ends = False
+        task = pickle.dumps(Task(without_code(plan), rendezvous, place))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+        # The process has a group of its own, so that no Ctrl-C in a terminal ends it before the query. It has no session of
+        # its own: Linux shares the processors out by sessions, and a priority that was given to the driver's session would
+        # leave the vault behind.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "flux.shell.vault_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+            process_group=0,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+            self._process.stdin.write(len(task).to_bytes(8, "little") + task)
+            self._process.stdin.flush()
+        # Held until the last task has ended: a task may bring rows outside that are in the journal already.
+        self._hold = place.hold()
+        self._watch = threading.Thread(target=self._watched, name="flux-vault", daemon=True)
+        self._watch.start()
+
+    def _watched(self) -> None:
+        assert self._process.stdout is not None
+        said = self._process.stdout.read().decode(errors="replace").strip()
+        code = self._process.wait()
+        if not self._ends:
+            try:
+                error = json.loads(said.splitlines()[-1])
+                self._failed(f"{error['kind']}: {error['message']}")
+            except (ValueError, LookupError, TypeError):
+                self._failed(f"its process (pid {self._process.pid}) has ended with code {code}")
+
+    def end(self) -> None:
+        """Wait for the process at the end of the query; the controller has told it to stop."""
+        self._ends = True
+        self._watch.join(END_S)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._watch.join(END_S)
+        self._hold.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

@@ -1,0 +1,282 @@
+"""Start of a query from flows: everything that can be checked is checked before anything runs (design: public-api).
+
+The first query after an installation: if the driver shares its files with the workers, it compiles the kernels once.
+
+Otherwise all workers compile the same at once, and on a small machine that takes longer than they may take to join.
+
+Check of everything that is sent to the executors with the tasks: the user's operators, functions and readers, before
+anything runs.
+
+The plan of a flow that has not started, as text.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from controller.explain import explain
+from controller.plan_compiler import check_durable, check_ends, check_taken, compile_plan, topological
+from flux.connectors.files.parquet_sink import ParquetFiles
+from flux.dataflow.flow import Flow
+from flux.dataflow.plan import Plan
+from flux.dataflow.sink import FlowTo, QueryReaders, flow_of
+from flux.dataflow.source import DataFrameSource, Source, StreamSource
+from flux.dataflow.user_code import text_of
+from flux.errors import UsageError
+from flux.shell import liveness_thread
+from partitioning.warm_up import is_warm, warm_up
+from spark_integration.query import running_queries
+from spark_integration.query.checkpoint_location import CheckpointLocation
+from spark_integration.query.follow import follow
+from spark_integration.query.query import Query
+from spark_integration.query.source_setup import prepared
+from spark_integration.schema import for_spark, to_arrow
+from spark_integration.session import session_stopped
+from spark_integration.settings import (
+    check_copies,
+    count_slots,
+    executors_at_most,
+    failures_at_most,
+    grows_on_demand,
+    has_one_executor,
+    ignored_files,
+    is_case_sensitive,
+    is_local,
+    read_settings,
+    says_where_copies_go,
+    slots_at_first,
+    task_slots,
+    told_of_copies,
+    with_flushes_for,
+)
+from spark_integration.streaming.flux_format import register
+from spark_integration.streaming.stream_source import check_checkpoints
+from spark_integration.tasks.dataframe_partitions import with_cuts
+
+log = logging.getLogger("flux")
+
+
+def compile_once() -> None:
+    """Compile the kernels. Returns at once if the disk cache has them."""
+    if not is_warm():
+        log.warning("first start after an installation: compiling the kernels, which takes up to a minute")
+        warm_up()
+        liveness_thread.warm_up()
+
+
+def check_shipping(plan: Plan) -> None:
+    """Raise UsageError, which names the stage or source that cannot be pickled, and the object in it that cannot."""
+    if _fault(plan) is None:
+        return
+    for what, shipped in _parts(plan):
+        fault = _fault(shipped)
+        if fault is not None:
+            raise UsageError(
+                f"{what} cannot be sent to the executors: {text_of(fault)}. It refers to something that does not travel, such as "
+                "a SparkSession, a DataFrame, a lock, a file or a connection: make that in open() or inside of the function, or "
+                "pass its name"
+            ) from fault
+    fault = _fault(plan)
+    raise UsageError(f"the query cannot be sent to the executors: {text_of(fault)}") from fault
+
+
+def _parts(plan: Plan) -> Iterator[tuple[str, Any]]:
+    for source in plan.sources:
+        yield f"source {source.name}", source
+    for stage in plan.stages:
+        yield f"the sink of stage {stage.name}", stage.sink
+        yield f"stage {stage.name}", stage
+
+
+def _fault(shipped: Any) -> BaseException | None:
+    try:
+        cloudpickle.dumps(shipped)  # as Spark does, but Spark's serializer prints a traceback first
+    except (Exception, SystemExit) as error:
+        return error
+    return None
+
+
+log = logging.getLogger("flux")
+
+_told: set[str] = set()  # applications that were told about copies on one executor
+
+
+def start_query(
+    flows: list[Flow | FlowTo],
+    name: str | None = None,
+    spark: SparkSession | None = None,
+    keep_output: bool | None = None,
+    checkpoint_location: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Query:
+    """Check everything that can be checked, then start. Nothing is running if this raises."""
+    check_flows(flows)
+    with running_queries.starting(name):
+        return _started(flows, name, spark, keep_output, checkpoint_location, options)
+
+
+def _started(
+    flows: list[Flow | FlowTo],
+    name: str | None,
+    spark: SparkSession | None,
+    keep_output: bool | None,
+    checkpoint_location: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+) -> Query:
+    if checkpoint_location is not None:
+        check_durable(flows)
+    if keep_output and all(isinstance(flow, FlowTo) for flow in flows):
+        raise UsageError("keep_output=True keeps the output for toDF(), but all output goes into sinks: leave it out")
+    sources = sources_of(flows)
+    spark = spark or session_of(sources)
+    settings = read_settings(spark, options)
+    read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, QueryReaders) for flow in flows)  # perhaps by Spark
+    fed = any(isinstance(source, DataFrameSource | StreamSource) for source in sources)
+    spark_tasks = bool(keep_output) or read or fed
+    shared = has_one_executor(spark) and not says_where_copies_go(spark, options)
+    if shared:
+        settings = replace(settings, same_executor=True)
+    at_first = slots_at_first(spark) if grows_on_demand(spark) else None
+    location = None if checkpoint_location is None else CheckpointLocation.open(checkpoint_location)
+    if location is not None:
+        settings = with_flushes_for(location.place, settings, spark, options)
+    query_id = (location and location.query) or str(uuid.uuid4())
+    if location is not None and running_queries.is_active(query_id):
+        raise UsageError(
+            f"query {query_id} is active, and checkpointLocation={str(location.place)!r} is its: stop it first "
+            "(flux.queries() has its handle)"
+        )
+    slots, copies = task_slots(spark), _copies(flows)
+    with running_queries.claimed(
+        query_id, name, lambda others: count_slots(settings.workers, spark_tasks, slots, others, copies, at_first)
+    ) as need:
+        began_with = need.workers if location is None else location.began_with(need.workers)
+        plan = compile_plan(
+            flows, settings, lambda declared: to_arrow(spark, declared), query_id, secrets.token_bytes(32),
+            collect=began_with if keep_output else 0, case_sensitive=is_case_sensitive(spark),
+            began_with=None if location is None else location.partitions,
+        )  # fmt: skip
+        check_ends(plan, goes_on=location is not None)
+        if location is not None:
+            location = location.for_sinks_of(plan)
+            plan = replace(
+                plan,
+                durable=True,
+                began_with=began_with,
+                location=str(location.place),
+                forgotten=location.forgotten(plan),
+            )
+        for stage in plan.stages:
+            if stage.collects:
+                for_spark(stage.schemas[0], f"stage {stage.name}")
+            if isinstance(stage.sink, ParquetFiles) and stage.output_schema is not None:
+                for_spark(stage.output_schema, f"stage {stage.name}, which writes files")
+        check_checkpoints(
+            spark,
+            plan,
+            sources,
+            None if location is None else location.place,
+            location is None or location.about is None,
+        )
+        check_shipping(plan)
+        check_copies(plan, need.workers, executors_at_most(spark))
+        if keep_output is None:
+            check_taken(plan)
+        if read or any(isinstance(source, StreamSource) and source.dataframe is None for source in sources):
+            register(spark)
+        if is_local(spark):
+            compile_once()
+        known = None if location is None else location.kept
+        plan, kept = prepared(plan, known, is_case_sensitive(spark), ignored_files(spark))
+        if location is not None:
+            location.check(plan)
+            plan, kept = with_cuts(plan, sources, kept, location.kept)
+            location.take(plan, kept)
+        query = Query(spark, plan, need, sources, name, None if location is None else location.place)
+        if shared:
+            _tell_of_copies(spark, plan)
+        query._start()
+        return query
+
+
+def check_flows(flows: Sequence[Any]) -> None:
+    for flow in flows:
+        if not isinstance(flow, Flow | FlowTo):
+            raise UsageError(f"expected a flow, the result of calling a decorated stage; got {type(flow).__name__}")
+
+
+def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
+    """Run the flow to its end. ``progress`` shows it on the screen. Raises the query's errors."""
+    query = start_query([flow], spark=spark, keep_output=True, **options)
+    try:
+        if progress:
+            follow(query)
+        return query.toDF()
+    except BaseException:  # also Ctrl-C before the wait in toDF() has begun
+        query.stop()
+        raise
+
+
+def sources_of(flows: Sequence[Flow | FlowTo]) -> list[Source]:
+    """Return the sources, in the order in which the compiler numbers them."""
+    found: list[Source] = []
+    for flow in topological([flow_of(given) for given in flows]):
+        for given in flow.inputs:
+            if isinstance(given, Source) and not any(given is known for known in found):
+                found.append(given)
+    return found
+
+
+def session_of(sources: list[Source]) -> SparkSession:
+    """Return the session of a DataFrame among the sources, or else that of the program."""
+    for source in sources:
+        dataframe = source.dataframe if isinstance(source, DataFrameSource | StreamSource) else None
+        if dataframe is not None:
+            return dataframe.sparkSession
+    # A session is active in the thread that made it; the default session is that of the whole program.
+    session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if session is None or session_stopped(session):
+        raise UsageError("there is no SparkSession: make one with SparkSession.builder, or give spark=...")
+    return session
+
+
+def _copies(flows: Sequence[Flow | FlowTo]) -> int:
+    """Return the most copies of any stage. Wrong types are found with the check of the flow."""
+    wanted = [flow.stage.replicas for flow in topological([flow_of(given) for given in flows])]
+    return max((copies for copies in wanted if isinstance(copies, int)), default=1)
+
+
+def _tell_of_copies(spark: SparkSession, plan: Plan) -> None:
+    """Tell about copies on one executor, once per application: the text holds for all of its queries."""
+    application = str(spark.sparkContext.applicationId)
+    told = told_of_copies(plan, str(spark.sparkContext.master), failures_at_most(spark))
+    if told and application not in _told:
+        _told.add(application)
+        log.warning("%s", told)
+
+
+def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **options: Any) -> str:
+    """Explain flows. Checks the same as ``start``, but for task slots, and raises its errors; runs nothing."""
+    session = spark or session_of(sources_of(flows))
+    settings = read_settings(session, options)
+    if has_one_executor(session) and not says_where_copies_go(session, options):
+        settings = replace(settings, same_executor=True)
+    plan = compile_plan(
+        flows,
+        settings,
+        lambda declared: to_arrow(session, declared),
+        "",
+        b"",
+        case_sensitive=is_case_sensitive(session),
+    )
+    check_ends(plan)
+    return explain(plan)
