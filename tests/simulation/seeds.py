@@ -127,6 +127,7 @@ def main(name: Annotated[str, typer.Argument(help="look at this variant alone")]
             else:
                 found[variant.key] = [seed]
                 write(found, fixed)  # at once: the search takes minutes
+    typer.echo("python -m tests.simulation.story_hashes --write adds the runs of new seeds to its file")
     if missing:
         typer.echo(f"no seed shows {', '.join(missing)}", err=True)
     raise typer.Exit(bool(missing))
