@@ -75,7 +75,10 @@ class Situation:
                 if not (self.fails and self.compacted and self.killed):
                     raise
                 self.fails, self.goes_on = False, True
+                before = self._next
                 self._live(folder)
+                # Compaction may have taken records of the life that has ended, before the next one could read them.
+                self.gone |= set(range(before)) - self._there() - set(written(folder / "rows"))
             if life + 1 < LIVES:
                 self._lose()
         found = written(folder / "rows")
