@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from flux.dataflow.aggregate import Aggregate, count, max, mean, min, sum
     from flux.dataflow.flow import Flow, Stage, stage
     from flux.dataflow.operator import Context, Operator
-    from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext
+    from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
     from flux.dataflow.source_reader import PartitionReader, SourceReader
     from flux.errors import (
