@@ -5,6 +5,7 @@ A stage is tried with one partition, in this process, in the order in which the 
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
@@ -25,7 +26,12 @@ from flux.replica.snapshot import check_snapshot, decode_snapshot, encode_snapsh
 from flux.source_check import check_source
 from partitioning.errors import ColumnTypeError, KeyTypeError
 
-__all__ = ["ContractBroken", "apply", "check_sink", "check_source"]
+__all__ = ["ContractBroken", "apply", "check_policy", "check_sink", "check_source"]
+
+
+def check_policy(policy: Any, loads: Any, settings: Any = None) -> None:
+    """Try a policy of load balance in a model of a cluster; see ``controller.balance.policy_check.check_policy``."""
+    importlib.import_module("controller.balance.policy_check").check_policy(policy, loads, settings)
 
 
 def apply(

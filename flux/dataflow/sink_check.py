@@ -47,7 +47,7 @@ def check_sink(
     of a primary that was given up, before and behind the same write of its successor, several queries with one outside, and each
     ability in the traits of the sink. A sink that is at least once may have rows twice, but must lose none."""
     given = batches if callable(batches) else lambda partition: batches
-    trial = _Trial(sink, [list(given(partition)) for partition in range(PARTITIONS)], outside)
+    trial = _SinkTrial(sink, [list(given(partition)) for partition in range(PARTITIONS)], outside)
     trial.settle()
     trial.whole_lives()
     trial.lost_primary()
@@ -58,7 +58,7 @@ def check_sink(
         trial.late_writes()
 
 
-class _Trial:
+class _SinkTrial:
     """The trials of one sink, and the rows that must be outside by now."""
 
     def __init__(self, sink: Sink, batches: list[list[pa.RecordBatch]], outside: Callable[[], Any]) -> None:
@@ -235,14 +235,14 @@ class _Trial:
             self.expect(1)
             self.compare(f"a primary that was given up has written late, {when} the same write of its successor")
 
-    def writer(self, query: str, partition: int, first: bool = False) -> _Writer:
-        return _Writer(self, query, partition, first)
+    def writer(self, query: str, partition: int, first: bool = False) -> _TrialWriter:
+        return _TrialWriter(self, query, partition, first)
 
 
-class _Writer:
+class _TrialWriter:
     """One life of a primary of one partition: a copy of the sink, and how far it has come."""
 
-    def __init__(self, trial: _Trial, query: str, partition: int, first: bool) -> None:
+    def __init__(self, trial: _SinkTrial, query: str, partition: int, first: bool) -> None:
         self._trial, self._partition = trial, partition
         self._batches = trial.batches[partition]
         self._sink = copy.deepcopy(trial.pattern)
