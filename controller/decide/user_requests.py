@@ -184,6 +184,12 @@ class UserRequests:
             for slot in slots.replace(room):
                 board.note(f"another worker in place of the one in slot {slot}, whose executor goes", now, "scale")
 
+    @property
+    def awaits_workers(self) -> bool:
+        """True if an open slot has no worker."""
+        filled = {member.about.index for member in self._board.members.workers.values()}
+        return not filled.issuperset(self._slots.open)
+
     def missing_slots(self) -> list[int]:
         """Return the open slots that have neither a worker nor a task that will bring one, as far as there is room. The caller
         starts tasks for them, and then calls ``tasks_started``."""

@@ -305,11 +305,11 @@ class QueryRun:
     def _look_at_tasks(self) -> None:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + ASK_SPARK_S
-            self._look_at_input()
+            self._look_at_input(self.elastic.awaits_workers)
 
-    def _look_at_input(self) -> None:
+    def _look_at_input(self, workers: bool = True) -> None:
         try:
-            self.retries.look()
+            self.retries.look(workers)
         except Exception as error:
             if not session_stopped(self._spark):
                 log.warning("query %s: cannot look after its input: %s", self._plan.query, error)

@@ -59,7 +59,9 @@ class Retries:
         self._said = ("", 0)  #: The reason logged last, and the number of failed tasks by then.
         self.text = ""
 
-    def look(self) -> None:
+    def look(self, workers: bool = True) -> None:
+        """Look for failed attempts at the input and, if ``workers``, at the tasks of workers. A query whose workers are all there
+        leaves their tasks out: each look is several calls into the JVM, which takes its time from the rows while it is new."""
         for group in self._inputs():
             for stage, attempt in self._news(group, self._failed):
                 reason = self._reason(stage, attempt, self._failed[stage])
@@ -67,7 +69,7 @@ class Retries:
                     self._hopeless("ingress", reason + remedy)
                 else:
                     self._say(reason)
-        for stage, attempt in self._news(self._workers, self._lost):
+        for stage, attempt in self._news(self._workers, self._lost) if workers else ():
             reason = self._reason(stage, attempt, self._lost[stage])
             if remedy := remedy_of(reason):
                 self._hopeless("workers", reason + remedy)

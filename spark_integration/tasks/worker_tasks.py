@@ -54,6 +54,8 @@ class WorkerTasks:
         self._decommissioning = Decommissioning(spark, server, lambda: room(live_slots(spark)).workers)
         self._ask_spark_at = 0.0
         self._untold: set[int] = set()  # slots with started tasks that the controller may not know of
+        #: At the last look, a slot had no worker: its task may have failed.
+        self.awaits_workers = True
 
     def start(self, rendezvous: Rendezvous, slots: list[int]) -> None:
         """Start a Spark job with a task for each of these slots."""
@@ -100,6 +102,7 @@ class WorkerTasks:
         """Return the slots without a task. Runs in the controller's thread, like ``_tell``. The controller may have been too
         busy before to be told of tasks that were started."""
         self._tell()
+        self.awaits_workers = self._server.core.people.awaits_workers
         return self._server.core.missing_slots()
 
     def _tell(self) -> None:

@@ -11,7 +11,9 @@ from tests.controller.cluster import Cluster
 
 def test_a_worker_whose_executor_goes_is_replaced_where_there_is_room_and_emptied() -> None:
     c = Cluster(slots=3, partitions=3)
+    assert not c.core.people.awaits_workers
     c.take(c.core.replace([0], 3, c.now))
+    assert c.core.people.awaits_workers
     assert (c.core.missing_slots(), len(c.core.places.open)) == ([3], 3)
     c.take(c.core.leave([0], "its executor goes", c.now))
     c.core.tasks_started([3])

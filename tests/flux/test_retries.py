@@ -18,9 +18,15 @@ class FailingTasks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
         self.failed = {"input": 0, "micro-batches": 0, "workers": 0}
         self.told: list[tuple[str, str]] = []
+        self.asked: list[str] = []
         groups = list(self.failed)
+
+        def jobs(group: str) -> list[int]:
+            self.asked.append(group)
+            return [groups.index(group)]
+
         tracker = SimpleNamespace(
-            getJobIdsForGroup=lambda group: [groups.index(group)],
+            getJobIdsForGroup=jobs,
             getJobInfo=lambda job: SimpleNamespace(stageIds=[job]),
             getStageInfo=lambda stage: SimpleNamespace(numFailedTasks=self.failed[groups[stage]], currentAttemptId=0),
         )
@@ -58,6 +64,16 @@ def test_code_of_another_version_on_the_executors_ends_the_query_too(monkeypatch
     tasks.failed["workers"] = 1
     tasks.retries.look()
     assert "have another version of this module" in tasks.told[0][1]
+
+
+def test_tasks_of_workers_are_left_out_while_all_workers_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = FailingTasks(monkeypatch, MISSING)
+    tasks.failed["workers"] = 1
+    tasks.asked.clear()
+    tasks.retries.look(workers=False)
+    assert (tasks.asked, tasks.told) == (["input", "micro-batches"], [])
+    tasks.retries.look(workers=True)
+    assert [job for job, _ in tasks.told] == ["workers"], "the failure is seen as soon as a worker is awaited"
 
 
 def test_failures_that_may_pass_are_told_of_the_input_alone_and_not_again_and_again(
