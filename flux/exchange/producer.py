@@ -261,16 +261,18 @@ class Producer:
             self._mark = Mark(last, checksum, begin, position, rows)
         self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
 
-    def say(self, word: Word, created: float) -> None:
-        """Take an element without rows, which goes to every partition."""
+    def say(self, word: Word, created: float, number: int = -1) -> None:
+        """Take an element without rows, which goes to every partition. ``number``: its number; -1: the next one."""
         everyone = np.arange(self.partitions, dtype=np.int32)
-        mark = end_mark(self.log.end) if self.earlier.numbered else None
-        self._push(LogEntry(self.log.end, word, everyone, 0, self._checksum, created, mark=mark))
+        sequence = self.log.end if number < 0 else number
+        mark = end_mark(sequence) if self.earlier.numbered else None
+        self._push(LogEntry(sequence, word, everyone, 0, self._checksum, created, number, mark))
 
     def finish(self, created: float) -> None:
-        """End the stream."""
+        """End the stream. Rows that bring their numbers may be gone before its end (``PriorAttempts.end_number``)."""
         if not self.finished:
-            self.say(End(), created)
+            number = self.earlier.end_number(self.log.end)
+            self.say(End(), created, -1 if number == self.log.end else number)
             self.finished = True
             self.earlier.on_end(self.log.end)
 
@@ -509,7 +511,7 @@ class Producer:
     def _check(self, worker: int, mark: Mark) -> None:
         if mark.sequence >= self.log.end:
             if self.finished:
-                raise self.earlier.not_deterministic(mark.sequence, worker)
+                raise self.earlier.behind_end(mark.sequence, worker, self.log.end)
             self.earlier.expect(mark, worker)
         elif mark.sequence >= self.log.base:
             self.earlier.compare(self.log[mark.sequence], mark, worker)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flux.errors import FluxError, NonDeterministicInputError
+from flux.errors import DataLost, FluxError, NonDeterministicInputError
 from flux.exchange.consumer_progress import NOBODY
 from flux.exchange.log import LogEntry, Rows
 from flux.wire.messages import Mark, end_mark
@@ -118,6 +118,16 @@ class PriorAttempts:
         """Tell whether no row is gone between the first and the last one. More rows than before are other rows."""
         return isinstance(entry.element, Rows) and entry.element.data.batch.num_rows >= mark.rows
 
+    def end_number(self, least: int) -> int:
+        """Return the number of the end of a stream whose next number is ``least``.
+
+        Rows that bring their numbers may be gone from the end of their log. Consumers have some of them, or have ordered steps
+        with them, and would take an end with such a number for a row that they know. An end that was shown keeps its number."""
+        if not self.own_numbers:
+            return least
+        ends = [at for at, shown in self._expected.items() if at >= least and shown.mark == end_mark(at)]
+        return min(ends, default=max(least, self.front))
+
     def on_end(self, end: int) -> None:
         """Check the end of the stream, below ``end``. NonDeterministicInputError: an earlier life has gone on."""
         if self.front > end:
@@ -125,6 +135,16 @@ class PriorAttempts:
         if self._expected:
             sequence = max(self._expected)
             raise self.not_deterministic(sequence, self._expected[sequence].worker)
+
+    def behind_end(self, sequence: int, worker: int, end: int) -> FluxError:
+        """Make the error for a worker that shows an element behind the end of the stream, which is below ``end``."""
+        if not self.own_numbers:
+            return self.not_deterministic(sequence, worker)
+        return DataLost(
+            f"partition {self._stream.producer} of the input of edge {self._stream.edge} ended with number {end - 1}, and worker "
+            f"{worker} has rows that were read before with numbers up to {sequence}: the log has lost its last rows since. Keep "
+            "records for longer than a query may be down after a kill, and start again"
+        )
 
     def not_deterministic(self, sequence: int, worker: int) -> FluxError:
         """Make the error. ``worker`` has shown the evidence; -1: it is not known which one."""

@@ -78,6 +78,17 @@ class Life:
             elif isinstance(effect.message, Passed):
                 self.passed.append(effect.message)
 
+    def end(self) -> list[int]:
+        """End the log; return the number of its end for each partition that hears of it."""
+        self.streams.finish(0.0)
+        ends = []
+        for effect in self.producer.poll(0.0):
+            if isinstance(effect.message, Data):
+                found = self.at.take(effect.message, effect.batches, HOSTED, (), Counters())
+                assert isinstance(found, list)
+                ends += [slice_.sequence for _, slice_ in found if slice_.ends_stream]
+        return ends
+
     def apply(self, through: int = 1 << 60) -> None:
         for partition, slices in self.got.items():
             while slices and slices[0].sequence <= through:
@@ -234,6 +245,43 @@ def test_a_step_whose_rows_are_gone_cannot_be_repeated_and_the_query_says_why(th
             waits.add(slice_)
     with pytest.raises(DataLost, match=r"stage kept.*gone from the log of partition 0.*query\.stop"):
         waits.take(OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=4))
+
+
+# ---- a log with an end that has lost the rows before it
+
+
+@pytest.mark.parametrize("there", [[], [0, 3], range(9)])
+def test_the_end_of_a_log_that_has_lost_its_last_rows_stands_behind_those_that_were_given(there: list[int]) -> None:
+    at = inbound()
+    Life(at).give(*range(10))
+    again = Life(at, 1, front=12)  # rows 10 and 11 were ordered, and are nowhere else
+    again.give(*there)
+    assert again.end() == [12] * len(HOSTED), "a smaller number would pass for a row that a consumer has"
+    assert again.producer.earlier.left_out >= 1, "the last row can be compared with nothing"
+    assert not again.producer.earlier
+    assert again.passed == []
+    assert not again.streams.makes_again
+
+
+def test_the_end_has_the_same_number_in_all_lives_though_rows_before_it_are_gone() -> None:
+    at = inbound()
+    first = Life(at)
+    first.give(*range(10))
+    assert set(first.end()) == {10}
+    again = Life(at, 1, front=11)  # those that have the end expect the number behind it
+    again.give(0, 1)
+    again.streams.finish(0.0)
+    assert again.producer.log.end == 11
+
+
+def test_a_consumer_that_shows_a_row_behind_the_end_hears_that_the_log_has_lost_it() -> None:
+    life = Life(inbound(), 1)
+    life.give(0, 1)
+    life.end()
+    with pytest.raises(
+        DataLost, match=r"partition 0 of the input of edge 0 ended with number 2, and worker 11 has.*to 9"
+    ):
+        life.producer.on_answer(11, Resume(0, 0, 1, 0, 0, [], [], 0, [KEPT], 10), 0.0)
 
 
 # ---- rows that do not come any more
