@@ -28,7 +28,7 @@ from flux.dataflow.plan import StagePlan
 from flux.dataflow.user_code import closed
 from flux.errors import DataLost
 from flux.exchange.checksum import extend
-from flux.exchange.inbound import RowSlice, Slice, WordSlice
+from flux.exchange.inbound import Slice, WordSlice
 from flux.replica.deltas import DeltaTracker
 from flux.replica.kinds import Kind, active, compared
 from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog
@@ -125,6 +125,8 @@ class Replica:
         self.steady = True
         #: Batches of output of the step under way.
         self._given = 0
+        #: The tick under way has no timer, because a step that would have set it went on without its rows.
+        self._vain = False
         #: Number of steps that were applied when it came to life.
         self._alive_since = 0
         self.waits = StepQueue(stage.edges_in, partition, self.where)
@@ -428,7 +430,7 @@ class Replica:
         if self.applied >= self.order.committed:
             self._held.hold_back(self.applied)
         self.context.now, self.context.created, self.context.step = entry.now, entry.created, self.applied
-        self._given = 0
+        self._given, self._vain = 0, False
         if self.waits.gone:
             self._pass_over(entry)
         if not self.applying:
@@ -489,7 +491,7 @@ class Replica:
             if not self.blame.guard(self.method, self.applying, self._emit):
                 return []
             self._output = None
-            if self.waits.gone and not self._given and (schema := self.stage.output_schema) is not None:
+            if not self._given and (self.waits.gone or self._vain) and (schema := self.stage.output_schema) is not None:
                 self._hand_on(pa.RecordBatch.from_pylist([], schema))  # it takes the number that the step's output had
         return self._complete()
 
@@ -506,8 +508,10 @@ class Replica:
     def _fired(self) -> Iterator[pa.RecordBatch]:
         """Yield the output of the timers that are due when the step begins."""
         timers, now = self.context.timers, self.context.now
+        self._vain = bool(self.gone)
         for name in timers.due(now):
             if timers.take(name, now):
+                self._vain = False
                 yield from self._parts(self.operator.on_timer(name))
 
     def _complete(self) -> list[Slice]:
@@ -515,12 +519,13 @@ class Replica:
             if self._proven is not None:
                 self._prove()
             self.rows_in += rows_of(self.applying)
-            if self.may_lose and self._given != 1 and not self.waits.gone and isinstance(self.applying[0], RowSlice):
-                self.steady = self.steady and self.applied < self._silent
         elif self.kind is _FINISH:
             for outlet in self.outlets:
                 outlet.producer.finish(self.context.created)
             self.finished = True
+        if self.may_lose and self._given != 1 and not self.waits.gone and self.kind is not _FINISH:
+            words = bool(self.applying) and isinstance(self.applying[0], WordSlice)
+            self.steady = self.steady and (words or self.applied < self._silent)
         self.applied += 1
         self.slices += len(self.applying)
         if self.compared and self._note():

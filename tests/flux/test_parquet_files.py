@@ -173,3 +173,13 @@ def test_bytes_of_strings_are_those_of_the_rows_alone(type_: pa.DataType) -> Non
     none = pa.Array.from_buffers(type_, 0, [None, pa.py_buffer(b""), pa.py_buffer(b"")])
     tags = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), none)
     assert logical_bytes(pa.record_batch({"tags": tags})) == 8, "no strings, and not one offset"
+
+
+def test_output_whose_rows_are_gone_leaves_an_empty_file_in_its_place(tmp_path: Path) -> None:
+    """A batch without rows takes the place of such output. The next start looks for files that follow each other."""
+    sink = ParquetFiles(str(tmp_path), 0)
+    sink.open(flux.SinkContext("q", 0, "last", 0, 1))
+    for position, batch in enumerate([ONE.slice(0, 0), ONE, ONE.slice(0, 0), ONE.slice(0, 0)]):
+        sink.write(batch, flux.Position(0, position))
+    assert sink.committed(0) == 4
+    assert pq.read_table(tmp_path).num_rows == ONE.num_rows

@@ -18,7 +18,7 @@ from flux.errors import DataLost, NonDeterministicInputError
 from flux.exchange.slices import with_numbers
 from flux.replica.order_exchange import Diverged, on_seen
 from flux.state.state_copy import StreamPosition
-from flux.wire.messages import Data, ElementKind, Hello, OrderEntry, PartitionSeen, Passed
+from flux.wire.messages import Data, ElementKind, Hello, OrderEntry, PartitionSeen, Passed, StepKind
 from flux.worker.core import WorkerCore
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
@@ -178,6 +178,35 @@ def test_whether_the_numbers_can_be_told_travels_with_the_state() -> None:
     read.first.steady = False
     other.first.adopt(read.first.state())
     assert (other.first.gone, other.first.steady) == ([(0, 4)], False)
+
+
+@flux.stage(partitions=1, schema=SCHEMA, name="late")
+class Late(flux.Operator):
+    """Gives each batch and, a second later, its sum, as a sink of files marks the end of a file."""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.sum = 0
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self.sum += sum(batch.column("x").to_pylist())
+        self.context.set_timer(self.context.now + 1.0, "late")
+        return batch
+
+    def on_timer(self, name: str) -> pa.RecordBatch:
+        return rows(self.sum)
+
+
+def test_a_tick_without_the_timer_that_the_rows_would_have_set_keeps_its_number() -> None:
+    ticked = OrderEntry(2.0, 2.0, [], StepKind.TICK, 0)
+    read = Read(step(5, 6), ticked, step(7, 1), first=Late)
+    read.has_passed(6)
+    (outlet,) = read.first.outlets
+    assert (read.first.applied, outlet.producer.next_sequence) == (2, 2)
+    read.give(7)
+    assert outlet.producer.next_sequence == 3
+    assert read.first.steady
+    assert read.got == [7]
 
 
 # ---- the stage behind it

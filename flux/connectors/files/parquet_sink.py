@@ -174,15 +174,15 @@ class ParquetFiles(Sink):
         if batch.num_rows:
             self._rows.append(batch)
             return self._first
-        if self._rows:
-            self._write(position)
+        # Without rows, too: the batch may stand for output whose rows are gone, and files have to follow each other.
+        self._write(position, batch.schema)
         return None
 
-    def _write(self, position: Position) -> None:
+    def _write(self, position: Position, schema: pa.Schema) -> None:
         name = f"part-{position.partition:05}-{self._whose}-{self._first:010}-{position.sequence + 1:010}.parquet"
         hidden, shown = f"{self._folder}/.{name}.{uuid.uuid4().hex}", f"{self._folder}/{name}"
         with self._fs.open_output_stream(hidden) as out:
-            pq.write_table(pa.Table.from_batches(self._rows), out)
+            pq.write_table(pa.Table.from_batches(self._rows, schema), out)
         # A primary that was given up may do the same at this moment: its file has the same rows.
         if self._fs.get_file_info(shown).type is fs.FileType.File:
             self._delete(hidden)
