@@ -1,15 +1,15 @@
 """Partitions: the owner of each row, and keyed state in columns.
 
 ids           Ids of streams, partitions and sources, and the kinds of replicas
-hashing       The partition of a row, first half
-clustering    Clustered batches
-table         The table of replicas
-columns       Columns in the form that kernels take
-keyed_state   Keyed state
-key_index     Slots of the keys of one partition
+hashing       From key columns to one 64-bit hash per row, the same in every process and version
+clustering    From hashes to partitions, and batches whose rows are sorted by partition
+table         The table of replicas: the owners of all partitions, numbered by epoch
+columns       Arrow columns as addresses and kinds, which kernels take without a copy
+keyed_state   Keyed state: groups of rows with equal keys, and the value of each measure for each group
+key_index     Slots of the keys of one partition, so that state lives in arrays indexed by slot
 slot_tables   Hash tables from keys to dense slots 0, 1, 2, ... in order of first appearance, one per shape of key
 accumulators  Count, sum, min, max and mean of columns, one value per slot, with Spark SQL's answers (ANSI mode)
-kernels       Compiled loops over rows
+kernels       Compiled loops over rows, without any policy
 warm_up       Compilation of the kernels, or their loading from the disk cache, before rows wait for them
-errors        Errors about columns and keyed state
+errors        Errors about columns and keyed state, which name the column and what would work
 """

@@ -2,13 +2,13 @@
 
 controller     The controller's decisions as a state machine without I/O
 board          The board, which all parts of the controller read and write
-query_phases   The phases of a query
-registration   Attendance
-losses         Losses
-sweep          The sweep of a running query
-protection     Changes of the protection of a running stage
+query_phases   The phases of a query: the next phase for each event, and its message
+registration   Processes that register, and are admitted, turned away or left waiting
+losses         Workers that are given up, take-overs, and the end of a query without replicas
+sweep          The sweep of a running query: repairs before moves, step by step
+protection     Changes of the protection of a running stage: number and kinds of its replicas
 balancer       The balancer, which shows the load to policies and puts the moves that they suggest into the queue
-departures     Departures
-user_requests  Changes of a running query that people ask for
+departures     Workers that are emptied and leave, and workers that were given up and may still live
+user_requests  Changes that people ask for: moves, more workers and fewer
 request_book   The requests of people, by number, with their states
 """

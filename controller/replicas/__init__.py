@@ -1,17 +1,17 @@
 """Places of replicas: the first ones, additions after losses, moves, spread over hosts.
 
-table_index        The table as arrays
-kinds              Kinds of replicas at the controller
-membership         Members
-placement          Placement
-spread             Distance between the replicas of a partition
+table_index        The table as arrays, for reports about all replicas of a large query
+kinds              Kinds of replicas at the controller: the answers that differ from kind to kind
+membership         The processes that take part in a query, each life of a process by itself
+placement          The place of each replica, in the first table and after
+spread             Distance between replicas: different domains, hosts and executors
 slots              Slots, which tasks fill with workers, and drains of workers before they leave
-additions          The next additions
-addition_limits    Failed attempts to add a replica
+additions          The next replicas to add: stages in topological order, a few partitions at a time
+addition_limits    Limits on attempts to add a replica, and on how many begin with one table
 addition_tracker   Knowledge of the controller about replicas beyond the table
-moves              The queue of moves
+moves              The queue of moves, and the fate of a move when a worker is lost half-way
 table_changes      AddReplica and DropReplica as changes of the table
-protection_wishes  Wishes
+protection_wishes  The number and kinds of replicas that each stage is to have, by plan or by request
 vault_replicas     Replicas in a checkpoint location, if a query has one
 lags               Lags of replicas behind their primaries, as the primaries' workers report
 """

@@ -1,20 +1,20 @@
 """A user's declarations - sources, stages, sinks - and the plan of them.
 
-source           Origins of rows
-source_reader    The contract of a source that workers read
+source           ``flux.source`` and ``flux.stream``: origins of rows
+source_reader    The contract of a source that workers read, and of the reader of one partition
 threaded_reader  A thread that reads ahead of a worker from a reader that may block
 ledger           Decisions of the readers of a source, one entry after another, in a folder that all workers reach
 schema           Schemas in Spark's DDL, read without Spark, so that a stage can be tried where there is no session
-operator         Operators, the work of a stage on its rows
+operator         ``flux.Operator``: the contract between the exchange and the user's code
 attributes       State of operators that define neither ``snapshot`` nor ``restore``
-aggregate        Aggregate
-user_code        Text about the user's code and objects
+aggregate        ``flux.Aggregate``: count, sum, min, max and mean per key, with Spark SQL's answers
+user_code        Errors of the user's code as text, with their files and lines, without the frames of Flux
 flow             The decorator ``flux.stage``, and the flow that is built of decorated stages
-sink             Sinks, which bring the output of a flow outside
+sink             ``flux.Sink``: the contract of sinks, and the flow that ends in one
 sink_check       A trial of a sink, as queries use it among faults (``flux.testing.check_sink``)
-collect          The operator at the end of ``toDF()``
-write_stream     ``flow.writeStream``
-batches          Batches as they come from users and sources
-plain_columns    Columns as they travel
-plan             The dataflow as workers see it
+collect          The operator at the end of ``toDF()``, which keeps output until tasks have fetched it
+write_stream     ``flow.writeStream``: the sinks of a flow under the names of Structured Streaming
+batches          Batches of users and sources, checked against their schema and cut to size
+plain_columns    Columns in the types in which they travel, without dictionaries and views
+plan             The plan: sources, stages and edges, frozen and shipped with the tasks
 """

@@ -1,14 +1,14 @@
 """One stream from one producer to its consumers: numbered, logged, acked, within credit.
 
-log                The log of a stream
+log                The log of a stream: a batch stays until each consumer that may ask for it has acked it
 producer           The sending end of one stream, as a state machine without I/O
-consumer_progress  Entries of a log on their way to one worker
+consumer_progress  The progress of a producer towards one worker: entries sent, entries acked, and the next ones
 consumer_map       The consumers of the streams into one stage, by the newest table
-slices             Runs
+slices             Runs: small batches that travel in one message, and rows that carry their number
 inbound            The receiving end of one stream at one worker, as a state machine without I/O
-marks              Marks
+marks              Marks: points at which a consumer keeps the checksum of a stream, to check a second reading
 checksum           Running checksum of a stream, to tell whether a retried task reads the same rows again
 replay_check       Evidence of earlier lives of a stream, shown by consumers
-retention          The settled point of a stream of numbered rows
+retention          The settled point of a stream of numbered rows: no row before it is needed any more
 source_streams     The streams of one partition of a source, the same for both kinds of readers
 """

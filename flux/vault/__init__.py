@@ -1,9 +1,9 @@
 """Standbys and positions in a checkpoint location, which outlive all workers and the driver.
 
-vault            The vault
-journal          Standbys that outlive their process
+vault            A worker without operators that keeps a standby of every partition in a checkpoint location
+journal          Standbys that outlive their process: inputs are written down before answers leave
 location         Places of data that outlives a query's processes
-names            The name of a checkpoint directory
+names            The file beside a directory that tells which query uses its name
 directory_store  A directory on a local or mounted file system, as the place of a journal
 object_store     A journal in objects that are written once
 """

@@ -5,8 +5,8 @@ control      Messages between the controller and the other processes
 statistics   Statistics that processes send with their heartbeats, by name and with bounds
 codec        Encoding of messages between workers and of control messages
 frames       Encoding of one message, with checks of version and length
-bundle       Bundles
+bundle       Several small messages to the same receiver as one
 parts        Bytes on their way to another worker in parts, of which a few are under way at the same time
 handshake    Mutual proof of the query's secret, without sending it and without I/O
-safe_pickle  Pickles of plain data
+safe_pickle  Pickles of values and arrays, and of no code
 """

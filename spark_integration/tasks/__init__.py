@@ -1,9 +1,8 @@
 """Spark jobs and tasks that workers and ingress run in.
 
-jobs                  Failed attempts at the tasks of a query
+jobs                  The Spark jobs behind a query, and failed attempts at their tasks
 worker_tasks          Spark tasks for the workers of a query, also of those that join later
-entry_points          Functions that run inside the tasks
-dataframe_partitions  Cuts of a DataFrame into partitions by Spark
-decommission          Decommissioned executors give their partitions away before they go, and other workers come in their
-                      place
+entry_points          Functions that run inside tasks: worker, ingress, and the identity of their process
+dataframe_partitions  Partitions of a DataFrame's files, the same at each start on a checkpoint location
+decommission          Workers on decommissioned executors, which are drained before these go
 """

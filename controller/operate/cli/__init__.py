@@ -2,10 +2,10 @@
 
 show     Commands that show running queries and change nothing
 change   Commands that change the placement of a running query
-bench    ``flux bench``
+bench    ``flux bench``: the benchmarks, run inside Spark executors on this machine
 options  Options that commands share, each defined once, and the decorators that add them to a command
 tables   Tables and texts for people, made from the answers of a query
-output   Output that all commands share
+output   Output of all commands: tables, or JSON with --json; errors and progress; exit codes
 
 Exit codes: 0 done, 1 refused or failed, 2 usage, 3 nothing reachable.
 """

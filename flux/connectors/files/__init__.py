@@ -1,13 +1,13 @@
 """Folders of files that keep coming, as sources: each row once, in an order that is written down before it is read. And
 folders of Parquet files as sinks.
 
-source        ``flux.files``
-listing       Listings of a folder
+source        ``flux.files``: a folder of files that keep coming, as a source of a flow
+listing       The files of a folder that are to be read, each once and with its identity
 completion    The wait until files are complete, as a state machine
-watch         Watches of folders
-reader        One partition of a source of files
-formats       Formats of files in a folder
+watch         The order in which files are read, settled in a ledger before their rows go out
+reader        The reader of one partition: every n-th file, one after the other
+formats       Parquet, CSV and JSON to batches of a schema, the same rows whenever they are read
 text_streams  Files of text as pyarrow's parsers of CSV and JSON should see them
-parquet_sink  Parquet files as a sink
-errors        Errors about the files of a folder
+parquet_sink  ``flow.to_parquet``: ordered steps decide where a file ends, so each replica would write the same
+errors        Errors about the files of a folder, with the name of the file and the way out
 """
