@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import java_archive
+
 TESTS = Path(__file__).resolve().parent
 #: Helper modules that tests share are found by name, and in the executors too; the project comes first, because the
 #: folder tests/flux must not be taken for the package.
@@ -35,8 +37,7 @@ os.environ["TMPDIR"] = SCRATCH
 #: Connection files of tests are not among those of the user.
 os.environ["FLUX_RUNTIME_DIR"] = os.path.join(SCRATCH, "queries")
 os.mkdir(os.environ["FLUX_RUNTIME_DIR"], 0o700)
-#: These JVMs live for seconds: to optimise their code takes more time than it saves.
-os.environ["JDK_JAVA_OPTIONS"] = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={SCRATCH}"
+os.environ["JDK_JAVA_OPTIONS"] = f"{java_archive.options()} -Djava.io.tmpdir={SCRATCH}"
 
 #: How long the last tasks, threads and sockets of a query that has ended may take to go.
 GONE_S = 60.0

@@ -18,6 +18,9 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # run as a program, it finds its folder alone
+from tests import java_archive  # noqa: E402
+
 BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", "--durations=12", "--durations-min=4"]
 SHORT = [*PYTEST, "-m", "not long"]
@@ -118,6 +121,8 @@ class Layers:
                 self._run(name)
         if not lanes:
             return
+        if "spark" in wanted or "kafka" in wanted:
+            java_archive.make()
         began = time.monotonic()
         beside = [Command(each, aside=True, idle=True) for each in self._commands[BESIDE] if BESIDE in wanted]
         threads = [threading.Thread(target=self._run_lane, args=(lane,)) for lane in lanes]
