@@ -367,7 +367,12 @@ class _Compiler:
             raise SchemaError(f"stage {name}: {error}") from error
         except SystemExit as error:
             raise UsageError(f"stage {name}: output_schema() calls sys.exit()") from error
-        return None if declared is None else plain_schema(self.to_arrow(declared), f"stage {name}, output")
+        if declared is None:
+            return None
+        output = plain_schema(self.to_arrow(declared), f"stage {name}, output")
+        if not self.case_sensitive:
+            _check_cases(output, f"stage {name}, output")
+        return output
 
     # ---- inputs and edges
 
@@ -462,3 +467,15 @@ def _some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Sch
 def _passing() -> Operator:
     """Make the operator of a stage that only passes rows on."""
     return FunctionOperator(lambda batch: batch, None)
+
+
+def _check_cases(schema: pa.Schema, what: str) -> None:
+    """Raise SchemaError if names of columns differ only in case, because Spark finds neither of them."""
+    known: dict[str, str] = {}
+    for name in schema.names:
+        other = known.setdefault(name.lower(), name)
+        if other != name:
+            raise SchemaError(
+                f"{what}: columns {other!r} and {name!r} differ only in case, and Spark does not tell them apart; rename one of "
+                "them, or set spark.sql.caseSensitive to true"
+            )

@@ -153,9 +153,15 @@ def _kind(given: Any) -> str:
 def _remedy(given: Any) -> str:
     if _of(given, "pandas."):
         return "; pa.RecordBatch.from_pandas(df, preserve_index=False) makes one"
+    if isinstance(given, dict) and given and not any(map(_is_column, given.values())):
+        return "; pa.RecordBatch.from_pylist(rows) makes one of a list of rows"
     if isinstance(given, dict):
         return "; pa.RecordBatch.from_pydict(columns) makes one of a dict of columns"
     return ""
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray | pa.Array | pa.ChunkedArray) or _of(value, "pandas.")
 
 
 def _of(given: Any, package: str) -> bool:

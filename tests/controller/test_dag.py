@@ -258,6 +258,18 @@ def test_a_name_that_fits_two_columns_is_refused_unless_one_has_it_exactly() -> 
         cased("dest", both, case_sensitive=False)
 
 
+def test_output_columns_that_differ_only_in_case_are_refused_where_spark_does_not_tell_them_apart() -> None:
+    class Twice(flux.Aggregate):
+        n = flux.count()
+        N = flux.max("delay")
+
+    flow = flux.stage(key="Dest")(Twice)(DataFrameSource("rows", MIXED))
+    with pytest.raises(SchemaError, match=r"stage Twice, output: columns 'n' and 'N' differ only in case.*rename"):
+        compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0, case_sensitive=False)
+    plan = compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0, case_sensitive=True)
+    assert plan.stages[0].output_schema.names == ["Dest", "n", "N"]
+
+
 # ---- a checkpoint location keeps all stages
 
 

@@ -101,6 +101,19 @@ def test_what_is_returned_and_no_batch_is_refused_by_its_type(made: Any) -> None
     assert f"output of stage Mine: expected a pyarrow.RecordBatch, got {type(made).__name__}" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("made", "advice"),
+    [
+        (lambda rows: rows.to_pylist(), "from_pylist(rows) makes one of a list of rows"),
+        (lambda rows: iter([{"v": 1}]), "from_pylist(rows) makes one of a list of rows"),
+        (lambda rows: {"v": [1, 2]}, "from_pydict(columns) makes one of a dict of columns"),
+    ],
+)
+def test_rows_and_columns_in_dicts_are_told_how_to_become_a_batch(made: Any, advice: str) -> None:
+    error = failure(operator(process=lambda self, rows: made(rows)), batch(1))
+    assert f"got dict; pa.RecordBatch.{advice}" in str(error)
+
+
 @pytest.mark.parametrize("returned", [True, False])
 def test_pandas_is_told_how_to_become_a_batch(returned: bool) -> None:
     frame = pd.DataFrame({"v": [1]})
