@@ -203,6 +203,18 @@ def test_every_file_that_a_document_names_exists() -> None:
     assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if not (ROOT / name).exists()] == []
 
 
+def test_every_class_and_file_that_a_page_for_contributors_names_exists() -> None:
+    """By its bare name, as in ``Sweep`` and ``sweep.py``. Some classes are pyspark's."""
+    code = "\n".join(path.read_text() for path in MODULES)
+    known = {*re.findall(r"^ *class (\w+)|^(\w+) = NewType\(", code, re.MULTILINE)}
+    classes = {name for pair in known for name in pair} | {"None", "StreamingQuery"}
+    files = {path.name for path in MODULES}
+    for path in [ROOT / "ARCHITECTURE.md", ROOT / "docs" / "glossary.md", *(ROOT / "docs" / "design").glob("*.md")]:
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        assert set(re.findall(r"`([A-Z][a-z]\w+)[.`(]", text)) - classes == set(), path.name
+        assert set(re.findall(r"`(\w+\.py)`", text)) - files == set(), path.name
+
+
 def test_every_test_that_a_document_names_exists() -> None:
     """As in ``tests/kafka/test_sink.py::test_null_values_are_tombstones``."""
     named = {(path, *pair) for path in RULES for pair in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text())}
