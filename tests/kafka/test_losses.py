@@ -66,7 +66,7 @@ def test_new_records_come_after_the_old_ones_were_compacted(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_new_records_come_after_retention_has_deleted_all_that_were_applied(
     cluster: Any, broker: Broker, topic: str, tmp_path: Path, fails: bool
 ) -> None:
