@@ -10,7 +10,7 @@ import copy
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -31,7 +31,9 @@ from flux.exchange.source_streams import packed, unpacked
 T = TypeVar("T")
 #: Partitions that are tried at most, and positions from which each is read again.
 SEEKS = 8
-#: Rows that are compared behind each of them.
+#: Batches of the first reading, if there are as many: rows are needed behind a position to go on from it.
+BATCHES = 3
+#: Rows that are compared behind each position.
 ROWS_BEHIND_SEEK = 1000
 #: Pause of the trial when a reader has nothing, as in a worker.
 _IDLE_S = 0.002
@@ -57,7 +59,8 @@ def check_source(
 
     given       a source, as ``flux.kafka``, ``flux.files``, ``flux.datasource`` and ``flux.source`` return it; or a reader or
                 function for ``flux.source``, with ``schema``, ``partitions`` and ``positions`` as there
-    rows        rows of each partition that are compared, at most. They must be there already: nothing is written meanwhile
+    rows        rows of each partition that are compared, or three batches if these have more. They must be there already:
+                nothing is written meanwhile
     quiet_s     time after which a reader that has nothing is believed to have nothing more, if it has counted a pause. Rows of
                 the first reading are awaited ten times as long in later lives
     patience_s  time that a call may take, but for the first of its kind, which may load modules. The worker's thread does other
@@ -71,6 +74,7 @@ def check_source(
         raise UsageError(f"check_source: {given!r} is read by Spark, not by a reader; there is nothing to check")
     tried = given if isinstance(given, Source) else source(given, schema, partitions, positions=positions)
     assert isinstance(tried, WorkerSource)
+    pa.array(np.zeros(1))  # loads pandas, if it is there: no call of the reader takes that long then
     trial = SourceTrial(tried, rows, quiet_s, patience_s)
     thread = threading.Thread(target=trial.run, name="flux-check-source", daemon=True)
     thread.start()
@@ -177,6 +181,7 @@ class SourceTrial:
         found = {partition: self._first(first, partition) for partition in tried}
         if not any(each.rows for each in found.values()):
             raise UsageError(f"check_source: source {self.name} has given no row: there is nothing to compare")
+        self._check_seekable(first, found.values())
         for partition, expected in found.items():
             if expected.rows and first.positions and not expected.positions:
                 raise self.broken(
@@ -216,6 +221,20 @@ class SourceTrial:
                 f"prepare() must return data for JSON, got {text_of(said, repr):.100}: {error}"
             ) from error
 
+    def _check_seekable(self, reader: SourceReader, found: Iterable[RowsTaken]) -> None:
+        """Refuse rows of which none lies behind a position: nothing could be compared there."""
+        if not reader.seeks or reader.row_numbers:
+            return
+        if reader.positions:
+            seekable = any(rows < taken.rows for taken in found for rows, _ in taken.positions)
+        else:
+            seekable = any(len(taken.batches) > 1 for taken in found)
+        if not seekable and any(taken.positions or not reader.positions for taken in found):
+            raise UsageError(
+                f"check_source: source {self.name} has given no row behind a position or a batch, so there is nothing to go on "
+                "with. Give it more rows, or have it give smaller batches"
+            )
+
     def _check_names(self, reader: SourceReader) -> None:
         listed = range(self.partitions)
         names = self.call("partition_name()", lambda: [reader.partition_name(partition) for partition in listed])
@@ -244,7 +263,7 @@ class SourceTrial:
         unused = self.life(reader, partition, None, "opened and not read")
         self.close(unused)
         life = self.life(reader, partition, None, FROM_START)
-        taken = life.take(self.rows, known=False)
+        taken = life.take(self.rows, known=False, batches=BATCHES)
         life.check_at_rest()
         self.close(life)
         return taken
@@ -392,6 +411,7 @@ class SourceLife:
         self._pauses = self._bad_records = 0
         self._watched = _WATCHED if about == FROM_START else 0
         self._next_number = 0
+        self._rested = False
 
     def broken(self, text: str) -> ContractBroken:
         return self._trial.broken(f"{self._about}: {text}")
@@ -399,11 +419,14 @@ class SourceLife:
     def call(self, doing: str, call: Callable[[], T], ends: bool = False) -> T:
         return self._trial.call(f"{self._about}: {doing}", call, ends)
 
-    def take(self, rows: int, known: bool = True) -> RowsTaken:
-        """Read until this life has given ``rows`` rows, or has ended, or has had nothing for a while. ``known``: there are as
-        many."""
+    def take(self, rows: int, known: bool = True, batches: int = 0) -> RowsTaken:
+        """Read until this life has given ``rows`` rows, in ``batches`` or more, or has ended, or has had nothing for a while.
+        ``known``: there are as many."""
         since, pauses = time.monotonic(), self._pauses
-        while self.taken.rows < rows and not self.taken.ended and not self._rests(since, pauses, known):
+        while self.taken.rows < rows or len(self.taken.batches) < batches:
+            self._rested = self.taken.ended or self._rests(since, pauses, known)
+            if self._rested:
+                break
             self._pauses_now()
             try:
                 given = self.call("next()", self.reader.next, ends=True)
@@ -526,7 +549,7 @@ class SourceLife:
 
     def check_at_rest(self) -> None:
         """Check reports of a reader that has nothing more, if it has not ended."""
-        if self.taken.ended or self.taken.rows >= self._trial.rows:
+        if self.taken.ended or not self._rested:
             return
         said, end = self._lag(), time.monotonic() + self._trial.quiet_s
         while said is not None and said[0] > said[1]:

@@ -49,7 +49,7 @@ def batches(count: int, rows: int = 3) -> list[pa.RecordBatch]:
 # ---- sources that keep the contract
 
 
-@pytest.mark.parametrize("reader", [Numbers(100), Numbers(1, rows_at_once=1), Log(100), Log(100, rows_at_once=1)])
+@pytest.mark.parametrize("reader", [Numbers(100), Numbers(2, rows_at_once=1), Log(100), Log(100, rows_at_once=1)])
 def test_a_reader_with_positions_and_one_with_numbers_pass(reader: flux.SourceReader) -> None:
     check_source(reader)
 
@@ -84,9 +84,10 @@ def test_files_pass(tmp_path: Path, options: Any) -> None:
     assert not (tmp_path / "_flux").exists(), "its ledger is forgotten"
 
 
-def test_python_data_sources_pass(tmp_path: Path) -> None:
+def test_python_data_sources_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from test_datasource_rows import Numbers as DataNumbers
 
+    monkeypatch.setattr("flux.dataflow.threaded_reader.JOINED_ROWS", 10)
     check_source(flux.datasource(DataNumbers, {"rows": 40}, partitions=2), rows=200, quiet_s=0.2)
     stream = flux.datasource(DataNumbers, {"rows": 40}, stream=True, ledger=tmp_path / "ledger", poll="10ms")
     check_source(stream, rows=200, quiet_s=0.2)
@@ -97,6 +98,10 @@ def test_a_source_that_spark_reads_and_one_without_rows_cannot_be_checked() -> N
         check_source(flux.stream("n BIGINT"))
     with pytest.raises(flux.UsageError, match="has given no row: there is nothing to compare"):
         check_source(lambda partition: iter(()), SCHEMA, 1)
+    with pytest.raises(
+        flux.UsageError, match=r"has given no row behind a position or a batch.*more rows, or .* smaller batches"
+    ):
+        check_source(Numbers(7))
 
 
 # ---- mistakes

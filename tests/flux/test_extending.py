@@ -1,0 +1,94 @@
+"""The examples of docs/extending.md, run as they stand, section by section."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from harness import LIMIT_S, Rows, ThreadQuery
+
+import flux
+from flux.testing import ContractBroken
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+def example(section: str) -> str:
+    """All code of a section."""
+    (text,) = re.findall(rf"^## {section}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    monkeypatch.chdir(tmp_path)
+
+    def run(section: str, *changes: tuple[str, str]) -> dict[str, Any]:
+        code = example(section)
+        for old, new in changes:
+            assert code.count(old) == 1
+            code = code.replace(old, new)
+        names: dict[str, Any] = {"__name__": "extending"}
+        exec(compile(code, str(PAGE), "exec"), names)
+        return names
+
+    return run
+
+
+def test_the_source_keeps_the_contract_and_is_read_by_workers(ran: Callable[..., dict[str, Any]]) -> None:
+    names, rows = ran("A source"), Rows()
+    source = flux.source(names["lines"].reader, pa.schema([("line", pa.string())]))
+    with ThreadQuery(rows.stage(source), workers=1):
+        end = time.monotonic() + LIMIT_S
+        while len(rows) < 40_000 and time.monotonic() < end:
+            time.sleep(0.01)
+    assert sorted(row["line"] for row in rows) == sorted(f"{name}.log {n}" for name in "ab" for n in range(20_000))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("is None else start)", "is None else start + 1)", "in the first reading"),
+        ("is None else start)", "is None else 0)", "in the first reading"),
+        (
+            "def lag(self):",
+            "def lags(self):",
+            "LinesOfFile.lags is not part of flux.PartitionReader.*did you mean 'lag'",
+        ),
+        ("self._file.close()", "os.close(self._file.fileno())", "called a second time, raised OSError"),
+        (
+            "            return None\n",
+            "            raise StopIteration\n",
+            "it has ended, and the source says endless = True",
+        ),
+        (
+            'open(path, "rb"), offset',
+            'open(path, "rb"), offset and max(offset, 70_000)',
+            "in the first reading|gave nothing more",
+        ),
+    ],
+)
+def test_a_mistake_in_a_copy_of_the_source_is_found(
+    ran: Callable[..., dict[str, Any]], old: str, new: str, said: str
+) -> None:
+    with pytest.raises((ContractBroken, flux.UsageError), match=said):
+        ran(
+            "A source",
+            (old, new),
+            ('check_source(Lines("a.log", "b.log"))', 'check_source(Lines("a.log"), rows=30_000, quiet_s=0.1)'),
+        )
+
+
+def test_what_a_start_has_settled_holds_for_later_ones(ran: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    names = ran("A source")
+    first, later = (names["Lines"]("a.log", new_only=True) for _ in range(2))
+    kept = first.prepare(None)
+    with open(tmp_path / "a.log", "a") as file:
+        file.write("new\n")
+    later.prepare(kept)
+    assert later.read(0, None).next().batch.to_pylist() == [{"line": "new"}]
