@@ -7,7 +7,7 @@ Spark task that fetches may be retried.
 from __future__ import annotations
 
 import tempfile
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -27,6 +27,8 @@ class OutputChunk(NamedTuple):
 
 class Collect(Operator):
     """The operator that keeps one partition of the output, in memory up to ``memory_bytes`` and then in a file."""
+
+    __former_names__: ClassVar = [("flux.dataflow.collect", "Collect")]
 
     snapshot_classes = ()
 

@@ -11,7 +11,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import pyarrow as pa
 
@@ -38,6 +38,8 @@ REPLICAS_MAX = 3
 
 class FunctionOperator(Operator):
     """A plain function from batch to batch (or to an iterable of batches, or to None) as a stage without state."""
+
+    __former_names__: ClassVar = [("flux.dataflow.api", "FunctionOperator")]
 
     snapshot_classes = ()
 

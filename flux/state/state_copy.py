@@ -7,6 +7,9 @@ primary.
 A standby that has an earlier copy gets a copy with the operator's changes since then. The rest is whole in it, as ever, because
 that is small and all of it may have changed.
 
+Checkpoint locations hold pickles of ``ReplicaState``, ``StreamPosition`` and ``OutputLog`` by name, and outlive the places of
+modules: a class that is moved keeps the names that it had in ``__former_names__`` (design: stored-names).
+
 A copy is made in two parts, because the second takes long for a large state: ``photograph`` refers to everything as it is, and
 ``Photograph.encode`` serialises it, in any thread, as long as the replica takes no step meanwhile.
 """
@@ -17,7 +20,7 @@ import pickle
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +44,8 @@ _LogTuple = tuple[int, bytes, bytes, bytes, int, int, float]
 class StreamPosition:
     """The position of one input stream. The ``marks`` of the stream identify a retried producer."""
 
+    __former_names__: ClassVar = [("flux.replicas.copy_state", "Position")]
+
     stream: StreamId
     #: Next sequence that the partition has to apply.
     next: int
@@ -51,6 +56,10 @@ class StreamPosition:
 
 @dataclass(frozen=True)
 class OutputLog:
+    """The entries of an output log, and its place in the stream."""
+
+    __former_names__: ClassVar = [("flux.replicas.copy_state", "OutputLog")]
+
     base: int
     finished: bool
     gone: bytes
@@ -60,6 +69,8 @@ class OutputLog:
 @dataclass(frozen=True)
 class ReplicaState:
     """Everything about one replica between two steps, except the state of its operator."""
+
+    __former_names__: ClassVar = [("flux.replicas.copy_state", "ReplicaState")]
 
     #: As returned by ``Replica.state``.
     replica: dict[str, object]

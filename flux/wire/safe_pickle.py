@@ -72,6 +72,11 @@ PLAIN: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+#: Names of this module, by which a pickle names ``listed`` and ``anchor``: the present one, and each one before that a checkpoint
+#: location may hold.
+_HERE = (__name__, "flux.wire.unpickle")
+
+
 #: Attributes of a class that can be set, beside those that ``vars`` shows.
 _OF_CLASSES = ("__bases__", "__name__", "__qualname__")
 #: ``Py_TPFLAGS_IMMUTABLETYPE``: the attributes of such a class cannot be set.
@@ -89,7 +94,7 @@ class Plain(pickle.Unpickler):
         super().__init__(io.BytesIO(data), buffers=buffers)
         self._anchors = tuple(anchors)
         self._listed = tuple(classes)
-        self._classes = {(kind.__module__, kind.__qualname__): kind for kind in classes}
+        self._classes = {name: kind for kind in classes for name in names_of(kind)}
         self._shared: list[tuple[Any, dict[str, Any]]] = []  # objects that other code uses, too, with their attributes
 
     def load(self) -> Any:
@@ -110,9 +115,9 @@ class Plain(pickle.Unpickler):
             return self._classes[module, name]
         if name in PLAIN.get(module, ()):
             return self._guarded(super().find_class(module, name))
-        if (module, name) == (__name__, listed.__name__):
+        if module in _HERE and name == listed.__name__:
             return self._at
-        if (module, name) == (__name__, anchor.__name__):
+        if module in _HERE and name == anchor.__name__:
             return self._anchors.__getitem__
         raise _refusal(f"{module}.{name}")
 
@@ -134,6 +139,12 @@ class Plain(pickle.Unpickler):
         if 0 <= place < len(self._listed):
             return self._listed[place]
         raise SnapshotError(f"a copy of state names class {place} of snapshot_classes, which lists {len(self._listed)}")
+
+
+def names_of(kind: type) -> list[tuple[str, str]]:
+    """Return module and name of a class: the present ones, and those before that checkpoint locations may hold. A class of Flux
+    that was moved or renamed lists the latter as ``__former_names__``, the earliest last."""
+    return [(kind.__module__, kind.__qualname__), *vars(kind).get("__former_names__", ())]
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
@@ -171,7 +182,7 @@ class Anchored(pickle.Unpickler):
         self._anchors = tuple(anchors)
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == (__name__, anchor.__name__):
+        if module in _HERE and name == anchor.__name__:
             return self._anchors.__getitem__
         return super().find_class(module, name)
 

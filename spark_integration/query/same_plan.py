@@ -13,6 +13,7 @@ from typing import Any
 from flux.dataflow.flow import FunctionOperator
 from flux.dataflow.operator import Operator, chain_of
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
+from flux.wire.safe_pickle import names_of
 
 #: Stages that a sentence names.
 NAMED = 4
@@ -38,7 +39,7 @@ def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
     operators = chain_of(stage.make())
     return {
         "number": stage.id,
-        "operator": ", then ".join(f"{type(each).__module__}.{type(each).__qualname__}" for each in operators),
+        "operator": ", then ".join(map(_name, operators)),
         "state": _state(stage, operators),
         "partitions": stage.partitions,
         "key": list(stage.key),
@@ -51,6 +52,11 @@ def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
         "sink": stage.sink is not None,
         "destination": None if stage.sink is None else stage.sink.destination(),
     }
+
+
+def _name(operator: Operator) -> str:
+    """Return the name of an operator's class: that of a class of Flux is the earliest, whatever module has it since."""
+    return ".".join(names_of(type(operator))[-1])
 
 
 def _state(stage: StagePlan, operators: list[Operator]) -> dict[str, Any] | None:

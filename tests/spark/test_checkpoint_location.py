@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import kept_location
 import psutil
 import pyarrow as pa
 import pyarrow.dataset
@@ -261,6 +262,28 @@ def rows_there(tmp_path: Path) -> int:
     if not (tmp_path / "rows").exists():
         return 0
     return int(pyarrow.dataset.dataset(tmp_path / "rows", format="parquet", exclude_invalid_files=True).count_rows())
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_a_location_from_before_modules_were_moved_goes_on_and_gives_the_plain_answer(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """It holds checkpoints, and steps ordered since."""
+    location = tmp_path / "location"
+    shutil.copytree(ROOT / "tests" / "flux" / "data" / "location", location)
+    location.chmod(0o700)
+    for file in location.iterdir():
+        file.chmod(0o600)
+    (tmp_path / "gate").write_text(str(kept_location.ALL))
+    query = kept_location.start(cluster, location, tmp_path / "gate", tmp_path / "results")
+    try:
+        assert query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
+    found = pyarrow.dataset.dataset(tmp_path / "results", format="parquet", exclude_invalid_files=True).to_table()
+    assert sorted(found.to_pylist(), key=lambda row: str(row["name"])) == kept_location.answer()
+    since = kept_location.PARTITIONS * (kept_location.ALL - kept_location.CHECKPOINTED)
+    assert query.lastProgress["totalInputRows"] <= since, "it went on, and did not begin anew"
 
 
 @pytest.mark.starts_spark

@@ -12,7 +12,7 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -69,6 +69,8 @@ def to_parquet(
 
 class ParquetFolder(Operator):
     """The operator that passes rows on. A batch without rows marks the end of a file."""
+
+    __former_names__: ClassVar = [("flux.dataflow.files", "Files")]
 
     snapshot_classes = ()
 

@@ -7,7 +7,7 @@ replica that takes over goes on with the next number, and a broker can tell by t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,8 @@ MURMUR2, ROUND_ROBIN = "murmur2", "round_robin"
 class SequenceOperator(Operator):
     """Operator that numbers rows. ``topic_partitions`` is the number of partitions of the topic, 1 to 2^31 - 1. ``column`` has
     the partition of each row; without it ``partitioner`` chooses, and rows without a key take turns."""
+
+    __former_names__: ClassVar = [("flux.kafka.numbering", "Numbering")]
 
     snapshot_classes = ()
 
