@@ -18,7 +18,9 @@ from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
+from tests.flux.test_transfers import KEY, ORDER, Two
 from tests.simulation import broken_batches as batches
+from tests.simulation import broken_lives as lives
 from tests.simulation import broken_rules as rules
 from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
@@ -236,6 +238,20 @@ def a_copy_takes_longer_than_rows_can_wait() -> str | None:
     return outcome(sim).law
 
 
+def a_copy_is_asked_of_a_primary_that_is_still_restored() -> bool:
+    """Return whether the copy begins when the primary is there, without another request: the controller asks again after longer
+    and longer times, and producers keep rows for the new replica as long."""
+    two = Two()
+    primary = two.source.replicas.pop(KEY)
+    two.source.awaited[KEY] = 0
+    two.sender.on_copy_state(ORDER)
+    two.poll()
+    two.source.replicas[KEY] = primary
+    del two.source.awaited[KEY]
+    two.poll()
+    return two.sender.active
+
+
 REPEATED = ["QueryFailed", "stage watched1, partition 0", "gave other output"]
 #: The story, how it ends when all rules are kept, and the variant that ends otherwise.
 STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
@@ -254,6 +270,7 @@ STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
         rules.compares_no_repetition,
     ),
     (a_copy_takes_longer_than_rows_can_wait, None, batches.keeps_rows_for_a_turn_that_does_not_come),
+    (a_copy_is_asked_of_a_primary_that_is_still_restored, True, lives.forgets_copies_that_are_asked_early),
     (a_newcomer_has_not_heard_of_any_table, {"retain"}, rules.who_joins_need_not_confirm),
 ]
 

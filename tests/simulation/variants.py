@@ -530,6 +530,4 @@ REDUNDANT = [
     Variant(rules.copies_again_what_has_arrived, set()),
     Variant(rules.heeds_orders_for_another_life, set()),
     Variant(rules.secondaries_hold_credit, set()),
-    #: Not covered: seeds 159 and 323 of LIVES no longer reach it. A unit test shows it, and a seed or a mix is wanted.
-    Variant(lives.forgets_copies_that_are_asked_early, STILL, LIVES),
 ]
