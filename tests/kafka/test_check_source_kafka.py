@@ -26,11 +26,11 @@ def test_a_topic_keeps_the_contract_of_sources(broker: Broker, new_topic: Callab
 def test_a_broken_copy_of_the_reader_of_a_topic_is_found(
     broker: Broker, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flux.connectors.kafka.client.topic_ids import Place
+    from flux.connectors.kafka.client.topic_ids import LogPosition
 
     topic = new_topic(1)
     send(broker.address, topic, [b"%d" % n for n in range(40)])
-    at = Place.at
-    monkeypatch.setattr(Place, "at", lambda self, number, *more: at(self, number + (number > 0), *more))
+    at = LogPosition.at
+    monkeypatch.setattr(LogPosition, "at", lambda self, number, *more: at(self, number + (number > 0), *more))
     with pytest.raises(ContractBroken, match="a row before it is missing"):
         check_source(flux.kafka(topic, broker.address), quiet_s=0.3)
