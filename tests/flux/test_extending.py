@@ -13,7 +13,7 @@ import pytest
 from harness import LIMIT_S, Rows, ThreadQuery
 
 import flux
-from flux.testing import ContractBroken
+from flux.testing import ContractBroken, apply
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
@@ -92,3 +92,37 @@ def test_what_a_start_has_settled_holds_for_later_ones(ran: Callable[..., dict[s
         file.write("new\n")
     later.prepare(kept)
     assert later.read(0, None).next().batch.to_pylist() == [{"line": "new"}]
+
+
+def test_the_sink_keeps_the_contract(ran: Callable[..., dict[str, Any]]) -> None:
+    ran("A sink")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{context.query} {context.number}", "{context.number}", "of a query that has written none"),
+        ("self.committed(position.partition) == position.sequence", "True", "more often than given"),
+        ("position.sequence + 1", "position.sequence", "not outside"),
+        ('"REPLACE INTO positions VALUES (?, ?)"', '"SELECT ?, ?"', "not outside"),
+    ],
+)
+def test_a_mistake_in_a_copy_of_the_sink_is_found(
+    ran: Callable[..., dict[str, Any]], old: str, new: str, said: str
+) -> None:
+    with pytest.raises(ContractBroken, match=said):
+        ran("A sink", (old, new))
+
+
+def test_the_operator_with_state_by_key_gives_the_same_wherever_it_is_restored(
+    ran: Callable[..., dict[str, Any]],
+) -> None:
+    names = ran("An operator with state by key")
+    expected = [
+        {"hour": 0, "user": 1, "clicks": 2, "spent": 6},
+        {"hour": 0, "user": 2, "clicks": 2, "spent": 9},
+        {"hour": 1, "user": 1, "clicks": 1, "spent": 9},
+    ]
+    assert names["table"].to_pylist() == expected
+    for after in (None, 0, 2):
+        assert apply(names["Hourly"], *names["clicks"], restart_after=after).to_pylist() == expected

@@ -15,10 +15,10 @@ from controller.balance.load import Loads, Move, Suggestion
 from controller.balance.policies import REGISTRY, Policy, PolicySettings, make
 from controller.balance.policies.planning import Budget
 from controller.balance.rounds import Rounds, after, whole_plan
-from flux.errors import UsageError
+from flux.errors import ContractBroken, UsageError
 from flux.settings import Settings
 
-PAGE = Path(__file__).parents[3] / "docs" / "design" / "balance.md"
+PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 
 @pytest.fixture
@@ -42,12 +42,15 @@ def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
 
 @pytest.mark.usefixtures("registry")
 def test_the_example_in_the_documentation_works() -> None:
-    section = PAGE.read_text().split("## Adding a policy")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    exec(compile(code, "example", "exec"), {"__name__": "example"})
+    section = PAGE.read_text().split("\n## A policy")[1].split("\n## ")[0]
+    code, trial = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    exec(compile(code + trial, "example", "exec"), {"__name__": "example"})
+    careless = code.replace("2 * replica.state_bytes", "replica.state_bytes").replace("spread-state", "careless")
+    with pytest.raises(ContractBroken, match="it never comes to rest"):
+        exec(compile(careless + trial, "example", "exec"), {"__name__": "example"})
     cluster = Cluster(3).put([0.1] * 6, lambda p: [p % 3])
-    cluster.state_bytes = {(0, p): 1000 * (p == 1) for p in range(6)}
-    cluster.leaving = {0}
+    cluster.state_bytes = {(0, p): 1000 * (p in (1, 4)) for p in range(6)}
+    cluster.leaving = {0, 2}
     assert cluster.round(policy("spread-state")).moves == [], "who leaves takes nothing, whatever the policy"
     cluster.leaving = set()
     (move,) = cluster.round(policy("spread-state")).moves
