@@ -263,13 +263,15 @@ class Replica:
         """Go on with a standby's order, from the state of the standby's checkpoint, which has been restored.
 
         ``left``: the outside has the positions of the output below this; ``claim``: the checksum of the output that the
-        repeated steps gave before; ``whole``: no earlier primary has shown anything of steps that are not in this order."""
+        repeated steps gave before; ``whole``: no earlier primary has shown anything of steps that are not in this order. That is
+        also true of a standby, but only a checkpoint of a primary that had not compared its sink yet makes it necessary to
+        compare."""
         self.follow()
         self.order, self._claim = order, claim if claim.steps >= self._silent else NO_CLAIM
         if self.exit is not None:
             self.exit.forget(left)
-        self._repeats_to, self._unsure = -1, False
-        if whole:
+        self._repeats_to = -1
+        if whole or self._unsure:
             self._repeat_all()
 
     def _repeat_all(self) -> None:

@@ -338,7 +338,8 @@ def test_what_the_outside_has_counts_up_to_the_repeated_output_until_it_is_compa
     assert out.left == 9
 
 
-def restored(state: dict[str, Any] | None = None) -> Replica:
+def restored(state: dict[str, Any] | None = None, order: OrderLog | None = None) -> Replica:
+    """A primary from a checkpoint location, or from a copy of the state of another one: a secondary, or a standby with its order."""
     plan = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives))
     made = Replica(replace(plan.stages[0], sink=Strict("any")), 0, 0, [], plan.settings)
     made.exit = SinkBuffer(1 << 20)
@@ -347,6 +348,8 @@ def restored(state: dict[str, Any] | None = None) -> Replica:
         made.lead(1, [])
     else:
         made.adopt(state)
+        if order is not None:
+            made.succeed(order, 0)
         made.lead(2, [])
     return made
 
@@ -364,6 +367,19 @@ def test_a_copy_compares_too_if_its_primary_had_not_yet_compared() -> None:
     assert first.exit is not None
     first.exit.outside_has(0, compared=True)
     assert end_of_what_is_known(restored(first.state())) is None, "it had: its own output is outside by now"
+
+
+def test_a_standby_compares_if_its_checkpoint_is_of_a_primary_that_had_not_yet_compared() -> None:
+    """Its state was known to be restored, and the take-over forgot that. So it wrote behind the output of a newer location."""
+    first = restored()
+    state = first.state()
+    heir = restored(state, OrderLog())
+    assert heir.compares, "it orders nothing new before"
+    assert end_of_what_is_known(heir) == 0
+    assert first.exit is not None
+    first.exit.outside_has(0, compared=True)
+    heir = restored(first.state(), OrderLog())
+    assert (heir.compares, end_of_what_is_known(heir)) == (False, None)
 
 
 def test_an_outside_that_lacks_what_it_had_is_a_new_place_perhaps() -> None:
