@@ -199,7 +199,7 @@ class Controller:
             case Goodbye() if member.about.role == "worker":
                 self.places.vacate(member.about.index)  # the query has ended
             case Checkpointed():
-                self.departures.checkpointed(message.node, message.epoch)
+                self.departures.checkpointed(message)
             case Goodbye() if member.about.role == "vault":
                 pass  # the query has ended
             case Goodbye():

@@ -10,13 +10,15 @@ from collections.abc import Hashable, Sequence
 
 from controller.decide.balancer import Balancer
 from controller.decide.board import Board
+from controller.decide.query_phases import QueryPhase
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Member
 from controller.replicas.moves import MoveQueue
 from controller.replicas.slots import Drain, Slots, held_by, reads
 from controller.replicas.table_changes import read_elsewhere, without_worker
+from controller.text import named
 from flux.errors import UsageError
-from flux.wire.control import LastCheckpoints, NewTable, Register, Rejected, Stop
+from flux.wire.control import Checkpointed, LastCheckpoints, NewTable, Register, Rejected, Stop
 from partitioning.table import ReplicaAt
 
 #: If emptying a worker takes longer than this, a warning says so.
@@ -24,9 +26,8 @@ DRAIN_TOLD_S = 30.0
 #: The longest time for which a stopped query waits for its last checkpoints.
 LAST_CHECKPOINTS_S = 5.0
 
-
-#: Primaries, and workers.
-Asked = tuple[tuple[tuple[ReplicaAt, ...], ...], frozenset[int]]
+#: Primaries, readers of sources, and workers.
+Asked = tuple[Sequence[Sequence[ReplicaAt]], Sequence[Sequence[int]], frozenset[int]]
 
 
 class Departures:
@@ -43,11 +44,13 @@ class Departures:
         self._repairs = repairs
         self._moving = moving
         self._balancer = balancer
-        self._kept: set[int] | None = None  # workers whose last checkpoints are kept, of a query that is stopped
+        #: Workers whose last checkpoints are kept, by their answers to the newest order, and whether these have all that the
+        #: worker has read. None: the query is not being stopped.
+        self._kept: dict[int, bool] | None = None
         self._wait_until = 0.0
-        #: The epoch of the newest order to keep last checkpoints, and the primaries and workers of that time.
+        #: The epoch of the newest order to keep last checkpoints; primaries, readers and workers of that time.
         self._asked_epoch = -1
-        self._asked: Asked = ((), frozenset())
+        self._asked: Asked = ((), (), frozenset())
         self._sent_home: dict[int, Member] = {}  # the dismissed, and those that were given up and may live
 
     # ---- workers that are emptied
@@ -120,6 +123,11 @@ class Departures:
 
     # ---- a query that is stopped
 
+    @property
+    def stopping(self) -> bool:
+        """The query is being stopped, and waits for its last checkpoints."""
+        return self._kept is not None
+
     def wait_for_checkpoints(self, now: float) -> None:
         """Ask all workers to give the vault their last checkpoints. A second call changes nothing."""
         if self._kept is None:
@@ -127,34 +135,52 @@ class Departures:
             self._ask_for_checkpoints()
 
     def _ask_for_checkpoints(self) -> None:
-        board = self._board
-        self._kept, self._asked = set(), self._leading()
-        self._asked_epoch = -1 if board.table is None else board.table.epoch
-        for member in board.members.workers.values():
-            board.tell(member, LastCheckpoints(epoch=self._asked_epoch))
+        self._kept, self._asked = {}, self._concerned()
+        self._asked_epoch = -1 if self._board.table is None else self._board.table.epoch
+        for member in self._board.members.workers.values():
+            self.ask_again(member)
 
-    def _leading(self) -> Asked:
-        """Return the primaries, and the workers."""
-        stages = () if self._board.table is None else self._board.table.stages
-        return tuple(row[:1] for rows in stages for row in rows), frozenset(self._board.members.workers)
+    def _concerned(self) -> Asked:
+        """Return the primaries, the readers of sources, and the workers."""
+        table = self._board.table
+        workers = frozenset(self._board.members.workers)
+        if table is None:
+            return (), (), workers
+        return tuple(row[:1] for rows in table.stages for row in rows), table.sources, workers
 
-    def checkpointed(self, worker: int, epoch: int) -> None:
-        """Note that the vault has the last checkpoints of this worker's primaries, by the table of an epoch."""
-        if self._kept is not None and epoch >= self._asked_epoch:
-            self._kept.add(worker)
+    def ask_again(self, member: Member) -> None:
+        """Ask a worker for its last checkpoints, if the query is being stopped; it has come, or has a new connection."""
+        if self._kept is not None and member.about.role == "worker":
+            self._board.tell(member, LastCheckpoints(epoch=self._asked_epoch))
+
+    def checkpointed(self, message: Checkpointed) -> None:
+        """Note that the vault has the last checkpoints of a worker's primaries, by the table of an epoch."""
+        if self._kept is not None and message.epoch >= self._asked_epoch:
+            self._kept[message.node] = message.settled
 
     def end_with_checkpoints(self, now: float) -> None:
         """End a stopped query when the vault has its last checkpoints, or when that takes too long: steps after the checkpoints
         are repeated then.
 
-        A worker may have been lost without notice when the query was stopped. Its successors are asked, too: otherwise the steps
-        since its last checkpoint would have to be repeated, by rows that the log may not have any more."""
-        if self._kept is None:
+        All workers are asked again when other replicas lead or other workers read, or a worker joins. After the loss of a worker,
+        its replicas and sources are with workers that may have answered already: the steps since its last checkpoint would have
+        to be repeated, by rows that the log may not have any more. A worker that joins would read on if it were not asked."""
+        board = self._board
+        if self._kept is None or board.phase == QueryPhase.ENDED:
             return
-        if self._leading() != self._asked:
+        if board.members.workers and now < self._wait_until and self._concerned() != self._asked:
             self._ask_for_checkpoints()
-        if now >= self._wait_until or self._kept >= self._board.members.workers.keys():
-            self._board.end(None)
+            return
+        lacking = sorted(board.members.workers.keys() - self._kept.keys())
+        if lacking and now < self._wait_until:
+            return
+        if lacking:
+            text = f"the last checkpoints of {named('worker', lacking)} were not kept within {LAST_CHECKPOINTS_S:g} s"
+            board.note(f"{text}: the steps after the earlier ones are repeated when the query goes on", now)
+        if unsettled := sorted(worker for worker, settled in self._kept.items() if not settled):
+            text = f"{named('worker', unsettled)} had read rows that were not in all checkpoints soon enough"
+            board.note(f"{text}: these rows are read again when the query goes on", now)
+        board.end(None)
 
     def stop_draining(self, worker: int) -> Drain | None:
         """End the drain of a lost worker, and return it if there was one."""

@@ -59,6 +59,7 @@ class Registration:
                 known
             )  # the process registered again before the answer had arrived, or comes on another connection
             self._sweeper.order_again(known.node)
+            self._departures.ask_again(known)
         elif known is not None and message.role == "vault":
             board.answer(connection, Rejected(reason="the query has a vault"))
         elif message.node >= 0:

@@ -70,6 +70,11 @@ class PriorAttempts:
             return Beginning(applied + 1, 0, mark.position)
         return START if at < 0 else Beginning(at + 1, mark.checksum, mark.position)
 
+    @property
+    def shown_end(self) -> int:
+        """The number behind the last element that a worker has shown and this life has not made."""
+        return max(self._expected, default=-1) + 1
+
     def newest(self) -> Mark | None:
         """Return the last mark with a position that any worker has shown."""
         marks = [shown.mark for shown in self._expected.values() if shown.mark.position]

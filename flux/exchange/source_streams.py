@@ -203,6 +203,13 @@ class SourceStreams:
         """One of its streams has not come yet to rows that were there before."""
         return any(each.next_sequence < each.earlier.front for each in self.producers)
 
+    def comes_again(self, pending: int = 0) -> bool:
+        """Tell whether one of its streams has not come yet to an element that a consumer has had from an earlier life.
+        ``pending``: batches that were read and are still to be appended."""
+        return any(
+            each.next_sequence + pending < max(each.earlier.front, each.earlier.shown_end) for each in self.producers
+        )
+
     def _has_more_room(self, producer: Producer) -> bool:
         return not producer.finished and not producer.resting and producer.log.bytes < self._again_bytes
 
@@ -367,7 +374,9 @@ class SourceStreams:
     def settled(self) -> bool:
         """All checkpoints have said that they lack none of the rows that were read in any life. Without checkpoints, all
         consumers have."""
-        return self.first is not None and all(producer.all_settled for producer in self.producers)
+        if self.first is None or self.comes_again():
+            return False
+        return all(producer.all_settled for producer in self.producers)
 
     def _applied_through(self, sequence: int) -> bool:
         return all(producer.applied_through(sequence) for producer in self.producers)

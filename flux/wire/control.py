@@ -180,7 +180,7 @@ class CopyState(Control, frozen=True):
 
 
 class LastCheckpoints(Control, frozen=True):
-    """Order to all workers: give the vault a checkpoint of each partition now.
+    """Order to all workers: read nothing more, and give the vault checkpoints of all rows that were read.
 
     The query is stopped and will go on later; with these checkpoints it will have little to repeat. The order is repeated when
     other replicas lead, as after the loss of a worker."""
@@ -195,6 +195,8 @@ class Checkpointed(Control, frozen=True):
     node: Id
     #: That of the order.
     epoch: Sequence = -1
+    #: The checkpoints have all rows that this worker has read. If not, it has waited too long for that.
+    settled: bool = True
 
 
 class PartitionFinished(Control, frozen=True):

@@ -61,8 +61,6 @@ PRESSED_SHARE = 1 / 2
 #: Looks in each interval between two checkpoints, and the longest time from one look to the next, because an order log may fill
 #: meanwhile, however long the interval is. Without any standby, looks may be rarer.
 LOOKS, LOOK_MAX_S, IDLE_LOOK_MAX_S = 8, 0.25, 1.0
-#: The longest time from one look to the next for a query that is stopped and waits for its last checkpoints.
-LAST_LOOK_S = 0.02
 
 
 class CheckpointTarget(NamedTuple):
@@ -120,7 +118,7 @@ class CheckpointScheduler:
         self._rests_until = 0.0
         #: Number of checkpoints that were asked for.
         self.pressed = 0
-        #: Once the query is stopped: the steps that the last checkpoints must have.
+        #: Steps that are to be in the last checkpoints of a query that is stopped; None: not decided yet.
         self._last: dict[CheckpointTarget, int] | None = None
 
     def press(self, key: PartitionKey, anew: bool = False) -> None:
@@ -134,23 +132,26 @@ class CheckpointScheduler:
                 self._anew.add(key)
 
     def last(self) -> None:
-        """Begin the last checkpoints of a query that is stopped: every standby is to have the steps that its primary has applied
-        by now. A further call includes the steps applied since."""
-        steps = {to: replica.applied for to, replica, peer in self._standbys() if not peer.kind.replays}
-        if steps != self._last:
-            self._last, self._look_at = steps, 0.0
+        """Ask for checkpoints of all that is applied by now, because the query is stopped.
+
+        Called again and again until the query ends: rows may still be on their way here from a worker that has read them."""
+        standbys = self._standbys()
+        lacking = {to.key for to, replica, peer in standbys if not peer.kind.replays and peer.applied < replica.applied}
+        if lacking:
+            self._pressed |= lacking
+            self._look_at = 0.0
+
+    def last_again(self) -> None:
+        """Note that the last checkpoints are to have all that is applied by the next call of ``all_kept``."""
+        self._last = None
 
     def all_kept(self) -> bool:
-        """Return True once, when every standby has the last steps."""
+        """Tell whether every standby has the steps that its primary had applied at the first call since ``last_again``."""
+        standbys = self._standbys()
         if self._last is None:
-            return False
-        known = {to: peer.applied for to, _, peer in self._standbys()}
-        self._last = {to: step for to, step in self._last.items() if known.get(to, step) < step}
-        self._pressed |= {to.key for to in self._last}
-        if self._last:
-            return False
-        self._last = None
-        return True
+            self._last = {to: replica.applied for to, replica, peer in standbys if not peer.kind.replays}
+        known = {to: peer.applied for to, _, peer in standbys}
+        return all(known.get(to, step) >= step for to, step in self._last.items())
 
     def due(self) -> float:
         return self._look_at
@@ -169,8 +170,7 @@ class CheckpointScheduler:
         """Return the checkpoints to begin now."""
         if now < self._look_at:
             return []
-        look_s = LAST_LOOK_S if self._last else LOOK_MAX_S
-        self._look_at = now + min(self._interval_s / LOOKS, look_s)
+        self._look_at = now + min(self._interval_s / LOOKS, LOOK_MAX_S)
         standbys = self._standbys()
         if not standbys:
             self._pressed.clear()

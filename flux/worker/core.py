@@ -100,8 +100,8 @@ class DrainCounter:
 
 #: Seconds. A wall clock that has gone back by more than this was set; smaller differences are drift.
 CLOCK_BACK_S = 0.001
-#: Seconds for which a query that is stopped waits until all rows that were read are in checkpoints, and not only the applied
-#: ones. It is less than the controller waits. ``KEEP_LOOK_S``: seconds between two looks meanwhile.
+#: For a query that is stopped: the longest time for which a reader waits until all that it has read is in checkpoints, which is
+#: less than the controller waits; and the time between two looks at the last checkpoints.
 SETTLES_S, KEEP_LOOK_S = 2.0, 0.02
 
 
@@ -157,6 +157,8 @@ class WorkerCore:
         self._keep_at = self._settles_until = np.inf
         #: The epoch of the table whose primaries here are to give the vault their last checkpoints.
         self._keep_epoch = -1
+        #: It is reported that the vault has the last checkpoints.
+        self._said_kept = False
         self.drained = DrainCounter()
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
         #: The earliest future timer of an operator here, by the wall clock; 0: look again.
@@ -468,6 +470,7 @@ class WorkerCore:
     def report_again(self) -> None:
         """Repeat all reports, because the connection to the controller was lost, and perhaps reports with it."""
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
+        self._said_kept = False
         for replica in self.replicas.values():
             replica.said_complete = False
             replica.order.report_again()
@@ -537,17 +540,25 @@ class WorkerCore:
         longer than a moment: rows that the vault has need not be in the source any more when the query goes on. ``epoch``: that
         of the table whose primaries here are meant."""
         self._keep_at, self._settles_until, self._keep_epoch = now, now + SETTLES_S, epoch
-        self.reading.stopped = True
-        self.checkpoints.last()
+        self.reading.stopped, self._said_kept = True, False
+        self.checkpoints.last_again()
 
     def _keep_last(self, now: float) -> None:
+        """Ask for checkpoints of all that is applied here, until the query ends. Report once that the vault has them.
+
+        A worker that reads nothing can report at once, and still gets rows from the readers of other workers. A reader
+        reports when all that it has read is in checkpoints everywhere, and the query ends when all have reported."""
         self._keep_at = now + KEEP_LOOK_S
         self.reading.tell_done()
+        self.checkpoints.last()
+        settled = self.reading.settled
         comes = self.epoch < self._keep_epoch or bool(self.hosted.begin_on_disk())  # primaries that are not here yet
-        if comes or (now < self._settles_until and not self.reading.settled):
-            self.checkpoints.last()
-        elif self.checkpoints.all_kept():
-            self._effects.append(ToController(Checkpointed(node=self.worker, epoch=self._keep_epoch)))
+        if self._said_kept or comes or (now < self._settles_until and not settled):
+            return
+        if self.checkpoints.all_kept():
+            self._said_kept = True
+            said = Checkpointed(node=self.worker, epoch=self._keep_epoch, settled=settled)
+            self._effects.append(ToController(said))
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._transfers.poll(now):

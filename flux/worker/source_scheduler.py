@@ -206,7 +206,8 @@ class SourceScheduler:
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], PartitionReader] = open_reader
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
         self.done_every_s, self.idle_done_s = DONE_EVERY_S, IDLE_DONE_S
-        #: Nothing more is read, except rows that have come before, for which ordered steps may wait.
+        #: Nothing more is read, except rows that consumers have had from an earlier life: ordered steps may wait for them, or
+        #: other replicas have applied them.
         self.stopped = False
         #: Sources are read at multiples of this interval of the wall clock, in seconds; 0: at any time.
         self.interval_s = 0.0
@@ -262,7 +263,7 @@ class SourceScheduler:
         streams = self.sources.get(key)
         if streams is None or not streams.has_room or not streams.place():
             return False
-        return not self.stopped or streams.makes_again
+        return not self.stopped or streams.comes_again(len(self._open[key].small) if key in self._open else 0)
 
     def due(self, now: float) -> float:
         """Return the time at which to read again; infinite while nothing may be read, because only a message makes room."""

@@ -169,7 +169,7 @@ REPORTS = [
     ReplicaCaughtUp(node=1, stage=0, partition=1, worker=2, incarnation=3, safe=True, bytes=4, steps_behind=5),
     ReplicaDiverged(node=1, stage=0, partition=1, worker=2, incarnation=3, step=4),
     PartitionFinished(node=1, stage=0, partition=1),
-    Checkpointed(node=1),
+    Checkpointed(node=1, settled=True),
     Goodbye(node=1),
     Failure(node=1, kind="UserCodeError", message="x"),
 ]

@@ -339,7 +339,7 @@ def test_what_the_outside_has_counts_up_to_the_repeated_output_until_it_is_compa
 
 
 def restored(state: dict[str, Any] | None = None, order: OrderLog | None = None) -> Replica:
-    """A primary from a checkpoint location, or from a copy of the state of another one: a secondary, or a standby with its order."""
+    """A primary from a checkpoint location, or from a copy of the state of another one, as a standby if it has an order."""
     plan = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives))
     made = Replica(replace(plan.stages[0], sink=Strict("any")), 0, 0, [], plan.settings)
     made.exit = SinkBuffer(1 << 20)

@@ -21,6 +21,7 @@ from flux.exchange.log import Rows
 from flux.exchange.slices import SMALL_ROWS
 from flux.settings import Settings
 from flux.shell.process import failure_of
+from flux.wire.messages import Mark, Resume
 from flux.wire.statistics import SourceLag
 from flux.worker.core import WorkerCore
 from flux.worker.loop_status import KIND, PARTITION, READS, TURN, WHAT
@@ -473,3 +474,23 @@ def test_a_lag_that_makes_no_sense_names_the_source(said: Any) -> None:
     turn(core, 1.0)
     with pytest.raises(UserCodeError, match="source rows, partition 0"):
         stats(core)
+
+
+def test_a_stopped_worker_reads_again_the_batches_that_consumers_have_had_and_no_others() -> None:
+    """The lost reader of the partition had given them to one replica, and another one may need them for its next step."""
+
+    def source(partition: int) -> Batches:
+        for number in range(9):
+            yield rows(number)
+
+    earlier = reading(source)
+    turn(earlier, 1.0)
+    ((key, streams),) = earlier.sources.items()
+    given = streams.producers[0].log[2]
+    core = reading(source)
+    core.on_last_checkpoints(1.0)
+    assert turn(core, 1.0) == 0
+    (producer,) = core.sources[key].producers
+    core.on_answer(1, Resume(*producer.stream, 0, 0, [], -1, [], 0, [Mark(2, given.checksum)]), 1.0)
+    assert turn(core, 2.0) == 3
+    assert turn(core, 3.0) == 0

@@ -19,7 +19,7 @@ from flux.vault.vault import Vault
 from flux.wire.messages import Data, Hello, Install, Orders, Restore, Resume
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
-from flux.worker.effects import ToConnection
+from flux.worker.effects import ToConnection, ToController
 from partitioning.ids import DISK
 from partitioning.table import ReplicaAt, Table
 
@@ -52,6 +52,7 @@ class Both:
         self.worker = WorkerCore(plan, FIRST)
         self.jobs: list[tuple[WorkerCore, Aside]] = []
         self.said: list[Any] = []
+        self.reports: list[Any] = []  # to the controller
         self.orders: list[Orders] = []  # of the first primary
 
     def show(self, shown: Table) -> None:
@@ -80,6 +81,8 @@ class Both:
             other.on_answer(core.worker, effect.message, self.now)
         elif isinstance(effect, ToConnection):
             self.said.append(effect.message)
+        elif isinstance(effect, ToController):
+            self.reports.append(effect.message)
 
     def aside(self) -> None:
         while self.jobs:

@@ -77,6 +77,10 @@ class _Part:
                 sim.server.perform(controller.on_pause(sim.world.now))
                 sim.run_until(lambda: controller.phase == "ended")
                 sim.counts["queries that were stopped"] += 1
+                kept = controller.departures._kept
+                if kept.keys() >= controller.members.workers.keys() and all(kept.values()):
+                    sim.counts["stops with all checkpoints"] += 1
+                    sim.losses.lose_what_was_read()
             sim.counts["losses of everything"] += 1
         except AllLost:
             sim.counts["losses in the middle of a flush"] += 1

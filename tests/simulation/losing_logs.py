@@ -3,7 +3,9 @@ compaction anywhere.
 
 Law: each record that some life could read, and that no replica has applied, is applied once, and none twice. So the log loses two
 kinds of records: those that no reader has ever come to, which no sink will see, and those that every replica has applied,
-standbys in their checkpoints. It keeps the records between, because to lose these is a loss of data, which ends a query."""
+standbys in their checkpoints. It keeps the records between, because to lose these is a loss of data, which ends a query.
+
+After a stop that was waited for to its end, a log loses each record that its reader has given: all of them are in checkpoints."""
 
 from __future__ import annotations
 
@@ -128,6 +130,17 @@ class Losses:
                 if self._rng.random() < 0.5:
                     self._lose_some(source, partition, log)
         sim.world.after(self._rng.expovariate(1 / EVERY_S), self._strike)
+
+    def lose_what_was_read(self) -> None:
+        """Lose what the readers of this moment have given, after a stop of the query."""
+        for core in self._sim.hosts():
+            for (source, partition), streams in core.sources.items():
+                log = self._logs[source].of[partition] if source in self._logs else None
+                given = [] if log is None else log.offsets[:-1][log.offsets[:-1] < streams.next_number].tolist()
+                for offset in given:
+                    if offset not in log.gone:  # type: ignore[union-attr]
+                        log.lose(offset)  # type: ignore[union-attr]
+                        self._sim.counts["records that a log has lost after a stop"] += 1
 
     def _lose_unread(self, log: Log) -> None:
         """While nothing runs, time goes by."""

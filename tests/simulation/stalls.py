@@ -18,7 +18,8 @@ commits. Each is counted from the last of: what it did last, the last fault (wit
 went by the newest table, and the last part of a state that was copied: logs keep what a new replica will need.
 What waits for something else that waits stands still too: a law about the whole, not about who is to blame.
 A stream of a source whose attempts give different batches stands still where the log of its newest attempt does: a replica
-need not get what an earlier one would have given.
+need not get what an earlier one would have given. A query that is being stopped reads nothing more, so what a lost reader has
+given and no consumer has received, or has in its order, does not come again before the next start.
 """
 
 from __future__ import annotations
@@ -166,11 +167,30 @@ class StallWatch:
                         continue
                     touching = ledger._touching.get((stream, key[1]), ())
                     done = watch.counts.get(stream, 0) if watch is not None else 0
-                    if len(touching) > done:
+                    if len(touching) > done and not self._is_left_for_later(stream, touching[done]):
                         got = done, *self._waits_for(core, replica, stream, done)
                         yield (core.worker, key, stream), f"stream {stream} at {where}", got
             if replica.primary and replica.order.committed < replica.order.end:
                 yield (core.worker, key), f"commits at {where}", replica.order.committed
+
+    def _is_left_for_later(self, stream: StreamId, sequence: int) -> bool:
+        """Tell whether only a reader that was lost has had an element, in a query that is being stopped."""
+        edge = self.sim.plan.edges[stream.edge]
+        if not self.sim.controller.departures.stopping or not isinstance(edge, FromSource):
+            return False
+        readers = [core.producers[stream] for core in self._hosts.values() if stream in core.producers]
+        if self.sim.plan.sources[edge.source].worker_partitions == 0 or any(
+            reader.next_sequence > sequence for reader in readers
+        ):
+            return False
+        ends = [
+            core.subscriptions.streams[stream].received[partition]
+            for core in self._hosts.values()
+            if stream in core.subscriptions.streams
+            for partition in core.subscriptions.hosted_by(stream)
+        ]
+        orders = [order for core in self._hosts.values() for order in core.hosted.orders_of(edge.consumer)]
+        return sequence >= max([*ends, *(order.ordered_below(stream) for order in orders)], default=0)
 
     # ---- what a replica waits for
 
