@@ -26,6 +26,9 @@ from flux.wire.messages import ElementKind, Mark
 from partitioning import kernels
 from partitioning.clustering import Clustered
 
+#: No sequence is held back.
+NEVER = 1 << 62
+
 
 class Rows(msgspec.Struct, frozen=True):
     """A batch, clustered by partition. It goes to the partitions that have rows in it."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 from flux.errors import RefusedError
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.consumer_progress import NOBODY, OWES, UNKNOWN, ConsumerProgress, OutgoingEntries, Spans
-from flux.exchange.log import End, Log, LogEntry, LogMeter, Rows, Word
+from flux.exchange.log import NEVER, End, Log, LogEntry, LogMeter, Rows, Word
 from flux.exchange.replay_check import Beginning, PriorAttempts
 from flux.exchange.retention import CheckpointRequests, Settling, idle
 from flux.exchange.slices import RUN_ROWS
@@ -42,8 +42,6 @@ from partitioning.clustering import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import Table
 
-#: No sequence is held back.
-NEVER = 1 << 62
 _NONE, _NOWHERE = np.empty(0, np.int64), np.empty((0, 0), bool)
 #: In resend timeouts: time between two greetings of a consumer that reads from another replica of the producer.
 STANDBY_PATIENCE = 4

@@ -6,15 +6,18 @@ needs for every step. The questions of the controller are in ``controller.replic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from flux.errors import ProtocolError
+from flux.replica.release import CommittedOnly, ReleasePolicy
 from partitioning.ids import ACTIVE, DISK, STANDBY, UPSTREAM, PartitionKey
 from partitioning.table import FIRST_EPOCH, ReplicaAt
 
 if TYPE_CHECKING:
     from flux.dataflow.plan import StagePlan
+    from flux.replica.output import EdgeOutput
     from flux.wire.messages import PartitionOrder, PartitionSeen
 
 
@@ -79,6 +82,9 @@ class Kind(Protocol):
     @property
     def replays(self) -> bool: ...
 
+    def release(self, outlets: Sequence[EdgeOutput]) -> ReleasePolicy:
+        """Make the policy by which output leaves a replica with an operator."""
+
     def install(self, host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
         """Install a replica that the table places here and that is not here yet. The call is repeated with each table until it
         is."""
@@ -94,6 +100,7 @@ class Active:
     commits = True
     copies = True
     replays = False
+    release = CommittedOnly
 
     def install(self, host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
         if not replica.live:
@@ -115,6 +122,7 @@ class Standby:
     commits = True
     copies = True
     replays = False
+    release = CommittedOnly
 
     def install(self, host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
         if replica.live:

@@ -34,7 +34,6 @@ from flux.replica.kinds import Kind, active, compared
 from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog
 from flux.replica.output import EdgeOutput, SinkBuffer, cut_output, fits
 from flux.replica.output_checksums import OutputChecksums, other_output
-from flux.replica.release import ReleaseRule
 from flux.replica.snapshot import check_snapshot
 from flux.replica.step_queue import StepQueue, entry_of, rows_of
 from flux.replica.user_code_guard import UserCodeGuard, joined
@@ -132,7 +131,7 @@ class Replica:
         self.waits = StepQueue(stage.edges_in, partition, self.where)
         self.add: Callable[[Slice], None] = self.waits.add
         self._waiting = self.waits.by_stream
-        self._held = ReleaseRule(outlets)
+        self._held = kind.release(outlets)
         #: As primary: time of the newest step. A new primary's clock may be behind it.
         self._latest = 0.0
         #: As primary: the newest step is a tick.
@@ -226,7 +225,7 @@ class Replica:
             "entries": msgspec.msgpack.encode(self.order.since(self.applied)),
             "committed": self.order.committed,
             "silent": self._silent,
-            "marks": list(self._held.marks),
+            "marks": self._held.marks(),
             "ended": {edge: sorted(ended) for edge, ended in self.waits.ended.items()},
             "finished": self.finished,
             "now": self.context.now,
@@ -247,7 +246,7 @@ class Replica:
         self._note()
         self.order = OrderLog(self.applied)
         self.order.adopt(msgspec.msgpack.decode(state["entries"], type=list[OrderEntry]), state["committed"])
-        self._held.marks.extend((step, list(starts)) for step, starts in state["marks"])
+        self._held.adopt(state["marks"])
         self.waits.ended = {edge: set(ended) for edge, ended in state["ended"].items()}
         self.context.now, self.context.step = state["now"], max(self.applied - 1, 0)
         self.context.timers.replace(state["timers"])  # the fresh operator has set timers of its own

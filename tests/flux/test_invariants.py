@@ -17,12 +17,13 @@ from test_transfers import Two
 
 import flux
 from flux.exchange.inbound import Counters, Inbound
-from flux.exchange.producer import NEVER, Producer
+from flux.exchange.log import NEVER
+from flux.exchange.producer import Producer
 from flux.replica.deltas import DeltaTracker
 from flux.replica.order_log import OrderLog
 from flux.replica.output import SinkBuffer
 from flux.replica.output_checksums import OutputChecksums
-from flux.replica.release import ReleaseRule
+from flux.replica.release import CommittedOnly
 from flux.replica.replica import Replica
 from flux.replica.step_queue import StepQueue
 from flux.state.receiver import StateReceiver
@@ -204,8 +205,8 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (primary, lambda made: setattr(made.order, "term", 3), "leads since 0, and has heard 3"),
     (secondary, lambda made: setattr(made.order, "committed", 0), "has applied 1 steps, and may 0"),
     (secondary, lambda made: made.waits.arrange(), "gives slices their turn"),
-    (primary, lambda made: made._held.marks.clear(), "1 steps are not committed, 0 are held back"),
-    (primary, lambda made: made._held.marks.append((5, made._held.marks.popleft()[1])), "from step 5 on, not 0"),
+    (primary, lambda made: made._held._marks.clear(), "1 steps are not committed, 0 are held back"),
+    (primary, lambda made: made._held._marks.append((5, made._held._marks.popleft()[1])), "from step 5 on, not 0"),
     (primary, lambda made: setattr(made.outlets[0].producer, "release_from", NEVER), "on, not 0"),
     (primary, lambda made: setattr(made.outlets[0].producer, "finished", True), "its partition end apart"),
     (primary, lambda made: setattr(made._checksums, "steps", 7), "the newest is that of 7 steps of 1"),
@@ -295,7 +296,7 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
         Inbound,
         Replica,
         StepQueue,
-        ReleaseRule,
+        CommittedOnly,
         OutputChecksums,
         DeltaTracker,
         SinkBuffer,

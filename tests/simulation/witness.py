@@ -16,6 +16,7 @@ import flux.replica.kinds as at_workers
 from flux.dataflow.plan import StagePlan
 from flux.replica.kinds import AckMeaning, ReplicaInstaller
 from flux.replica.order_log import OrderLog
+from flux.replica.release import CommittedOnly
 from flux.wire.messages import PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt
@@ -55,6 +56,8 @@ class Witness:
     acks = AckMeaning.NOTHING
     commits = True
     copies = False
+    replays = False
+    release = CommittedOnly  # no replica with an operator is of this kind
 
     def install(self, host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
         host.keep_order(key, WitnessLog(key, replica.incarnation))
