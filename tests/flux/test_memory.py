@@ -14,7 +14,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import psutil
-from flux.shell import memory
+from flux.shell import process
 
 def kept():
     before = psutil.Process().memory_info().rss
@@ -23,9 +23,9 @@ def kept():
     return psutil.Process().memory_info().rss - before
 
 plain = kept()
-assert memory.keep(int(sys.argv[1])) == (int(sys.argv[1]) > 0)
+assert process.keep(int(sys.argv[1])) == (int(sys.argv[1]) > 0)
 after = kept()
-memory.give_back()
+process.give_back()
 print(plain, after)
 """
 

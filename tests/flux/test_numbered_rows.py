@@ -331,6 +331,7 @@ def apply_all(core: WorkerCore, now: float) -> None:
 def test_a_reader_is_told_once_a_second_what_everybody_has_applied() -> None:
     heard = Heard([flux.Positioned(rows(1, 2), ["a", 2]), flux.Positioned(rows(3), ["a", 3]), *[None] * 99])
     core = reading(lambda p, start: heard)
+    core.reading.idle_done_s = 1.0  # as if it had more
     turn(core, 2.5)
     assert heard.done_with == [], "it is on its way"
     apply_all(core, 2.6)

@@ -40,7 +40,7 @@ def test_tasks_that_failed_just_before_the_end_are_told_too() -> None:
     over = threading.Event()
     over.set()
     made.server = SimpleNamespace(started=over, ended=over, phase="ended")
-    made.retries = SimpleNamespace(look=lambda: told.append("what failed"))
+    made.retries = SimpleNamespace(look=lambda workers: told.append("what failed"))
     made._wind_up = lambda: told.append("the end")
     made._supervise()
     assert told == ["what failed", "the end"]
