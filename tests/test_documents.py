@@ -245,6 +245,46 @@ def test_every_module_but_the_kernels_is_short_enough_for_one_idea() -> None:
     assert set(long) <= kernels, long
 
 
+#: Lines of code of a function, without docstring and comments; constructors, which list the fields of a machine, may have more.
+FUNCTION_MAX, CONSTRUCTOR_MAX = 60, 70
+#: Methods of a class that others may call. Classes with more, and files of rooms with more, may only lose some.
+METHODS_MAX, ROOM_MAX = 30, 14
+LARGE_CLASSES = {"Controller": 39, "Replica": 39, "AdditionTracker": 34}
+LARGE_ROOMS = {"flux/dataflow": 18, "controller/replicas": 15}
+
+
+def product() -> Iterator[tuple[Path, str, ast.Module]]:
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py") if package not in ("tests", "benchmarks") else ():
+            text = path.read_text()
+            yield path, text, ast.parse(text)
+
+
+def test_functions_and_classes_are_short() -> None:
+    long, large = [], {}
+    for path, text, module in product():
+        lines = text.splitlines()
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef) and path.stem != "kernels":
+                first = node.body[1] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body[0]
+                body = [line.strip() for line in lines[first.lineno - 1 : node.end_lineno]]
+                code = sum(bool(line) and not line.startswith("#") for line in body)
+                if code > (CONSTRUCTOR_MAX if node.name == "__init__" else FUNCTION_MAX):
+                    long.append(f"{path.relative_to(ROOT)}: {node.name} has {code} lines")
+            elif isinstance(node, ast.ClassDef):
+                public = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+                count = sum(not name.startswith("_") for name in public)
+                if count > METHODS_MAX:
+                    large[node.name] = count
+    assert not long, long
+    assert large == LARGE_CLASSES, "a class of at most 30 public methods; lower the number here when one loses some"
+
+
+def test_rooms_have_few_files() -> None:
+    rooms = Counter(str(path.parent.relative_to(ROOT)) for path, _, _ in product())
+    assert {room: files for room, files in rooms.items() if files > ROOM_MAX} == LARGE_ROOMS
+
+
 def test_every_module_of_tests_that_is_in_no_package_has_a_name_of_its_own() -> None:
     """Those of two folders cannot be run together otherwise, and executors find helpers by name."""
     folders = {path.parent for path in MODULES if path.is_relative_to(ROOT / "tests")}

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from controller.replicas.lags import Life
-from controller.replicas.membership import Membership
+from controller.replicas.membership import Member, Membership
 from controller.replicas.table_index import TableIndex
 from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
@@ -400,23 +400,7 @@ class Progress:
             "peakLogBytes": max([int(stats.get("peak_log_bytes", 0)) for stats in everyone], default=0),
             "sources": self._sources({member.node: stats for member, stats in workers}),
             "stages": stages,
-            "workers": [
-                {
-                    "id": member.node,
-                    "slot": member.about.index,
-                    "host": member.about.host,
-                    "rowsIn": int(stats.get("rows_in", 0)),
-                    "rowsPerSecond": self._rate(f"worker {member.node}", stats.get("rows_in", 0), now),
-                    "sourceRows": int(stats.get("source_rows", 0)),
-                    "queued": int(stats.get("queued", 0)),
-                    "logBytes": int(stats.get("log_bytes", 0)),
-                    "heldBytes": int(stats.get("held_bytes", 0)),
-                    "rssBytes": int(stats.get("rss_bytes", 0)),
-                    "cpuSeconds": round(stats.get("cpu_s", 0.0), 3),
-                    "counters": stats.get("counters", {}),
-                }
-                for member, stats in workers
-            ],
+            "workers": [self._worker(member, stats, now) for member, stats in workers],
         }
         if members.vault is not None:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
@@ -425,6 +409,22 @@ class Progress:
                 stage["queued"] = stage["keptBytes"] = 0
         self._then = now
         return result
+
+    def _worker(self, member: Member, stats: Mapping[str, Any], now: float) -> dict[str, Any]:
+        return {
+            "id": member.node,
+            "slot": member.about.index,
+            "host": member.about.host,
+            "rowsIn": int(stats.get("rows_in", 0)),
+            "rowsPerSecond": self._rate(f"worker {member.node}", stats.get("rows_in", 0), now),
+            "sourceRows": int(stats.get("source_rows", 0)),
+            "queued": int(stats.get("queued", 0)),
+            "logBytes": int(stats.get("log_bytes", 0)),
+            "heldBytes": int(stats.get("held_bytes", 0)),
+            "rssBytes": int(stats.get("rss_bytes", 0)),
+            "cpuSeconds": round(stats.get("cpu_s", 0.0), 3),
+            "counters": stats.get("counters", {}),
+        }
 
     def ends_are_told(self, members: Membership) -> bool:
         """Tell whether the primaries of all partitions have reported their ends. A report of an end has the last counts."""

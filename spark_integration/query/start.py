@@ -17,6 +17,7 @@ import os
 import secrets
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,7 @@ from flux.dataflow.sink import FlowTo, QueryReaders, flow_of
 from flux.dataflow.source import DataFrameSource, Source, StreamSource
 from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
+from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
 from spark_integration.query import running_queries
@@ -42,6 +44,7 @@ from spark_integration.query.source_setup import prepared
 from spark_integration.schema import for_spark, to_arrow
 from spark_integration.session import session_stopped
 from spark_integration.settings import (
+    Need,
     check_copies,
     count_slots,
     executors_at_most,
@@ -140,24 +143,17 @@ def _started(
     spark = spark or session_of(sources)
     settings = read_settings(spark, options)
     read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, QueryReaders) for flow in flows)  # perhaps by Spark
-    fed = any(isinstance(source, DataFrameSource | StreamSource) for source in sources)
-    spark_tasks = bool(keep_output) or read or fed
     shared = has_one_executor(spark) and not says_where_copies_go(spark, options)
     if shared:
         settings = replace(settings, same_executor=True)
-    at_first = slots_at_first(spark) if grows_on_demand(spark) else None
     location = None if checkpoint_location is None else CheckpointLocation.open(checkpoint_location)
     if location is not None:
         settings = with_flushes_for(location.place, settings, spark, options)
     query_id = (location and location.query) or str(uuid.uuid4())
-    if location is not None and running_queries.is_active(query_id):
-        raise UsageError(
-            f"query {query_id} is active, and checkpointLocation={str(location.place)!r} is its: stop it first "
-            "(flux.queries() has its handle)"
-        )
-    slots, copies = task_slots(spark), _copies(flows)
-    with running_queries.claimed(
-        query_id, name, lambda others: count_slots(settings.workers, spark_tasks, slots, others, copies, at_first)
+    if location is not None:
+        _check_inactive(query_id, location.place)
+    with _claim_slots(
+        spark, settings, query_id, name, bool(keep_output) or read or _fed(sources), _copies(flows)
     ) as need:
         began_with = need.workers if location is None else location.began_with(need.workers)
         plan = compile_plan(
@@ -168,25 +164,10 @@ def _started(
         check_ends(plan, goes_on=location is not None)
         if location is not None:
             location = location.for_sinks_of(plan)
-            plan = replace(
-                plan,
-                durable=True,
-                began_with=began_with,
-                location=str(location.place),
-                forgotten=location.forgotten(plan),
-            )
-        for stage in plan.stages:
-            if stage.collects:
-                for_spark(stage.schemas[0], f"stage {stage.name}")
-            if isinstance(stage.sink, ParquetFiles) and stage.output_schema is not None:
-                for_spark(stage.output_schema, f"stage {stage.name}, which writes files")
-        check_checkpoints(
-            spark,
-            plan,
-            sources,
-            None if location is None else location.place,
-            location is None or location.about is None,
-        )
+            plan = _kept_in(plan, location, began_with)
+        _check_outputs(plan)
+        place = None if location is None else location.place
+        check_checkpoints(spark, plan, sources, place, location is None or location.about is None)
         check_shipping(plan)
         check_copies(plan, need.workers, executors_at_most(spark))
         if keep_output is None:
@@ -201,11 +182,52 @@ def _started(
             location.check(plan)
             plan, kept = with_cuts(plan, sources, kept, location.kept)
             location.take(plan, kept)
-        query = Query(spark, plan, need, sources, name, None if location is None else location.place)
+        query = Query(spark, plan, need, sources, name, place)
         if shared:
             _tell_of_copies(spark, plan)
         query._start()
         return query
+
+
+def _fed(sources: Sequence[Source]) -> bool:
+    """Tell whether rows come from tasks of Spark's own."""
+    return any(isinstance(source, DataFrameSource | StreamSource) for source in sources)
+
+
+def _kept_in(plan: Plan, location: CheckpointLocation, began_with: int) -> Plan:
+    """Return the plan of a query whose state is kept in a checkpoint location."""
+    return replace(
+        plan, durable=True, began_with=began_with, location=str(location.place), forgotten=location.forgotten(plan)
+    )
+
+
+def _check_outputs(plan: Plan) -> None:
+    """Raise SchemaError if Spark has no type for a column that it is to get, or to find in files."""
+    for stage in plan.stages:
+        if stage.collects:
+            for_spark(stage.schemas[0], f"stage {stage.name}")
+        if isinstance(stage.sink, ParquetFiles) and stage.output_schema is not None:
+            for_spark(stage.output_schema, f"stage {stage.name}, which writes files")
+
+
+def _claim_slots(
+    spark: SparkSession, settings: Settings, query_id: str, name: str | None, tasks: bool, copies: int
+) -> AbstractContextManager[Need]:
+    """Claim the task slots of a query that is being started, until its handle exists. ``tasks``: it needs slots for tasks of
+    Spark's own beside its workers."""
+    at_first, slots = slots_at_first(spark) if grows_on_demand(spark) else None, task_slots(spark)
+    return running_queries.claimed(
+        query_id, name, lambda others: count_slots(settings.workers, tasks, slots, others, copies, at_first)
+    )
+
+
+def _check_inactive(query_id: str, place: Any) -> None:
+    """Raise UsageError if a query of this program runs with this checkpoint location."""
+    if running_queries.is_active(query_id):
+        raise UsageError(
+            f"query {query_id} is active, and checkpointLocation={str(place)!r} is its: stop it first "
+            "(flux.queries() has its handle)"
+        )
 
 
 def check_flows(flows: Sequence[Any]) -> None:

@@ -1,4 +1,5 @@
-"""A query that is stopped reads nothing more, and its last checkpoints have all rows that were read (design: last-checkpoints)."""
+"""A query that is stopped reads nothing more, and its last checkpoints have all rows that were read (design:
+last-checkpoints)."""
 
 from __future__ import annotations
 
