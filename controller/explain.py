@@ -127,7 +127,7 @@ def _policies(plan: Plan, workers: int) -> Iterator[str]:
     else:
         yield f"    workers: {settings.workers or 'as many as there is room for'}"
     if any(replicated(stage) for stage in plan.stages):
-        yield "    copies: " + _placement(settings)
+        yield "    replicas: " + _placement(settings)
     if plan.durable:
         yield (
             "    checkpoint location: survives the loss of everything at once; a checkpoint of each partition every "

@@ -233,7 +233,7 @@ def check_copies(plan: Plan, workers: int, executors: int | None) -> None:
     for stage in plan.stages:
         if stage.replicas > workers:
             raise UsageError(
-                f"stage {stage.name} wants replicas={stage.replicas}, each copy in a worker of its own, and the query has "
+                f"stage {stage.name} wants replicas={stage.replicas}, each in a worker of its own, and the query has "
                 f"{count(workers, 'worker')}: set spark.flux.workers to {stage.replicas} or more, or replicas lower"
             )
         if apart and executors is not None and stage.replicas > executors:
@@ -252,6 +252,6 @@ def told_of_copies(plan: Plan, master: str, failures: int) -> str:
     cores = re.fullmatch(r"local\[([^,]+).*\]", master)
     hint = "" if failures > 1 else f", if Spark may start its task again, as in local[{cores[1] if cores else 1},8]"
     return (
-        f"master {master} has one executor, and all copies of {', '.join(copied)} are in it: good for trying things out. They "
+        f"master {master} has one executor, and all replicas of {', '.join(copied)} are in it: good for trying things out. They "
         f"go with the executor; from a Python worker that dies they take over{hint}"
     )

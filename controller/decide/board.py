@@ -184,8 +184,8 @@ class Board:
         for stage, partitions in enumerate(table.stages):
             for partition, replicas in enumerate(partitions):
                 workers = {replica.worker for replica in replicas}
-                assert len(workers) == len(replicas), f"{stage}/{partition}: two copies on a worker"
-                assert workers <= set(table.endpoints), f"{stage}/{partition}: a copy on a worker that is gone"
+                assert len(workers) == len(replicas), f"{stage}/{partition}: two replicas on a worker"
+                assert workers <= set(table.endpoints), f"{stage}/{partition}: a replica on a worker that is gone"
                 assert replicas or self.phase != QueryPhase.RUNNING, f"{stage}/{partition}: nobody has it"
 
     # ---- events

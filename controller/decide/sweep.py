@@ -227,7 +227,7 @@ class Sweep:
                     # lost.
                     going = None if self.moving.replaces_another(addition, replicas) else addition.from_worker
                 asked_for = board.wishes.most(stage) + (addition is not None and addition.from_worker is not None)
-                assert len(replicas) <= asked_for, f"{stage.name}/{partition}: more copies than asked for"
+                assert len(replicas) <= asked_for, f"{stage.name}/{partition}: more replicas than asked for"
                 workers = [replica.worker for replica in replicas if replica.worker != going]
                 for number, worker in enumerate(workers):
                     obstacle = placement.obstacle(worker, workers[:number])

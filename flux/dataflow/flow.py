@@ -274,7 +274,11 @@ def stage(
         if partitions is not None:
             _check_range(made.name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
         _check_range(
-            made.name, "replicas", replicas, REPLICAS_MAX, "it counts all copies: with 1 there is no copy to take over"
+            made.name,
+            "replicas",
+            replicas,
+            REPLICAS_MAX,
+            "it counts all of them: with 1 there is no other to take over",
         )
         return made
 

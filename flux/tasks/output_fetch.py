@@ -68,7 +68,7 @@ class OutputFetch:
                     raise
                 if given and not self._ordered:
                     raise QueryFailed(
-                        "a worker was lost while its output was fetched, and copies that are not ordered "
+                        "a worker was lost while its output was fetched, and replicas that are not ordered "
                         "(spark.flux.replicas.ordered=false) differ"
                     ) from None
 

@@ -67,7 +67,7 @@ def replication(report: dict[str, Any]) -> str:
         return ""
     return (
         f", epoch {report['epoch']}, {report['takeOvers']} take-overs, {report['repairsDone']} repairs done, "
-        f"{len(under_way)} under way, {len(missing)} partitions short of copies"
+        f"{len(under_way)} under way, {len(missing)} partitions short of replicas"
     )
 
 

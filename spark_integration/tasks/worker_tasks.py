@@ -173,7 +173,7 @@ def await_executors(spark: SparkSession, plan: Plan, over: threading.Event) -> N
     while (there := executors_there(spark, READY_S)) < copies and not over.is_set():
         if time.monotonic() > end:
             joined = count(there, "executor")
-            log.warning("%s joined within %g s, and copies are to be on %d", joined, EXECUTORS_S, copies)
+            log.warning("%s joined within %g s, and replicas are to be on %d", joined, EXECUTORS_S, copies)
             return
         over.wait(LOOK_S)
 

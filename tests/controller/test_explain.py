@@ -56,7 +56,7 @@ def test_every_source_and_stage_has_its_key_partitions_and_replicas() -> None:
         "    gives dest string, flights int64, delay double",
     ]
     assert "    workers: as many as there is room for" in policies
-    assert "    copies: on different executors; repaired 1 partition of a stage at a time" in policies
+    assert "    replicas: on different executors; repaired 1 partition of a stage at a time" in policies
     assert "    balance: policy pairing every 1 s, up to 1 move and 64 MiB per second" in policies
 
 
@@ -73,7 +73,7 @@ def test_settings_show_in_the_policies() -> None:
         "    gives nothing: a sink",
         "    workers: 3",
         "    balance: off: partitions stay where they are",
-        "    copies: on one executor where there are too few; repaired 1 partition of a stage at a time",
+        "    replicas: on one executor where there are too few; repaired 1 partition of a stage at a time",
         "    memory: logs of 1 MiB per process, 128 MiB under way to one worker, then back-pressure",
     ):
         assert line in text.splitlines()

@@ -111,7 +111,7 @@ def test_copies_without_a_place_are_refused_before_anything_starts() -> None:
 def test_a_line_says_what_copies_in_one_executor_are_good_for() -> None:
     assert told_of_copies(plan(1), "local[3]", 1) == ""
     assert told_of_copies(plan(2), "local[3]", 1) == (
-        "master local[3] has one executor, and all copies of Delays are in it: good for trying things out. They go with the "
+        "master local[3] has one executor, and all replicas of Delays are in it: good for trying things out. They go with the "
         "executor; from a Python worker that dies they take over, if Spark may start its task again, as in local[3,8]"
     )
     assert told_of_copies(plan(2), "local[3,8]", 8).endswith("from a Python worker that dies they take over")

@@ -275,7 +275,7 @@ def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(
     # On one executor copies share it, and one line says what that is good for.
     told = [record.getMessage() for record in caplog.records if "has one executor" in record.getMessage()]
     assert len(told) == 1
-    assert told[0].startswith("master local[4] has one executor, and all copies of Counts are in it")
+    assert told[0].startswith("master local[4] has one executor, and all replicas of Counts are in it")
 
     both = flux.start(Counts(df), Counts(df.where("k < 3")), keep_output=True)
     with pytest.raises(flux.UsageError, match=r"say which: toDF\('Counts'\) or toDF\('Counts#2'\)"):
@@ -292,7 +292,7 @@ def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(
         stopped.toDF()
     for options, problem in (
         ({"replicas_allow_same_executor": "false"}, "stage Counts wants replicas=2 on different executors"),
-        ({"workers": 1}, "stage Counts wants replicas=2, each copy in a worker of its own"),
+        ({"workers": 1}, "stage Counts wants replicas=2, each in a worker of its own"),
     ):
         with pytest.raises(flux.UsageError, match=problem):
             Counts(df).start(**options)
