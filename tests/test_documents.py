@@ -9,7 +9,8 @@ import inspect
 import pkgutil
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,23 @@ FUNCTION_MAX, CONSTRUCTOR_MAX = 60, 70
 #: Methods of a class that others may call. Classes with more, and files of rooms with more, may only lose some.
 METHODS_MAX, ROOM_MAX = 30, 14
 LARGE_CLASSES = {"Controller": 39, "Replica": 39, "AdditionTracker": 34}
+IMPORTS_MAX = 15
+WIRING = {
+    "controller/decide/controller.py",
+    "controller/decide/losses.py",
+    "controller/operate/request_handler.py",
+    "flux/__init__.py",
+    "flux/connectors/kafka/sink_options.py",
+    "flux/connectors/kafka/source.py",
+    "flux/replica/replica.py",
+    "flux/shell/worker_loop.py",
+    "flux/worker/core.py",
+    "flux/worker/replica_lifecycle.py",
+    "flux/worker/source_scheduler.py",
+    "spark_integration/query/query.py",
+    "spark_integration/query/run.py",
+    "spark_integration/query/start.py",
+}
 LARGE_ROOMS = {"flux/dataflow": 18, "controller/replicas": 15}
 
 
@@ -278,6 +296,36 @@ def test_functions_and_classes_are_short() -> None:
                     large[node.name] = count
     assert not long, long
     assert large == LARGE_CLASSES, "a class of at most 30 public methods; lower the number here when one loses some"
+
+
+def project_imports(module: ast.Module, of: Iterable[ast.AST]) -> set[str]:
+    """Return the modules of the project that these statements import."""
+    found = set()
+    for node in of:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
+            for name in node.names:
+                inner = ROOT / node.module.replace(".", "/") / f"{name.name}.py"
+                found.add(f"{node.module}.{name.name}" if inner.exists() else node.module)
+    return found
+
+
+def test_modules_import_in_no_circle() -> None:
+    """Not counted: imports inside functions, and those for type checkers alone."""
+    graph = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): project_imports(
+            module, module.body
+        )
+        for path, _, module in product()
+    }
+    list(TopologicalSorter({name: found - {name} for name, found in graph.items()}).static_order())
+
+
+def test_modules_know_few_others() -> None:
+    """Where many parts are put together, they are known."""
+    counts = {
+        str(path.relative_to(ROOT)): len(project_imports(module, ast.walk(module))) for path, _, module in product()
+    }
+    assert {path: count for path, count in counts.items() if count > IMPORTS_MAX} == WIRING
 
 
 def test_rooms_have_few_files() -> None:
