@@ -132,7 +132,7 @@ class Asked:
 
 
 class RequestBook:
-    """The requests of a query. ``missing_slots``: see ``People``."""
+    """The requests of a query. ``missing_slots``: see ``UserRequests``."""
 
     def __init__(
         self,

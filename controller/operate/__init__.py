@@ -1,7 +1,7 @@
 """Requests of people to a running query, and the answers.
 
 requests         Requests of people to the controller of a running query, and its answers
-request_handler  The desk, which answers people's requests from the controller's state
+request_handler  The answers to people's requests from the controller's state
 service          The service for people around the controller of a query
 connection_file  The connection file, by which the command line finds a running query
 client           Running queries, found by their connection files, and requests to their controllers

@@ -123,7 +123,7 @@ PAGE = 1024
 
 
 class Core(Protocol):
-    """The part of ``controller.decide.controller.Controller`` that the desk uses."""
+    """The part of ``controller.decide.controller.Controller`` that the ``RequestHandler`` uses."""
 
     plan: Plan
     repairs: AdditionTracker
@@ -175,7 +175,7 @@ class About:
 
 
 class RequestHandler:
-    """The desk of one query. ``report`` is the newest progress report, None before the first. ``observe`` renews ``metrics``
+    """Handler of the requests to one query. ``report`` is the newest progress report, None before the first. ``observe`` renews ``metrics``
     from the state."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Knowledge of the controller about replicas beyond the table: safe replicas, additions under way, and their history.
 
 A replica is safe when its primary has reported so (design: safe). Only a safe one may take over, or allow another to be
-dropped. The additions of moves are kept here, too; ``move_queue`` knows the moves that they belong to.
+dropped. The additions of moves are kept here, too; ``moves`` knows the moves that they belong to.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The next additions: stages in topological order, a few partitions at a time (design: sweep, add-replica).
 
-An addition goes through phases (``addition_phases``), each entered when the one before is confirmed. Every command is
+An addition goes through phases (``Phase``), each entered when the one before is confirmed. Every command is
 safe to repeat. An addition that a loss has made impossible is dropped, and the next look at the table plans another.
 The first half of a move is an addition like any other.
 

@@ -20,7 +20,7 @@ The phases of a move: the phase that follows each event, and the message that go
     WAITING, UNDER_WAY --given up--> GIVEN_UP
 
 Law: every move ends as DONE or GIVEN_UP, each with an event in the history. A move to a named worker begins at most
-``move_queue.BEGIN_MAX`` times.
+``BEGIN_MAX`` times.
 """
 
 from __future__ import annotations

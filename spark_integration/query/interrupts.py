@@ -11,7 +11,7 @@ Two habits of other packages would end all queries with each Ctrl-C, in a notebo
   alone.
 
 There is no public way to do either. With releases that do this otherwise, everything stays as it is. The call that is
-interrupted stops a query of its own: see ``Output.get``.
+interrupted stops a query of its own: see ``FetchedOutput.get``.
 """
 
 from __future__ import annotations

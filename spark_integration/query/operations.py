@@ -1,6 +1,6 @@
 """Changes of a query while it runs, from its own program: placement, workers, load balance (design: move, drain).
 
-These are the same changes that the ``flux`` command makes from outside, by the same desk. Every method waits until its
+These are the same changes that the ``flux`` command makes from outside, by the same ``RequestHandler``. Every method waits until its
 change is done, at most ``timeout`` seconds; QueryTimeout then names the rest, which goes on. A query that has just been
 started is waited for. UsageError: the change is impossible, and nothing has changed. MoveFailed: the change was given up,
 with the reason; a later request for another change can be the reason. If the query comes to its end in the meantime,

@@ -5,7 +5,7 @@ and ends when its tasks are over. A worker is such a task, and would keep the ex
 drained, which ends the task well. Spark does not start such a task again elsewhere, so another worker is asked for, as soon
 as a slot is free on an executor that stays. It comes first if the drain would leave too few workers.
 
-Workers report the name of their executor (``executor.name_of_executor``).
+Workers report the name of their executor (``entry_points.name_of_executor``).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Values in Avro, to columns of a schema. Each value has the frame of a schema registry, or all are by the same schema.
 
-Law, as in ``formats``: row i is value i by itself, and a null or empty value is a row of nulls. Any bytes either make a row
+Law, as in ``base``: row i is value i by itself, and a null or empty value is a row of nulls. Any bytes either make a row
 or are reported as bad. A writer's schema is checked before it is used: some schemas could make a few bytes an endless list,
 or make the library recurse too deeply.
 
 The library (fastavro) makes objects, value by value; these become columns together. Records without types inside each other
-need no objects (``avro_flat``).
+need no objects (``RecordColumns``).
 
 Records of Avro without types inside each other, to columns without an object for any of them.
 
-Law: the result is that of the library (``avro``), row by row. Schemas that are not understood here are left to the library.
+Law: the result is that of the library (``Avro``), row by row. Schemas that are not understood here are left to the library.
 Compiled loops check each number and length before they use it.
 """
 

@@ -2,14 +2,14 @@
 
 Law: everything that follows from types is settled before the first row. A column that can never fit its field is refused
 here, by its name. A column of which some values may not fit (a null, a long for an int, a decimal) is checked value by
-value as it is written (``avro_writing``).
+value as it is written (``records``).
 
 The schema by which ``to_kafka(..., format="avro")`` writes values, and the id in front of each value.
 
 Law: all writers of a query, and all that repeat their rows, write by the same schema under the same id. Both are settled
 once, in the program that starts the query.
 
-Columns to values in Avro, the mirror of ``avro``: all rows of a batch at once, without an object for any of them.
+Columns to values in Avro, the mirror of ``avro_decode``: all rows of a batch at once, without an object for any of them.
 
 Law: the bytes of a row follow from the row and the schema alone. A value that does not fit its field ends the batch with
 ``UnfitValue``, which names row and column, before any byte of the batch is written.
@@ -160,7 +160,7 @@ class WriterField:
 
 
 def fields_of(schema: Any) -> tuple[WriterField, ...]:
-    """Return the fields of a record that ``avro.parsed_schema`` has parsed. ``avro.Avro`` has checked that columns can hold
+    """Return the fields of a record that ``avro_decode.parsed_schema`` has parsed. ``Avro`` has checked that columns can hold
     them."""
     return _parts(schema, {}, "")
 

@@ -1,4 +1,4 @@
-"""Formats of the values of records: JSON or CSV, to columns of a schema, all rows of a batch at once (Avro: ``avro``).
+"""Formats of the values of records: JSON or CSV, to columns of a schema, all rows of a batch at once (Avro: ``avro_decode``).
 
 Law: row i of the result is value i, by itself. A value that does not fit is found and reported (``Bad``); the values around
 it are read as if it were not there. A null value (a tombstone) and an empty one are a row of nulls.

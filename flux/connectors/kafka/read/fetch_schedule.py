@@ -1,5 +1,5 @@
 """Schedule of requests: the partitions a process asks for next, the broker of each, and the time. These are the rules of
-``fetcher``, without sockets and clock.
+``fetch_thread``, without sockets and clock.
 
 All partitions that a broker leads, and that want rows, are asked for in one request. Law: a partition is in at most one
 request at a time, and in none while its rows are being worked off; one that fails, or is held up, holds up no other one.
@@ -100,7 +100,7 @@ class BrokerSlot:
 
 
 class FetchRequest(NamedTuple):
-    """Request over a line."""
+    """Request over a connection."""
 
     #: Connection that the request goes over.
     line: BrokerSlot

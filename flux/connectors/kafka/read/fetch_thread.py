@@ -1,4 +1,4 @@
-"""The thread that fetches for all partitions of a source that a process reads: sockets and clock around ``fetching``.
+"""The thread that fetches for all partitions of a source that a process reads: sockets and clock around ``fetch_schedule``.
 
 Slow work is done in other threads: looking up leaders, connecting, decoding large answers. The thread itself decodes small
 answers, because passing them to another thread would take longer.
@@ -8,7 +8,7 @@ answers.
 
 Competition for processors: the part of its time that a thread waits for a processor, as Linux counts it.
 
-The reader of a partition of a topic, as the thread that fetches for it sees it (see ``fetcher``).
+The reader of a partition of a topic, as the thread that fetches for it sees it (see ``Fetcher``).
 
 Threads for work that would hold up the fetching thread: looking up leaders, connecting, decoding large answers.
 """

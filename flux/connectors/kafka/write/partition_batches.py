@@ -64,7 +64,7 @@ class PartitionBatches:
 
     def take(self) -> Made:
         self.make()
-        assert self.ahead is not None, "a line with rows left has a batch"
+        assert self.ahead is not None, "a partition with rows left has a batch"
         taken, self.ahead = self.ahead, None
         return taken
 

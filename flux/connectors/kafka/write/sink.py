@@ -50,7 +50,7 @@ FLUX_PARTITION, FLUX_SEQUENCE = "flux-partition", "flux-sequence"
 class Round(NamedTuple):
     """Requests with at most one record batch for each partition."""
 
-    #: By partition of the topic: its line, the record batch that was sent, and its number of rows.
+    #: By partition of the topic: its batches, the record batch that was sent, and its number of rows.
     sending: dict[int, tuple[PartitionBatches, np.ndarray, int]]
     sent: ProduceRequests
 
@@ -285,7 +285,7 @@ class KafkaSink(Sink):
         return self._columns.header_entries(batch)
 
     def _begin_round(self, lines: list[PartitionBatches]) -> Round:
-        """Send one record batch of each line, as far as they fit a request. The next ones are made while the brokers work."""
+        """Send one record batch of each partition, as far as they fit a request. The next ones are made while the brokers work."""
         sending: dict[int, tuple[PartitionBatches, np.ndarray, int]] = {}
         size = 0
         for line in lines:
@@ -330,7 +330,7 @@ class KafkaSink(Sink):
             self._refused(line, rows, answer)
 
     def _make_smaller(self, line: PartitionBatches, data: np.ndarray, rows: int, sent: int, error: str) -> None:
-        """Make record batches smaller, for this line and others. KafkaError if there is only one record in it."""
+        """Make record batches smaller, for this partition and others. KafkaError if there is only one record in it."""
         if rows == 1:
             raise KafkaError(
                 f"partition {line.partition} of topic {self.topic!r}: a record takes {data.size:,} bytes with its key and head; "
