@@ -164,6 +164,9 @@ def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
 
 
 class _Compiler:
+    """A compiler of one set of flows. It numbers sources, stages and edges in the order in which it adds them, and is used
+    once."""
+
     def __init__(
         self, settings: Settings, to_arrow: ToArrow, case_sensitive: bool, began_with: Mapping[str, int]
     ) -> None:

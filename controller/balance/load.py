@@ -2,10 +2,6 @@
 
 Plain values without logic: ``load_reports`` makes the loads from the workers' reports, policies read them and suggest
 moves, and the sweep carries the moves out.
-
-The loads of all replicas as arrays, one value for each place of ``TableIndex``, and the loads of the workers.
-
-People and metrics are told sums over these arrays, without an object for each replica. Policies get ``Loads``.
 """
 
 from __future__ import annotations
@@ -23,7 +19,10 @@ from partitioning.ids import PartitionKey
 
 @dataclass(frozen=True)
 class LoadTable:
-    """The loads of all replicas at one time. Read it before the table of its columns changes."""
+    """The loads of all replicas at one time as arrays, one value for each place of ``TableIndex``, and the loads of the
+    workers. Read it before the table of its columns changes.
+
+    People and metrics are told sums over these arrays, without an object for each replica. Policies get ``Loads``."""
 
     columns: TableIndex
     workers: dict[int, WorkerLoad]

@@ -51,6 +51,12 @@ class WaitForWorkers:
 
 
 class Losses:
+    """The losses of a query: signs of life of its workers, the workers that are given up, and the tables after them (design:
+    take-over, silence).
+
+    A loss that leaves a partition without a replica ends the query. With a checkpoint location, a worker takes the
+    partition up from there instead, and without any worker the query waits for others."""
+
     #: Set while the query waits for workers in place of those that are lost.
     waiting: WaitForWorkers | None = None
 

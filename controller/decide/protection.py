@@ -26,6 +26,8 @@ Replicas = tuple[ReplicaAt, ...]
 
 
 class Protection:
+    """The changes of protection that are under way: requests, surplus replicas to drop, and the end of each change."""
+
     def __init__(self, board: Board, repairs: AdditionTracker, moving: MoveQueue) -> None:
         self._board = board
         self._repairs = repairs

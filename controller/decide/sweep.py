@@ -28,6 +28,12 @@ LOOK_EVERY_S = 0.25
 
 
 class Sweep:
+    """The sweep over the replicas of a running query: it goes on with additions, gives up overdue ones, and begins repairs and
+    then moves (design: repairs-first, add-replica).
+
+    Law: no move begins while a repair is under way or due. ``sweep`` may be called at any time; it begins something only
+    when the table or the workers have changed, or ``LOOK_EVERY_S`` after the last look."""
+
     def __init__(
         self, board: Board, repairs: AdditionTracker, moving: MoveQueue, departures: Departures, protecting: Protection
     ) -> None:

@@ -1,13 +1,5 @@
-"""The desk, which answers people's requests from the controller's state (design: people).
-
-No I/O: frames in, a frame and commands out. The desk decides nothing about replicas: it reads the state, and passes changes to
-the controller, which may refuse them.
-
-The way of a reader outside the query to the output that is kept for it (design: readers-secret).
-
-Workers let in processes with the secret of the query, so a reader needs it. It is given only to a reader that has proved the
-secret of the connection file, and masked with that: a listener on the way learns nothing.
-"""
+"""Answers to people's requests from the controller's state (design: people), and the way of a reader outside the query to the
+output that is kept for it (design: readers-secret)."""
 
 from __future__ import annotations
 
@@ -89,7 +81,10 @@ class Reach:
 
 
 def output_place(plan: Plan, name: str | None, reach: Reach | None, stage: str | None) -> OutputPlace:
-    """Describe the output of a stage and the way to it. UsageError: there is none."""
+    """Describe the output of a stage and the way to it. UsageError: there is none.
+
+    Workers let in processes with the secret of the query, so a reader needs it. It is given only to a reader that has
+    proved the secret of the connection file, and masked with that: a listener on the way learns nothing."""
     found = offered(plan, stage)
     if reach is None or found.output_schema is None:
         raise UsageError("the output of this query cannot be read from outside")
@@ -175,8 +170,11 @@ class About:
 
 
 class RequestHandler:
-    """Handler of the requests to one query. ``report`` is the newest progress report, None before the first. ``observe`` renews ``metrics``
-    from the state."""
+    """Handler of the requests to one query. ``report`` is the newest progress report, None before the first. ``observe``
+    renews ``metrics`` from the state.
+
+    No I/O: frames in, a frame and commands out. The handler decides nothing about replicas: it reads the state, and passes
+    changes to the controller, which may refuse them."""
 
     def __init__(
         self,

@@ -1,19 +1,5 @@
-"""Failed attempts to add a replica: a limit on their number, and growing patience (design: attempts).
-
-Law: no partition is tried for ever in silence. Each phase of an addition has a time limit; after that the addition
-is given up. The next attempt goes to a worker with fewer failures and has more patience, because the state may be
-large. After ``ATTEMPTS_MAX`` failures in a row the partition rests, longer each time, and a warning says so.
-
-Batches: numbers of additions that begin with one table (design: batch).
-
-A table costs every process a look and a confirmation, so additions of a stage begin together, and their replicas become
-live together. The copies in between go one after the other, ``repair.atOnce`` at a time.
-
-Law: a replica that waits for its copy keeps rows in the logs of all producers. So a batch is no larger than the number that
-can be copied while the logs have room, as far as is known: the first batch of a stage is small, later ones follow the time
-that copies took. A replica that has waited for longer than ``READY_MAX_S`` all the same is taken out again, and nothing is
-lost by that.
-"""
+"""Limits on attempts to add a replica (design: attempts), and on the number of additions that begin with one table (design:
+batch)."""
 
 from __future__ import annotations
 
@@ -57,7 +43,11 @@ class _Failures:
 
 
 class AdditionAttempts:
-    """The failures of each partition since its last success."""
+    """The failures of each partition since its last success: a limit on their number, and growing patience.
+
+    Law: no partition is tried for ever in silence. Each phase of an addition has a time limit; after that the addition is
+    given up. The next attempt goes to a worker with fewer failures and has more patience, because the state may be large.
+    After ``ATTEMPTS_MAX`` failures in a row the partition rests, longer each time, and a warning says so."""
 
     def __init__(self) -> None:
         self._failures: dict[PartitionKey, _Failures] = {}
@@ -122,7 +112,16 @@ LISTED_EVERY_S = 0.1
 
 
 class AdditionBatches:
-    """The sizes of the batches of one query, by stage, because the states of stages differ in size."""
+    """The sizes of the batches of one query, by stage, because the states of stages differ in size. A batch is the additions
+    that begin with one table.
+
+    A table costs every process a look and a confirmation, so additions of a stage begin together, and their replicas become
+    live together. The copies in between go one after the other, ``repair.atOnce`` at a time.
+
+    Law: a replica that waits for its copy keeps rows in the logs of all producers. So a batch is no larger than the number
+    that can be copied while the logs have room, as far as is known: the first batch of a stage is small, later ones follow
+    the time that copies took. A replica that has waited for longer than ``READY_MAX_S`` all the same is taken out again,
+    and nothing is lost by that."""
 
     def __init__(self, settings: Settings) -> None:
         self._at_once = settings.repairs_at_once

@@ -1,21 +1,4 @@
-"""The next additions: stages in topological order, a few partitions at a time (design: sweep, add-replica).
-
-An addition goes through phases (``Phase``), each entered when the one before is confirmed. Every command is
-safe to repeat. An addition that a loss has made impossible is dropped, and the next look at the table plans another.
-The first half of a move is an addition like any other.
-
-The phases of an addition: the phase that follows each event, the message that goes out with it, and its time limit
-(design: add-replica).
-
-    RETAIN --confirmed--> READY --turn--> COPY --follows--> FOLLOWS --listed--> LIVE --complete--> SAFE
-    READY --follows--> FOLLOWS, of a kind without a state
-    RETAIN, READY, COPY, FOLLOWS, LIVE --dropped--> DROPPED
-
-An addition begins in RETAIN with the table that lists the new replica, or in READY if producers keep nothing for its
-kind. Additions of a batch begin with one table, and one table lists them as live; only the copies go one by one. An
-event that is not in the table of steps is a mistake of the caller, which has to check first whether a report is meant for this
-phase.
-"""
+"""The next additions: stages in topological order, a few partitions at a time (design: sweep, add-replica)."""
 
 from __future__ import annotations
 
@@ -41,7 +24,16 @@ from partitioning.table import ReplicaAt, Table
 
 
 class Phase(StrEnum):
-    """The phases of an addition. Each comment tells how long the phase lasts."""
+    """The phases of an addition. Each comment tells how long the phase lasts.
+
+        RETAIN --confirmed--> READY --turn--> COPY --follows--> FOLLOWS --listed--> LIVE --complete--> SAFE
+        READY --follows--> FOLLOWS, of a kind without a state
+        RETAIN, READY, COPY, FOLLOWS, LIVE --dropped--> DROPPED
+
+    An addition begins in RETAIN with the table that lists the new replica, or in READY if producers keep nothing for its
+    kind. Additions of a batch begin with one table, and one table lists them as live; only the copies go one by one. An
+    event that is not in the table of steps is a mistake of the caller, which has to check first whether a report is meant
+    for this phase."""
 
     #: Until every process goes by the table that lists the replica.
     RETAIN = "retain"
@@ -72,7 +64,7 @@ class AdditionEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdditionStep:
-    """A step from one phase to the next."""
+    """A step from one phase to the next: the phase that follows, the message that goes out with it, and its time limit."""
 
     #: The next phase.
     to: Phase
@@ -117,7 +109,11 @@ Rows = tuple[Replicas, ...]
 
 @dataclass
 class Addition:
-    """One AddReplica under way."""
+    """One AddReplica under way.
+
+    An addition goes through the phases of ``Phase``, each entered when the one before is confirmed. Every command is safe
+    to repeat. An addition that a loss has made impossible is dropped, and the next look at the table plans another. The
+    first half of a move is an addition like any other."""
 
     stage: int
     partition: int

@@ -1,27 +1,4 @@
-"""The queue of moves: its order, and the fate of a move when a worker is lost half-way (design: move,
-move-keeps-copies).
-
-A move is AddReplica on the target and, once the new replica is safe, DropReplica of the source, whose place the target
-takes. The sweep carries out both halves; this module knows which move they belong to. Law: a move never leaves a
-partition with fewer safe replicas than before (or than its stage wants). If a worker is lost half-way:
-
-    target       the attempt is over; a move to any worker begins again, a move to a named worker is given up
-    source       the addition on the target goes on, as the repair of the lost replica
-    primary      (when a secondary moves) the unfinished target is dropped, because its copy may hold steps that the
-                 survivors order differently; the partition is repaired first, and then the move begins again
-    secondary    (another one) the target takes the place of the lost replica, and the source stays; but if source and
-                 target share an executor, the target is dropped, the partition is repaired elsewhere, and the move
-                 begins again
-
-The phases of a move: the phase that follows each event, and the message that goes out with it (design: move).
-
-    WAITING --begun--> UNDER_WAY --source dropped--> DONE
-    UNDER_WAY --interrupted--> WAITING
-    WAITING, UNDER_WAY --given up--> GIVEN_UP
-
-Law: every move ends as DONE or GIVEN_UP, each with an event in the history. A move to a named worker begins at most
-``BEGIN_MAX`` times.
-"""
+"""The queue of moves: its order, and the fate of a move when a worker is lost half-way (design: move, move-keeps-copies)."""
 
 from __future__ import annotations
 
@@ -43,7 +20,14 @@ from partitioning.table import ReplicaAt, Table
 
 
 class MovePhase(StrEnum):
-    """The phases of a move."""
+    """The phases of a move.
+
+        WAITING --begun--> UNDER_WAY --source dropped--> DONE
+        UNDER_WAY --interrupted--> WAITING
+        WAITING, UNDER_WAY --given up--> GIVEN_UP
+
+    Law: every move ends as DONE or GIVEN_UP, each with an event in the history. A move to a named worker begins at most
+    ``BEGIN_MAX`` times."""
 
     #: In the queue, for the first time or again.
     WAITING = "waiting"
@@ -64,7 +48,7 @@ class MoveEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MoveStep:
-    """A step from one phase to the next."""
+    """A step from one phase to the next: the phase that follows, and the message that goes out with it."""
 
     #: The next phase.
     to: MovePhase
@@ -132,7 +116,19 @@ class MoveJob:
 
 
 class MoveQueue:
-    """All moves of a query, in the queue and under way. It is false while there are none."""
+    """All moves of a query, in the queue and under way. It is false while there are none.
+
+    A move is AddReplica on the target and, once the new replica is safe, DropReplica of the source, whose place the target
+    takes. The sweep carries out both halves; the queue knows which move they belong to. Law: a move never leaves a
+    partition with fewer safe replicas than before (or than its stage wants). If a worker is lost half-way:
+
+        target       the attempt is over; a move to any worker begins again, a move to a named worker is given up
+        source       the addition on the target goes on, as the repair of the lost replica
+        primary      (when a secondary moves) the unfinished target is dropped, because its copy may hold steps that the
+                     survivors order differently; the partition is repaired first, and then the move begins again
+        secondary    (another one) the target takes the place of the lost replica, and the source stays; but if source and
+                     target share an executor, the target is dropped, the partition is repaired elsewhere, and the move
+                     begins again"""
 
     def __init__(self, plan: Plan, repairs: AdditionTracker) -> None:
         self.plan = plan

@@ -1,16 +1,7 @@
 """Placement: this module answers every question about the place of a replica (design: placement).
 
-The first table, repairs, moves, drains and policies all ask a ``Placement``. ``FarApart`` is the only one; another,
-such as a ring, would be another class with the same methods, and ``placement_of`` would make it.
-
-Law: whether a worker *may* hold a replica depends only on the worker and on the holders of the other replicas. Among
-those that may, ``rank`` is a preference and never a refusal: after a loss there may be no other choice.
-
-The first table (design: first-table): partitions are dealt to workers evenly, and each stage starts at the worker after
-the last one of the stage before.
-
-The replicas of a partition are placed as far apart as the workers are (``apart``). So the loss of one executor takes
-only one of them, and with several hosts or racks, so does the loss of a host or rack.
+The first table, repairs, moves, drains and policies all ask a ``Placement``. ``FarApart`` is the only one; another, such as
+a ring, would be another class with the same methods, and ``placement_of`` would make it.
 """
 
 from __future__ import annotations
@@ -40,9 +31,10 @@ FIT_MAX = 8
 def first_table(
     plan: Plan, places: Mapping[int, WorkerPlace], endpoints: Mapping[int, str], same_executor: bool
 ) -> Table:
-    """Make the table of epoch 0. ``endpoints`` are those of the workers, in slot order.
+    """Make the table of epoch 0 (design: first-table). ``endpoints`` are those of the workers, in slot order. QueryFailed:
+    replicas cannot be kept apart and may not share an executor.
 
-    QueryFailed: replicas cannot be kept apart and may not share an executor."""
+    Partitions are dealt to workers evenly, and each stage starts at the worker after the last one of the stage before."""
     workers = list(endpoints)
     start = 0
     stages = []
@@ -98,7 +90,10 @@ def _ring(workers: Sequence[int], turn: int) -> Iterator[int]:
 
 class Placement(Protocol):
     """Answers for the workers of a moment. ``others`` are the workers with the other replicas of the same partition;
-    ``leaving`` are workers that are being emptied."""
+    ``leaving`` are workers that are being emptied.
+
+    Law: whether a worker *may* hold a replica depends only on the worker and on the holders of the other replicas. Among
+    those that may, ``rank`` is a preference and never a refusal: after a loss there may be no other choice."""
 
     @property
     def leaving(self) -> AbstractSet[int]: ...
@@ -151,7 +146,10 @@ def placement_of(places: Mapping[int, WorkerPlace], leaving: Iterable[int], same
 
 class FarApart:
     """Placement as far apart as the workers are (``apart``). ``same_executor``: two replicas of a partition may be on one
-    executor."""
+    executor.
+
+    The replicas of a partition are placed as far apart as the workers are (``apart``). So the loss of one executor takes
+    only one of them, and with several hosts or racks, so does the loss of a host or rack."""
 
     def __init__(
         self, places: Mapping[int, WorkerPlace], leaving: Iterable[int] = (), same_executor: bool = False

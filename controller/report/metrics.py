@@ -1,13 +1,6 @@
 """The metrics of one query for Prometheus: counters, gauges, and a histogram of stalls.
 
-``Metrics`` belongs to the controller's thread, which passes it every event and has it take a snapshot now and then. A
-snapshot never changes, so any thread may read the newest one. Law: a counter never falls while the query runs, although
-workers come and go and take their counts with them.
-
-Prometheus metrics over HTTP: one server for all queries of this process with the same address.
-
-It is off by default, and listens on this machine only, unless the settings say otherwise: the metrics show names of
-stages and hosts, and there is no password.
+The metrics are served over HTTP: one server for all queries of this process with the same address.
 """
 
 from __future__ import annotations
@@ -41,7 +34,10 @@ _lock = threading.Lock()
 
 
 class MetricsServer(Collector):
-    """Server of GET /metrics for the queries that are running."""
+    """Server of GET /metrics for the queries that are running.
+
+    It is off by default, and listens on this machine only, unless the settings say otherwise: the metrics show names of
+    stages and hosts, and there is no password."""
 
     def __init__(self, host: str, port: int) -> None:
         self._queries: tuple[Metrics, ...] = ()
@@ -151,8 +147,11 @@ class Happened(NamedTuple):
 
 
 class Metrics(Collector):
-    """The metrics of one query. The controller's thread calls ``note`` for every event and ``observe`` now and then; any thread
-    may call ``collect`` and ``text``."""
+    """The metrics of one query. The controller's thread calls ``note`` for every event and ``observe`` now and then; any
+    thread may call ``collect`` and ``text``.
+
+    A snapshot of ``observe`` never changes, so any thread may read the newest one. Law: a counter never falls while the
+    query runs, although workers come and go and take their counts with them."""
 
     def __init__(self, plan: Plan, query_id: str, name: str | None) -> None:
         self.events: Counter[Happened] = Counter()

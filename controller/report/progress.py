@@ -1,27 +1,7 @@
 """Progress reports (``query.lastProgress``), made from the workers' reports.
 
-Counts of the records of each source that did not fit their format, and the like, from the reports of the workers (design:
-bad-records).
-
-A reader counts from its beginning. So the count of a partition is the sum over its readers; a reader that begins again reports
-less than before, or is on another worker.
-
-Counts of the rows that the query has read: every row once, however often its partition of a source is read (design:
-rows-once).
-
-A partition of a source is read again when its Spark task is retried, or by another worker when its reader is lost or
-leaves. The count of a partition is the highest count of any of its readers, from the first row on; the sum of these
-counts never falls. A reader that begins in the middle (a source that seeks) continues the reported count of the rows
-before its first batch. That count is never too high, so no row is counted twice; it may miss rows that came between two
-reports. Progress reports make up for these by the counts of the stages behind a source (``progress``).
-
-Levels of replication of the stages, for reports and metrics.
-
-Distances of the partitions of sources from their ends, by the last reports of the workers that read them (design:
-lag-of-sources).
-
-Only readers with a ``lag`` report one (see ``flux.source``). While a partition has no reader, because its worker was lost, its
-last report stands: the records that wait there have not gone.
+Counts of bad records, of rows read and of lags, and the levels of replication, are kept by the classes of the same names,
+for reports and metrics.
 """
 
 from __future__ import annotations
@@ -49,7 +29,11 @@ from partitioning.ids import ACTIVE
 
 
 class BadRecordCounts:
-    """The counts of all sources of a query. ``name``: theirs in the statistics."""
+    """The counts of the records of each source of a query that did not fit their format, and the like (design: bad-records).
+    ``name``: theirs in the statistics.
+
+    A reader counts from its beginning. So the count of a partition is the sum over its readers; a reader that begins again
+    reports less than before, or is on another worker."""
 
     def __init__(self, sources: int, name: str = "bad_records") -> None:
         self._sources, self._name = sources, name
@@ -107,7 +91,14 @@ class _Partition:
 
 
 class InputRows:
-    """The counts of all partitions of all sources."""
+    """The counts of the rows that the query has read, of all partitions of all sources: every row once, however often its
+    partition is read (design: rows-once).
+
+    A partition of a source is read again when its Spark task is retried, or by another worker when its reader is lost or
+    leaves. The count of a partition is the highest count of any of its readers, from the first row on; the sum of these
+    counts never falls. A reader that begins in the middle (a source that seeks) continues the reported count of the rows
+    before its first batch. That count is never too high, so no row is counted twice; it may miss rows that came between two
+    reports. Progress reports make up for these by the counts of the stages behind a source (``progress``)."""
 
     def __init__(self) -> None:
         self._partitions: dict[Any, _Partition] = {}
@@ -153,7 +144,7 @@ class InputRows:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The replication of one stage."""
+    """The replication of one stage, for reports and metrics."""
 
     #: Replicas of each partition.
     wanted: int
@@ -190,7 +181,11 @@ def levels(
 
 
 class SourceLags:
-    """The lags of all sources of a query."""
+    """The lags of all sources of a query: distances of partitions from their ends, by the last reports of the workers that
+    read them (design: lag-of-sources).
+
+    Only readers with a ``lag`` report one (see ``flux.source``). While a partition has no reader, because its worker was
+    lost, its last report stands: the records that wait there have not gone."""
 
     def __init__(self, sources: Sequence[SourcePlan]) -> None:
         self._sources = sources

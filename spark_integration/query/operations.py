@@ -1,11 +1,11 @@
 """Changes of a query while it runs, from its own program: placement, workers, load balance (design: move, drain).
 
-These are the same changes that the ``flux`` command makes from outside, by the same ``RequestHandler``. Every method waits until its
-change is done, at most ``timeout`` seconds; QueryTimeout then names the rest, which goes on. A query that has just been
-started is waited for. UsageError: the change is impossible, and nothing has changed. MoveFailed: the change was given up,
-with the reason; a later request for another change can be the reason. If the query comes to its end in the meantime,
-``scale``, ``drain`` and ``protect`` return, as there is nothing left to do for them, and moves raise MoveFailed. If the
-query fails, all raise QueryFailed.
+These are the same changes that the ``flux`` command makes from outside, by the same ``RequestHandler``. Every method waits
+until its change is done, at most ``timeout`` seconds; QueryTimeout then names the rest, which goes on. A query that has
+just been started is waited for. UsageError: the change is impossible, and nothing has changed. MoveFailed: the change was
+given up, with the reason; a later request for another change can be the reason. If the query comes to its end in the
+meantime, ``scale``, ``drain`` and ``protect`` return, as there is nothing left to do for them, and moves raise MoveFailed.
+If the query fails, all raise QueryFailed.
 """
 
 from __future__ import annotations

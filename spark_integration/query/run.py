@@ -2,11 +2,6 @@
 
 The controller runs in a thread of the driver, workers in long-running Spark tasks, ingress in an ordinary Spark job over
 the user's DataFrame. A thread of the driver looks after them, from the first task to the last.
-
-Hides Spark's own progress bar while queries run, and shows it again after the last. It would stay on the console for as
-long as a query runs, and say nothing: it counts tasks that have ended, and workers do not end.
-
-Spark has no public way to do that. In a release of Spark where the way used here does not work, the bar stays.
 """
 
 from __future__ import annotations
@@ -51,7 +46,13 @@ FAILURES = (Py4JError, AttributeError, TypeError, OSError)
 
 
 def put_bar_away(spark: SparkSession) -> None:
-    """Hide the bar. Each query calls this once, and ``put_bar_back`` at its end."""
+    """Hide Spark's own progress bar while queries run. Each query calls this once, and ``put_bar_back`` at its end, which
+    shows the bar again after the last.
+
+    The bar would stay on the console for as long as a query runs, and say nothing: it counts tasks that have ended, and
+    workers do not end.
+
+    Spark has no public way to do that. In a release of Spark where the way used here does not work, the bar stays."""
     global _queries, _put_away
     with _lock:
         _queries += 1

@@ -1,15 +1,5 @@
-"""Input that sources have got since the query was started, and do not read (design: unread).
-
-A partition that a topic gets later would need a number among the streams of the query, which has a fixed number of them. So
-it is only named, in the log and in reports; the next start reads it. Readers are asked here, in the program that started
-the query, in a thread of its own, because the answer may take seconds.
-
-Preparation of sources and sinks: facts that each settles once, in the program that starts a query, and finds again in its
-checkpoint location (design: prepare).
-
-A topic that is read from its latest offsets must begin at the same offsets in every life of the query, and a sink that
-writes under an id must keep it. Both are known when the query starts for the first time, and not before.
-"""
+"""Preparation of sources and sinks before the start of a query (design: prepare), and questions to sources about input that
+they have got since (design: unread)."""
 
 from __future__ import annotations
 
@@ -36,11 +26,16 @@ Kept = dict[str, dict[str, Any]]
 def prepared(
     plan: Plan, kept: Kept | None, case_sensitive: bool = False, ignored_files: tuple[bool, bool] = (False, False)
 ) -> tuple[Plan, Kept]:
-    """Return the plan with prepared sources and sinks, and the facts that they want to find again.
+    """Return the plan with prepared sources and sinks, and the facts that they want to find again in the checkpoint location.
 
     ``kept`` is the result of the first start of the query. ``case_sensitive``: the session tells names apart by upper and
     lower case, for sources that find columns by name. ``ignored_files``: the session leaves out missing, and corrupt,
-    files."""
+    files.
+
+    Each settles its facts once, in the program that starts a query.
+
+    A topic that is read from its latest offsets must begin at the same offsets in every life of the query, and a sink that
+    writes under an id must keep it. Both are known when the query starts for the first time, and not before."""
     found: Kept = {"sources": {}, "sinks": {}}
     known = kept or {}
 
@@ -100,8 +95,12 @@ UnreadFiles: TypeAlias = "Mapping[str, Mapping[str, str]]"
 
 
 class UnreadRows:
-    """Questions to sources, in a thread. ``tell`` is given all unread partitions, by the number of the source, each time that
-    they have changed; ``tell_files`` all unread files."""
+    """Questions to sources about input that they have got since the query was started, and do not read. ``tell`` is given all
+    unread partitions, by the number of the source, each time that they have changed; ``tell_files`` all unread files.
+
+    A partition that a topic gets later would need a number among the streams of the query, which has a fixed number of
+    them. So it is only named, in the log and in reports; the next start reads it. Readers are asked here, in the program
+    that started the query, in a thread of its own, because the answer may take seconds."""
 
     def __init__(
         self,

@@ -1,14 +1,5 @@
-"""Start of a query from flows: everything that can be checked is checked before anything runs (design: public-api).
-
-The first query after an installation: if the driver shares its files with the workers, it compiles the kernels once.
-
-Otherwise all workers compile the same at once, and on a small machine that takes longer than they may take to join.
-
-Check of everything that is sent to the executors with the tasks: the user's operators, functions and readers, before
-anything runs.
-
-The plan of a flow that has not started, as text.
-"""
+"""Start of a query from flows: everything that can be checked is checked before anything runs (design: public-api). A flow
+that has not started can be explained."""
 
 from __future__ import annotations
 
@@ -69,7 +60,10 @@ log = logging.getLogger("flux")
 
 
 def compile_once() -> None:
-    """Compile the kernels. Returns at once if the disk cache has them."""
+    """Compile the kernels, once after an installation, if the driver shares its files with the workers. Returns at once if the
+    disk cache has them.
+
+    Otherwise all workers compile the same at once, and on a small machine that takes longer than they may take to join."""
     if not is_warm():
         log.warning("first start after an installation: compiling the kernels, which takes up to a minute")
         warm_up()
@@ -77,7 +71,8 @@ def compile_once() -> None:
 
 
 def check_shipping(plan: Plan) -> None:
-    """Raise UsageError, which names the stage or source that cannot be pickled, and the object in it that cannot."""
+    """Check everything that is sent to the executors with the tasks before anything runs: the user's operators, functions and
+    readers. UsageError names the stage or source that cannot be pickled, and the object in it that cannot."""
     if _fault(plan) is None:
         return
     for what, shipped in _parts(plan):

@@ -1,15 +1,5 @@
 """The streaming queries of Spark that feed the sources of a query: started, watched and stopped together with it (design:
-micro-batches).
-
-Spark calls ``foreachBatch`` for every micro-batch, and that runs one Spark job, whose tasks send the rows. The call returns
-when all consumers have applied them, and Spark commits the batch then.
-
-Row counts of a streaming query's partitions, kept beside the state of a query with a checkpoint location (design:
-micro-batches).
-
-Spark never gives the rows of a committed batch again. If the query has to go on from an older checkpoint than Spark,
-because a newer one is damaged, these rows are missing, and the tasks of the next batch have to notice.
-"""
+micro-batches)."""
 
 from __future__ import annotations
 
@@ -46,9 +36,12 @@ log = logging.getLogger("flux")
 
 
 class StreamEnds:
-    """Row counts by partition. They are written before Spark commits a batch, so they may be one batch ahead of Spark; the
-    counts before that batch are kept, too. Behind Spark, after a loss of power, fewer missing rows are noticed, and none
-    are reported wrongly."""
+    """Row counts of a streaming query's partitions, kept beside the state of a query with a checkpoint location. They are
+    written before Spark commits a batch, so they may be one batch ahead of Spark; the counts before that batch are kept,
+    too. Behind Spark, after a loss of power, fewer missing rows are noticed, and none are reported wrongly.
+
+    Spark never gives the rows of a committed batch again. If the query has to go on from an older checkpoint than Spark,
+    because a newer one is damaged, these rows are missing, and the tasks of the next batch have to notice."""
 
     def __init__(self, place: Place | None, name: str) -> None:
         self._place = place
@@ -130,7 +123,10 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 class Streams:
     """Streaming queries of one run. ``start`` them once the workers are there; ``look`` now and then; ``stop`` them before the
-    workers go."""
+    workers go.
+
+    Spark calls ``foreachBatch`` for every micro-batch, and that runs one Spark job, whose tasks send the rows. The call
+    returns when all consumers have applied them, and Spark commits the batch then."""
 
     def __init__(
         self,

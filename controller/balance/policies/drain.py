@@ -46,6 +46,9 @@ class DrainPolicy(Policy, name="drain"):
 
 
 class _Plan:
+    """A plan of one round: the place of each replica that leaves. Each chosen move counts for the next ones, in the loads of
+    the targets and in the places of the replicas."""
+
     def __init__(self, loads: Loads, same_executor: bool) -> None:
         self.notes: list[str] = []
         self._places = PlannedPlacement.of(loads, same_executor)

@@ -1,17 +1,5 @@
-"""Pairing, the policy of Flux (design: pairing; ICDE 2003, section 4): pair the busiest worker with the idlest, the second
-busiest with the second idlest, and move one partition per pair if the pair has enough to gain.
-
-The gain is the fall of the higher of the two loads. The rest of the cluster does not count: averaged over a hundred
-workers, one overloaded worker would look like nothing. The threshold is compared with the gain of all moves that the
-pair could make in the end, because one of a hundred partitions alone gains next to nothing. If the idlest worker may
-take no partition of the busiest, the next idlest ones are tried. Against oscillation: loads are smoothed, a difference must
-last for some rounds, moves under way count as made, and a partition that has moved cools down.
-
-Cool-down: a partition that has moved stays for a while, and no worker takes and gives in turn (design: cool-down).
-
-A worker that has given a partition away may give another one at once, because an overloaded worker has to shed load
-quickly.
-"""
+"""Pairing, the policy of Flux (design: pairing; ICDE 2003, section 4), and the cool-down of partitions that have moved
+(design: cool-down)."""
 
 from __future__ import annotations
 
@@ -30,7 +18,11 @@ from partitioning.ids import PartitionKey
 
 
 class Cooling:
-    """The partitions and workers that cool down."""
+    """The partitions and workers that cool down: a partition that has moved stays for a while, and no worker takes and gives
+    in turn.
+
+    A worker that has given a partition away may give another one at once, because an overloaded worker has to shed load
+    quickly."""
 
     def __init__(self, cool_down_s: float) -> None:
         self._cool_down_s = cool_down_s
@@ -95,6 +87,15 @@ class Cost(NamedTuple):
 
 
 class PairingPolicy(Policy, name="pairing"):
+    """Policy that pairs the busiest worker with the idlest, the second busiest with the second idlest, and moves one partition
+    per pair if the pair has enough to gain.
+
+    The gain is the fall of the higher of the two loads. The rest of the cluster does not count: averaged over a hundred
+    workers, one overloaded worker would look like nothing. The threshold is compared with the gain of all moves that the
+    pair could make in the end, because one of a hundred partitions alone gains next to nothing. If the idlest worker may
+    take no partition of the busiest, the next idlest ones are tried. Against oscillation: loads are smoothed, a difference
+    must last for some rounds, moves under way count as made, and a partition that has moved cools down."""
+
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
         self._meter = DemandMeter(settings.smooth_s)

@@ -31,6 +31,8 @@ class _Waiting:
 
 
 class Completion:
+    """The files of a folder that are not known to be complete, and the times at which they are to be looked at."""
+
     def __init__(self, settle_s: float, bad_after_s: float) -> None:
         self._settle_s, self._bad_after_s = settle_s, bad_after_s
         self._waiting: dict[str, _Waiting] = {}

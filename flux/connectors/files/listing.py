@@ -92,6 +92,9 @@ def _local(root: str, rules: Rules) -> Iterator[FoundFile]:
 
 
 class _Walk:
+    """Walk through a local folder. Links are put aside (``links``), and a file or folder that was seen before is passed over,
+    so a link that leads back ends nowhere."""
+
     def __init__(self, root: str, rules: Rules) -> None:
         self._root, self._rules = root, rules
         #: Links that have not been followed, the first by name on top.

@@ -1,16 +1,7 @@
 """Values in Avro, to columns of a schema. Each value has the frame of a schema registry, or all are by the same schema.
 
-Law, as in ``base``: row i is value i by itself, and a null or empty value is a row of nulls. Any bytes either make a row
-or are reported as bad. A writer's schema is checked before it is used: some schemas could make a few bytes an endless list,
-or make the library recurse too deeply.
-
-The library (fastavro) makes objects, value by value; these become columns together. Records without types inside each other
-need no objects (``RecordColumns``).
-
-Records of Avro without types inside each other, to columns without an object for any of them.
-
-Law: the result is that of the library (``Avro``), row by row. Schemas that are not understood here are left to the library.
-Compiled loops check each number and length before they use it.
+``Avro`` reads values by means of the library (fastavro). ``RecordColumns`` reads records without types inside each other
+without it.
 """
 
 from __future__ import annotations
@@ -72,7 +63,14 @@ class Avro(Format):
 
     ``schema`` is the reader's schema: a record in Avro's JSON, as text or as a dict (``reader`` is the same as the library
     takes it). ``schemas`` is the place where the ids in front of values lead to writers' schemas, see ``Registry``; if it
-    is None, values are by ``schema`` and have no id in front."""
+    is None, values are by ``schema`` and have no id in front.
+
+    Law, as in ``base``: row i is value i by itself, and a null or empty value is a row of nulls. Any bytes either make a
+    row or are reported as bad. A writer's schema is checked before it is used: some schemas could make a few bytes an
+    endless list, or make the library recurse too deeply.
+
+    The library (fastavro) makes objects, value by value; these become columns together. Records without types inside each
+    other need no objects (``RecordColumns``)."""
 
     def __init__(self, schema: Any, schemas: Any = None) -> None:
         self.reader = parsed_schema(as_json(schema))
@@ -456,8 +454,11 @@ def program(writer: Any, reader: Any) -> FlatProgram | None:
 
 
 class RecordColumns:
-    """Rows of a column of values: numbers, or places in ``values``, that have been read for each field. ``good`` marks the
-    rows that were read well."""
+    """Columns of records of Avro without types inside each other, made without an object for any of them: for each field that
+    has been read, numbers, or places in ``values``. ``good`` marks the rows that were read well.
+
+    Law: the result is that of the library (``Avro``), row by row. Schemas that are not understood here are left to the
+    library. Compiled loops check each number and length before they use it."""
 
     def __init__(self, values: pa.Array, reader: Any) -> None:
         fields = fields_of(reader)

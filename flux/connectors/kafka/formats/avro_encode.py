@@ -1,21 +1,7 @@
-"""The Avro field of each column, by the user's schema or by a schema that is derived from the columns.
+"""Columns to values in Avro, the mirror of ``avro_decode``: all rows of a batch at once, without an object for any of them.
 
-Law: everything that follows from types is settled before the first row. A column that can never fit its field is refused
-here, by its name. A column of which some values may not fit (a null, a long for an int, a decimal) is checked value by
-value as it is written (``records``).
-
-The schema by which ``to_kafka(..., format="avro")`` writes values, and the id in front of each value.
-
-Law: all writers of a query, and all that repeat their rows, write by the same schema under the same id. Both are settled
-once, in the program that starts the query.
-
-Columns to values in Avro, the mirror of ``avro_decode``: all rows of a batch at once, without an object for any of them.
-
-Law: the bytes of a row follow from the row and the schema alone. A value that does not fit its field ends the batch with
-``UnfitValue``, which names row and column, before any byte of the batch is written.
-
-The inside of a column is encoded first, as a column of bytes: items of lists one after the other, a record inside as one
-piece. A compiled loop then puts the fields of each row together.
+``AvroValues`` is the schema by which a query writes, ``WriterField`` the field of each column, and ``values`` and
+``records`` make the bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +30,10 @@ Schemas = str | Callable[[str, str], int] | None
 
 @dataclass(frozen=True)
 class AvroValues:
-    """Schema and frame of the values of one topic."""
+    """Schema by which ``to_kafka(..., format="avro")`` writes the values of one topic, and the id in front of each value.
+
+    Law: all writers of a query, and all that repeat their rows, write by the same schema under the same id. Both are
+    settled once, in the program that starts the query."""
 
     #: Topic that is written; the subject in a registry is named after it.
     topic: str
@@ -133,7 +122,11 @@ RECORD = "Value"
 
 @dataclass(frozen=True)
 class WriterField:
-    """Field of an Avro schema, and the column that is written as it."""
+    """Field of an Avro schema, and the column that is written as it. The schema is the user's, or is derived from the columns.
+
+    Law: everything that follows from types is settled before the first row. A column that can never fit its field is
+    refused here, by its name. A column of which some values may not fit (a null, a long for an int, a decimal) is checked
+    value by value as it is written (``records``)."""
 
     #: Name as a column or a part of one; "" for a whole value.
     name: str
@@ -374,7 +367,13 @@ def records(
     frame: bytes = b"",
 ) -> pa.Array:
     """Encode rows as a binary column, one record each. ``columns`` has a column for each field that is not missing, in order.
-    A row that is null in ``given`` is null in the result. UnfitValue: a value does not fit its field."""
+    A row that is null in ``given`` is null in the result. UnfitValue: a value does not fit its field.
+
+    Law: the bytes of a row follow from the row and the schema alone. A value that does not fit its field ends the batch
+    with ``UnfitValue``, which names row and column, before any byte of the batch is written.
+
+    The inside of a column is encoded first, as a column of bytes: items of lists one after the other, a record inside as
+    one piece. A compiled loop then puts the fields of each row together."""
     left = iter(columns)
     table, kept, most = np.zeros((len(fields), kernels.OUT_FIELDS), np.int64), [], len(frame) * rows
     for line, field in zip(table, fields, strict=True):

@@ -2,14 +2,6 @@
 
 Law: row i of the result is value i, by itself. A value that does not fit is found and reported (``Bad``); the values around
 it are read as if it were not there. A null value (a tombstone) and an empty one are a row of nulls.
-
-A parser of lines sees all values as one text. Before it does, a kernel checks that brackets and quotes are closed within
-each value; otherwise two bad records could make a good row together.
-
-Rows of CSV whose columns are numbers, text, bytes and booleans, to columns without pyarrow's reader of CSV.
-
-That reader starts a thread for each text, which takes longer than reading a few rows. Law: the result is that of pyarrow's
-reader. Text that is not understood here, or does not fit, is left to that reader, and so is every error.
 """
 
 from __future__ import annotations
@@ -40,7 +32,11 @@ _BOOLEANS = pa.array(["1", "True", "TRUE", "true", "0", "False", "FALSE", "false
 
 
 class Fields:
-    """Reader of rows with columns of ``schema``, whose fields are separated by ``delimiter``, one character of ASCII."""
+    """Reader of rows with columns of ``schema``, whose fields are separated by ``delimiter``, one character of ASCII.
+
+    The columns are numbers, text, bytes and booleans. pyarrow's reader of CSV starts a thread for each text, which takes
+    longer than reading a few rows. Law: the result is that of pyarrow's reader. Text that is not understood here, or does
+    not fit, is left to that reader, and so is every error."""
 
     def __init__(self, schema: pa.Schema, delimiter: str) -> None:
         self._schema = pa.schema([field.with_nullable(True) for field in schema])
@@ -191,7 +187,10 @@ class Format:
 
 
 class Json(Format):
-    """The format ``json``: one object in each value. Fields without a column are left out; columns without a field are null."""
+    """The format ``json``: one object in each value. Fields without a column are left out; columns without a field are null.
+
+    A parser of lines sees all values as one text. Before it does, a kernel checks that brackets and quotes are closed
+    within each value; otherwise two bad records could make a good row together."""
 
     _instead = b"{}"
     _broken = f"it is not one JSON object with at most {kernels.DEPTH_MAX} brackets inside each other"

@@ -1,18 +1,4 @@
-"""A request to a schema registry, bounded in time and bytes even if the registry sends slowly or without end.
-
-The time-out of a socket counts from each read, so an answer that comes byte by byte could take for ever. Here a timer shuts
-the connection. Redirects lead to http and https and nowhere else.
-
-Schemas of values by their ids: from a schema registry, or from a function of the user.
-
-Law: an id is looked up once in a process. An id without a schema makes a value bad, and is looked up again a minute later
-at the earliest, so that a topic full of nonsense is no burden. A registry that does not answer is an error that may pass.
-
-Ids of the schemas by which values are written: from a subject of a schema registry, or from a function of the user.
-
-A registry is asked once, where a query starts. Nothing is registered unless the user asks for it: a schema that others read
-by is theirs to change.
-"""
+"""Schemas of values by their ids, to read (``Registry``) and to write (``Subject``), and requests to a schema registry."""
 
 from __future__ import annotations
 
@@ -52,7 +38,11 @@ class Refused(Exception):
 
 
 def ask(url: str, body: bytes | None = None, limit_s: float = LIMIT_S) -> bytes:
-    """Send a GET, or a POST if there is a ``body`` (in JSON), and return the body of the answer. Raises Failed or Refused."""
+    """Send a GET, or a POST if there is a ``body`` (in JSON), and return the body of the answer. Raises RegistryUnavailable or
+    Refused.
+
+    The request is bounded in time and bytes even if the registry sends slowly or without end. Redirects lead to http and
+    https and nowhere else."""
     request = urllib.request.Request(url, body, {"Accept": f"{_KIND}, application/json", "Content-Type": _KIND})
     with _Clock(limit_s) as clock:
         try:
@@ -73,7 +63,9 @@ def ask(url: str, body: bytes | None = None, limit_s: float = LIMIT_S) -> bytes:
 
 class _Clock:
     """Timer of one request that shuts its connections when the time is over. The timer holds duplicates of the descriptors,
-    because TLS moves a connection into another socket object."""
+    because TLS moves a connection into another socket object.
+
+    The time-out of a socket counts from each read, so an answer that comes byte by byte could take for ever."""
 
     def __init__(self, limit_s: float) -> None:
         self.why = ""
@@ -172,7 +164,11 @@ _KEPT_MAX, _AGAIN_S = 4096, 60.0
 
 class Registry:
     """Writers' schemas by id. ``schemas`` is the URL of a registry (http or https), or a function from an id to a schema, as
-    text or a dict, that raises LookupError for ids that it does not know. For several threads."""
+    text or a dict, that raises LookupError for ids that it does not know. For several threads.
+
+    Law: an id is looked up once in a process. An id without a schema makes a value bad, and is looked up again a minute
+    later at the earliest, so that a topic full of nonsense is no burden. A registry that does not answer is an error that
+    may pass."""
 
     def __init__(self, schemas: str | Callable[[int], Any]) -> None:
         check_schemas(schemas, "an id to a schema")
@@ -293,8 +289,11 @@ _SAID_MAX = 300
 
 
 class Subject:
-    """Subject of a registry. ``schemas`` is the URL of a registry (http or https), or a function from subject and schema to an
-    id."""
+    """Subject of a registry, which gives the ids of the schemas by which values are written. ``schemas`` is the URL of a
+    registry (http or https), or a function from subject and schema to an id.
+
+    A registry is asked once, where a query starts. Nothing is registered unless the user asks for it: a schema that others
+    read by is theirs to change."""
 
     def __init__(self, name: str, schemas: str | Callable[[str, str], int]) -> None:
         check_schemas(schemas, "subject and schema to an id")

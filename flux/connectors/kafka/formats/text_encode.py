@@ -1,11 +1,6 @@
 """The columns of rows to the keys and values of records: JSON, CSV, Avro, or as they are; all rows of a batch at once.
 
 Law: the bytes of a row follow from the row alone, so every writer of the row writes the same.
-
-One text for each row of several columns, made in one pass.
-
-Arrow takes a call for each step and column, which is most of the cost of small batches, and keeps the text of each column
-beside that of the rows.
 """
 
 from __future__ import annotations
@@ -39,7 +34,10 @@ def row_texts(
 
     ``pieces`` has the text before each column, and the text behind the last one. ``null`` stands for a null. With ``json``,
     text is in quotes; otherwise, as in CSV, only an empty one is. ``made`` makes the text of a column that is neither a
-    whole number nor text."""
+    whole number nor text.
+
+    The text is made in one pass. Arrow takes a call for each step and column, which is most of the cost of small batches,
+    and keeps the text of each column beside that of the rows."""
     rows = len(columns[0])
     fields = np.zeros((len(columns), kernels.TEXT_FIELDS), np.int64)
     for field, column in zip(fields, columns, strict=True):

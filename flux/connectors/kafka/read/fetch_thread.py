@@ -1,17 +1,4 @@
-"""The thread that fetches for all partitions of a source that a process reads: sockets and clock around ``fetch_schedule``.
-
-Slow work is done in other threads: looking up leaders, connecting, decoding large answers. The thread itself decodes small
-answers, because passing them to another thread would take longer.
-
-Law: no method blocks. The thread begins with the first reader and ends soon after the last is removed, even if no broker
-answers.
-
-Competition for processors: the part of its time that a thread waits for a processor, as Linux counts it.
-
-The reader of a partition of a topic, as the thread that fetches for it sees it (see ``Fetcher``).
-
-Threads for work that would hold up the fetching thread: looking up leaders, connecting, decoding large answers.
-"""
+"""The thread that fetches for all partitions of a source that a process reads: sockets and clock around ``fetch_schedule``."""
 
 from __future__ import annotations
 
@@ -67,7 +54,8 @@ _LEAST_S = 0.005
 
 
 class ThreadCrowding:
-    """Meter of the thread that calls ``share``."""
+    """Meter of the competition for processors: the part of its time that the thread which calls ``share`` waits for a
+    processor, as Linux counts it."""
 
     def __init__(self, scheduled: Path = SCHEDULED) -> None:
         self._scheduled = scheduled
@@ -108,7 +96,7 @@ class NothingWhole(CorruptRecords):
 
 
 class PartitionOwner(Protocol):
-    """Reader of a partition."""
+    """Reader of a partition of a topic, as the thread that fetches for it sees it (see ``Fetcher``)."""
 
     #: Name of the topic.
     topic: str
@@ -156,8 +144,9 @@ IDLE_S = 1.0
 
 
 class SideJobs:
-    """Pool of threads. Each job begins at once, in an idle thread or in a new one. Closing the pool waits for no job. A job
-    catches its own errors."""
+    """Pool of threads for work that would hold up the fetching thread: looking up leaders, connecting, decoding large answers.
+    Each job begins at once, in an idle thread or in a new one. Closing the pool waits for no job. A job catches its own
+    errors."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -200,7 +189,10 @@ class Fetcher:
     runs.
 
     ``fetch_bytes`` is the approximate size of an answer. ``retry_s`` is the longest time, in seconds, without an answer of
-    any broker for a partition."""
+    any broker for a partition.
+
+    Law: no method blocks. The thread begins with the first reader and ends soon after the last is removed, even if no
+    broker answers."""
 
     def __init__(
         self, bootstrap: Sequence[Address], security: Security, fetch_bytes: int, read_committed: bool, retry_s: float
@@ -238,7 +230,10 @@ class Fetcher:
 
 class _FetchRun:
     """Life of the thread, from the first reader to the last. Only ``add``, ``let_go`` and ``tell`` may be called from other
-    threads."""
+    threads.
+
+    Slow work is done in other threads: looking up leaders, connecting, decoding large answers. The thread itself decodes
+    small answers, because passing them to another thread would take longer."""
 
     def __init__(
         self, bootstrap: Sequence[Address], security: Security, fetch_bytes: int, read_committed: bool, retry_s: float

@@ -1,16 +1,6 @@
 """Record batches of Kafka (format 2), as a broker sends them, to Arrow columns.
 
-Law: the rows are the records of the bytes from the wanted offset on, in order, without those of control batches and, for
-``read_committed``, of aborted transactions. Nothing is taken from a batch whose checksum does not match. Malformed bytes
-are CorruptRecords with the offset, and no column is made of them.
-
 Left to the reader: where records come from, and where reading goes on.
-
-Record batches of aborted transactions, for readers with read_committed.
-
-An answer of a broker lists such transactions: producer, and offset of the first record. A transaction ends with a control
-batch of its producer, which commits or aborts it. A reader that takes an answer piece by piece follows it from its first
-batch to its last.
 """
 
 from __future__ import annotations
@@ -38,7 +28,11 @@ class Aborted(NamedTuple):
 
 
 class Transactions:
-    """Aborted transactions of one answer. False if there are none."""
+    """Record batches of aborted transactions in one answer, for readers with read_committed. False if there are none.
+
+    An answer of a broker lists such transactions: producer, and offset of the first record. A transaction ends with a
+    control batch of its producer, which commits or aborts it. A reader that takes an answer piece by piece follows it from
+    its first batch to its last."""
 
     def __init__(self, aborted: Iterable[Aborted] = ()) -> None:
         #: Transactions that begin behind the batches that were followed, the next one last.
@@ -112,7 +106,11 @@ class Decoder:
     """Decoder of the answers for one partition of a topic. Not for several threads at once.
 
     ``columns`` names the columns that are made; they come in the order of Spark's. ``bytes_max`` is the largest record
-    batch when decompressed, at most 1 GiB."""
+    batch when decompressed, at most 1 GiB.
+
+    Law: the rows are the records of the bytes from the wanted offset on, in order, without those of control batches and,
+    for ``read_committed``, of aborted transactions. Nothing is taken from a batch whose checksum does not match. Malformed
+    bytes are CorruptRecords with the offset, and no column is made of them."""
 
     def __init__(
         self,

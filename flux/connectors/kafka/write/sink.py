@@ -285,7 +285,8 @@ class KafkaSink(Sink):
         return self._columns.header_entries(batch)
 
     def _begin_round(self, lines: list[PartitionBatches]) -> Round:
-        """Send one record batch of each partition, as far as they fit a request. The next ones are made while the brokers work."""
+        """Send one record batch of each partition, as far as they fit a request. The next ones are made while the brokers
+        work."""
         sending: dict[int, tuple[PartitionBatches, np.ndarray, int]] = {}
         size = 0
         for line in lines:
