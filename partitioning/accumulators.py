@@ -414,8 +414,7 @@ class MinBytes(Accumulator):
     """The least string or binary value.
 
     Values lie in pieces of an arena. A slot reuses its piece while the new value fits into it, else it takes a new piece. A
-    full
-    arena is packed."""
+    full arena is packed."""
 
     name = "min"
     _arrays = ("_heads", "_starts", "_rooms", "_sizes")

@@ -316,7 +316,7 @@ def counting_sorts(
 
 @kernel
 def choose_slices(by_rank: Array, offsets: Array, hosts: Array, wanted: Array, out: Array) -> Any:
-    """Choose the slices of a clustered batch (``cluster.Clustered``) for one worker; return the numbers of slices and of pieces.
+    """Choose the slices of a clustered batch (``clustering.Clustered``) for one worker; return the numbers of slices and pieces.
 
     The worker gets the partitions that it ``hosts``, or those of the ``wanted`` ranks among them, if ranks are given. Slices that
     lie next to each other are one piece. ``out`` is int64[5, p]: partition and rows of each slice; then, for each piece, its

@@ -12,7 +12,8 @@ Law: the set of timers follows from the applied steps and nothing else, so it is
 Each name has one timer. Timers are few: an operator with a deadline per key keeps the deadlines in its own state, as columns,
 and sets one timer for the earliest.
 
-Left to others: deciding when a timer is due for all replicas (replica), waking up in time (stage_worker).
+Left to others: deciding when a timer is due for all replicas (``flux.replica.replica``), waking up in time
+(``flux.worker.core``).
 
 Two operators in one stage: the output of the first goes to the second in the same step (design: chained).
 

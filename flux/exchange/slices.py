@@ -37,8 +37,8 @@ ROTATION_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """The numbers of the rows of a slice, int64[rows], ascending. It answers for single rows the same questions as ``Run`` for
-    batches."""
+    """The numbers of the rows of a slice, int64[rows], ascending. It answers for single rows the same questions as ``SliceRun``
+    for batches."""
 
     numbers: np.ndarray
 

@@ -1,8 +1,9 @@
 """A thread that looks after connections to ports until they have proved the query's secret (design: strangers).
 
-The doorman answers ZeroMQ's question whether a peer may connect (ZAP, RFC 27): no peer can send a message, or choose the name
-of its connection, without a ticket or, if connections are encrypted, the query's key. And the doorman cuts connections that
-send too much before that (``strangers``). It has a thread of its own, because other threads are busy in steps of the user's code.
+``Authenticator`` answers ZeroMQ's question whether a peer may connect (ZAP, RFC 27): no peer can send a message, or choose
+the name of its connection, without a ticket or, if connections are encrypted, the query's key. It also cuts connections that
+send too much before that (``flux.wire.handshake.Strangers``). It has a thread of its own, because other threads are busy in
+steps of the user's code.
 
 The port may read a proof much later, when its connection has closed and another has the same descriptor. So the
 answer to ZeroMQ counts the connections that have come until then, and every message of the admitted connection bears that
@@ -32,8 +33,8 @@ log = logging.getLogger("flux")
 #: Seconds between two looks at the bytes that strangers have sent, while there are any strangers.
 LOOK_S = 0.02
 ZAP = "inproc://zeromq.zap.01"
-_WAKE = "inproc://flux.shell.doorman"
-#: The events of a port's connections that the doorman hears.
+_WAKE = "inproc://flux.shell.authenticator"
+#: The events of a port's connections that the authenticator hears.
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 #: Offset of the number of bytes received in Linux's information about a TCP connection, and the bytes that are asked for.
 _RECEIVED_AT, _TCP_INFO_BYTES = 128, 192
@@ -50,7 +51,7 @@ def _descriptors() -> int:
 
 
 class Door:
-    """The doorman's knowledge of one port. ``trust`` and ``closed`` are called by the port's thread."""
+    """The authenticator's knowledge of one port. ``trust`` and ``closed`` are called by the port's thread."""
 
     def __init__(self, domain: bytes, number: int, monitor: zmq.Socket[bytes], tickets: Tickets, member: bytes) -> None:
         """``number`` is the TCP port; ``member``: z85 of the only key that may connect, empty if any key may."""
@@ -82,7 +83,7 @@ class Door:
             found.append(self._gone.get())
         return found
 
-    # ---- the doorman's thread
+    # ---- the authenticator's thread
 
     @property
     def busy(self) -> bool:
@@ -217,7 +218,7 @@ class Authenticator:
             self._poller.register(raw, zmq.POLLIN)
         self._doors: dict[bytes, Door] = {}
         self._new: queue.SimpleQueue[Door] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="flux-doorman", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="flux-authenticator", daemon=True)
         self._thread.start()
 
     def watch(self, door: Door) -> None:

@@ -1,8 +1,8 @@
 """The threads of a worker in which sinks are called: a slow or failing outside holds up no partition (design: sink).
 
-The jobs for a partition lie in its line, and one thread at a time does them, in order: open a copy of the sink
-and ask for the output that the outside has; write; close. Jobs that an earlier life of the line has still under way go first.
-``sink_lines`` chooses the line, or the several lines, that a thread takes.
+The jobs for a partition lie in its queue, and one thread at a time does them, in order: open a copy of the sink
+and ask for the output that the outside has; write; close. Jobs that an earlier life of the queue has still under way go first.
+``ReadyQueues`` chooses the queue, or the several queues, that a thread takes.
 
 Jobs for the partitions of a sink, and the choice of the job that a thread takes next (design: sink-threads).
 
@@ -69,7 +69,7 @@ class SinkQueue:
         #: The newest life for which the outside was found to have no more than the checkpoint location knows of.
         self.compared = -1
         self.jobs: deque[SinkCall] = deque()
-        #: Whether a thread works for the line or is to work for it.
+        #: Whether a thread works for the queue or is to work for it.
         self.served = False
         self.sink: Sink | None = None
         #: The outside had the output below this position when this life began.
@@ -101,41 +101,41 @@ class SinkQueue:
 
 
 class ReadyQueues:
-    """The lines with jobs that no thread works for. Callers of ``put`` and ``take`` hold ``lock``."""
+    """The queues with jobs that no thread works for. Callers of ``put`` and ``take`` hold ``lock``."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._news = threading.Condition(lock)
         self._waiting: deque[tuple[float, SinkQueue]] = deque()
         self._rounds = 0
-        self._called = False  # a thread was woken for a line that may join, and has not looked yet
+        self._called = False  # a thread was woken for a queue that may join, and has not looked yet
         self._ended = False
 
-    def put(self, line: SinkQueue) -> None:
-        self._waiting.append((time.monotonic(), line))
-        joins = line.may_join
+    def put(self, queue: SinkQueue) -> None:
+        self._waiting.append((time.monotonic(), queue))
+        joins = queue.may_join
         if not (joins and (self._rounds or self._called)):  # else the round's thread, or the woken one, takes it
             self._news.notify()
         self._called |= joins
 
     def take(self) -> tuple[list[SinkQueue], bool]:
-        """Return the lines that a thread takes next, and whether they are a round, whose end the thread must tell. Waits until
-        there are some; no line: there will be none any more."""
+        """Return the queues that a thread takes next, and whether they are a round, whose end the thread must tell. Waits until
+        there are some; no queue: there will be none any more."""
         while not self._ended:
             self._called = False
-            lines, in_round = self._next()
-            if lines:
+            queues, in_round = self._next()
+            if queues:
                 if self._waiting and not self._rounds:
                     self._news.notify()
-                return lines, in_round
+                return queues, in_round
             self._news.wait()
         return [], False
 
     def _next(self) -> tuple[list[SinkQueue], bool]:
         now = time.monotonic()
-        for at, (since, line) in enumerate(self._waiting):
-            if not line.may_join:
+        for at, (since, queue) in enumerate(self._waiting):
+            if not queue.may_join:
                 del self._waiting[at]
-                return [line], False
+                return [queue], False
             if not self._rounds or now >= since + LATE_S:
                 joining = [each for _, each in self._waiting if each.may_join]
                 self._waiting = deque(waits for waits in self._waiting if not waits[1].may_join)
@@ -147,7 +147,7 @@ class ReadyQueues:
         self._rounds -= 1
 
     def look(self) -> None:
-        """Give a thread of its own to a line that waits for a slow round. To be called often, without the lock."""
+        """Give a thread of its own to a queue that waits for a slow round. To be called often, without the lock."""
         if self._waiting and self._rounds:
             with self._news:
                 if self._waiting and time.monotonic() >= self._waiting[0][0] + LATE_S:
@@ -199,9 +199,9 @@ class _Over(Exception):
 
 
 class SinkFailed(NamedTuple):
-    """A call of a sink that has failed, in one life of a line."""
+    """A call of a sink that has failed, in one life of a queue."""
 
-    line: SinkQueue
+    queue: SinkQueue
     life: int
     error: FluxError
 
@@ -231,7 +231,7 @@ class SinkThreads:
         self._ring = ring
         self._retry_s = plan.settings.sink_retry_timeout
         self._kept_max = plan.settings.sink_max_bytes
-        self._lines: dict[PartitionKey, SinkQueue] = {}
+        self._queues: dict[PartitionKey, SinkQueue] = {}
         self._lock = threading.Lock()
         self._ready = ReadyQueues(self._lock)
         self._threads: list[threading.Thread] = []
@@ -244,50 +244,50 @@ class SinkThreads:
         self._ready.look()
         while not self._failed.empty():
             failed = self._failed.get()
-            if failed.line.life == failed.life:
+            if failed.queue.life == failed.life:
                 raise failed.error
-            _note_led_elsewhere(failed.line, failed.error)
+            _note_led_elsewhere(failed.queue, failed.error)
 
     # ---- for the state machine
 
     def has(self, stage: int, partition: int) -> int:
-        return self._lines[PartitionKey(stage, partition)].has
+        return self._queues[PartitionKey(stage, partition)].has
 
     def compared(self, stage: int, partition: int) -> bool:
-        line = self._lines[PartitionKey(stage, partition)]
-        return line.compared == line.life
+        queue = self._queues[PartitionKey(stage, partition)]
+        return queue.compared == queue.life
 
     def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
         key = PartitionKey(stage, partition)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = SinkQueue(self._plan.stages[stage], partition)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = SinkQueue(self._plan.stages[stage], partition)
         with self._lock:
-            line.life, line.has = line.life + 1, 0
-        self._give(line, SinkCall(line.life, do=partial(self._open, line, line.life, position, first)))
+            queue.life, queue.has = queue.life + 1, 0
+        self._give(queue, SinkCall(queue.life, do=partial(self._open, queue, queue.life, position, first)))
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
-        line = self._lines[PartitionKey(stage, partition)]
-        self._give(line, SinkCall(line.life, given=((Position(partition, position), batch),)))
+        queue = self._queues[PartitionKey(stage, partition)]
+        self._give(queue, SinkCall(queue.life, given=((Position(partition, position), batch),)))
 
     def recovered(self, stage: int, partition: int, position: int, note: Any = None) -> None:
-        line = self._lines[PartitionKey(stage, partition)]
-        self._give(line, SinkCall(line.life, do=partial(self._check_not_ahead, line, line.life, position, note)))
+        queue = self._queues[PartitionKey(stage, partition)]
+        self._give(queue, SinkCall(queue.life, do=partial(self._check_not_ahead, queue, queue.life, position, note)))
 
     def ends(self, stage: int, partition: int) -> None:
-        line = self._lines[PartitionKey(stage, partition)]
+        queue = self._queues[PartitionKey(stage, partition)]
         with self._lock:
-            line.life += 1
-            line.jobs.clear()
-        self._give(line, SinkCall(line.life, do=partial(self._close, line)))
+            queue.life += 1
+            queue.jobs.clear()
+        self._give(queue, SinkCall(queue.life, do=partial(self._close, queue)))
 
-    def _give(self, line: SinkQueue, job: SinkCall) -> None:
+    def _give(self, queue: SinkQueue, job: SinkCall) -> None:
         with self._lock:
-            line.jobs.append(job)
-            serve, line.served = not line.served, True
+            queue.jobs.append(job)
+            serve, queue.served = not queue.served, True
             if serve:
-                self._ready.put(line)
-        if serve and len(self._threads) < min(THREADS_MAX, len(self._lines)):
+                self._ready.put(queue)
+        if serve and len(self._threads) < min(THREADS_MAX, len(self._queues)):
             thread = threading.Thread(target=self._run, name="flux-sink", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -295,57 +295,57 @@ class SinkThreads:
     # ---- in the threads
 
     def _run(self) -> None:
-        """Work for lines in turns, call by call."""
+        """Work for queues in turns, call by call."""
         while True:
             with self._lock:
-                lines, in_round = self._ready.take()
-                taken = [(line, self._taken(line)) for line in lines]
-            if not lines:
+                queues, in_round = self._ready.take()
+                taken = [(queue, self._taken(queue)) for queue in queues]
+            if not queues:
                 return
-            if len(lines) > 1:
-                self._do_together([(line, job) for line, job in taken if job is not None])
+            if len(queues) > 1:
+                self._do_together([(queue, job) for queue, job in taken if job is not None])
             else:
-                for line, job in taken:
-                    self._do(line, job)
-                    self._done(line)
+                for queue, job in taken:
+                    self._do(queue, job)
+                    self._done(queue)
             if in_round:
                 with self._lock:
                     self._ready.round_is_over()
 
-    def _taken(self, line: SinkQueue) -> SinkCall | None:
+    def _taken(self, queue: SinkQueue) -> SinkCall | None:
         """Take the next job. Batches that wait behind a batch go with it, as far as the sink takes them as one: if each call
         costs a way to the outside and back, small batches would come faster than they go."""
-        if not line.jobs:
+        if not queue.jobs:
             return None
-        job = line.jobs.popleft()
-        if not line.jobs or not job.given or job.alone or line.sink is None or not line.sink.traits.joins_bytes:
+        job = queue.jobs.popleft()
+        if not queue.jobs or not job.given or job.alone or queue.sink is None or not queue.sink.traits.joins_bytes:
             return job
-        joined, left = [*job.given], line.sink.traits.joins_bytes - logical_bytes(job.given[0][1])
-        while line.jobs and line.jobs[0].life == job.life and line.jobs[0].given:
-            left -= logical_bytes(line.jobs[0].given[0][1])
+        joined, left = [*job.given], queue.sink.traits.joins_bytes - logical_bytes(job.given[0][1])
+        while queue.jobs and queue.jobs[0].life == job.life and queue.jobs[0].given:
+            left -= logical_bytes(queue.jobs[0].given[0][1])
             if left < 0:
                 break
-            joined += line.jobs.popleft().given
+            joined += queue.jobs.popleft().given
         return job._replace(given=tuple(joined))
 
-    def _do(self, line: SinkQueue, job: SinkCall | None) -> None:
+    def _do(self, queue: SinkQueue, job: SinkCall | None) -> None:
         if job is None:
             return
         try:
             if job.given:
-                self._write(line, job.life, job.given)
+                self._write(queue, job.life, job.given)
             else:
                 job.do()
         except _Over:
             pass
         except BaseException as error:  # an error of the user's code, also sys.exit()
-            self._fail(line, job.life, error)
+            self._fail(queue, job.life, error)
 
-    def _done(self, line: SinkQueue) -> None:
+    def _done(self, queue: SinkQueue) -> None:
         with self._lock:
-            line.served = bool(line.jobs)
-            if line.served:
-                self._ready.put(line)
+            queue.served = bool(queue.jobs)
+            if queue.served:
+                self._ready.put(queue)
 
     def _do_together(self, taken: list[tuple[SinkQueue, SinkCall]]) -> None:
         """Send all, and take the answers as they come. A write that does not go through at once goes on alone, with patience."""
@@ -355,58 +355,58 @@ class SinkThreads:
             if self._at_once(*taken[at]):
                 self._done(left.pop(at)[0])
         with self._lock:
-            for line, job in left.values():
-                line.jobs.appendleft(job._replace(alone=True))
-                self._ready.put(line)
+            for queue, job in left.values():
+                queue.jobs.appendleft(job._replace(alone=True))
+                self._ready.put(queue)
 
-    def _sent(self, line: SinkQueue, job: SinkCall) -> Collection[int] | None:
+    def _sent(self, queue: SinkQueue, job: SinkCall) -> Collection[int] | None:
         """Begin a write. Returns the files from which its answer will come; None: the write has not begun."""
-        given = _lacking(line, job.given)
-        if line.sink is None or not given or not line.lives(job.life):
+        given = _lacking(queue, job.given)
+        if queue.sink is None or not given or not queue.lives(job.life):
             return ()
         try:
-            files = line.sink.send(_as_one(given), line.outside(given[0][0]))
+            files = queue.sink.send(_as_one(given), queue.outside(given[0][0]))
             return None if files is None else [_file(number) for number in files]
         except BaseException:  # write() tells the error
             return None
 
-    def _at_once(self, line: SinkQueue, job: SinkCall) -> bool:
+    def _at_once(self, queue: SinkQueue, job: SinkCall) -> bool:
         """Return whether a job is written, or need not be written any more."""
-        line.in_round = True
+        queue.in_round = True
         try:
-            self._write(line, job.life, job.given)
+            self._write(queue, job.life, job.given)
         except _Over:
             pass
         except BaseException:
             return False
         finally:
-            line.in_round = False
+            queue.in_round = False
         return True
 
-    def _open(self, line: SinkQueue, life: int, position: int, first: bool) -> None:
-        self._close(line)
-        stage, partition = line.stage, line.partition
+    def _open(self, queue: SinkQueue, life: int, position: int, first: bool) -> None:
+        self._close(queue)
+        stage, partition = queue.stage, queue.partition
         sink = copy.deepcopy(stage.sink)
         assert sink is not None
         forgotten = self._plan.forgotten.get(stage.id)
         query = self._plan.query if forgotten is None else forgotten.query
-        line.base = 0 if forgotten is None else forgotten.first_of(partition)
+        queue.base = 0 if forgotten is None else forgotten.first_of(partition)
         context = SinkContext(query, stage.id, stage.name, partition, stage.partitions)
-        self._patiently(line, life, sink, partial(sink.open, context))
-        line.sink = sink
-        has = self._patiently(line, life, sink, partial(sink.committed, partition))
-        line.first = position if has is None else line.base + _whole(line, "committed", has)
-        if first and line.first:
+        self._patiently(queue, life, sink, partial(sink.open, context))
+        queue.sink = sink
+        has = self._patiently(queue, life, sink, partial(sink.committed, partition))
+        queue.first = position if has is None else queue.base + _whole(queue, "committed", has)
+        if first and queue.first:
             raise QueryFailed(
-                f"{line.where}: the outside has the first {line.first} batches before this query has written any. Positions "
+                f"{queue.where}: the outside has the first {queue.first} batches before this query has written any. Positions "
                 "count anew in each query: keep them with the query's id (SinkContext.query), or rows would be left out"
             )
-        if line.first < position:
+        if queue.first < position:
             raise QueryFailed(
-                f"{line.where}: the outside has the first {line.first - line.base} batches, and had {position - line.base} "
+                f"{queue.where}: the outside has the first {queue.first - queue.base} batches, and had {position - queue.base} "
                 "before; what was in between is lost there, and no replica keeps it any more" + self._hint()
             )
-        self._note(line, life, line.first)
+        self._note(queue, life, queue.first)
 
     def _hint(self) -> str:
         if not self._plan.durable:
@@ -416,164 +416,164 @@ class SinkThreads:
             f"{self._plan.location or 'LOCATION'} --forget-output': the new place gets what comes from here on"
         )
 
-    def _check_not_ahead(self, line: SinkQueue, life: int, position: int, note: Any) -> None:
+    def _check_not_ahead(self, queue: SinkQueue, life: int, position: int, note: Any) -> None:
         """Raise SinkAhead if the outside has more than earlier primaries can have made, according to the checkpoint location."""
-        if line.first > position:
+        if queue.first > position:
             raise SinkAhead(
-                f"the outside has {line.first - line.base} batches, and the location knows of {position - line.base}"
+                f"the outside has {queue.first - queue.base} batches, and the location knows of {position - queue.base}"
             )
-        if line.sink is not None:
+        if queue.sink is not None:
             # Only a sink of Flux's own takes a note, from the operator before it.
-            told: list[Any] = [position - line.base] if note is None else [position - line.base, note]
-            self._patiently(line, life, line.sink, partial(line.sink.recovered, *told))
-        line.compared = life
+            told: list[Any] = [position - queue.base] if note is None else [position - queue.base, note]
+            self._patiently(queue, life, queue.sink, partial(queue.sink.recovered, *told))
+        queue.compared = life
         self._ring()
 
-    def _write(self, line: SinkQueue, life: int, given: Sequence[Given]) -> None:
-        sink, given = line.sink, _lacking(line, given)
+    def _write(self, queue: SinkQueue, life: int, given: Sequence[Given]) -> None:
+        sink, given = queue.sink, _lacking(queue, given)
         if not given or sink is None:
             return
         sequence = given[-1][0].sequence
         try:
-            lacks = self._patiently(line, life, sink, partial(sink.write, _as_one(given), line.outside(given[0][0])))
+            lacks = self._patiently(queue, life, sink, partial(sink.write, _as_one(given), queue.outside(given[0][0])))
         except Exception as error:
-            if line.in_round or isinstance(error, _Over) or not self._landed(line, life, sink, given[0][0]):
+            if queue.in_round or isinstance(error, _Over) or not self._landed(queue, life, sink, given[0][0]):
                 raise
-            self._write(line, life, given)  # the batches that the outside does not have
+            self._write(queue, life, given)  # the batches that the outside does not have
             return
-        lacks = sequence + 1 if lacks is None else line.base + _whole(line, "write", lacks)
+        lacks = sequence + 1 if lacks is None else queue.base + _whole(queue, "write", lacks)
         if lacks > sequence + 1:
-            said = f"write() of batch {sequence - line.base} returned {lacks - line.base}"
-            raise UserCodeError(f"{line.where}: {said}")
-        while line.kept and line.kept[0][0] < lacks:
-            line.kept.popleft()
+            said = f"write() of batch {sequence - queue.base} returned {lacks - queue.base}"
+            raise UserCodeError(f"{queue.where}: {said}")
+        while queue.kept and queue.kept[0][0] < lacks:
+            queue.kept.popleft()
         still = [(position.sequence, each) for position, each in given if position.sequence >= lacks]
-        line.kept.extend((number, BATCH_BYTES + logical_bytes(each)) for number, each in still)
-        kept = sum([nbytes for _, nbytes in line.kept]) if not line.jobs else 0
+        queue.kept.extend((number, BATCH_BYTES + logical_bytes(each)) for number, each in still)
+        kept = sum([nbytes for _, nbytes in queue.kept]) if not queue.jobs else 0
         if kept >= self._kept_max:
             raise UserCodeError(
-                f"{line.where}: it has collected {kept:,} bytes since batch {lacks - line.base} and brought nothing outside, "
+                f"{queue.where}: it has collected {kept:,} bytes since batch {lacks - queue.base} and brought nothing outside, "
                 "and no more will come: the replicas keep up to spark.flux.sink.maxBytes. Write sooner, and say in "
                 "traits = flux.SinkTraits(holds_bytes=...) how much is collected"
             )
-        self._note(line, life, lacks)
+        self._note(queue, life, lacks)
 
-    def _landed(self, line: SinkQueue, life: int, sink: Sink, refused: Position) -> bool:
+    def _landed(self, queue: SinkQueue, life: int, sink: Sink, refused: Position) -> bool:
         """Return whether the outside has meanwhile got a batch whose write it has refused: a primary that was given up may have
         had that batch under way when this one asked. Skipped if this primary learns that it was given up itself."""
-        if sink.traits.committed_changes or self._hears_the_end(line, life):
+        if sink.traits.committed_changes or self._hears_the_end(queue, life):
             return False
         try:
             has = sink.committed(refused.partition)
         except Exception:  # the error of the write says more
             return False
-        if has is None or (has := line.base + _whole(line, "committed", has)) <= refused.sequence:
+        if has is None or (has := queue.base + _whole(queue, "committed", has)) <= refused.sequence:
             return False
-        line.first = has
-        self._note(line, life, has)
+        queue.first = has
+        self._note(queue, life, has)
         return True
 
-    def _patiently(self, line: SinkQueue, life: int, sink: Sink, call: Callable[[], Any]) -> Any:
+    def _patiently(self, queue: SinkQueue, life: int, sink: Sink, call: Callable[[], Any]) -> Any:
         """Return the result of a call, which is repeated after a transient error."""
         began, pause = time.monotonic(), PAUSE_S
         while True:
-            if not line.lives(life) or self._closing.is_set():
+            if not queue.lives(life) or self._closing.is_set():
                 raise _Over
             try:
                 return call()
             except Exception as error:
-                if line.in_round or not _is_transient(line, sink, error):
+                if queue.in_round or not _is_transient(queue, sink, error):
                     raise
                 tried_s = time.monotonic() - began
-                about = f"{line.where}: {described(error)}"
+                about = f"{queue.where}: {described(error)}"
                 if tried_s >= self._retry_s:
                     raise UserCodeError(
                         f"{about}, still after {tried_s:.1f} s (spark.flux.sink.retryTimeout)", user_traceback(error)
                     ) from error
-                self._say_retry(line, f"{about}; failing for {tried_s:.1f} s, tried again in {pause:g} s")
+                self._say_retry(queue, f"{about}; failing for {tried_s:.1f} s, tried again in {pause:g} s")
             self._closing.wait(pause)
             pause = min(2 * pause, PAUSE_MAX_S)
 
-    def _say_retry(self, line: SinkQueue, text: str) -> None:
+    def _say_retry(self, queue: SinkQueue, text: str) -> None:
         with self._lock:
-            others = self._retries.others(line.stage.id, time.monotonic())
+            others = self._retries.others(queue.stage.id, time.monotonic())
         if others is not None:
             log.warning("%s%s", text, f" (and {others} more retries since the last line)" if others else "")
 
-    def _note(self, line: SinkQueue, life: int, has: int) -> None:
+    def _note(self, queue: SinkQueue, life: int, has: int) -> None:
         with self._lock:
-            if not line.lives(life):
+            if not queue.lives(life):
                 return
-            line.has = max(line.has, has)
+            queue.has = max(queue.has, has)
         self._ring()
 
-    def _close(self, line: SinkQueue) -> None:
-        line.kept.clear()
-        if line.sink is not None:
-            sink, line.sink = line.sink, None
-            closed(line.where, sink.close)
+    def _close(self, queue: SinkQueue) -> None:
+        queue.kept.clear()
+        if queue.sink is not None:
+            sink, queue.sink = queue.sink, None
+            closed(queue.where, sink.close)
 
-    def _fail(self, line: SinkQueue, life: int, error: BaseException) -> None:
+    def _fail(self, queue: SinkQueue, life: int, error: BaseException) -> None:
         """Report an error. If the partition has another primary, it only goes to the log: the outside may well refuse the writes
         of a former primary."""
         with self._lock:
-            if line.life == life:
-                line.broken = life
-                line.jobs.clear()
-        if self._hears_the_end(line, life):
+            if queue.life == life:
+                queue.broken = life
+                queue.jobs.clear()
+        if self._hears_the_end(queue, life):
             if not self._closing.is_set():
-                _note_led_elsewhere(line, error)
+                _note_led_elsewhere(queue, error)
             return
         if isinstance(error, SinkAhead):
-            error = QueryFailed(ahead(line.where, str(error), self._plan.location))
+            error = QueryFailed(ahead(queue.where, str(error), self._plan.location))
         known = isinstance(error, FluxError)
-        about = f"{line.where}: {described(error)}"
-        self._failed.put(SinkFailed(line, life, error if known else UserCodeError(about, user_traceback(error))))  # type: ignore[arg-type]
+        about = f"{queue.where}: {described(error)}"
+        self._failed.put(SinkFailed(queue, life, error if known else UserCodeError(about, user_traceback(error))))  # type: ignore[arg-type]
         self._ring()
 
-    def _hears_the_end(self, line: SinkQueue, life: int) -> bool:
+    def _hears_the_end(self, queue: SinkQueue, life: int) -> bool:
         """Wait for news of the end: return whether the partition has another primary, or the worker ends."""
         end = time.monotonic() + LED_ELSEWHERE_S
-        while line.life == life and not self._closing.is_set() and time.monotonic() < end:
+        while queue.life == life and not self._closing.is_set() and time.monotonic() < end:
             self._closing.wait(LOOK_S)
-        return line.life != life or self._closing.is_set()
+        return queue.life != life or self._closing.is_set()
 
     # ---- the end
 
     def close(self) -> None:
         """Begin no more jobs. Wait for calls under way, but not for ever: these threads end with the process."""
         self._closing.set()
-        for line in self._lines.values():
+        for queue in self._queues.values():
             with self._lock:
-                line.life += 1
-                line.jobs.clear()
-            self._give(line, SinkCall(line.life, do=partial(self._close, line)))
+                queue.life += 1
+                queue.jobs.clear()
+            self._give(queue, SinkCall(queue.life, do=partial(self._close, queue)))
         end = time.monotonic() + CLOSE_S
-        while any(line.served for line in self._lines.values()) and time.monotonic() < end:
+        while any(queue.served for queue in self._queues.values()) and time.monotonic() < end:
             time.sleep(LOOK_S)
         self._ready.end()
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), LOOK_S))
         if any(thread.is_alive() for thread in self._threads):
-            busy = ", ".join(line.where for line in self._lines.values() if line.served)
+            busy = ", ".join(queue.where for queue in self._queues.values() if queue.served)
             log.warning("still in a call %g s after the end, which ends with its process: %s", CLOSE_S, busy)
 
 
-def _is_transient(line: SinkQueue, sink: Sink, error: Exception) -> bool:
+def _is_transient(queue: SinkQueue, sink: Sink, error: Exception) -> bool:
     try:
         return bool(sink.is_transient(error))
     except BaseException as failed:  # an error of the user's code, also sys.exit()
-        about = f"{line.where}: is_transient() raised {described(failed)}, asked about {described(error)}"
+        about = f"{queue.where}: is_transient() raised {described(failed)}, asked about {described(error)}"
         raise UserCodeError(about, user_traceback(failed)) from failed
 
 
-def _note_led_elsewhere(line: SinkQueue, error: BaseException) -> None:
-    log.info("%s: %s; the partition is led elsewhere by now", line.where, described(error))
+def _note_led_elsewhere(queue: SinkQueue, error: BaseException) -> None:
+    log.info("%s: %s; the partition is led elsewhere by now", queue.where, described(error))
 
 
-def _lacking(line: SinkQueue, given: Sequence[Given]) -> list[Given]:
-    """Return the batches that the outside did not have when this life of a line began."""
-    return [(position, batch) for position, batch in given if position.sequence >= line.first]
+def _lacking(queue: SinkQueue, given: Sequence[Given]) -> list[Given]:
+    """Return the batches that the outside did not have when this life of a queue began."""
+    return [(position, batch) for position, batch in given if position.sequence >= queue.first]
 
 
 def _as_one(given: Sequence[Given]) -> pa.RecordBatch:
@@ -586,13 +586,13 @@ def _file(number: int) -> int:
     return index(number)
 
 
-def _whole(line: SinkQueue, method: str, given: Any) -> int:
+def _whole(queue: SinkQueue, method: str, given: Any) -> int:
     try:
         number = -1 if isinstance(given, bool) else index(given)  # also numpy's
     except TypeError:
         number = -1
     if number < 0:
         raise UserCodeError(
-            f"{line.where}: {method}() must return None or the number of a batch, got {text_of(given, repr):.100}"
+            f"{queue.where}: {method}() must return None or the number of a batch, got {text_of(given, repr):.100}"
         )
     return number

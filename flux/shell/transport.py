@@ -1,4 +1,4 @@
-"""Sockets: the only importer of zmq, with the doorman of its ports.
+"""Sockets: the only importer of zmq, with the authentication of connections to its ports.
 
 A ``Port`` is bound and answers many connections (ROUTER); a ``Link`` is connected to one port (DEALER). Both carry frames and do
 not know their meaning. ZeroMQ contexts do not survive a fork, so a ``Sockets`` is made in the process that uses
@@ -126,7 +126,7 @@ class Sockets:
         self._open: dict[Any, Any] = {}  # by the polled socket or descriptor
         self._monitors: dict[zmq.Socket[bytes], Link] = {}
         self._lost: list[Link] = []
-        self._doorman: Authenticator | None = None
+        self._authenticator: Authenticator | None = None
         self._numbers = itertools.count()
 
     def port(
@@ -141,8 +141,8 @@ class Sockets:
         further answers to a peer that does not read are dropped; 0: no limit, credit must ensure one. ``sealed``: see
         ``handshake``. ``secret``: another secret than that of the query, for people with keys of their own."""
         family = socket.getaddrinfo(host, None)[0]
-        if self._doorman is None:
-            self._doorman = Authenticator(self._context)
+        if self._authenticator is None:
+            self._authenticator = Authenticator(self._context)
         with ExitStack() as undo:
             raw = self._socket(zmq.ROUTER, undo)
             if message_max_bytes is not None:
@@ -168,7 +168,7 @@ class Sockets:
         member = self._keys.public if self._keys is not None and secret is None else b""
         proved = self._secret if secret is None else secret
         door = Door(domain, number, monitor, Tickets(proved, endpoint), member)
-        self._doorman.watch(door)
+        self._authenticator.watch(door)
         port = Port(raw, endpoint, Gate(proved, endpoint), door, sealed, self._bundle_max)
         self.add(port)
         return port
@@ -295,11 +295,11 @@ class Sockets:
                 opened.close()
         self._open.clear()
         self._lost.clear()
-        if self._doorman is not None:
-            self._doorman.leave()
+        if self._authenticator is not None:
+            self._authenticator.leave()
         self._context.term()
-        if self._doorman is not None:
-            self._doorman.join()
+        if self._authenticator is not None:
+            self._authenticator.join()
 
 
 class Port:
@@ -364,7 +364,7 @@ class Port:
         """Take the next step of a handshake."""
         answer = self._gate.hear(connection, buffers)
         if answer == ACCEPTED:
-            came = int(frames[0].get("User-Id"))  # the doorman's count when it admitted the connection
+            came = int(frames[0].get("User-Id"))  # the authenticator's count when it admitted the connection
             self._door.trust(frames[0].get(zmq.SRCFD), connection, came)  # before the connection begins to send more
         self._send([connection, answer])
 

@@ -1,7 +1,7 @@
 """The loop of one worker: sockets and clock around the state machine (design: worker, one-thread).
 
 One thread does everything, so that nothing needs a lock; ZeroMQ's own thread moves the bytes meanwhile. Two other threads report
-during a long step, when the loop cannot: that the process lives (``pulse``), and which step it is in (``step_watch``).
+during a long step, when the loop cannot: that the process lives (``liveness_thread``), and which step it is in (``step_watch``).
 """
 
 from __future__ import annotations

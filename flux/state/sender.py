@@ -2,11 +2,11 @@
 
 The primary stands still while its state is copied to separate memory, and then goes on. From that memory the copy travels in
 parts, a few at a time, so that rows on the same connection need not wait behind it. The new worker puts the parts together and
-makes a replica of them (``arrivals``), or keeps them if the replica is a standby. A standby gets further copies while it lives:
-changes since a copy that it has, if the operator knows its changes and they are smaller (``cuts``). Long jobs are given away as
-``Aside``, so that other partitions of the worker go on meanwhile.
+makes a replica of them (``receiver``), or keeps them if the replica is a standby. A standby gets further copies while it lives:
+changes since a copy that it has, if the operator knows its changes and they are smaller (``DeltaTracker``). Long jobs are given
+away as ``Aside``, so that other partitions of the worker go on meanwhile.
 
-The order of the phases is in ``copy_phases``.
+The order of the phases is in ``phases``.
 
 A copy ends with a code (HMAC) over all of it under the query's secret, and is not read without a valid code, because reading it
 creates the objects that it names. The code is computed aside while the parts travel, and sent last.

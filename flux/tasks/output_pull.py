@@ -21,7 +21,7 @@ from flux.wire.messages import Pull, Pulled
 from partitioning.table import Table
 
 #: Seconds after which an unanswered question is asked again, of the primary by the newest table. A worker lets a question wait
-#: for at most ``offering.WAIT_S``.
+#: for at most ``output_delivery.WAIT_S``.
 PATIENCE_S = 0.5
 #: Seconds after which the table is asked for again, and so is a worker that has answered that it is not primary.
 TABLE_EVERY_S = 0.1

@@ -9,12 +9,9 @@
     messages                                <->
 
 Laws. The connecting end says nothing before the other end has proved the secret: a process that binds the port of a dead one
-hears
-nothing of use. The accepting end hears nothing before its challenge is answered. Every code made with the secret is bound to
-the
-endpoint that was dialled, so that it cannot be passed on to another port. A ticket is good once, and a proof is good for its
-two
-nonces alone, so that neither can be replayed.
+hears nothing of use. The accepting end hears nothing before its challenge is answered. Every code made with the secret is bound
+to the endpoint that was dialled, so that it cannot be passed on to another port. A ticket is good once, and a proof is good for
+its two nonces alone, so that neither can be replayed.
 
 On a *sealed* connection every message carries its number and a code (HMAC-SHA256) under a key of this connection and this
 direction alone: no process on the way can change, add, repeat or reorder messages.
@@ -26,7 +23,7 @@ Limits of strangers, which are connections that have proved nothing yet: their n
 ZeroMQ keeps a message until its last part has come, without a limit, before this project sees any of it. So the bytes of
 strangers are limited where they arrive, by the operating system's count: a handshake needs a few hundred.
 
-No I/O: the doorman (transport) reports events and cuts the connections that are named.
+No I/O: the authenticator (``flux.shell.authentication``) reports events and cuts the connections that are named.
 """
 
 from __future__ import annotations
@@ -180,8 +177,7 @@ class Session:
         """Return a message without its seal.
 
         Numbers may be missing, because an answer to a peer that does not listen is lost. ProtocolError: the seal is broken, or
-        the
-        message is not newer than the last one."""
+        the message is not newer than the last one."""
         if len(frames) != 1:
             raise ProtocolError(f"a sealed message has one frame, {len(frames)} came")
         view = memoryview(frames[0])

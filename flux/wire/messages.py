@@ -340,7 +340,7 @@ class Install(Message, frozen=True):
     """Part of a copy of a primary's state, taken at a step boundary, in one payload frame (design: copy).
 
     It goes to a new replica, or to a standby, which keeps the copy as a checkpoint. A part without bytes asks how many bytes have
-    arrived. The last bytes of a copy are its signature (``arrivals.sign``)."""
+    arrived. The last bytes of a copy are its signature (``flux.state.receiver.sign``)."""
 
     stage: Id
     partition: Id

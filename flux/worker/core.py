@@ -7,8 +7,8 @@ the same way as those to other workers, without leaving this file: no frames, no
 set back: it is ``wall_ahead`` of the monotonic clock.
 
 Left to others: frames, sockets, clocks and the source iterators (the shell), placement (the controller's table), and in this
-package: making the replicas that the table places (housing), reading streams (subscriptions), reading sources (reading), and
-the choice of the next step (turns).
+package: making the replicas that the table places (``replica_lifecycle``), reading streams (``subscriptions``), reading sources
+(``source_scheduler``), the choice of the next step (``step_scheduler``), and copies of state (``flux.state``).
 
 A count of the times at which everything has left a worker's logs that was in them at one moment.
 

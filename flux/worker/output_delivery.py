@@ -1,7 +1,7 @@
 """Output that leaves the dataflow from a worker: that of last stages, and reports that their partitions are complete.
 
 All output passes here, when it is committed and not before (design: leaving). Egress tasks ask for the output kept for them; the
-output of a stage with a sink goes ``Outside``, from the primary; readers come for the output kept for them (``offering``).
+output of a stage with a sink goes ``Outside``, from the primary; readers come for the output kept for them (``OutputOffers``).
 
 Answers of a worker to readers of output (design: readers).
 

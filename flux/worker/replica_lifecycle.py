@@ -1,6 +1,7 @@
 """The making of the replicas that the newest table places on a worker, and the end of those that it does not (design: epoch).
 
-Left to others: the roles of replicas (the worker), the state of a replica that was added (transfers), the sources (reading).
+Left to others: the roles of replicas (the worker), the state of a replica that was added (``flux.state.sender``), the sources
+(``source_scheduler``).
 
 Requests for the state of replicas that will be primary here and whose state only the vault has (design: restore).
 

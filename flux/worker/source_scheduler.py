@@ -6,7 +6,7 @@ that they feed is full. A reader is opened when its first batch is wanted: its b
 
     on the table -> wanted (a consumer waits for rows, and the beginning is known) -> open -> ended, or read elsewhere
 
-Left to others: beginning and end of a turn (read_turn), the streams (source_streams), the clock (the shell).
+Left to others: the streams (``source_streams``), the clock (the shell).
 
 The partitions of sources that the table assigns to a worker, as they come and go (design: seek).
 

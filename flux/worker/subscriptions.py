@@ -3,7 +3,7 @@
 A stream of a source has one producer. A stream of a stage is offered by every replica of its producer; it is read from one
 of them and acked to all, so that each can truncate its log.
 
-Left to others: one stream (receiver), applying slices (the replicas), and finding missing rows (starvation).
+Left to others: one stream (``flux.exchange.inbound``), and applying slices (the replicas).
 
 Credit of a worker's inbound streams: shares of the bytes that the worker is ready to hold (design: credit-halves).
 

@@ -94,7 +94,7 @@ def sinks(outside: Outside) -> Iterator[SinkThreads]:
     made = SinkThreads(plan, lambda: None)  # type: ignore[arg-type]
     for partition in range(PARTITIONS):
         made.begins(0, partition, 0, True)
-    until(lambda: all(line.sink is not None and not line.served for line in made._lines.values()), "all are open")
+    until(lambda: all(queue.sink is not None and not queue.served for queue in made._queues.values()), "all are open")
     made.write(0, 0, 0, ONE)
     until(lambda: ("write", 0, 0) in outside.said, "the first write is under way")
     yield made
