@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from flux.exchange.log import WORDS, End, Word
 from flux.exchange.marks import Marks
 from flux.exchange.slices import RowNumbers, SliceRun, unpack, without_numbers
-from flux.wire.messages import Ack, AppliedThrough, Data, ElementKind, Mark, Needed, Reset, Resume
+from flux.wire.messages import Ack, AppliedThrough, Data, ElementKind, Mark, Needed, Reset, Resume, end_mark
 from partitioning.ids import StreamId
 
 
@@ -266,12 +266,22 @@ class Inbound:
         self.received_bytes = 0
 
     def resume(
-        self, epoch: int, hosted: Collection[int], others: Sequence[AppliedThrough] = (), front: int = 0
+        self,
+        epoch: int,
+        hosted: Collection[int],
+        others: Sequence[AppliedThrough] = (),
+        front: int = 0,
+        ordered_end: int = -1,
     ) -> Resume:
+        """Make the answer to a greeting. ``ordered_end``: the number of the end of the stream if it was ordered, perhaps by a
+        worker that has received it, while this one has not; else -1."""
         ack = self.ack(epoch, hosted, others)
+        shown = self.shown
+        if ordered_end > max((mark.sequence for mark in shown), default=-1):
+            shown = [*shown, end_mark(ordered_end)]
         return Resume(
             *self.stream, self.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
-            ack.through, ack.behind, ack.granted, self.shown, front,
+            ack.through, ack.behind, ack.granted, shown, front,
         )  # fmt: skip
 
     def leave(self) -> None:

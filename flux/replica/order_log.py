@@ -147,6 +147,16 @@ class OrderLog:
                     return through + 1
         return 0
 
+    def ordered_end(self, stream: StreamId) -> int:
+        """Return the number of the end of a stream of source rows if a step in its entries has it; -1: none has.
+
+        The end is a step of its own, and the only one without rows. Nothing of the stream is ordered behind it."""
+        for entry in reversed(self._entries):
+            for edge, producer, through in entry.slices:
+                if (edge, producer) == stream:
+                    return through if entry.rows == 0 else -1
+        return -1
+
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
         assert self.base + len(self._entries) == self.end, "entries are those from base to end"

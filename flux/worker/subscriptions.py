@@ -463,7 +463,8 @@ class Subscriptions:
         hosted = self.hosted_by(inbound.stream)
         others = self._not_reading(inbound.stream)
         front = self._front(inbound) if inbound.numbered or starved or self._may_lose(inbound) else 0
-        self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front))
+        end = self._ordered_end(inbound) if self._plan.brings_numbers(inbound.stream.edge) else -1
+        self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front, end))
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
 
@@ -621,6 +622,12 @@ class Subscriptions:
         fronts = [inbound.received[partition] for partition in self._hosted.partitions(stage)]
         fronts += [order.ordered_below(inbound.stream) for order in self._hosted.orders_of(stage)]
         return max(fronts, default=0)
+
+    def _ordered_end(self, inbound: Inbound) -> int:
+        """Return the number of the end of a stream if an order here has it, or -1 (design: row-numbers). A standby has orders
+        and receives nothing, so it has no mark of the end."""
+        stage = self._plan.edges[inbound.stream.edge].consumer
+        return max([order.ordered_end(inbound.stream) for order in self._hosted.orders_of(stage)], default=-1)
 
     def of(self, replica: Replica) -> list[Inbound]:
         return [inbound for inbound in self.streams.values() if inbound.stream.edge in replica.stage.edges_in]

@@ -25,9 +25,10 @@ from flux.replica.step_queue import StepQueue
 from flux.state import standby as image
 from flux.state.standby import Checkpoint, Standby
 from flux.state.state_copy import StreamPosition
-from flux.wire.messages import Ack, Data, Mark, OrderEntry, Passed, Press, ReadsElsewhere, Resume, Settled
+from flux.wire.messages import Ack, Data, Hello, Mark, OrderEntry, Passed, Press, ReadsElsewhere, Resume, Settled
 from flux.wire.statistics import NotCompared
 from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection
 from flux.worker.report import stats
 from flux.worker.source_scheduler import END_PATIENCE, IDLE_DONE_S
 from partitioning.ids import STANDBY, PartitionKey, StreamId
@@ -346,6 +347,47 @@ def waiting_consumer(*orders: OrderEntry) -> tuple[WorkerCore, Inbound]:
 
 
 GONE = OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=1)
+
+
+def resumed(core: WorkerCore) -> Resume:
+    """Greet a worker for another life of its stream, and return the answer."""
+    for replica in core.replicas.values():
+        replica.reads_since = 0
+    core.hosted.note()
+    core.on_data_plane("there", Hello(0, 0, 8, 0, 5), [], 0.0)
+    answers = [effect.message for effect in core.poll(0.0) if isinstance(effect, ToConnection)]
+    (resume,) = [answer for answer in answers if isinstance(answer, Resume)]
+    return resume
+
+
+@pytest.mark.parametrize("there", [range(6), [0, 1], []], ids=["all", "none of the last", "none"])
+def test_the_end_keeps_its_number_if_only_orders_know_it(there: list[int]) -> None:
+    """The primary has applied rows 0 to 5 and the end, 6, and is lost; a standby has its orders, and a new replica has to repeat
+    its steps. The end got number 7: the step that wants 6 met it and found its rows gone, though none was."""
+    core, _ = waiting_consumer(OrderEntry(0.0, 0.0, [(0, 0, 5)], rows=6), OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=0))
+    resume = resumed(core)
+    assert resume.front == 7
+    again = Life(inbound(), 8)
+    again.producer.on_answer(10, resume, 0.0)
+    again.give(*there)
+    again.streams.finish(0.0)
+    assert again.producer.log.end == 7
+    again.producer.on_answer(10, resume, 0.0)  # as after a table
+
+
+def test_rows_at_the_place_of_an_ordered_end_are_other_rows() -> None:
+    core, _ = waiting_consumer(OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=0))
+    resume = resumed(core)
+    again = Life(inbound(), 8)
+    again.producer.on_answer(10, resume, 0.0)
+    with pytest.raises(NonDeterministicInputError):
+        again.give(0, 6)
+
+
+def test_orders_of_rows_know_no_end() -> None:
+    core, _ = waiting_consumer(OrderEntry(0.0, 0.0, [(0, 1, 6)], rows=0), GONE)
+    resume = resumed(core)
+    assert (resume.shown, resume.front) == ([], 7)
 
 
 def test_an_ordered_step_whose_rows_do_not_come_ends_the_query_though_no_newer_rows_come() -> None:
