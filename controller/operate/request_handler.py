@@ -52,7 +52,6 @@ from controller.operate.requests import (
     decode_request,
 )
 from controller.replicas.addition_tracker import AdditionTracker
-from controller.replicas.kinds import kind_of
 from controller.replicas.lags import Life
 from controller.replicas.membership import Membership
 from controller.replicas.moves import MovePhase
@@ -62,6 +61,7 @@ from flux.dataflow.plan import Plan
 from flux.dataflow.sink import offered
 from flux.dataflow.user_code import described, text_of
 from flux.errors import FluxError, ProtocolError, UsageError
+from flux.replica.kinds import kind_of
 from flux.wire.frames import encode
 from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import Table

@@ -1,7 +1,7 @@
 """Places of replicas: the first ones, additions after losses, moves, spread over hosts.
 
 table_index        The table as arrays, for reports about all replicas of a large query
-kinds              Kinds of replicas at the controller: the answers that differ from kind to kind
+kinds              Kinds of replicas in a partition: wanted, missing and surplus ones, and heirs
 membership         The processes that take part in a query, each life of a process by itself
 placement          The place of each replica, in the first table and after
 spread             Distance between replicas: different domains, hosts and executors

@@ -31,7 +31,7 @@ from controller.replicas.additions import (
     first_phase,
     next_additions,
 )
-from controller.replicas.kinds import kind_of, outlives_primary
+from controller.replicas.kinds import outlives_primary
 from controller.replicas.lags import Lags, Life
 from controller.replicas.membership import Member
 from controller.replicas.placement import Placement
@@ -39,6 +39,7 @@ from controller.replicas.protection_wishes import ProtectionWishes
 from controller.replicas.table_changes import Judge
 from controller.report.events import Event, EventLog
 from flux.dataflow.plan import Plan
+from flux.replica.kinds import kind_of
 from flux.wire.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.wire.statistics import Lag as Reported
 from partitioning.ids import PartitionKey

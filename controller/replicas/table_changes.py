@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from controller.replicas.kinds import as_primary, kind_of, may_lead
+from controller.replicas.kinds import as_primary, may_lead
+from flux.replica.kinds import kind_of
 from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import ReplicaAt, Table
 

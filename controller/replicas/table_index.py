@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-import flux.replica.kinds as at_workers
-from controller.replicas.kinds import kind_of
 from controller.replicas.lags import Life
 from flux.dataflow.plan import Plan
+from flux.replica.kinds import kind_of
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table, differing
 
@@ -70,7 +69,7 @@ class TableIndex:
         replicas = list(chain.from_iterable(rows))
         kinds = {replica.kind: replica for replica in replicas}  # there are few kinds, and each is looked up once
         safe = {name: kind_of(one).safe for name, one in kinds.items()}
-        applies = {name: at_workers.kind_of(one).applies for name, one in kinds.items()}
+        applies = {name: kind_of(one).applies for name, one in kinds.items()}
         row = np.repeat(at, lengths)
         place = np.arange(len(replicas)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         self.workers[at], self.incarnations[at] = NOBODY, NOBODY

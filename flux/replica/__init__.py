@@ -4,7 +4,7 @@ replica           One replica of a partition: its pending slices, its next step,
 step_queue        Slices that are received and not yet applied, with their turns
 order_log         The order log that keeps the replicas of a partition identical, as a state machine without I/O
 order_exchange    The traffic of order logs between the replicas of one worker and those on other workers
-kinds             Kinds of replicas at a worker: the questions whose answers differ from kind to kind
+kinds             Kinds of replicas: the questions whose answers differ from kind to kind
 release           The release rule: output is held back until its steps are committed
 output            The end of a replica's output inside the dataflow
 output_checksums  Running checksums of a replica's output, by which it is compared with the others

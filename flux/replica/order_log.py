@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from flux.replica.kinds import Kind, keeps_checkpoints, kind_of
+from flux.replica.kinds import ReplicaKind, keeps_checkpoints, kind_of
 from flux.wire.messages import OrderEntry
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt
@@ -37,7 +37,7 @@ NO_CLAIM = OrderClaim(0, 0)
 class Peer:
     """Another replica of the partition, as its primary sees it."""
 
-    kind: Kind
+    kind: ReplicaKind
     incarnation: int
     live: bool
     #: Nothing is committed without its ack.

@@ -30,7 +30,7 @@ from flux.errors import DataLost
 from flux.exchange.checksum import extend
 from flux.exchange.inbound import Slice, WordSlice
 from flux.replica.deltas import DeltaTracker
-from flux.replica.kinds import Kind, active, compared
+from flux.replica.kinds import ReplicaKind, active, compared
 from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog
 from flux.replica.output import EdgeOutput, SinkBuffer, cut_output, fits
 from flux.replica.output_checksums import OutputChecksums, other_output
@@ -63,7 +63,7 @@ class Replica:
         incarnation: int,
         outlets: list[EdgeOutput],
         limits: Settings,
-        kind: Kind = active,
+        kind: ReplicaKind = active,
     ) -> None:
         self.stage = stage
         self.partition = partition

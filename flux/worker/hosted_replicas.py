@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from flux.dataflow.plan import FromStage, Plan
-from flux.replica.kinds import Follower, Kind, kind_of
+from flux.replica.kinds import Follower, ReplicaKind, kind_of
 from flux.replica.order_log import OrderLog
 from flux.replica.replica import Replica
 from flux.state.standby import Standby
@@ -102,7 +102,7 @@ class HostedReplicas:
         """List the replicas of a stage here, or of all stages, that begin with the vault's state."""
         return [key for key in self.awaited if stage in (None, key.stage) and self.placed[key].live]
 
-    def kind_here(self, key: PartitionKey) -> Kind:
+    def kind_here(self, key: PartitionKey) -> ReplicaKind:
         """Return the kind of the replica that the table places here."""
         return kind_of(self.placed[key])
 

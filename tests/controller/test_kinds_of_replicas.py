@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-import controller.replicas.kinds as at_controller
-import flux.replica.kinds as at_workers
-from controller.replicas.kinds import incomplete, missing, wanted
+from controller.replicas.kinds import incomplete, missing, surplus, wanted
 from controller.replicas.table_changes import make_live, retain
 from flux.errors import QueryFailed
+from flux.replica.kinds import register, registered, unregister
 from flux.wire.control import CopyState
-from partitioning.ids import ACTIVE
+from partitioning.ids import ACTIVE, DISK
 from partitioning.table import ReplicaAt
 from tests.controller.cluster import Cluster
 from tests.controller.test_loads import load_of, reports
-from tests.simulation.witness import WITNESS, Witness, WitnessPlaces, witnesses
+from tests.simulation.witness import KIND, WITNESS, witnesses
 
 
 @pytest.fixture(autouse=True)
@@ -124,35 +125,19 @@ def test_a_witness_is_no_load_and_does_not_keep_a_partition_from_moving() -> Non
     assert all(load.movable for load in c.core.loads().replicas)
 
 
-class Loose(Witness):
-    """A witness that nobody waits for."""
-
-    name = "loose"
-    commits = False
+#: A witness that nobody waits for, one in each partition.
+LOOSE = replace(KIND, name="loose", commits=False, wanted=lambda stage: 1)
 
 
-class LoosePlaces(WitnessPlaces):
-    name = "loose"
-
-
-class Heir(LoosePlaces):
-    leads_as = "loose"  # type: ignore[assignment]
-
-
-@pytest.fixture
-def loose() -> Iterator[None]:
-    at_workers.register(Loose())
-    yield
-    at_workers.unregister("loose")
-
-
-def test_a_kind_that_may_lack_what_is_committed_may_neither_lead_nor_be_safe(loose: None) -> None:
+@pytest.mark.parametrize("answer", [{"safe": True}, {"leads_as": ACTIVE}])
+def test_a_kind_that_may_lack_what_is_committed_may_neither_lead_nor_be_safe(answer: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match="loose: it may lack what is committed"):
-        at_controller.register(Heir(1))
+        register(replace(LOOSE, **answer))
+    assert "loose" not in [kind.name for kind in registered()]
 
 
-def test_a_replica_that_does_not_count_for_commits_goes_with_its_primary(loose: None) -> None:
-    at_controller.register(LoosePlaces(1))
+def test_a_replica_that_does_not_count_for_commits_goes_with_its_primary() -> None:
+    register(LOOSE)
     try:
         c = Cluster(slots=5)
         assert kinds(c) == [ACTIVE, ACTIVE, WITNESS, "loose"]
@@ -162,4 +147,14 @@ def test_a_replica_that_does_not_count_for_commits_goes_with_its_primary(loose: 
         assert loose_one not in c.replicas()
         assert WITNESS in kinds(c), "it has acked whatever is committed"
     finally:
-        at_controller.unregister("loose")
+        unregister("loose")
+
+
+def test_a_kind_that_the_controller_does_not_place_is_neither_missing_nor_surplus() -> None:
+    c = Cluster(slots=4)
+    stage, row = c.core.plan.stages[0], c.replicas()
+    assert DISK not in wanted(stage)
+    with_vault = (*row, ReplicaAt(9, 0, kind=DISK))
+    assert surplus(stage, with_vault) == []
+    assert missing(stage, with_vault) is None
+    assert surplus(stage, (*row, ReplicaAt(9, 0, kind=WITNESS))) == [row[2], ReplicaAt(9, 0, kind=WITNESS)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from harness import LIMIT_S, Rows, ThreadQuery
 
 import flux
+from flux.replica import kinds
 from flux.testing import ContractBroken, apply
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -112,6 +113,35 @@ def test_a_mistake_in_a_copy_of_the_sink_is_found(
 ) -> None:
     with pytest.raises(ContractBroken, match=said):
         ran("A sink", (old, new))
+
+
+@pytest.fixture
+def reserve() -> Iterator[None]:
+    yield
+    if "reserve" in [kind.name for kind in kinds.registered()]:
+        kinds.unregister("reserve")
+
+
+@pytest.mark.usefixtures("reserve")
+def test_the_kind_of_replica_takes_over_in_the_simulator_and_keeps_every_law(
+    ran: Callable[..., dict[str, Any]],
+) -> None:
+    assert len(ran("A kind of replica")["results"]) == 2
+
+
+@pytest.mark.usefixtures("reserve")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("leads_as=ACTIVE", 'leads_as="reserve"', "an ack never exceeds what was applied"),
+        ("commits=True", "commits=False", "reserve: it may lack what is committed"),
+    ],
+)
+def test_a_mistake_in_a_copy_of_the_kind_is_found(
+    ran: Callable[..., dict[str, Any]], old: str, new: str, said: str
+) -> None:
+    with pytest.raises(AssertionError, match=said):
+        ran("A kind of replica", (old, new), ("range(2, 4)", "[2]"))
 
 
 def test_the_operator_with_state_by_key_gives_the_same_wherever_it_is_restored(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ import flux
 import flux.replica.kinds as kinds
 from flux.errors import ProtocolError, QueryFailed
 from flux.exchange.producer import Producer
-from flux.replica.kinds import AckMeaning, Active
+from flux.replica.kinds import active
 from flux.replica.order_log import OrderClaim, OrderLog
 from flux.replica.output_checksums import CHECKSUMS_KEPT
 from flux.replica.replica import Replica
@@ -25,24 +26,22 @@ from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 from tests.flux.test_order import entry
-from tests.simulation.witness import WITNESS, Witness, WitnessLog
+from tests.simulation.witness import KIND as WITNESS_KIND
+from tests.simulation.witness import WITNESS, WitnessLog
 
 A, B = 1, 2
 
 
-class Silent(Active):
-    """Has an operator, and does nothing with it before it leads."""
-
-    name = "silent"
-    applies = False
-    releases = False
-    commits = False
+#: Has an operator, and does nothing with it before it leads.
+SILENT = replace(
+    active, name="silent", applies=False, releases=False, commits=False, safe=False, leads_as=None, wanted=None
+)
 
 
 @pytest.fixture(autouse=True)
 def known() -> Iterator[None]:
-    kinds.register(Silent())
-    kinds.register(Witness())
+    kinds.register(SILENT)
+    kinds.register(WITNESS_KIND)
     yield
     kinds.unregister("silent")
     kinds.unregister(WITNESS)
@@ -107,7 +106,7 @@ def test_one_that_needs_no_copy_of_the_state_gets_the_order_from_what_is_committ
 # ---- operators
 
 
-def secondary(kind: kinds.Kind) -> Replica:
+def secondary(kind: kinds.ReplicaKind) -> Replica:
     """It has a committed step, and the rows of it."""
     like = made(Plain, 2)
     replica = Replica(like.stage, 0, 0, like.outlets, like.limits, kind)
@@ -118,11 +117,11 @@ def secondary(kind: kinds.Kind) -> Replica:
 
 
 def test_a_secondary_applies_what_is_committed_if_its_kind_does() -> None:
-    assert work(secondary(Active()), 1.0) == 1
+    assert work(secondary(active), 1.0) == 1
 
 
 def test_one_whose_kind_does_not_apply_begins_when_it_leads() -> None:
-    replica = secondary(Silent())
+    replica = secondary(SILENT)
     assert work(replica, 1.0) == 0
     assert not replica.missing()
     replica.lead(1, [])
@@ -221,7 +220,6 @@ def test_a_producer_keeps_nothing_for_a_kind_that_reads_no_streams() -> None:
     producer.on_table(one_stage(ReplicaAt(A, 0), ReplicaAt(B, 0, kind=WITNESS)), 0, 0.0)
     assert [send.worker for send in producer.poll(0.0) if isinstance(send.message, Hello)] == [A]
     assert kinds.without_streams() == {WITNESS}
-    assert Witness.acks is AckMeaning.NOTHING
 
 
 def test_a_consumer_reads_from_a_secondary_only_if_its_kind_releases_output() -> None:

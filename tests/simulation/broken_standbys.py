@@ -9,18 +9,18 @@ import pytest
 
 from controller.decide.losses import Losses
 from controller.replicas.addition_tracker import AdditionTracker
-from controller.replicas.kinds import kind_of
 from controller.replicas.table_changes import Judge, without_worker
 from flux.exchange.consumer_map import ConsumersAt
 from flux.exchange.inbound import Inbound
 from flux.exchange.retention import CheckpointRequests
 from flux.replica import kinds
 from flux.replica.deltas import DeltaTracker
+from flux.replica.kinds import kind_of
 from flux.state.standby import Checkpoint, Standby
 from flux.state.state_copy import OutputNow
 from flux.worker.replica_lifecycle import ReplicaHousing
 from flux.worker.subscriptions import Subscriptions
-from partitioning.ids import PartitionKey, StreamId
+from partitioning.ids import DISK, STANDBY, UPSTREAM, PartitionKey, StreamId
 
 Patch = pytest.MonkeyPatch
 
@@ -95,7 +95,11 @@ def keeps_the_newest_changes_alone(patch: Patch) -> None:
 
 def commits_without_standbys(patch: Patch) -> None:
     """A standby may lack what the outside has seen."""
-    patch.setattr(kinds.Standby, "commits", False)
+    known = {
+        kind.name: replace(kind, commits=False) if kind.name in (STANDBY, UPSTREAM, DISK) else kind
+        for kind in kinds.registered()
+    }
+    patch.setattr(kinds, "_known", known)
 
 
 def nobody_presses(patch: Patch) -> None:

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from flux.replica.kinds import AckMeaning
-from tests.simulation.witness import WITNESS, Witness, WitnessPlaces
+from tests.simulation import witness
 
 Patch = pytest.MonkeyPatch
 
 
+def answers(patch: Patch, **other: Any) -> None:
+    patch.setattr(witness, "KIND", replace(witness.KIND, **other))
+
+
 def witnesses_may_lead(patch: Patch) -> None:
     """They take over like active replicas."""
-    patch.setattr(WitnessPlaces, "leads_as", WITNESS)
-    patch.setattr(WitnessPlaces, "safe", True)
+    answers(patch, leads_as=witness.WITNESS, safe=True)
 
 
 def witnesses_count_as_safe(patch: Patch) -> None:
     """A partition of which nothing else is left counts as saved."""
-    patch.setattr(WitnessPlaces, "safe", True)
+    answers(patch, safe=True)
 
 
 def commits_without_its_witness(patch: Patch) -> None:
     """The primary does not wait for what it has promised to wait for."""
-    patch.setattr(Witness, "commits", False)
+    answers(patch, commits=False)
 
 
 def waits_for_acks_of_a_witness(patch: Patch) -> None:
     """Producers keep rows for a replica that reads none."""
-    patch.setattr(Witness, "acks", AckMeaning.APPLIED)
+    answers(patch, acks=AckMeaning.APPLIED)
 
 
 def waits_for_a_witness_to_be_copied(patch: Patch) -> None:
     """A new witness gets no orders before it has a copy of a state, which it never asks for."""
-    patch.setattr(Witness, "copies", True)
+    answers(patch, copies=True)

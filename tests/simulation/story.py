@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from controller.replicas.kinds import kind_of
 from flux.dataflow.plan import FromStage
 from flux.errors import FluxError
 from flux.exchange.inbound import RowSlice
 from flux.exchange.log import End
 from flux.exchange.producer import Producer
+from flux.replica.kinds import kind_of
 from flux.replica.replica import Replica
 from flux.wire.codec import decode_command, decode_data, decode_report
 from flux.wire.control import NewTable, TableChanged

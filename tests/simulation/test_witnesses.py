@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import controller.replicas.kinds as at_controller
-import flux.replica.kinds as at_workers
+from flux.replica import kinds
 from tests.simulation.mixes import WITNESSED
 from tests.simulation.runs import Runs, runs_of
 from tests.simulation.witness import WITNESS, witnesses
@@ -46,7 +45,7 @@ def test_it_happens_among_witnesses(witnessed: Runs, event: str) -> None:
 
 def test_a_kind_is_known_only_as_long_as_it_is_registered() -> None:
     with witnesses(1):
-        assert WITNESS in at_workers.without_streams()
-        assert WITNESS in at_controller.known()
-    assert not at_workers.without_streams()
-    assert WITNESS not in at_controller.known()
+        assert WITNESS in kinds.without_streams()
+        assert WITNESS in [kind.name for kind in kinds.registered()]
+    assert not kinds.without_streams()
+    assert WITNESS not in [kind.name for kind in kinds.registered()]

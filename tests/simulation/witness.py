@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
-import controller.replicas.kinds as at_controller
-import flux.replica.kinds as at_workers
-from flux.dataflow.plan import StagePlan
-from flux.replica.kinds import AckMeaning, ReplicaInstaller
+from flux.replica.kinds import AckMeaning, ReplicaKind, register, unregister
 from flux.replica.order_log import OrderLog
-from flux.replica.release import CommittedOnly
 from flux.wire.messages import PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey
-from partitioning.table import ReplicaAt
 
 WITNESS = "witness"
 
@@ -47,35 +42,22 @@ class WitnessLog:
         return PartitionSeen(*self.key, self.incarnation, order.term, through, applied, checked=0, checksum=0)
 
 
-class Witness:
-    """As workers see it."""
-
-    name = WITNESS
-    applies = False
-    releases = False
-    acks = AckMeaning.NOTHING
-    commits = True
-    copies = False
-    replays = False
-    release = CommittedOnly  # no replica with an operator is of this kind
-
-    def install(self, host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
-        host.keep_order(key, WitnessLog(key, replica.incarnation))
-
-
-@dataclass(frozen=True)
-class WitnessPlaces:
-    """As the controller sees it. ``count`` for each partition."""
-
-    count: int
-    name = WITNESS
-    role = "witness"
-    leads_as = None
-    at_once = False
-    safe = False
-
-    def wanted(self, stage: StagePlan) -> int:
-        return self.count
+#: The kind, with none of its replicas wanted: ``witnesses`` sets their number.
+KIND = ReplicaKind(
+    name=WITNESS,
+    applies=False,
+    releases=False,
+    acks=AckMeaning.NOTHING,
+    commits=True,
+    copies=False,
+    replays=False,
+    install=lambda host, key, replica: host.keep_order(key, WitnessLog(key, replica.incarnation)),
+    role="witness",
+    leads_as=None,
+    at_once=False,
+    safe=False,
+    wanted=lambda stage: 0,
+)
 
 
 @contextmanager
@@ -84,10 +66,8 @@ def witnesses(count: int) -> Iterator[None]:
     if not count:
         yield
         return
-    at_workers.register(Witness())
-    at_controller.register(WitnessPlaces(count))
+    register(replace(KIND, wanted=lambda stage: count))
     try:
         yield
     finally:
-        at_workers.unregister(WITNESS)
-        at_controller.unregister(WITNESS)
+        unregister(WITNESS)
