@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from controller.text import count, some
 from flux.dataflow.aggregate import Aggregate
-from flux.dataflow.flow import FunctionOperator
+from flux.dataflow.flow import FunctionOperator, arguments_of
 from flux.dataflow.operator import Chain, Operator, chain_of
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
@@ -90,8 +90,7 @@ def _what(stage: StagePlan, operator: Operator) -> str:
     if isinstance(operator, FunctionOperator):
         return "function"
     make = stage.make.first if isinstance(stage.make, Chain) else stage.make
-    written = getattr(getattr(make, "__self__", None), "_arguments", "")
-    arguments = " ".join(written.split())[:ARGUMENTS_CHARS_MAX]
+    arguments = " ".join(arguments_of(make).split())[:ARGUMENTS_CHARS_MAX]
     return f"operator {type(operator).__name__}" + (f"({arguments})" if arguments else "")
 
 

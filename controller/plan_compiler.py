@@ -332,19 +332,19 @@ class _Compiler:
         edge = self._add_edge(stage, len(self.stages), 0, (), schema, stage.partitions)
         self.stages.append(
             StagePlan(
-                len(self.stages),
-                self._unique(f"{stage.name}.sink"),
-                stage.partitions,
-                stage.replicas,
-                (),
-                _passing,
-                (schema,),
-                schema,
-                (edge,),
-                (),
+                id=len(self.stages),
+                name=self._unique(f"{stage.name}.sink"),
+                partitions=stage.partitions,
+                replicas=stage.replicas,
+                key=(),
+                make=_passing,
+                schemas=(schema,),
+                output_schema=schema,
+                edges_in=(edge,),
+                edges_out=(),
                 sink=sink,
                 recovery=stage.recovery,
-            )  # fmt: skip
+            )
         )
 
     def _instance(self, name: str, make: Callable[[], Operator]) -> Operator:

@@ -424,7 +424,7 @@ class SourceLife:
         ``known``: there are as many."""
         since, pauses = time.monotonic(), self._pauses
         while self.taken.rows < rows or len(self.taken.batches) < batches:
-            self._rested = self.taken.ended or self._rests(since, pauses, known)
+            self._rested = self.taken.ended or self._has_no_more(since, pauses, must_come=known)
             if self._rested:
                 break
             self._pauses_now()
@@ -445,10 +445,10 @@ class SourceLife:
             since, pauses = time.monotonic(), self._pauses
         return self.taken
 
-    def _rests(self, since: float, pauses: int, known: bool) -> bool:
+    def _has_no_more(self, since: float, pauses: int, must_come: bool) -> bool:
         """Return whether nothing more is to be expected of a reader that has had nothing ``since`` then."""
         quiet_s = self._trial.quiet_s
-        paused = not known and ("pauses" not in self.reader.defines or self._pauses > pauses)
+        paused = not must_come and ("pauses" not in self.reader.defines or self._pauses > pauses)
         return time.monotonic() > since + (quiet_s if paused else _MISSING * quiet_s)
 
     def _check_rung(self) -> None:

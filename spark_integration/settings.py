@@ -210,10 +210,10 @@ def count_slots(
 ) -> Need:
     """Count the task slots of a query. UsageError with the arithmetic in it if there are too few. Each of ``copies`` of a
     partition needs a worker of its own. ``at_first`` is the number of slots that are there, if more come on demand."""
-    own = 1 if spark_tasks else 0
-    kept = _kept(own, others)
-    free = slots - others.slots
-    there = free if at_first is None else at_first - others.slots
+    own = 1 if spark_tasks else 0  # slots for the Spark tasks of this query
+    kept = _kept(own, others)  # slots for the Spark tasks of all queries
+    free = slots - others.slots  # once all slots are there
+    there = free if at_first is None else at_first - others.slots  # now
     default = there // 2 if spark_tasks else there - kept
     workers = wanted_workers or max(default, copies, 1)
     if workers + kept > free:

@@ -63,6 +63,7 @@ class LoadTable:
 
     def _replicas(self, rows: np.ndarray, places: np.ndarray) -> Iterator[ReplicaLoad]:
         stages = np.searchsorted(self.columns.starts, rows, side="right") - 1
+        # In the order of ReplicaLoad's fields.
         columns: Sequence[np.ndarray] = (
             stages,
             rows - self.columns.starts[stages],

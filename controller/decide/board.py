@@ -82,7 +82,7 @@ class Board:
 
     @property
     def shown(self) -> Table:
-        """Return the table as processes go by it."""
+        """Return the table with the replica of the vault at the end of each row, if there is a vault."""
         assert self.table is not None
         return self.disks.shown(self.table)
 

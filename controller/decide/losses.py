@@ -147,11 +147,13 @@ class Losses:
     def lose(self, member: Member, why: str, now: float, request: int = 0) -> None:
         """Take a worker out of the table; survivors take over its partitions."""
         board, repairs = self._board, self._repairs
+        # 1. In any phase, the worker is no member any more: after the end of the query nothing else is to be done.
         del board.members.workers[member.node]
         self._balancer.forget(member.node)
         drain = self._departures.stop_draining(member.node)
         if board.table is None or board.phase == QueryPhase.ENDED:
             return
+        # 2. The table without the worker. A query that cannot go on ends here, before anything is noted.
         readers = self._departures.readers(member.node)
         table, orphans = self._after_loss(
             board.table, member.node, repairs.is_safe, readers, repairs.keeps_up, repairs.outlives_primary
@@ -162,6 +164,8 @@ class Losses:
             return
         alone = bool(orphans) and revived_ is None
         table = revived_ or table
+        # 3. The others learn of the loss: first the additions, by the old and the new table, then drains and moves, which look
+        # at the additions that are left. The sweep comes last, because it begins repairs in the table that is published.
         repairs.note_loss(member, why, board.table, table, now, request)
         self._departures.note_lost(member, drain, now)
         self._moving.reconcile(table, now)

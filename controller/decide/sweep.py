@@ -152,9 +152,9 @@ class Sweep:
         assert board.table is not None
         if not repairs.may_begin and any(not addition.moves for addition in repairs.under_way.values()):
             return False
-        placement, room = board.placement(), board.log_room()
+        placement, free_log_share = board.placement(), board.log_room()
         table = changes.of(board.table)
-        due = repairs.due(table, placement, now, room)
+        due = repairs.due(table, placement, now, free_log_share)
         for wanted in due:
             self._add(wanted, changes, table.epoch, now)
         if due:
@@ -164,18 +164,19 @@ class Sweep:
         self._spread_out(now)  # looks at all partitions, so only if no repair is due
         if not self.moving.pending or repairs.waits(table, placement, now):
             return False
-        return self._begin_moves(changes, placement, room, now)
+        return self._begin_moves(changes, placement, free_log_share, now)
 
-    def _begin_moves(self, changes: Changes, placement: Placement, room: float, now: float) -> bool:
+    def _begin_moves(self, changes: Changes, placement: Placement, free_log_share: float, now: float) -> bool:
         """Begin moves. A worker that leaves is emptied in batches, like repairs; other moves begin ``repair.atOnce`` at a
         time."""
         board, repairs, moving = self.board, self.repairs, self.moving
         assert board.table is not None
         stage = min((key.stage for key in repairs.under_way), default=moving.pending[0].move.stage)
         before = len(repairs.under_way)
-        batch = repairs.batches.size(stage, room) if placement.leaving and repairs.may_begin else 0
+        batch = repairs.batches.size(stage, free_log_share) if placement.leaving and repairs.may_begin else 0
+        limit = before + batch  # additions that may be under way
         table = changes.of(board.table)
-        while (move := moving.next(table, placement, now, before + batch)) is not None:
+        while (move := moving.next(table, placement, now, limit)) is not None:
             moving.begin(move, table)
             self._add(move, changes, table.epoch, now)
             table = changes.of(board.table)

@@ -69,6 +69,7 @@ class AllAvailable:
     # ---- 1. sources
 
     def _sources(self, board: Board, reports: dict[int, dict[str, Any]]) -> str:
+        """Describe the input that is still to be read; empty: nothing."""
         for node, stats in reports.items():
             if stats is not self._newest.get(node):
                 self._newest[node] = stats
@@ -86,9 +87,11 @@ class AllAvailable:
         missing = [what for what in missing if what]
         if missing:
             return " and ".join(missing)
-        every = sum(source.worker_partitions for source in self._plan.sources)
-        goes_on = any(isinstance(edge, FromMicroBatches) and edge.id not in board.complete for edge in self._plan.edges)
-        return "the end of the query" if len(self._ended) == every and not goes_on else ""
+        partitions = sum(source.worker_partitions for source in self._plan.sources)
+        reads_streams = any(
+            isinstance(edge, FromMicroBatches) and edge.id not in board.complete for edge in self._plan.edges
+        )
+        return "the end of the query" if len(self._ended) == partitions and not reads_streams else ""
 
     def _heard(self, node: int, stats: dict[str, Any]) -> None:
         for source, partition, pauses, ended in stats.get("pauses", ()):

@@ -77,13 +77,17 @@ class AdditionTracker:
         self.wishes = wishes or ProtectionWishes(plan)
         self.under_way: dict[PartitionKey, Addition] = {}
         self.events = events
+        #: Failed additions of each partition.
         self.attempts = AdditionAttempts()
+        #: Repairs that have come to their end.
         self.done = 0
         self.take_overs = 0
         self._unsafe: set[Life] = set()
         self._divergences: dict[PartitionKey, Divergences] = {}
         self.lags = Lags(plan.settings)
+        #: Replicas on each worker, and the partitions with too few.
         self._census = Census(self.wishes)
+        #: The numbers of additions that may begin with one table.
         self.batches = AdditionBatches(plan.settings)
         #: Epochs of tables that dropped a replica while its partition was copied. The copy may go on until all processes go by
         #: them.

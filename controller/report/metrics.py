@@ -29,7 +29,9 @@ class Address(NamedTuple):
     port: int
 
 
+#: The servers of this process, by the address of the settings.
 _served: dict[Address, MetricsServer] = {}
+#: Held while a query is added to ``_served`` or removed: queries start and end in threads of their own.
 _lock = threading.Lock()
 
 

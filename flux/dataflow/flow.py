@@ -212,6 +212,12 @@ class StageWith(Stage):
         return f"<flux stage {self.name}({self._arguments})>"
 
 
+def arguments_of(make: Callable[[], Operator]) -> str:
+    """Return the arguments of the operators that ``make`` makes, as they are written in a call; "" without any."""
+    stage = getattr(make, "__self__", None)
+    return stage._arguments if isinstance(stage, Stage) else ""
+
+
 @overload
 def stage(target: Callable[..., Any], /) -> Stage: ...
 @overload

@@ -39,9 +39,10 @@ class CheckpointLocation:
     """A checkpoint location."""
 
     place: Place
-    #: Description of the query that the directory belongs to; None: the directory is new.
+    #: Description of the query that the directory belongs to, as this start goes by it; None: the directory is new.
     about: dict[str, Any] | None
-    #: The description as it was read, if ``about`` was changed for this start.
+    #: The description as it is in the directory, if ``about`` was changed for this start and is not written yet. None: both
+    #: are the same.
     found: dict[str, Any] | None = None
 
     @classmethod
@@ -128,6 +129,8 @@ class CheckpointLocation:
             raise UsageError(f"checkpointLocation={str(self.place)!r} cannot be written: {error}") from error
 
     def _take(self, plan: Plan, described: dict[str, Any], kept: Kept | None) -> None:
+        """Write the description of a new query, or the changes in that of an old one: sources that may grow replace
+        their facts, all others keep those of the first start. UsageError: another program has written meanwhile."""
         if self.about is None:
             about = {
                 "format": FORMAT,

@@ -145,13 +145,15 @@ class Streams:
         self._failed = failed
         self._given = [(i, source) for i, source in enumerate(sources) if isinstance(source, StreamSource)]
         #: No other source may have more when these have ended.
-        self._alone = all(isinstance(source, StreamSource) and source.dataframe is not None for source in sources)
+        self._no_other_source = all(
+            isinstance(source, StreamSource) and source.dataframe is not None for source in sources
+        )
         self._running: dict[int, Any] = {}
         self._temporary: list[str] = []
         self._file: Path | None = None
         self._started = threading.Event()
         self._stopping = threading.Event()
-        self._pausing: AllAvailable | None = None
+        self._stopping_when_through: AllAvailable | None = None
         self._stops: dict[int, Call] = {}
         self._stop_once = threading.Lock()
 
@@ -179,13 +181,13 @@ class Streams:
     def _start(self, index: int, source: StreamSource, rendezvous: Rendezvous) -> Any:
         assert source.dataframe is not None
         about, how = self._plan.sources[index], source.how
-        told: list[int] = []
+        prepared: list[int] = []  # the number of the first batch, once the session is set up for batches
         plan, ends = without_code(self._plan), StreamEnds(self._location, about.name)
 
         def each(batch: DataFrame, number: int) -> None:
-            if not told:  # its session is the same for all batches
+            if not prepared:  # its session is the same for all batches
                 set_for_bulk_transfer(batch, self._plan.settings.batch_max_rows)
-                told.append(number)
+                prepared.append(number)
             # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
             numbered = batch.toDF(*(f"c{position}" for position in range(len(batch.columns))))
             try:
@@ -234,18 +236,18 @@ class Streams:
             elif self._location is None:
                 for edge in self._plan.edges_of_source(index):
                     self._server.edge_complete(edge.id, [])
-            elif not self._running and self._alone:
-                self._pausing = AllAvailable(self._plan)
+            elif not self._running and self._no_other_source:
+                self._stopping_when_through = AllAvailable(self._plan)
         self._pause()
 
     def _pause(self) -> None:
         """Stop the query once the rows have passed all stages. All available rows were read, and the query goes on another
         time, so it is stopped and not finished."""
-        if self._pausing is None or self._server.phase != "running":
+        if self._stopping_when_through is None or self._server.phase != "running":
             return
-        waiting = self._pausing
+        waiting = self._stopping_when_through
         if not self._server.look(lambda: waiting.look(self._server.core.board)):
-            self._pausing = None
+            self._stopping_when_through = None
             self._server.stop()
 
     def process_all_available(self, end: float | None) -> None:

@@ -34,6 +34,7 @@ _OF_FILES = (
     "spark.sql.files.openCostInBytes",
     "spark.sql.files.maxPartitionNum",
 )
+#: Held while settings of a session are read or changed for a moment to plan: no other thread may take them for its own.
 _planning = threading.Lock()
 
 

@@ -33,7 +33,7 @@ class Reader:
 
     def nothing(self, end: int) -> None: ...
 
-    def work_off(self, beside: bool) -> bool:
+    def work_off(self, may_wait: bool) -> bool:
         return False
 
     def fail(self, error: BaseException) -> None:
@@ -78,7 +78,7 @@ def test_an_answer_without_parts_ends_those_that_were_asked_for_and_says_why(ask
     for reader in (here, there):
         fetching.add(reader)
     until(lambda: len(asks) == 2)
-    run, ask = next((run, ask) for run, ask in asks if ask.line.broker == HERE)
+    run, ask = next((run, ask) for run, ask in asks if ask.slot.broker == HERE)
     empty = SimpleNamespace(throttle_time_ms=0, error_code=0, responses=None)
     run.tell(functools.partial(run._answered, ask, empty))
     until(lambda: here.failed)

@@ -146,7 +146,7 @@ def test_who_comes_late_waits_shortly_and_takes_a_second_connection() -> None:
     reading(fetching, 0)
     first = one(fetching, 0.0)
     (late,) = reading(fetching, 1, now=1.0)
-    assert (first.line.index, first.wait) == (0, WAIT_S[0])
+    assert (first.slot.index, first.wait) == (0, WAIT_S[0])
     assert asked(fetching, 1.0) == [[1]], "a reader that begins does not wait"
     (third,) = reading(fetching, 2, now=2.0)
     assert fetching.due() == inf
@@ -162,7 +162,7 @@ def test_under_load_all_come_together_again() -> None:
     first = one(fetching, 0.0)
     reading(fetching, 1, now=1.0)
     second = one(fetching, 1.0)
-    assert (second.line.index, second.wait) == (1, WAIT_S[1])
+    assert (second.slot.index, second.wait) == (1, WAIT_S[1])
     nothing_came(fetching, second, 1.01)
     assert fetching.due() == pytest.approx(1.01 + LATE_S)
     assert asked(fetching, 1.012) == []

@@ -49,7 +49,7 @@ def reader(fetches: Fetches) -> Iterator[TopicPartitionReader]:
 def came(reader: TopicPartitionReader, records: bytes, end: int) -> bool:
     """Whether the log has more."""
     reader.came(Fetched(pa.py_buffer(records), end, Transactions([])))
-    return reader.work_off(beside=False)
+    return reader.work_off(may_wait=False)
 
 
 def one_by_one(reader: TopicPartitionReader, records: int) -> None:
@@ -104,10 +104,10 @@ def test_who_has_no_room_goes_on_when_enough_is_taken(
         came(reader, made([b"b"], 1), 9)
     assert (pause.value.until, reader.full, reader.next_offset, fetches.room) == (None, True, 1, [])
     with pytest.raises(Paused):
-        reader.work_off(beside=False)
+        reader.work_off(may_wait=False)
     assert taken(reader).batch.column("value").to_pylist() == [b"a"]
     assert (fetches.room, reader.full) == ([reader], False)
-    assert reader.work_off(beside=False), "the log has more"
+    assert reader.work_off(may_wait=False), "the log has more"
     assert (taken(reader).batch.column("value").to_pylist(), reader.next_offset) == ([b"b"], 2)
     assert fetches.room == [reader]
 
@@ -118,7 +118,7 @@ def test_a_pace_is_a_pause_behind_each_batch(fetches: Fetches) -> None:
     pauses = []
     while True:
         try:
-            came(reader, made([b"a"] * 5, 0), 5) if not pauses else reader.work_off(beside=False)
+            came(reader, made([b"a"] * 5, 0), 5) if not pauses else reader.work_off(may_wait=False)
             break
         except Paused as pause:
             pauses.append(pause.until or 0.0)

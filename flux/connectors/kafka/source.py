@@ -167,6 +167,7 @@ class KafkaReader(SourceReader):
         the query."""
         topic, number = self.topic_partitions[partition]
         first = LogPosition(self.starts[partition], self.topic_ids.get(topic, UNKNOWN))
+        # The newest known place may lie behind the rows to come. It tells whether the log was made anew or cut off since.
         newest = LogPosition.of(start.newest) if isinstance(start, RowStart) and start.newest is not None else None
         if isinstance(start, RowStart):
             first = first.at(start.number, start.position, newest)

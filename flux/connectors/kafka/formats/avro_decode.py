@@ -216,6 +216,7 @@ def parsed_schema(schema: Any) -> Any:
 
 def _plainer(schema: Any, depth: int) -> Any:
     """Copy a schema, with its logical types put aside under a name that the library does not know."""
+    # A record inside a record is up to four steps further down: the list of fields, the field, a union, and the record.
     if depth > 4 * _DEPTH_MAX:
         raise UsageError(f"a schema has at most {_DEPTH_MAX} types inside each other")
     if isinstance(schema, Mapping):

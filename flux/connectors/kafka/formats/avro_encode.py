@@ -425,7 +425,10 @@ class _Unfit(Exception):
 
 
 def _fill(line: np.ndarray, field: WriterField, made: pa.Array, counts: np.ndarray | None, rows: int) -> int:
-    """Fill the line of a field in the kernel's table. Returns the most bytes that all its values can take."""
+    """Fill the line of a field in the kernel's table. Returns the most bytes that all its values can take.
+
+    ``counts``: items per row of a list. The line holds addresses in ``made`` and ``counts``: the caller keeps both alive
+    until the kernel is through."""
     line[kernels.OUT_KIND] = field.kind
     line[kernels.OUT_NULL], line[kernels.OUT_BRANCH] = field.null, field.branch
     most = rows * (_MOST[field.kind] + (field.branch >= 0))

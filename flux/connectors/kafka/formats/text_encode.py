@@ -129,6 +129,7 @@ class Columns:
                 self.avro.check(self._fields(schema))
             elif self.format != "avro":
                 self.values(empty)
+            # Avro without a schema: the operator that needs keys alone. The sink, which has the schema, checks the values.
             self.header_entries(empty)
             self.timestamps(empty, 0)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, TypeError) as error:

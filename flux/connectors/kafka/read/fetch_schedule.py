@@ -103,7 +103,7 @@ class FetchRequest(NamedTuple):
     """Request over a connection."""
 
     #: Connection that the request goes over.
-    line: BrokerSlot
+    slot: BrokerSlot
     #: Partitions that the request asks for.
     parts: tuple[FetchedPartition, ...]
     #: Time for which the broker may hold back an empty answer, in seconds.
@@ -119,7 +119,7 @@ class _Broker:
     """Broker that leads partitions."""
 
     #: First and second connection.
-    lines: tuple[BrokerSlot, BrokerSlot]
+    slots: tuple[BrokerSlot, BrokerSlot]
     #: Partitions that want rows. The one that has waited for longest stands first, because a broker fills its answer in
     #: this order.
     ready: dict[FetchedPartition, None] = field(default_factory=dict)
@@ -135,7 +135,8 @@ class FetchSchedule:
         self._lost: set[FetchedPartition] = set()
         #: Partitions in the phase PAUSED.
         self._paused: set[FetchedPartition] = set()
-        #: Present value between ``GATHER_S`` and ``GATHER_MAX_S``.
+        #: Least time between two requests for a partition whose reader has all records of the log: between ``GATHER_S`` and
+        #: ``GATHER_MAX_S``, longer while processors are scarce.
         self.gather_s = GATHER_S
 
     def __len__(self) -> int:
@@ -184,18 +185,20 @@ class FetchSchedule:
         cost nothing more."""
         for broker in self._brokers.values():
             while broker.ready and self._time(broker) <= now:
-                line = broker.lines[broker.lines[0].busy]
+                slot = broker.slots[broker.slots[0].busy]
+                # The partition that has waited for longest. If it has to be alone, the request is for it alone; otherwise
+                # those that have to be alone stay, and come first in one of the next requests.
                 first = next(iter(broker.ready))
                 chosen = (first,) if first.alone else tuple(part for part in broker.ready if not part.alone)
                 for part in chosen:
                     self._leave(part)
                     part.phase, part.asked_at, part.among = ASKED, now, len(chosen) > 1
-                line.busy = True
-                yield FetchRequest(line, chosen, WAIT_S[line.index])
+                slot.busy = True
+                yield FetchRequest(slot, chosen, WAIT_S[slot.index])
 
     def answered(self, ask: FetchRequest, now: float, throttle_s: float = 0.0) -> list[FetchedPartition]:
         """Note that an answer has come, or that none will. Returns the partitions of the request that still wait for it."""
-        ask.line.busy, ask.line.free_at = False, now + throttle_s
+        ask.slot.busy, ask.slot.free_at = False, now + throttle_s
         return [part for part in ask.parts if part.phase == ASKED]
 
     def works_off(self, part: FetchedPartition, now: float) -> None:
@@ -259,7 +262,7 @@ class FetchSchedule:
 
     @staticmethod
     def _time(broker: _Broker) -> float:
-        first, second = broker.lines
+        first, second = broker.slots
         if not first.busy:
             return max(first.free_at, min(part.due for part in broker.ready))
         if not second.busy:

@@ -115,10 +115,10 @@ class PartitionOwner(Protocol):
     def came(self, answer: Fetched) -> None:
         """Take over rows that have come. ``work_off`` is called next."""
 
-    def work_off(self, beside: bool) -> bool:
+    def work_off(self, may_wait: bool) -> bool:
         """Decode the rows that have come and put them out. Returns whether the log has more.
 
-        Paused: it is called again; TakesTime, only if not ``beside``: it is called in another thread, with ``beside``;
+        Paused: it is called again; TakesTime, only if not ``may_wait``: it is called in another thread, with ``may_wait``;
         Passing and OSError: the rest is asked for again; NothingWhole."""
 
     def nothing(self, end: int) -> None:
@@ -244,10 +244,10 @@ class _FetchRun:
         self._crowding = ThreadCrowding()
         #: Partitions that are read, by their readers.
         self._parts: dict[PartitionOwner, FetchedPartition] = {}
-        self._beside: set[PartitionOwner] = set()  # readers with a job in another thread
+        self._in_job: set[PartitionOwner] = set()  # readers with a job in another thread
         self._connections: dict[BrokerSlot, Connection] = {}
         self._asked: dict[int, tuple[Connection, FetchRequest, float]] = {}  # by file number, with the end of the wait
-        self._lines: dict[int, BrokerSlot] = {}  # by file number: connections that are polled
+        self._slots: dict[int, BrokerSlot] = {}  # by file number: connections that are polled
         self._leaders = Client(bootstrap, security)  # used by the job that looks leaders up
         #: A job is looking leaders up; there is one at a time.
         self._looks_up = False
@@ -349,8 +349,8 @@ class _FetchRun:
                 self._hear()
             elif number in self._asked:
                 self._receive(number)
-            elif number in self._lines:
-                self._drop(self._lines[number])  # nothing was asked there: the broker has closed it
+            elif number in self._slots:
+                self._drop(self._slots[number])  # nothing was asked there: the broker has closed it
         self._give_up_late()
 
     def _hear(self) -> None:
@@ -386,32 +386,32 @@ class _FetchRun:
         part = self._parts.pop(reader, None)
         if part is not None:
             self._fetching.remove(part)
-        if reader not in self._beside:
+        if reader not in self._in_job:
             reader.over()
 
     def resume(self, reader: PartitionOwner) -> None:
         part = self._parts.get(reader)
-        if part is not None and part.phase == WORKED_OFF and reader not in self._beside:
+        if part is not None and part.phase == WORKED_OFF and reader not in self._in_job:
             part.good = time.monotonic()  # the pause was caused here, not by a broker
             self._work_off(part)
 
     def _work_off(self, part: FetchedPartition) -> None:
         reader = part.owner
         if reader.takes_time:
-            self._do_beside(part, lambda: reader.work_off(beside=True))
+            self._do_in_job(part, lambda: reader.work_off(may_wait=True))
             return
         said: Any
         try:
-            said = reader.work_off(beside=False)
+            said = reader.work_off(may_wait=False)
         except TakesTime:
-            self._do_beside(part, lambda: reader.work_off(beside=True))
+            self._do_in_job(part, lambda: reader.work_off(may_wait=True))
             return
         except Exception as error:
             said = error
         self._worked_off(part, said)
 
-    def _do_beside(self, part: FetchedPartition, job: Callable[[], Any]) -> None:
-        self._beside.add(part.owner)
+    def _do_in_job(self, part: FetchedPartition, job: Callable[[], Any]) -> None:
+        self._in_job.add(part.owner)
 
         def done() -> None:
             said: Any
@@ -427,7 +427,7 @@ class _FetchRun:
 
     def _back(self, part: FetchedPartition, said: Any) -> None:
         """Take the result of a job from another thread."""
-        self._beside.discard(part.owner)
+        self._in_job.discard(part.owner)
         if part.owner in self._parts:
             self._worked_off(part, said)
         else:
@@ -460,7 +460,7 @@ class _FetchRun:
         """Handle an error of a partition: try again if it may pass, otherwise end the reading."""
         reader = part.owner
         if isinstance(error, OutOfRange):
-            self._do_beside(part, lambda: self._in_range(reader))
+            self._do_in_job(part, lambda: self._in_range(reader))
             return
         if not isinstance(error, OSError | Passing):
             self._end(part, error)
@@ -511,7 +511,7 @@ class _FetchRun:
             if isinstance(located, Exception):
                 self._failed(part, located)
             elif differ(located.topic_id, reader.topic_id):
-                self._do_beside(part, functools.partial(self._go_on_in, located.topic_id, reader))
+                self._do_in_job(part, functools.partial(self._go_on_in, located.topic_id, reader))
             elif part.number in located.leaders:
                 reader.topic_id = reader.topic_id or located.topic_id
                 # With UNKNOWN from the broker, requests go by name: a request by an id that the broker does not know would
@@ -524,16 +524,16 @@ class _FetchRun:
     # ---- requests
 
     def _send(self, ask: FetchRequest) -> None:
-        connection = self._connections.get(ask.line)
+        connection = self._connections.get(ask.slot)
         if connection is not None and connection.usable:
             self._begin_asking(ask, connection)
         else:
-            self._drop(ask.line)
+            self._drop(ask.slot)
             self._jobs.give(functools.partial(self._connect, ask))
 
     def _connect(self, ask: FetchRequest) -> None:
         """Connect to a broker. Runs in another thread."""
-        broker = ask.line.broker
+        broker = ask.slot.broker
         try:
             connection = Connection(broker, self._security, min(CONNECT_S, limits.ATTEMPT_S))
         except Exception as error:
@@ -548,7 +548,7 @@ class _FetchRun:
         number = connection.fileno()
         if number < 0:
             return  # the run is ending, and has closed it
-        self._connections[ask.line], self._lines[number] = connection, ask.line
+        self._connections[ask.slot], self._slots[number] = connection, ask.slot
         self._poll.register(number, select.POLLIN)
         self._begin_asking(ask, connection)
 
@@ -561,18 +561,18 @@ class _FetchRun:
             message = fetch_message(ask.wanted, ask.wait, self._fetch_bytes, self._read_committed)
             connection.begin(message, limits.ATTEMPT_S)
         except Exception as error:
-            self._drop(ask.line, number)
+            self._drop(ask.slot, number)
             self._no_answer(ask, error)
         else:
             self._asked[number] = connection, ask, time.monotonic() + ask.wait + limits.ATTEMPT_S
 
-    def _drop(self, line: BrokerSlot, number: int | None = None) -> None:
-        """Close the connection of a line. ``number`` is its file number, for a connection that may be closed already."""
-        connection = self._connections.pop(line, None)
+    def _drop(self, slot: BrokerSlot, number: int | None = None) -> None:
+        """Close the connection of a slot. ``number`` is its file number, for a connection that may be closed already."""
+        connection = self._connections.pop(slot, None)
         if connection is not None:
             number = connection.fileno() if number is None else number
             self._asked.pop(number, None)
-            if self._lines.pop(number, None) is not None:
+            if self._slots.pop(number, None) is not None:
                 self._poll.unregister(number)
             connection.close()
 
@@ -584,7 +584,7 @@ class _FetchRun:
         now = time.monotonic()
         for number, (_, ask, until) in list(self._asked.items()):
             if now >= until:
-                self._drop(ask.line, number)
+                self._drop(ask.slot, number)
                 self._no_answer(ask, TimeoutError("timed out"))
 
     # ---- answers
@@ -594,7 +594,7 @@ class _FetchRun:
         try:
             answer = connection.arrived()
         except Exception as error:
-            self._drop(ask.line, number)
+            self._drop(ask.slot, number)
             self._no_answer(ask, error)
             return
         if answer is not None:
@@ -607,7 +607,7 @@ class _FetchRun:
             throttle_s, found = throttled(answer), fetched_parts(answer, ask.wanted)
         except (TypeError, AttributeError, ValueError) as error:  # null in a field that must have a value
             self._no_answer(
-                ask, BrokerBroken(f"the broker at {ask.line.broker} sent a fetch answer without parts: {error}")
+                ask, BrokerBroken(f"the broker at {ask.slot.broker} sent a fetch answer without parts: {error}")
             )
             return
         parts = self._fetching.answered(ask, now, throttle_s)

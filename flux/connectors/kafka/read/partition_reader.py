@@ -145,7 +145,7 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         self._coming: Iterator[_Decoded] = iter(())
         self._given: _Decoded | None = None
         #: ``work_off`` runs in a thread that may wait.
-        self._beside = False
+        self._may_wait = False
         self.full = False
         self._ring: Callable[[], None] | None = None
         #: ``next`` had no batch, so the next one rings.
@@ -260,9 +260,9 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         self._end = end
         self._pauses += 1
 
-    def work_off(self, beside: bool) -> bool:
+    def work_off(self, may_wait: bool) -> bool:
         """Put out batches of the answer while there is room. Returns whether the log has more."""
-        self._beside = beside
+        self._may_wait = may_wait
         while not self._closed:
             if self._given is None:
                 try:
@@ -348,7 +348,7 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
             raise self._bad(raw, parsed.bad[0])
         if parsed.kept is not None:
             if self._dead_letters is not None:
-                if not self._beside:
+                if not self._may_wait:
                     raise TakesTime
                 self._dead_letters.write(raw, parsed.bad)
             self._tell_bad(raw, parsed.bad)

@@ -171,7 +171,7 @@ class Decoder:
         starts = data.address + batches[:, kernels.AT] + kernels.HEAD
         sizes = batches[:, kernels.LENGTH] - kernels.HEAD
         codecs = batches[:, kernels.ATTRIBUTES] & kernels.CODEC
-        kept: list[pa.Buffer] = []
+        kept: list[pa.Buffer] = []  # decompressed records: ``starts`` has only their addresses
         if not np.any(codecs[wanted]):
             ends = np.cumsum(np.where(wanted, sizes, 0))
             taken = min(int(np.searchsorted(ends, chunk_bytes)) + 1, len(batches))
@@ -349,6 +349,7 @@ class _Same:
     """Columns with the same value in each row, made once and handed out as slices."""
 
     def __init__(self, topic: str, partition: int) -> None:
+        # 0 and 1 are the two types of a time, at the places 2 and 3: the producer's time, and the broker's.
         numbers = [pa.scalar(number, pa.int32()) for number in (partition, 0, 1)]
         self._values = [pa.scalar(topic, pa.string()), *numbers]
         self._columns = [pa.repeat(value, 0) for value in self._values]

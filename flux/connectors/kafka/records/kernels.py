@@ -1018,6 +1018,8 @@ def _put_text(here: Any, fields: Array, field: int, i: int, null: Array, json: b
     offsets = fields[field, TEXT_OFFSETS]
     begin = np.int64(_i32(offsets + 4 * row))
     size = np.int64(_i32(offsets + 4 * row + 4)) - begin
+    # JSON has all text in quotes. CSV has only the empty string in quotes, because a null is an empty field. Texts that were
+    # made for the kernel (TEXT_MADE) have their quotes already.
     quoted = kind == TEXT_STRING and (json or size == 0)
     if quoted:
         _put8(here, np.uint8(_QUOTE))
