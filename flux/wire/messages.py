@@ -89,7 +89,7 @@ class Resume(Message, frozen=True):
     #: Bytes of payload that may be sent under this nonce, counted from the start of the handshake.
     granted: Natural
     #: Points of the stream as earlier incarnations sent it, by sequence. The last one is the newest that was received; some of
-    #: the others are applied. Of rows that bring their numbers, the end is shown as well if an order on this worker has it.
+    #: the others are applied. For rows that bring their numbers, the end is shown as well if an order on this worker has it.
     shown: list[Mark] = []
     #: Exclusive: numbered rows below this have been received, or are in an order on this worker.
     front: Natural = 0
