@@ -24,7 +24,7 @@ from partitioning.table import ReplicaAt
 #: If emptying a worker takes longer than this, a warning says so.
 DRAIN_TOLD_S = 30.0
 #: The longest time for which a stopped query waits for its last checkpoints.
-LAST_CHECKPOINTS_S = 5.0
+LAST_CHECKPOINTS_S = 8.0
 
 #: Primaries, readers of sources, and workers.
 Asked = tuple[Sequence[Sequence[ReplicaAt]], Sequence[Sequence[int]], frozenset[int]]

@@ -218,8 +218,20 @@ class Producer:
     def all_settled(self) -> bool:
         """Every checkpoint has all rows that there are, also those of partitions that got none of the last rows, or of this
         life. Without checkpoints, every replica has."""
+        return bool((self._last_acks >= self.log.end - 1).all())
+
+    @property
+    def lacking(self) -> float:
+        """The number of elements that checkpoints may lack, added up over the partitions. It is a measure of progress, and not
+        exact: numbers of rows may be so large that their sum fits into no integer."""
+        return float(np.maximum(self.log.end - 1 - self._last_acks, 0).sum(dtype=float))
+
+    @property
+    def _last_acks(self) -> np.ndarray:
+        """The least ack of the replicas that keep checkpoints, by partition. Without checkpoints, that of all replicas."""
         kept = self._kept_acks
-        return bool(((self._acks.min(axis=1) if kept is None else kept) >= self.log.end - 1).all())
+        least: np.ndarray = self._acks.min(axis=1) if kept is None else kept
+        return least
 
     def begin_at(self, sequence: int, checksum: int, settled: bool = False) -> None:
         """Leave out the batches before ``sequence``, which no consumer needs. ``checksum`` is that of the stream before it.

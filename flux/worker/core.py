@@ -100,9 +100,10 @@ class DrainCounter:
 
 #: Seconds. A wall clock that has gone back by more than this was set; smaller differences are drift.
 CLOCK_BACK_S = 0.001
-#: For a query that is stopped: the longest time for which a reader waits until all that it has read is in checkpoints, which is
-#: less than the controller waits; and the time between two looks at the last checkpoints.
-SETTLES_S, KEEP_LOOK_S = 2.0, 0.02
+#: For a query that is stopped: the longest time for which a reader waits until one more row that it has read is in all
+#: checkpoints; the longest time until all of them are, which is less than the controller waits; and the time between two looks
+#: at the last checkpoints. On a busy machine, one checkpoint of each of 30 partitions takes more than the first of these.
+SETTLES_S, SETTLES_MOST_S, KEEP_LOOK_S = 2.0, 7.0, 0.02
 
 
 class WorkerCore:
@@ -153,8 +154,11 @@ class WorkerCore:
         self._assigned = AssignedPartitions(plan, worker, self.reading, self.producers)
         self._reviving = RevivalRequests(self.hosted, plan.settings.resend_timeout)
         self._timers_at = 0.0
-        #: Time of the next look at the last checkpoints, and the end of the wait for them, once the query is stopped.
-        self._keep_at = self._settles_until = np.inf
+        #: Once the query is stopped: time of the next look at the last checkpoints; the end of the wait for them unless there is
+        #: progress, and in any case.
+        self._keep_at = self._settles_until = self._settles_at_most = np.inf
+        #: The number of elements that checkpoints lacked at the last look.
+        self._lacking = 0.0
         #: The epoch of the table whose primaries here are to give the vault their last checkpoints.
         self._keep_epoch = -1
         #: It is reported that the vault has the last checkpoints.
@@ -536,10 +540,11 @@ class WorkerCore:
         yield from self.pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
 
     def on_last_checkpoints(self, now: float, epoch: int = -1) -> None:
-        """Prepare the stop of the query. Nothing more is read, and the vault gets all rows that were read, unless that takes
-        longer than a moment: rows that the vault has need not be in the source any more when the query goes on. ``epoch``: that
-        of the table whose primaries here are meant."""
-        self._keep_at, self._settles_until, self._keep_epoch = now, now + SETTLES_S, epoch
+        """Prepare the stop of the query. Nothing more is read, and the vault gets all rows that were read, unless there is no
+        progress for a moment, or the whole takes too long: rows that the vault has need not be in the source any more when the
+        query goes on. ``epoch``: that of the table whose primaries here are meant."""
+        self._keep_at, self._keep_epoch = now, epoch
+        self._settles_until, self._settles_at_most = now + SETTLES_S, now + SETTLES_MOST_S
         self.reading.stopped, self._said_kept = True, False
         self.checkpoints.last_again()
 
@@ -551,6 +556,9 @@ class WorkerCore:
         self._keep_at = now + KEEP_LOOK_S
         self.reading.tell_done()
         self.checkpoints.last()
+        if self.reading.lacking != self._lacking:
+            self._lacking = self.reading.lacking
+            self._settles_until = min(now + SETTLES_S, self._settles_at_most)
         settled = self.reading.settled
         comes = self.epoch < self._keep_epoch or bool(self.hosted.begin_on_disk())  # primaries that are not here yet
         if self._said_kept or comes or (now < self._settles_until and not settled):

@@ -578,6 +578,12 @@ class SourceScheduler:
         """True if all consumers of sources with positions have reported that they have all rows that were read."""
         return all(streams.settled for key, streams in self.sources.items() if self._about(key).positions)
 
+    @property
+    def lacking(self) -> float:
+        """The number of elements of sources with positions that were read here, and that checkpoints may lack."""
+        about = [streams for key, streams in self.sources.items() if self._about(key).positions]
+        return sum(producer.lacking for streams in about for producer in streams.producers)
+
     def tell_done(self) -> None:
         """Report to readers and consumers the rows that all have applied since the last time."""
         for key, streams in self.sources.items():
