@@ -12,10 +12,7 @@ Attributes may refer to their operator and its context, as ``self.handlers = {"a
 place, and the reader puts its own operator and context there. A copy of the operator would have a second state, and changes of
 that state would be lost.
 
-Values that all operators of one class share: attributes of the class, and defaults of the arguments of ``__init__``.
-
-A worker has one such value for all partitions, and it does not travel. An operator that changes one counts the rows of other
-partitions, and loses its own with a move. The change is refused where the state is checked (design: attribute-state).
+``SharedValues`` are those that all operators of one class share.
 """
 
 from __future__ import annotations
@@ -54,7 +51,10 @@ _ARRAY_BYTES = 16 << 20
 
 
 class SharedValues:
-    """The shared values of the class of an operator when the operator was opened."""
+    """The shared values of the class of an operator when the operator was opened: attributes of the class, and defaults of the arguments of ``__init__``.
+
+    A worker has one such value for all partitions, and it does not travel. An operator that changes one counts the rows of other
+    partitions, and loses its own with a move. The change is refused where the state is checked (design: attribute-state)."""
 
     __slots__ = ("_arguments", "_of_class")
 

@@ -6,19 +6,7 @@ of rows of that partition and ``on_timer`` for every due timer, ``finish`` when 
 once. An operator must be deterministic: the same batches in the same order give the same output, because a second replica or a
 repaired one repeats the steps of another. Take time, timers and randomness from the context, never from the clock.
 
-Timers that the operator of one partition has set: part of the replica's state (design: timers).
-
-Law: the set of timers follows from the applied steps and nothing else, so it is the same on every replica at the same step.
-Each name has one timer. Timers are few: an operator with a deadline per key keeps the deadlines in its own state, as columns,
-and sets one timer for the earliest.
-
-Left to others: deciding when a timer is due for all replicas (``flux.replica.replica``), waking up in time
-(``flux.worker.core``).
-
-Two operators in one stage: the output of the first goes to the second in the same step (design: chained).
-
-A stage behind another costs an exchange, with replicas and an order of its own. If the second operator needs neither other keys
-nor other partitions, it works in the steps of the first.
+``Timers`` are the timers of a partition; ``Chained`` is an operator made of two.
 """
 
 from __future__ import annotations
@@ -41,7 +29,14 @@ TIMERS_MAX = 1024
 
 
 class Timers:
-    """The timers of one partition."""
+    """The timers that the operator of one partition has set: part of the replica's state (design: timers).
+
+    Law: the set of timers follows from the applied steps and nothing else, so it is the same on every replica at the same step.
+    Each name has one timer. Timers are few: an operator with a deadline per key keeps the deadlines in its own state, as columns,
+    and sets one timer for the earliest.
+
+    Left to others: deciding when a timer is due for all replicas (``flux.replica.replica``), waking up in time
+    (``flux.worker.core``)."""
 
     def __init__(self) -> None:
         #: By name, the time in seconds since the epoch.
@@ -368,7 +363,12 @@ def says_needs(operator: Operator) -> bool:
 class Chained(Operator):
     """An operator made of two. ``first`` is the user's operator. ``then`` belongs to Flux: it sets no timers, gives nothing at
     the end, and its state is small enough to travel whole with all changes of the first. ``schema`` is that of the output of
-    ``first``."""
+    ``first``.
+
+    Two operators in one stage: the output of the first goes to the second in the same step (design: chained).
+
+    A stage behind another costs an exchange, with replicas and an order of its own. If the second operator needs neither other
+    keys nor other partitions, it works in the steps of the first."""
 
     def __init__(self, first: Operator, then: Operator, schema: pa.Schema) -> None:
         self.first, self.then = first, then

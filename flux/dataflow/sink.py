@@ -2,8 +2,6 @@
 
 Every replica runs an operator, so an effect on the outside would happen once per replica. A sink is the exception: only the
 primary calls it, and only with committed output.
-
-Readers as the end of a flow: the workers keep the output until it is read from outside (design: readers).
 """
 
 from __future__ import annotations
@@ -377,7 +375,9 @@ def to_readers(flow: Flow, *, max_bytes: int | str = "128m") -> FlowTo:
 
 class QueryReaders(Sink):
     """Mark of a stage whose output is kept for readers, up to ``max_bytes`` in all partitions together. No method of it is
-    called: readers fetch the output themselves."""
+    called: readers fetch the output themselves.
+
+    Readers as the end of a flow: the workers keep the output until it is read from outside (design: readers)."""
 
     traits = SinkTraits(exactly_once=True)
 

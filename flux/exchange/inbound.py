@@ -3,12 +3,9 @@
 Law: each partition takes every sequence once and in order. A repetition is dropped and counted. A message of another
 handshake is dropped too. A message after a gap changes nothing and leads to a new handshake.
 
-Left to others: applying slices (replica), sockets (transport).
+Left to others: applying slices (``flux.replica``), sockets (``flux.shell.transport``).
 
-The progress of each partition of a worker in one stream (design: consumers-at).
-
-Nearly all partitions are equally far: the rows of a message come to all of them at once. So the progress is one number, and a
-number for each partition ahead of it, not one for each partition of the stage.
+``PartitionProgress`` is the progress of each partition of the worker in the stream.
 """
 
 from __future__ import annotations
@@ -31,7 +28,12 @@ from partitioning.ids import StreamId
 
 
 class PartitionProgress:
-    """The next sequence that each joined partition needs: ``received[p]``."""
+    """The next sequence that each joined partition needs: ``received[p]``.
+
+    The progress of each partition of a worker in one stream (design: consumers-at).
+
+    Nearly all partitions are equally far: the rows of a message come to all of them at once. So the progress is one number, and a
+    number for each partition ahead of it, not one for each partition of the stage."""
 
     def __init__(self) -> None:
         self.least = 0

@@ -4,7 +4,7 @@ Law: a batch stays in the log until every replica of every partition with rows i
 slices in order, each once per handshake, never beyond the credit granted. A destination without credit holds back its
 own cursor only.
 
-Left to others: clustering (partitioning.clustering), frames (codec), sockets (transport).
+Left to others: clustering (``partitioning.clustering``), frames (``flux.wire.codec``), sockets (``flux.shell.transport``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evidence of earlier lives of a stream, shown by consumers: the points at which another life may begin, and the rows that it
 has to give again (design: marks, same-rows).
 
-Left to others: the points that a consumer keeps (marks), and the progress of consumers (producer).
+Left to others: the points that a consumer keeps (``marks``), and the progress of consumers (``consumer_progress``).
 """
 
 from __future__ import annotations

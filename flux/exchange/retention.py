@@ -1,18 +1,6 @@
 """The settled point of a stream of numbered rows: no row before it is needed any more (design: needed-no-more).
 
-A partition that gets no rows has nothing to ack, so its consumers cannot tell by themselves how far the stream is applied. The
-producer can: each row that it gave has been acked by every replica of its partition, checkpoints included. It tells all
-consumers, again and again until they ack so themselves. Positions in copies and checkpoints then lie behind these rows, and no
-later life reads them.
-
-Left to others: the moment at which a point is settled (source_streams), and its effect on a consumer (receiver, standby).
-
-Requests for checkpoints: if rows are kept only for checkpoints, the primaries are asked for new ones (design: press).
-
-A standby acks a stream through the position in its checkpoint, and its producer keeps all later rows. Nothing here waits for a
-timer while rows are held back: a producer that is short of room, or has come to the end of its stream, asks at once, and again
-after a while, because the request or the checkpoint may be lost. Standbys are asked as well, for their acks: they read nothing,
-so a lost ack of theirs would not be noticed otherwise.
+``Settling`` knows the point, ``CheckpointRequests`` asks for checkpoints if rows are kept only for these.
 """
 
 from __future__ import annotations
@@ -41,7 +29,12 @@ class CheckpointRequest:
 
 
 class CheckpointRequests:
-    """The requests for checkpoints of one stream."""
+    """The requests for checkpoints of one stream: if rows are kept only for checkpoints, the primaries are asked for new ones (design: press).
+
+    A standby acks a stream through the position in its checkpoint, and its producer keeps all later rows. Nothing here waits for
+    a timer while rows are held back: a producer that is short of room, or has come to the end of its stream, asks at once, and
+    again after a while, because the request or the checkpoint may be lost. Standbys are asked as well, for their acks: they read
+    nothing, so a lost ack of theirs would not be noticed otherwise."""
 
     def __init__(self, stream: StreamId, again_s: float) -> None:
         self._stream = stream
@@ -83,8 +76,15 @@ def idle(acks: np.ndarray, keeps: np.ndarray, last: np.ndarray, first: int) -> l
 class Settling:
     """The settled point of one stream, and the workers that have to be told.
 
-    ``mark`` is the newest point; ``epoch`` that of the table whose replicas have all applied it. A replica that a later table
-    has brought may have begun with an older state, and is told nothing until its own acks have been examined."""
+    A partition that gets no rows has nothing to ack, so its consumers cannot tell by themselves how far the stream is applied.
+    The producer can: each row that it gave has been acked by every replica of its partition, checkpoints included. It tells all
+    consumers, again and again until they ack so themselves. Positions in copies and checkpoints then lie behind these rows, and
+    no later life reads them.
+
+    Left to others: the moment at which a point is settled (``source_streams``), and its effect on a consumer (``inbound``, ``flux.state.standby``).
+
+    ``mark`` is the newest point; ``epoch`` that of the table whose replicas have all applied it. A replica that a later table has
+    brought may have begun with an older state, and is told nothing until its own acks have been examined."""
 
     def __init__(self) -> None:
         self.mark = Mark(-1, 0)

@@ -7,12 +7,7 @@ messages, and the further behind a consumer is, the longer the runs are.
 Law: however the batches of a stream are divided into runs, each partition gets the same rows in the same order, and a slice can
 be cut behind each batch that has rows in it.
 
-Rows that carry their number, so that their stream can be cut anywhere (design: numbered-rows).
-
-A reader with positions of its own cuts its rows as they come, and elsewhere when it reads them again. So the elements of its
-streams are numbered by rows: a batch has the number of its last row, a slice that of its last row for the partition. The
-numbers travel as one column more. A receiver cuts a slice at any row that an order names, and behind the rows that it has
-already.
+``RowNumbers`` numbers single rows, so that a stream can be cut anywhere.
 """
 
 from __future__ import annotations
@@ -38,7 +33,14 @@ ROTATION_ROWS = 4096
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
     """The numbers of the rows of a slice, int64[rows], ascending. It answers for single rows the same questions as ``SliceRun``
-    for batches."""
+    for batches.
+
+    Rows that carry their number, so that their stream can be cut anywhere (design: numbered-rows).
+
+    A reader with positions of its own cuts its rows as they come, and elsewhere when it reads them again. So the elements of its
+    streams are numbered by rows: a batch has the number of its last row, a slice that of its last row for the partition. The
+    numbers travel as one column more. A receiver cuts a slice at any row that an order names, and behind the rows that it has
+    already."""
 
     numbers: np.ndarray
 

@@ -6,19 +6,7 @@ Positions at which readers of sources go on (design: position).
 A position belongs to the reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. A reader without
 positions of its own is given the number of batches that it has to leave out, because its batches are numbered.
 
-The streams of one partition of a source whose rows come in micro-batches, each from a task of its own (design:
-micro-batches).
-
-Spark runs the batches of a streaming query one after the other: batch N + 1 begins when every task of batch N has ended, and a
-task ends when every consumer has applied its rows. So the rows that a task finds in the streams belong either to its own batch,
-of which an earlier attempt has sent a part, or to completed batches. Each position says which batch it is in, and at which row
-that batch began. The beginning of the task follows:
-
-    newest position of a batch before  behind its row: this batch has sent nothing yet
-    newest position of this batch      behind one of its rows that every consumer has applied, or at its first row
-    newest position of a later batch   nowhere: the task is left over from long ago
-
-A partition that a batch does not have, or in which it has no rows, leaves no trace, and needs none.
+``MicroBatchStreams`` are those of a source whose rows come in micro-batches.
 """
 
 from __future__ import annotations
@@ -407,7 +395,19 @@ class MicroBatch:
 
 
 class MicroBatchStreams(SourceStreams):
-    """The streams of one task, with the rows of one partition of a batch."""
+    """The streams of one task, with the rows of one partition of a batch, of a source whose rows come in micro-batches, each from a task of its own (design:
+    micro-batches).
+
+    Spark runs the batches of a streaming query one after the other: batch N + 1 begins when every task of batch N has ended, and
+    a task ends when every consumer has applied its rows. So the rows that a task finds in the streams belong either to its own
+    batch, of which an earlier attempt has sent a part, or to completed batches. Each position says which batch it is in, and at
+    which row that batch began. The beginning of the task follows:
+
+        newest position of a batch before  behind its row: this batch has sent nothing yet
+        newest position of this batch      behind one of its rows that every consumer has applied, or at its first row
+        newest position of a later batch   nowhere: the task is left over from long ago
+
+    A partition that a batch does not have, or in which it has no rows, leaves no trace, and needs none."""
 
     def __init__(
         self,

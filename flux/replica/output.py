@@ -1,11 +1,6 @@
 """The end of a replica's output inside the dataflow: output is kept until the outside has it (design: sink).
 
-Output that is kept until readers have it for good (design: readers).
-
-Readers come to the worker of the primary and ask from a position on. Nothing is handed on, so a reader that is slow, or that
-is not there, is a bound that is reached, and nothing else.
-
-Outlets: the ways of a replica's output inside the dataflow, one per outgoing edge.
+``SinkBuffer`` keeps output for a sink, ``ReaderBuffer`` for readers, and ``EdgeOutput`` is the way of output to another stage.
 """
 
 from __future__ import annotations
@@ -155,7 +150,12 @@ ALWAYS = 2
 
 
 class ReaderBuffer(SinkBuffer):
-    """Output for readers. Batches are shown from their commit on, and forgotten when a reader says that it has them for good."""
+    """Output for readers. Batches are shown from their commit on, and forgotten when a reader says that it has them for good.
+
+    Output that is kept until readers have it for good (design: readers).
+
+    Readers come to the worker of the primary and ask from a position on. Nothing is handed on, so a reader that is slow, or that
+    is not there, is a bound that is reached, and nothing else."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -208,7 +208,9 @@ class ReaderBuffer(SinkBuffer):
 @dataclass
 class EdgeOutput:
     """The stream of this partition on one outgoing edge. Empty ``key``: rotate over partitions. ``columns`` are those that
-    travel, with ``schema``; None: all columns, with the schema of the output."""
+    travel, with ``schema``; None: all columns, with the schema of the output.
+
+    These are the ways of a replica's output inside the dataflow, one per outgoing edge."""
 
     producer: Producer
     key: tuple[int, ...]

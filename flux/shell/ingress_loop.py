@@ -1,8 +1,6 @@
 """The loop of one Spark ingress task: reads batches, waits for room, sends, ends when everything is acked (design: ingress).
 
-An iterator that may block, read in a thread of its own, one item ahead.
-
-So the loop that owns the sockets goes on acking, sending and greeting while the input is silent.
+``Prefetch`` reads an iterator that may block, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +51,11 @@ _END = object()
 
 
 class Prefetch(Generic[T]):
-    """A thread that reads an iterator one item ahead. ``take`` never blocks; ``bell`` rings when there is something to take."""
+    """A thread that reads an iterator one item ahead. ``take`` never blocks; ``bell`` rings when there is something to take.
+
+    An iterator that may block, read in a thread of its own, one item ahead.
+
+    So the loop that owns the sockets goes on acking, sending and greeting while the input is silent."""
 
     def __init__(self, items: Iterable[T], bell: Bell) -> None:
         self.ended = False

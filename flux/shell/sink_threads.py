@@ -3,12 +3,6 @@
 The jobs for a partition lie in its queue, and one thread at a time does them, in order: open a copy of the sink
 and ask for the output that the outside has; write; close. Jobs that an earlier life of the queue has still under way go first.
 ``ReadyQueues`` chooses the queue, or the several queues, that a thread takes.
-
-Jobs for the partitions of a sink, and the choice of the job that a thread takes next (design: sink-threads).
-
-If a sink can begin a write without waiting for the outside, one thread writes for all partitions that have something to write:
-several threads would take turns with the interpreter at every step, and that costs more than the writes. Law: no partition waits
-for such a round longer than ``LATE_S`` while there are threads; the outside may be slow for one of its partitions only.
 """
 
 from __future__ import annotations
@@ -101,7 +95,14 @@ class SinkQueue:
 
 
 class ReadyQueues:
-    """The queues with jobs that no thread works for. Callers of ``put`` and ``take`` hold ``lock``."""
+    """The queues with jobs that no thread works for. Callers of ``put`` and ``take`` hold ``lock``.
+
+    Jobs for the partitions of a sink, and the choice of the job that a thread takes next (design: sink-threads).
+
+    If a sink can begin a write without waiting for the outside, one thread writes for all partitions that have something to
+    write: several threads would take turns with the interpreter at every step, and that costs more than the writes. Law: no
+    partition waits for such a round longer than ``LATE_S`` while there are threads; the outside may be slow for one of its
+    partitions only."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._news = threading.Condition(lock)

@@ -4,10 +4,7 @@ Parts are joined and checked. A replica is made of them, or, for a standby, they
 checkpoint are kept with that checkpoint; a standby without it answers that it lacks it. A standby that becomes primary restores
 its checkpoint.
 
-Replicas on their way to life, whose operators get back a state (design: copy).
-
-A large state is given to another thread as ``Aside`` if the operator allows it, so that other partitions of the worker go on
-meanwhile.
+``Restoration`` gives operators their state back.
 """
 
 from __future__ import annotations
@@ -40,7 +37,10 @@ class ReplicaBuilder(Protocol):
 
 
 class Restoration:
-    """The restoring replicas of one worker."""
+    """The replicas of one worker on their way to life, whose operators get back a state (design: copy).
+
+    A large state is given to another thread as ``Aside`` if the operator allows it, so that other partitions of the worker go on
+    meanwhile."""
 
     def __init__(self, host: ReplicaBuilder, aside: Aside) -> None:
         self._host = host

@@ -5,8 +5,6 @@ yet. It is kept beside the older one until the primary of the same term says tha
 replaces it: a later primary may commit other steps with the same numbers.
 
 The whole content of a standby as bytes, and back: the vault gives them to a worker that is to lead (design: restore).
-
-The store of a worker's standbys: in memory. The vault has another store (design: vault).
 """
 
 from __future__ import annotations
@@ -279,6 +277,8 @@ def _aligned(offset: int) -> int:
 
 
 class StandbyStore:
+    """The store of a worker's standbys: in memory. The vault has another store (design: vault)."""
+
     def standby(self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None]) -> Standby:
         """Make a standby that begins here, with the stored content of its partition, or empty. ``taken``: see ``Standby``."""
         return Standby(key, incarnation, taken)

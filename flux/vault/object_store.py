@@ -9,8 +9,6 @@ Nothing is appended and no object is made exclusively, because not all stores ca
 parts of a segment, one after the other, are the content of the one file that ``Directory`` has. Two programs that claim the
 same generation see each other, because each looks when its own claim is there; both may step back, and try again. Two things
 are required of the store: an object is whole when it can be seen, and a listing shows all that was written before it.
-
-A prefix of an object store, or a directory of another remote file system, as a place of a query (design: object-stores).
 """
 
 from __future__ import annotations
@@ -266,7 +264,9 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Remote:
     """A place in an object store, or on a remote file system. ``uri`` is a URI for ``pyarrow.fs.FileSystem.from_uri``: ``s3://``,
-    ``gs://``, ``abfs://``, ``hdfs://``."""
+    ``gs://``, ``abfs://``, ``hdfs://``.
+
+    A prefix of an object store, or a directory of another remote file system, as a place of a query (design: object-stores)."""
 
     uri: str = field(repr=False)  # there may be a password in it
     flush_s = FLUSH_S

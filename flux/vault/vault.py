@@ -3,10 +3,7 @@
 A query goes on from the vault when all workers are lost, or the driver. To other processes the vault is a worker like any other:
 primaries send it orders and checkpoints, producers hear its acks. Its answers leave when they are durable, and not before.
 
-Copies of standbys that the vault gives to workers, for partitions of which no other replica is left (design: restore).
-
-The worker that is to be the primary asks until the copy comes. From its first request on, the vault heeds no earlier primary of
-the partition: entries that the vault still acked for an earlier primary would be missing in the copy of the next one.
+``HandedCopies`` gives copies of standbys to workers.
 """
 
 from __future__ import annotations
@@ -56,7 +53,12 @@ class _CopyInParts:
 
 
 class HandedCopies:
-    """The copies of standbys that are on their way or wait for their turn. A state machine without I/O."""
+    """The copies of standbys that are on their way or wait for their turn. A state machine without I/O.
+
+    Copies of standbys that the vault gives to workers, for partitions of which no other replica is left (design: restore).
+
+    The worker that is to be the primary asks until the copy comes. From its first request on, the vault heeds no earlier primary
+    of the partition: entries that the vault still acked for an earlier primary would be missing in the copy of the next one."""
 
     def __init__(self, secret: bytes, again_s: float, limits: PartLimits | None = None) -> None:
         self._secret = secret

@@ -18,12 +18,7 @@ direction alone: no process on the way can change, add, repeat or reorder messag
 
 Left to others: the wire (transport), and whether a message makes sense (codec and beyond).
 
-Limits of strangers, which are connections that have proved nothing yet: their number, time and bytes (design: strangers).
-
-ZeroMQ keeps a message until its last part has come, without a limit, before this project sees any of it. So the bytes of
-strangers are limited where they arrive, by the operating system's count: a handshake needs a few hundred.
-
-No I/O: the authenticator (``flux.shell.authentication``) reports events and cuts the connections that are named.
+``Strangers`` limits connections that have proved nothing yet.
 """
 
 from __future__ import annotations
@@ -52,6 +47,13 @@ STRANGER_S = 30.0
 
 class Strangers:
     """The strangers at one port, by file descriptor.
+
+    Limits of strangers, which are connections that have proved nothing yet: their number, time and bytes (design: strangers).
+
+    ZeroMQ keeps a message until its last part has come, without a limit, before this project sees any of it. So the bytes of
+    strangers are limited where they arrive, by the operating system's count: a handshake needs a few hundred.
+
+    No I/O: the authenticator (``flux.shell.authentication``) reports events and cuts the connections that are named.
 
     ``descriptors`` is the number that the process may have; ``draw(n)`` gives a random number below n."""
 

@@ -10,12 +10,7 @@ Left to others: frames, sockets, clocks and the source iterators (the shell), pl
 package: making the replicas that the table places (``replica_lifecycle``), reading streams (``subscriptions``), reading sources
 (``source_scheduler``), the choice of the next step (``step_scheduler``), and copies of state (``flux.state``).
 
-A count of the times at which everything has left a worker's logs that was in them at one moment.
-
-Rows leave the log of a stream when every replica of their consumer has applied them. Once the count of a worker has grown by two
-since some moment, its logs have nothing left of their content at that moment; one is not enough, because the first of the two may
-have been marked before. To know that rows are through, ``controller.operate.all_available`` asks all workers for this count, once
-for each stage on the way. Logs are looked at with each heartbeat; nothing is done on the data path.
+``DrainCounter`` counts how often the logs of the worker have been emptied.
 """
 
 from __future__ import annotations
@@ -80,7 +75,12 @@ class DrainableLog(Protocol):
 
 
 class DrainCounter:
-    """The count of one worker."""
+    """A count of the times at which everything has left a worker's logs that was in them at one moment.
+
+    Rows leave the log of a stream when every replica of their consumer has applied them. Once the count of a worker has grown by
+    two since some moment, its logs have nothing left of their content at that moment; one is not enough, because the first of the
+    two may have been marked before. To know that rows are through, ``controller.operate.all_available`` asks all workers for this
+    count, once for each stage on the way. Logs are looked at with each heartbeat; nothing is done on the data path."""
 
     def __init__(self) -> None:
         self.times = 0

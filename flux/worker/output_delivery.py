@@ -2,11 +2,6 @@
 
 All output passes here, when it is committed and not before (design: leaving). Egress tasks ask for the output kept for them; the
 output of a stage with a sink goes ``Outside``, from the primary; readers come for the output kept for them (``OutputOffers``).
-
-Answers of a worker to readers of output (design: readers).
-
-A reader that asks for rows that do not exist yet waits here for a moment: it gets new rows as soon as they are committed, and
-need not ask in a loop. One reader may wait for each partition; a later one takes its place.
 """
 
 from __future__ import annotations
@@ -44,7 +39,12 @@ class WaitingReader(NamedTuple):
 
 
 class OutputOffers:
-    """The offers of one worker. ``tell`` passes an answer to the shell; ``wake`` is called for a replica that has room again."""
+    """The offers of one worker. ``tell`` passes an answer to the shell; ``wake`` is called for a replica that has room again.
+
+    Answers of a worker to readers of output (design: readers).
+
+    A reader that asks for rows that do not exist yet waits here for a moment: it gets new rows as soon as they are committed, and
+    need not ask in a loop. One reader may wait for each partition; a later one takes its place."""
 
     def __init__(
         self,

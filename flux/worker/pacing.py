@@ -1,23 +1,8 @@
 """Intervals at which a busy worker reads its sources, so that small batches start together (design: read-together).
 
-Each batch that is read is a wave of small messages, steps, orders and acks through all stages, and a wave costs about the same
-for one batch as for ten. So a worker that is kept busy by small steps reads its sources at intervals, which are the longer the
-busier it is. Rows wait at their entry meanwhile. The intervals begin at multiples of the wall clock: workers whose clocks agree
-read at the same time, and their rows meet in one step, because partitions gather for a part of the interval before they order
-one.
+``Pacing`` chooses the intervals.
 
-An interval makes rows older by its own length and younger by the work that it spares. So it is never much longer than the usual
-age of rows: if rows pass quickly, a busy worker is left busy.
-
-Law: no interval is longer than the longest of ``INTERVALS_S``, and there is none if steps are large, rows are young, or the
-worker has time.
-
-Rests of an idle worker, so that small batches are processed together (design: gather).
-
-The cost of a turn of the loop hardly depends on the number of its rows, if they are few. So a worker that has nothing left to do
-rests before it looks again, longer than its work took, but not for long: messages, steps, orders and acks of that time are fewer
-and larger then. Law: no rest is longer than ``IDLE_REST_MAX_S``, and there is none if batches are large or something is left
-to do.
+``GatherRest`` is the rest of an idle worker.
 """
 
 from __future__ import annotations
@@ -33,7 +18,14 @@ SMALL_ROWS = 1024
 
 
 class GatherRest:
-    """The measure of the work since the last rest, and of the next rest. It is told of every turn."""
+    """The measure of the work since the last rest, and of the next rest. It is told of every turn.
+
+    Rests of an idle worker, so that small batches are processed together (design: gather).
+
+    The cost of a turn of the loop hardly depends on the number of its rows, if they are few. So a worker that has nothing left to
+    do rests before it looks again, longer than its work took, but not for long: messages, steps, orders and acks of that time are
+    fewer and larger then. Law: no rest is longer than ``IDLE_REST_MAX_S``, and there is none if batches are large or something is
+    left to do."""
 
     def __init__(self) -> None:
         self._worked_s = 0.0
@@ -79,7 +71,19 @@ OLD, YOUNG = 1.25, 0.75
 
 
 class Pacing:
-    """The pace of one worker, told of every turn of its loop: times as they should be now, all in seconds."""
+    """The pace of one worker, told of every turn of its loop: times as they should be now, all in seconds.
+
+    Each batch that is read is a wave of small messages, steps, orders and acks through all stages, and a wave costs about the
+    same for one batch as for ten. So a worker that is kept busy by small steps reads its sources at intervals, which are the
+    longer the busier it is. Rows wait at their entry meanwhile. The intervals begin at multiples of the wall clock: workers whose
+    clocks agree read at the same time, and their rows meet in one step, because partitions gather for a part of the interval
+    before they order one.
+
+    An interval makes rows older by its own length and younger by the work that it spares. So it is never much longer than the
+    usual age of rows: if rows pass quickly, a busy worker is left busy.
+
+    Law: no interval is longer than the longest of ``INTERVALS_S``, and there is none if steps are large, rows are young, or the
+    worker has time."""
 
     def __init__(self) -> None:
         #: Interval at which sources are read.

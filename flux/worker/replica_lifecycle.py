@@ -3,12 +3,7 @@
 Left to others: the roles of replicas (the worker), the state of a replica that was added (``flux.state.sender``), the sources
 (``source_scheduler``).
 
-Requests for the state of replicas that will be primary here and whose state only the vault has (design: restore).
-
-Replicas that come to life on a worker with a state that was copied (design: copy, standby).
-
-A replica that comes to life reads on at the end of its state. A standby that becomes primary goes on in the order that it has
-kept.
+``RevivalRequests`` asks the vault for state; ``Newcomers`` brings replicas with copied state to life.
 """
 
 from __future__ import annotations
@@ -36,7 +31,9 @@ from partitioning.table import Table
 
 
 class RevivalRequests:
-    """The requests of one worker, repeated until the state comes."""
+    """The requests of one worker, repeated until the state comes.
+
+    Requests for the state of replicas that will be primary here and whose state only the vault has (design: restore)."""
 
     def __init__(self, hosted: HostedReplicas, again_s: float) -> None:
         #: The vault's worker number; None while no replica here needs it.
@@ -69,7 +66,12 @@ class RevivalRequests:
 
 class Newcomers:
     """The worker, as ``sender.SenderHost``. ``show``: shows the newest table to a producer; ``lead``: gives a replica its role by
-    that table; ``promote``: promotes the standbys that lead by it."""
+    that table; ``promote``: promotes the standbys that lead by it.
+
+    Replicas that come to life on a worker with a state that was copied (design: copy, standby).
+
+    A replica that comes to life reads on at the end of its state. A standby that becomes primary goes on in the order that it has
+    kept."""
 
     def __init__(
         self,

@@ -8,13 +8,7 @@ that they feed is full. A reader is opened when its first batch is wanted: its b
 
 Left to others: the streams (``source_streams``), the clock (the shell).
 
-The partitions of sources that the table assigns to a worker, as they come and go (design: seek).
-
-The times at which a worker reads from its sources, and for how long: its one thread also applies slices (design: read-turn).
-
-Applying goes first, so that queues stay short. But an overloaded worker always has something to apply, and its sources have rows
-for every other worker, too. Law: however much there is to apply, sources are read again at most ``STARVED_S`` and one step after
-the last time.
+``AssignedPartitions`` follows the table; ``ReadTurn`` divides the time between reading and applying.
 """
 
 from __future__ import annotations
@@ -51,7 +45,9 @@ from partitioning.table import Table
 
 
 class AssignedPartitions:
-    """The assigned sources of one worker. ``producers`` of all streams that begin there."""
+    """The assigned sources of one worker. ``producers`` of all streams that begin there.
+
+    The partitions of sources that the table assigns to a worker, as they come and go (design: seek)."""
 
     def __init__(self, plan: Plan, worker: int, reading: SourceScheduler, producers: dict[StreamId, Producer]) -> None:
         self._plan = plan
@@ -106,7 +102,13 @@ READ_MAX_S = 0.016
 
 
 class ReadTurn:
-    """The turn of the sources: ``begins``, then ``goes_on`` before every further batch, and at last ``ended``."""
+    """The turn of the sources: ``begins``, then ``goes_on`` before every further batch, and at last ``ended``.
+
+    The times at which a worker reads from its sources, and for how long: its one thread also applies slices (design: read-turn).
+
+    Applying goes first, so that queues stay short. But an overloaded worker always has something to apply, and its sources have
+    rows for every other worker, too. Law: however much there is to apply, sources are read again at most ``STARVED_S`` and one
+    step after the last time."""
 
     def __init__(self) -> None:
         self._least = 0

@@ -5,16 +5,7 @@ of them and acked to all, so that each can truncate its log.
 
 Left to others: one stream (``flux.exchange.inbound``), and applying slices (the replicas).
 
-Credit of a worker's inbound streams: shares of the bytes that the worker is ready to hold (design: credit-halves).
-
-Streams of sources, which are few and fast, share one half, and streams of stages the other, as in the logs of their senders.
-Otherwise a source beside a stage of many partitions would get the share of one partition, and wait for acks all the time.
-
-Ordered steps whose rows do not come: the search for these rows, and its time (design: starved-step).
-
-The replica of the producer that is read from may be slow, or wait itself, in the end for acks that only this step can give; and
-so may the primaries here that hold the credit. If one of them has no room in its logs, a circle is likely, and patience gains
-nothing.
+``Credit`` shares the bytes that the worker is ready to hold; ``Starvation`` finds rows that do not come.
 """
 
 from __future__ import annotations
@@ -62,7 +53,12 @@ class Half:
 @dataclass
 class Credit:
     """The credit of all inbound streams. ``floor`` is the least credit of a stream: with less than the size of a typical batch,
-    every message would wait for an ack."""
+    every message would wait for an ack.
+
+    Credit of a worker's inbound streams: shares of the bytes that the worker is ready to hold (design: credit-halves).
+
+    Streams of sources, which are few and fast, share one half, and streams of stages the other, as in the logs of their senders.
+    Otherwise a source beside a stage of many partitions would get the share of one partition, and wait for acks all the time."""
 
     bytes_max: int
     floor: int = 64 << 10
@@ -109,6 +105,12 @@ class StarvedStep:
 
 
 class Starvation:
+    """Ordered steps whose rows do not come: the search for these rows, and its time (design: starved-step).
+
+    The replica of the producer that is read from may be slow, or wait itself, in the end for acks that only this step can give;
+    and so may the primaries here that hold the credit. If one of them has no room in its logs, a circle is likely, and patience
+    gains nothing."""
+
     def __init__(self, resend_s: float) -> None:
         self._patience_s, self._patience_max_s = PATIENCE * resend_s, PATIENCE_MAX * resend_s
         self._streams: dict[StreamId, StarvedStep] = {}

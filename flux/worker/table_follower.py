@@ -3,11 +3,7 @@
 A change applies to one table and fits no other. If a change is lost, late or repeated, later ones may not fit. Then the process
 asks for the whole table, and asks again for as long as only changes come.
 
-The workers that this one has to reach, and the time for which links to others have had nothing to do (design: links).
-
-A worker greets every worker that hosts consumers of its streams, sends orders and copies of state to the other replicas of
-its primaries, and answers all other workers on their own connections. Moves and repairs change these workers: if links were never
-closed, a worker of a large cluster would have one to every other worker after a while.
+``Unneeded`` finds links that have had nothing to do for a time.
 """
 
 from __future__ import annotations
@@ -89,7 +85,13 @@ def partners(core: WorkerCore) -> set[int]:
 
 
 class Unneeded:
-    """The unneeded links of a worker, with the time since which each has had nothing to do."""
+    """The unneeded links of a worker, with the time since which each has had nothing to do.
+
+    The workers that this one has to reach, and the time for which links to others have had nothing to do (design: links).
+
+    A worker greets every worker that hosts consumers of its streams, sends orders and copies of state to the other replicas of
+    its primaries, and answers all other workers on their own connections. Moves and repairs change these workers: if links were
+    never closed, a worker of a large cluster would have one to every other worker after a while."""
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
