@@ -51,7 +51,8 @@ _ARRAY_BYTES = 16 << 20
 
 
 class SharedValues:
-    """The shared values of the class of an operator when the operator was opened: attributes of the class, and defaults of the arguments of ``__init__``.
+    """The shared values of the class of an operator when the operator was opened: attributes of the class, and defaults of the
+    arguments of ``__init__``.
 
     A worker has one such value for all partitions, and it does not travel. An operator that changes one counts the rows of other
     partitions, and loses its own with a move. The change is refused where the state is checked (design: attribute-state)."""

@@ -181,6 +181,7 @@ class OutgoingEntries:
         nbytes = 0
         if isinstance(element, Rows):
             data = element.data
+            # Rows of ``out``: for each slice its partition and its number of rows, then for each piece its slices, begin and end.
             out = np.empty((5, len(data.by_rank)), np.int64)
             found, several = kernels.choose_slices(data.by_rank, data.offsets, self._cursor.at.hosts, wanted, out)
             if not found:

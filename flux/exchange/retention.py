@@ -29,7 +29,8 @@ class CheckpointRequest:
 
 
 class CheckpointRequests:
-    """The requests for checkpoints of one stream: if rows are kept only for checkpoints, the primaries are asked for new ones (design: press).
+    """The requests for checkpoints of one stream: if rows are kept only for checkpoints, the primaries are asked for new ones
+    (design: press).
 
     A standby acks a stream through the position in its checkpoint, and its producer keeps all later rows. Nothing here waits for
     a timer while rows are held back: a producer that is short of room, or has come to the end of its stream, asks at once, and
@@ -81,7 +82,8 @@ class Settling:
     consumers, again and again until they ack so themselves. Positions in copies and checkpoints then lie behind these rows, and
     no later life reads them.
 
-    Left to others: the moment at which a point is settled (``source_streams``), and its effect on a consumer (``inbound``, ``flux.state.standby``).
+    Left to others: the moment at which a point is settled (``source_streams``), and its effect on a consumer (``inbound``,
+    ``flux.state.standby``).
 
     ``mark`` is the newest point; ``epoch`` that of the table whose replicas have all applied it. A replica that a later table has
     brought may have begun with an older state, and is told nothing until its own acks have been examined."""

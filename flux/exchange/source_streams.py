@@ -395,8 +395,8 @@ class MicroBatch:
 
 
 class MicroBatchStreams(SourceStreams):
-    """The streams of one task, with the rows of one partition of a batch, of a source whose rows come in micro-batches, each from a task of its own (design:
-    micro-batches).
+    """The streams of one task, with the rows of one partition of a batch, of a source whose rows come in micro-batches, each from
+    a task of its own (design: micro-batches).
 
     Spark runs the batches of a streaming query one after the other: batch N + 1 begins when every task of batch N has ended, and
     a task ends when every consumer has applied its rows. So the rows that a task finds in the streams belong either to its own

@@ -507,7 +507,7 @@ class Replica:
             self._output = self.blame.guard("finish", None, lambda: self._parts(self.operator.finish()))
 
     def _fired(self) -> Iterator[pa.RecordBatch]:
-        """Yield the output of the timers that are due when the step begins."""
+        """Yield the output of the timers that are due when the step begins. Sets ``_vain``: the step had nothing to do."""
         timers, now = self.context.timers, self.context.now
         self._vain = bool(self.gone)
         for name in timers.due(now):

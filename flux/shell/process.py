@@ -76,7 +76,7 @@ LOADED = 50_000
 YOUNG = 50_000
 #: After this many seconds Python looks at fewer new objects, too, from its own threshold on: three objects that refer to each
 #: other may hold a batch of megabytes, and the memory is not large enough for fifty thousand such batches.
-LOOK_EVERY_S, FEW = 1.0, 700
+GARBAGE_EVERY_S, FEW = 1.0, 700
 
 _found: list[int] = []  # the thresholds of this process before ``short_collections``
 
@@ -193,8 +193,8 @@ def short_collections() -> None:
 
 
 def look_for_garbage() -> None:
-    """Make Python look for garbage. To be called every ``LOOK_EVERY_S``. Python decides how far it looks, as always; it is only
-    told to begin."""
+    """Make Python look for garbage. To be called every ``GARBAGE_EVERY_S``. Python decides how far it looks, as always; it is
+    only told to begin."""
     young, *older = gc.get_threshold()
     if young != YOUNG or gc.get_count()[0] <= FEW:
         return

@@ -24,7 +24,7 @@ from flux.shell import process as memory
 from flux.shell.lifeline import CONNECT_S, Lifeline
 from flux.shell.liveness_thread import LivenessThread
 from flux.shell.process import (
-    LOOK_EVERY_S,
+    GARBAGE_EVERY_S,
     ControllerLink,
     Rendezvous,
     Stopped,
@@ -368,8 +368,8 @@ class WorkerLoop:
             self._beat(core, now)
             self._open_lifeline(core, now)
             self.control.check(now)
-            if now >= self._garbage_at:
-                self._garbage_at = now + LOOK_EVERY_S
+            if now >= self._garbage_at:  # by itself Python looks too rarely, see ``short_collections``
+                self._garbage_at = now + GARBAGE_EVERY_S
                 look_for_garbage()
 
     def _beat(self, core: WorkerCore, now: float) -> None:

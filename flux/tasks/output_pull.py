@@ -119,7 +119,7 @@ class OutputPull:
     @property
     def all_read(self) -> bool:
         """True if everything has come and was taken, even if a worker may not have got the last acknowledgement yet."""
-        return not self._ready and all(self._is_read(part) for part in self.parts.values())
+        return not self._ready and all(self._is_enough(part) for part in self.parts.values())
 
     def take(self) -> Got | None:
         """Return the next batch; None: there is none at present."""
@@ -144,13 +144,13 @@ class OutputPull:
     def acknowledged(self) -> dict[int, int]:
         return {partition: part.acknowledged for partition, part in self.parts.items()}
 
-    def _is_read(self, part: PulledPartition) -> bool:
+    def _is_enough(self, part: PulledPartition) -> bool:
         if part.until is not None:
             return part.position >= part.until
         return part.told and part.finished and part.position >= part.end
 
     def _is_over(self, part: PulledPartition) -> bool:
-        return self._is_read(part) and part.left >= part.acknowledged
+        return self._is_enough(part) and part.left >= part.acknowledged
 
     # ---- questions
 
@@ -185,7 +185,7 @@ class OutputPull:
             yield PullQuestion(endpoint, self._question(partition, part))
 
     def _question(self, partition: int, part: PulledPartition) -> Pull:
-        waits = not self._is_read(part)
+        waits = not self._is_enough(part)
         return Pull(self._stage, partition, part.position, part.acknowledged, self._bytes_max, waits)
 
     def endpoint(self, partition: int) -> str | None:
@@ -226,7 +226,7 @@ class OutputPull:
         part.left, part.end = max(part.left, answer.left), max(part.end, answer.end)
         part.finished |= answer.finished
         part.told, part.full = True, answer.full
-        if answer.left > part.position and not self._is_read(part):
+        if answer.left > part.position and not self._is_enough(part):
             raise gone(answer.partition, part.position, answer.left)
         if part.finished and not part.position <= part.end:
             raise QueryFailed(
@@ -257,7 +257,7 @@ class OutputSurvey(OutputPull):
     def table(self) -> Table | None:
         return self._table
 
-    def _is_read(self, part: PulledPartition) -> bool:
+    def _is_enough(self, part: PulledPartition) -> bool:
         return part.told
 
     def _is_over(self, part: PulledPartition) -> bool:

@@ -232,6 +232,7 @@ class WorkerCore:
             for stage, rows in enumerate(table.stages)
         ]
         keys = [PartitionKey(stage, partition) for stage, partitions in enumerate(changed) for partition in partitions]
+        # Replicas first, as all that follows goes by them; then their roles, before producers and subscriptions act on the table.
         self._housing.on_table(table, keys)
         self._arrivals.on_table()
         self._assign_roles(table, keys)
