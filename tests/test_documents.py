@@ -443,15 +443,7 @@ NOT_OURS = {
     "yield",
 }
 #: Quoted names that are still to be mended.
-STALE = {
-    "controller/decide/request_book.py: People",
-    "controller/replicas/addition_tracker.py: move_queue",
-    "controller/replicas/additions.py: addition_phases",
-    "controller/replicas/additions.py: batches.LISTED_EVERY_S",
-    "controller/replicas/moves.py: move_queue.BEGIN_MAX",
-    "flux/connectors/kafka/formats/avro_decode.py: avro_flat",
-    "flux/connectors/kafka/formats/avro_encode.py: avro_writing",
-}
+STALE = {"controller/replicas/additions.py: batches.LISTED_EVERY_S"}
 
 
 def _texts(tree: ast.Module, source: str) -> Iterator[str]:

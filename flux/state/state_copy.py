@@ -9,9 +9,6 @@ that is small and all of it may have changed.
 
 Checkpoint locations hold pickles of ``ReplicaState``, ``StreamPosition`` and ``OutputLog`` by name, and outlive the places of
 modules: a class that is moved keeps the names that it had in ``__former_names__`` (design: stored-names).
-
-A copy is made in two parts, because the second takes long for a large state: ``photograph`` refers to everything as it is, and
-``Photograph.encode`` serialises it, in any thread, as long as the replica takes no step meanwhile.
 """
 
 from __future__ import annotations
@@ -122,7 +119,10 @@ class OutputNow:
 
 @dataclass(frozen=True)
 class Photograph:
-    """References to the state of a replica between two steps, which ``encode`` or ``encode_changes`` serialises."""
+    """References to the state of a replica between two steps, which ``encode`` or ``encode_changes`` serialises.
+
+    A copy is made in two parts, because the second takes long for a large state: ``photograph`` refers to everything as it is,
+    and ``Photograph.encode`` serialises it, in any thread, as long as the replica takes no step meanwhile."""
 
     where: str
     replica: dict[str, object]

@@ -317,7 +317,7 @@ class JournaledStandby(Standby):
 
 
 class Journal(StandbyStore):
-    """The shelf of standbys that are written down. SnapshotError: the kept data cannot be read."""
+    """The store of standbys that are written down. SnapshotError: the kept data cannot be read."""
 
     def __init__(self, store: Store, where: str = "the journal") -> None:
         #: By partition.
@@ -345,7 +345,7 @@ class Journal(StandbyStore):
         self._store.remove(self._put - needed)
         self._put &= needed
 
-    # ---- as a shelf
+    # ---- as a store of standbys
 
     def standby(self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None]) -> Standby:
         kept = self._of(key)
