@@ -1,8 +1,9 @@
 """A trial of a policy of load balance, in a small model of a cluster (``flux.testing.check_policy``).
 
-Every replica keeps its load, wherever it goes. A move takes some rounds, like a real one: the replica stays where it is, then its
-target has one beside it, then the first is gone. In one trial the controller refuses every third move, in another a worker is
-lost. Each suggestion is judged by the loads that the policy has seen.
+Every replica keeps its load, wherever it goes. A move takes some rounds, like a real one: the replica stays where it is, then
+its target has one beside it, then the first is gone. The new one is listed with the load and the state of the first, as the
+controller lists a replica that has reported none (``LoadBook.make``). In one trial the controller refuses every third move, in
+another a worker is lost. Each suggestion is judged by the loads that the policy has seen.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class _ClusterModel:
             move, transit.rounds = transit.move, transit.rounds + 1
             here = next(each for each in self._replicas if (each.stage, each.partition, each.worker) == move.moved)
             if transit.rounds == ARRIVES:
-                self._replicas.append(replace(here, worker=move.target, primary=False, busy=0.0, queued=0))
+                self._replicas.append(replace(here, worker=move.target, primary=False, queued=0))
             elif transit.rounds == LEAVES:
                 there = next(
                     each for each in self._replicas if (*key, move.target) == (each.stage, each.partition, each.worker)

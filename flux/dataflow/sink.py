@@ -10,6 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -88,8 +89,8 @@ class SinkTraits:
 
 class Sink:
     """The end of a flow, which takes the committed output of its last stage: derive from it, define ``write``, and give an
-    instance to ``flow.to``. The instance is a pattern: each partition works with a copy of its own, in a thread besides the
-    worker's.
+    instance to ``flow.to``. The instance is a pattern: each partition works with a copy of its own, in threads besides the
+    worker's. The calls of a copy come one after the other, but not always in the same thread.
 
     A primary that was given up may still have a ``write`` under way while its successor asks ``committed``. Output is
     therefore exactly once only if such a late write cannot land behind that answer: because the rows and their position are
@@ -102,6 +103,7 @@ class Sink:
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         _check_traits(cls.__name__, vars(cls))
+        _check_names(cls)
 
     def destination(self) -> str | None:
         """Name the place to which the output goes. The name is the same in each life of a query while the place is the same. If
@@ -155,6 +157,23 @@ class Sink:
 
     def __repr__(self) -> str:
         return type(self).__name__
+
+
+def _check_names(kind: type[Sink]) -> None:
+    """Raise UsageError for a method whose name is nearly one of the contract, because it would never be called. Helpers may have
+    any other name, and names of other base classes are free."""
+    contract = {name for name in vars(Sink) if not name.startswith("_")}
+    others = {name for base in kind.__mro__ if not issubclass(base, Sink) for name in vars(base)}
+    for name, value in vars(kind).items():
+        is_method = callable(value) or isinstance(value, property | classmethod | staticmethod)
+        if name.startswith("_") or name in contract | others or not is_method:
+            continue
+        # Some letters of a name are wrong. A longer word of its own is none, as "closed" or "write_rows".
+        if near := [each for each in get_close_matches(name, contract, 1, 0.8) if not name.startswith(each)]:
+            raise UsageError(
+                f"{kind.__name__}.{name} is not part of flux.Sink, so nothing would ever call it, did you mean {near[0]!r}? "
+                f"Methods are {', '.join(sorted(contract - {'traits'}))}; a helper needs another name, such as _{name}"
+            )
 
 
 def _check_traits(called: str, attributes: Mapping[str, Any]) -> None:

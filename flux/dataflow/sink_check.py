@@ -2,17 +2,28 @@
 
 Lives of primaries follow each other: some are lost, some write although they have been given up, batches come again. Each trial
 is a query of its own. After each, the rows outside are compared with the rows that were given.
+
+Errors and stops come between the lines of the sink's own code: of the files in which its classes, and functions given to it, are
+written. Lines without a call are passed over, because hardly anything can fail there, and clean-up (except and finally): a
+fault in it would leave locks behind that no real fault leaves.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import json
+import os
+import sys
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import pyarrow as pa
@@ -30,6 +41,12 @@ Row = tuple[str, ...]
 PARTITIONS = 2
 #: A transient error is tried again for this time, with this pause.
 PATIENCE_S, PAUSE_S = 20.0, 0.05
+#: Lines of ``write`` before which an error comes, and before which a primary is stopped while its successor writes.
+BROKEN_MAX, STOPPED_MAX = 12, 6
+#: A successor that waits for a stopped primary is believed to wait for a lock of the primary after this time.
+BLOCKED_S = 0.05
+#: A call that takes longer than this is given up.
+HANGS_S = 120.0
 
 
 def check_sink(
@@ -43,19 +60,31 @@ def check_sink(
     outside  a function that returns all rows outside, in any order: an Arrow table, batches, dictionaries, or tuples in the
              order of the columns. Rows from before the call do not matter. Columns that are not outside are not compared
 
-    Tried: the lives of two partitions, a primary that is lost half-way, batches that come again at their positions, a late write
-    of a primary that was given up, before and behind the same write of its successor, several queries with one outside, and each
-    ability in the traits of the sink. A sink that is at least once may have rows twice, but must lose none."""
+    Tried: the lives of two partitions, a primary that is lost or closed half-way, batches that come again at their positions, a
+    late write of a primary that was given up, before, during and behind the same write of its successor, several queries, and
+    several sinks of a query, with one outside, and the abilities in the traits of the sink. An error breaks ``write`` off before
+    lines of the sink's own files, and the batch is written again. Each call comes in another thread, as in a worker. A sink that
+    is at least once may have rows twice, but must lose none.
+
+    Not seen: an error in the middle of one call of a library, in clean-up (except and finally), and in files other than
+    those of the sink's classes and functions; and a loss of power."""
     given = batches if callable(batches) else lambda partition: batches
     trial = _SinkTrial(sink, [list(given(partition)) for partition in range(PARTITIONS)], outside)
+    trial.check_traits()
     trial.settle()
     trial.whole_lives()
     trial.lost_primary()
+    trial.closed_primary()
+    trial.two_sinks()
     if sink.traits.joins_bytes:
         trial.joined_batches()
     if sink.traits.exactly_once:
         trial.repeated_batch()
         trial.late_writes()
+    lines = trial.lines_of_write()
+    trial.broken_writes(lines)
+    if sink.traits.exactly_once:
+        trial.simultaneous_writes(lines)
 
 
 class _SinkTrial:
@@ -91,11 +120,20 @@ class _SinkTrial:
         end = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return call()
+                return self.once(doing, call)
             except Exception as error:
                 if not self.pattern.is_transient(error) or time.monotonic() > end:
                     raise self.broken(f"{doing} raised {described(error)}") from error
             time.sleep(PAUSE_S)
+
+    def once(self, doing: str, call: Callable[[], T]) -> T:
+        """Call the sink in a thread of its own: the threads of a worker take turns with a partition."""
+        thread = _CallThread(call)
+        thread.join(HANGS_S)
+        if thread.is_alive():
+            raise self.broken(f"{doing} has not returned for {HANGS_S:g} s")
+        found: T = thread.result()
+        return found
 
     # ---- rows
 
@@ -130,6 +168,13 @@ class _SinkTrial:
             raise self.broken(f"{when}: {_some(more)} outside more often than given, and the sink says exactly_once")
 
     # ---- trials
+
+    def check_traits(self) -> None:
+        """Refuse abilities with no method behind them."""
+        kind = type(self._given)
+        for trait, method in (("sends_ahead", "send"), ("committed_changes", "committed")):
+            if getattr(self.traits, trait) and getattr(kind, method) is getattr(Sink, method):
+                raise self.broken(f"its traits say {trait} = True, and it does not define {method}()")
 
     def settle(self) -> None:
         """Settle a query as its program does, at its first start and when it starts again."""
@@ -176,19 +221,108 @@ class _SinkTrial:
         lost = self.writer(query, 0, first=True)
         lost.write(0, 2)
         heir = self.writer(query, 0)
-        if heir.first is not None:
-            if heir.first > 2:
-                raise self.broken(f"committed() says that batch {heir.first - 1} is outside, though two were written")
-            if heir.first < lost.has:
-                raise self.broken(
-                    f"write() has said that the outside has {lost.has} batches, and committed() of the next primary says "
-                    f"{heir.first}: what was in between would be lost"
-                )
+        self._check_follows(lost, heir)
         heir.write_all()
         lost.close()
         heir.close()
         self.expect(0)
         self.compare("a primary was lost after two batches, and the next one has written the rest")
+
+    def closed_primary(self) -> None:
+        """Close a primary after two batches, as at a move of the partition, and let another one go on."""
+        query = self.begin()
+        closed = self.writer(query, 0, first=True)
+        closed.write(0, 2)
+        closed.close()
+        heir = self.writer(query, 0)
+        self._check_follows(closed, heir, " after close()")
+        heir.write_all()
+        heir.close()
+        self.expect(0)
+        self.compare("a primary was closed after two batches, and the next one has written the rest")
+
+    def _check_follows(self, earlier: _TrialWriter, heir: _TrialWriter, when: str = "") -> None:
+        """Compare the answer of ``committed`` with the writes of the primary before, which has written two batches."""
+        if heir.first is None:
+            return
+        if heir.first > 2:
+            raise self.broken(f"committed(){when} says that batch {heir.first - 1} is outside, though two were written")
+        self._check_said(earlier, heir, when)
+
+    def _check_said(self, earlier: _TrialWriter, heir: _TrialWriter, when: str) -> None:
+        if heir.first is not None and heir.first < earlier.has:
+            raise self.broken(
+                f"write() has said that the outside has {earlier.has} batches, and committed() of the next primary{when} says "
+                f"{heir.first}: what was in between would be lost"
+            )
+
+    def two_sinks(self) -> None:
+        """Let two sinks of one query write into one outside, as where two flows end in the same table."""
+        query = self.begin()
+        for number in range(2):
+            if number:
+                self.begin()
+            writer = self.writer(query, 0, first=True, number=number)
+            writer.write_all()
+            writer.close()
+            self.expect(0)
+        self.compare("two sinks of one query, SinkContext.number 0 and 1, have written everything")
+
+    def lines_of_write(self) -> list[SinkLine]:
+        """Return the lines that are reached in ``write``."""
+        query, lines = self.begin(), SinkLines(self._given)
+        writer = self.writer(query, 0, first=True)
+        writer.follow(lines, lambda line: None)
+        writer.close()
+        self.expect(0)
+        self.compare("a primary has written everything")
+        return lines.reached
+
+    def broken_writes(self, lines: list[SinkLine]) -> None:
+        """Break a write off before a line, repeat it as a query does, and let the next primary write the rest."""
+        for line in _spread(lines, BROKEN_MAX):
+            query = self.begin()
+            writer = self.writer(query, 0, first=True)
+            try:
+                writer.follow(SinkLines(self._given), LineError(line))
+            except Exception as error:
+                if self.pattern.is_transient(error):
+                    writer.repeat()
+            writer.close_anyhow()
+            heir = self.writer(query, 0)
+            self._check_said(writer, heir, f", after an error before {line},")
+            heir.write_all()
+            heir.expect_all_outside()
+            heir.close()
+            self.expect(0)
+            self.compare(f"an error has broken write() off before {line}, and the batch was written again")
+
+    def simultaneous_writes(self, lines: list[SinkLine]) -> None:
+        """Stop a primary before a line, let its successor write the same batch, and let the first go on. If the successor waits
+        for the first, as for a lock, the first goes on before."""
+        for line in _spread(lines, STOPPED_MAX):
+            query, stop = self.begin(), LineStop(line, PATIENCE_S)
+            given_up = self.writer(query, 0, first=True)
+            late = _CallThread(partial(given_up.follow, SinkLines(self._given), stop, alone=False))
+            while late.is_alive() and not stop.stopped.is_set():
+                late.join(0.001)
+            heir = _CallThread(partial(self._write_as_heir, query))
+            heir.join(BLOCKED_S)
+            stop.release()
+            for thread in (late, heir):
+                thread.join(HANGS_S)
+                if thread.is_alive():
+                    raise self.broken(f"two primaries write at once, and one has not returned for {HANGS_S:g} s")
+            heir.result()
+            given_up.close_anyhow()
+            self.expect(0)
+            self.compare(f"a primary that was given up has stood before {line}, while its successor wrote")
+
+    def _write_as_heir(self, query: str) -> None:
+        heir = self.writer(query, 0)
+        heir.write_all()
+        heir.expect_all_outside()
+        heir.close()
 
     def joined_batches(self) -> None:
         """Let a primary write two batches as one, vanish, and another one write them as they come."""
@@ -235,24 +369,48 @@ class _SinkTrial:
             self.expect(1)
             self.compare(f"a primary that was given up has written late, {when} the same write of its successor")
 
-    def writer(self, query: str, partition: int, first: bool = False) -> _TrialWriter:
-        return _TrialWriter(self, query, partition, first)
+    def writer(self, query: str, partition: int, first: bool = False, number: int = 0) -> _TrialWriter:
+        return _TrialWriter(self, query, partition, first, number)
+
+
+class _CallThread(threading.Thread):
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(name="flux-check-sink", daemon=True)
+        self._call = call
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        """Return the result of the call, or raise its error, once it has ended."""
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class _TrialWriter:
     """One life of a primary of one partition: a copy of the sink, and how far it has come."""
 
-    def __init__(self, trial: _SinkTrial, query: str, partition: int, first: bool) -> None:
+    def __init__(self, trial: _SinkTrial, query: str, partition: int, first: bool, number: int) -> None:
         self._trial, self._partition = trial, partition
         self._batches = trial.batches[partition]
         self._sink = copy.deepcopy(trial.pattern)
-        context = SinkContext(query, 0, "checked", partition, PARTITIONS)
+        context = SinkContext(query, number, f"checked{number or ''}", partition, PARTITIONS)
         trial.call("open()", lambda: self._sink.open(context))
         #: The answer of ``committed``.
         self.first = self._committed()
         if first and self.first:
+            of = f"the second sink of a query (number = {number})" if number else "a query"
             raise trial.broken(
-                f"committed() says that the outside has {self.first} batches of a query that has written none. Keep positions "
+                f"committed() says that the outside has {self.first} batches of {of} that has written none. Keep positions "
                 "with query, number and partition (SinkContext)"
             )
         #: Batches that are outside, as far as this life knows.
@@ -289,9 +447,10 @@ class _TrialWriter:
             found = None if trial.traits.committed_changes else self._committed()
             if found is None or found <= at:
                 raise
-            lacks = found
+            self.has = self._written = found
+            return
         lacks = end if lacks is None else lacks
-        if not isinstance(lacks, int) or not self.has <= lacks <= max(end, self.has):
+        if not isinstance(lacks, int) or isinstance(lacks, bool) or not self.has <= lacks <= max(end, self.has):
             raise trial.broken(
                 f"write() of batch {at} must return None, or a number of batches from {self.has} to {end}; got {lacks!r}"
             )
@@ -305,22 +464,58 @@ class _TrialWriter:
 
     def _send(self, batch: pa.RecordBatch, position: Position) -> None:
         try:
-            self._sink.send(batch, position)
+            self._trial.once("send()", lambda: self._sink.send(batch, position))
+        except ContractBroken:
+            raise
         except Exception:  # forgotten: write comes all the same
+            return
+
+    def follow(self, lines: SinkLines, before: Callable[[SinkLine], None], alone: bool = True) -> None:
+        """Write everything, and tell ``before`` the lines that the sink reaches. ``alone``: it must succeed, but for errors of
+        ``before``; otherwise the first error ends it, as in a life that was given up."""
+        for at, batch in enumerate(self._batches):
+            position = Position(self._partition, at)
+            if self._trial.traits.sends_ahead:
+                self._send(batch, position)
+            call = partial(self._sink.write, batch, position)
+            try:
+                lacks = self._trial.once(f"write() of batch {at}", partial(lines.follow, call, before))
+            except Exception:
+                if not alone:
+                    return
+                self._written = at
+                raise
+            self.has = lacks if lacks is not None else at + 1
+        self._written = len(self._batches)
+
+    def repeat(self) -> None:
+        """Write the batch once more at which an error came."""
+        batch, position = self._batches[self._written], Position(self._partition, self._written)
+        try:
+            self._trial.once("write()", lambda: self._sink.write(batch, position))
+        except ContractBroken:
+            raise
+        except Exception:  # the primary ends, and the next one goes on
             return
 
     def write_again(self, at: int) -> None:
         """Write the batch that was written last once more, as after an error that came behind its effect. It may be refused."""
+        position = Position(self._partition, at)
         try:
-            self._sink.write(self._batches[at], Position(self._partition, at))
+            self._trial.once("write()", lambda: self._sink.write(self._batches[at], position))
+        except ContractBroken:
+            raise
         except Exception:
             return
 
     def go_on_late(self, end: int) -> None:
         """Write on, up to batch ``end``, exclusive, in a life that was given up. The first error ends it."""
         for at in range(self._written, end):
+            call = partial(self._sink.write, self._batches[at], Position(self._partition, at))
             try:
-                self._sink.write(self._batches[at], Position(self._partition, at))
+                self._trial.once("write()", call)
+            except ContractBroken:
+                raise
             except Exception:
                 self._written = len(self._batches)
                 return
@@ -338,7 +533,9 @@ class _TrialWriter:
     def close_anyhow(self) -> None:
         """Close a life that was given up: its errors are only logged."""
         try:
-            self._sink.close()
+            self._trial.once("close()", self._sink.close)
+        except ContractBroken:
+            raise
         except Exception:
             return
 
@@ -346,3 +543,117 @@ class _TrialWriter:
 def _some(rows: Counter[Row]) -> str:
     number, example = rows.total(), ", ".join(next(iter(rows)))
     return f"1 row ({example}) is" if number == 1 else f"{number} rows (such as {example}) are"
+
+
+def _spread(lines: list[SinkLine], most: int) -> list[SinkLine]:
+    """Return up to ``most`` lines from all parts of a list, the last one among them."""
+    if len(lines) <= most:
+        return lines
+    return [lines[(number + 1) * len(lines) // most - 1] for number in range(most)]
+
+
+class SinkLine(NamedTuple):
+    """A line of a sink's code."""
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"line {self.number} of {os.path.basename(self.file)}, in {self.function}()"
+
+
+class WriteBrokenOff(ConnectionError):
+    """Error that a trial raises before a line of ``write``."""
+
+
+class SinkLines:
+    """The lines of a sink, with calls in them, that are reached while it is called, each at its first time."""
+
+    def __init__(self, sink: Sink) -> None:
+        codes = [code for kind in type(sink).__mro__ for value in vars(kind).values() for code in _codes(value)]
+        codes += [code for value in vars(sink).values() for code in _codes(value)]
+        self._files = {code.co_filename for code in codes} - {inspect.getfile(Sink)}
+        self._calling = {file: _calling_lines(file) for file in self._files}
+        #: The lines reached until now, in order.
+        self.reached: list[SinkLine] = []
+
+    def follow(self, call: Callable[[], T], before: Callable[[SinkLine], None] = lambda line: None) -> T:
+        """Call, and tell ``before`` each line that has not been reached yet, before it runs."""
+
+        def line(frame: FrameType, event: str, _: Any) -> Any:
+            code = frame.f_code
+            at = SinkLine(code.co_filename, frame.f_lineno, code.co_name)
+            calling = self._calling[at.file]
+            if event == "line" and at not in self.reached and (calling is None or at.number in calling):
+                self.reached.append(at)
+                before(at)
+            return line
+
+        def entered(frame: FrameType, event: str, _: Any) -> Any:
+            return line if frame.f_code.co_filename in self._files else None
+
+        earlier = sys.gettrace()
+        sys.settrace(entered)
+        try:
+            return call()
+        finally:
+            sys.settrace(earlier)
+
+
+class LineStop:
+    """A stop of a thread before a line, until it is released."""
+
+    def __init__(self, line: SinkLine, limit_s: float) -> None:
+        self._line, self._limit_s = line, limit_s
+        self.stopped, self._released = threading.Event(), threading.Event()
+
+    def __call__(self, line: SinkLine) -> None:
+        if line == self._line:
+            self.stopped.set()
+            self._released.wait(self._limit_s)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+class LineError:
+    """An error before a line."""
+
+    def __init__(self, line: SinkLine) -> None:
+        self._line = line
+
+    def __call__(self, line: SinkLine) -> None:
+        if line == self._line:
+            raise WriteBrokenOff(f"check_sink has broken write() off before {line}")
+
+
+def _codes(value: Any) -> Iterator[CodeType]:
+    """Yield the code of a function, also of a wrapped one or the function of a partial."""
+    for each in (
+        value,
+        getattr(value, "func", None),
+        getattr(value, "__wrapped__", None),
+        getattr(value, "fget", None),
+    ):
+        code = getattr(getattr(each, "__func__", each), "__code__", None)
+        if isinstance(code, CodeType):
+            yield code
+
+
+def _calling_lines(file: str) -> set[int] | None:
+    """Return the lines of a file with calls, which may fail, outside the bodies of except and finally; None if it is not
+    a file of Python code."""
+    try:
+        with open(file, encoding="utf-8") as text:
+            tree = ast.parse(text.read())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    bodies = [
+        statement
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        for statement in [*node.finalbody, *(each for handler in node.handlers for each in handler.body)]
+    ]
+    cleanup = {line for each in bodies for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)}
+    return {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call)} - cleanup

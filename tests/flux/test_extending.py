@@ -103,6 +103,16 @@ def test_the_sink_keeps_the_contract(ran: Callable[..., dict[str, Any]]) -> None
     ("old", "new", "said"),
     [
         ("{context.query} {context.number}", "{context.number}", "of a query that has written none"),
+        (
+            """        except BaseException:
+            self.base.execute("ROLLBACK")  # rows without their position would come again
+            raise
+        else:
+""",
+            "        finally:\n",
+            r"an error has broken write\(\) off before line \d+ of .* more often than given",
+        ),
+        (", check_same_thread=False", "", "can only be used in that same thread"),
         ("self.committed(position.partition) == position.sequence", "True", "more often than given"),
         ("position.sequence + 1", "position.sequence", "not outside"),
         ('"REPLACE INTO positions VALUES (?, ?)"', '"SELECT ?, ?"', "not outside"),

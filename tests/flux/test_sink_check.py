@@ -32,7 +32,7 @@ class Table(flux.Sink):
 
     def open(self, context: flux.SinkContext) -> None:
         self.context = context
-        self.base = sqlite3.connect(self.path, isolation_level=None)
+        self.base = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self.base.execute("pragma synchronous = off")  # nothing here outlives a power failure
         self.base.execute("create table if not exists rows (k, x)")
         self.base.execute("create table if not exists done (place primary key, next)")
@@ -97,6 +97,7 @@ class Joining(Table):
         return None
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
+        self.base.execute("begin immediate")
         for at in range(batch.num_rows):
             row = batch.slice(at, 1)
             try:
@@ -104,6 +105,7 @@ class Joining(Table):
             except sqlite3.IntegrityError:
                 continue
             self.store(row)
+        self.base.execute("commit")
         return None
 
 
@@ -147,7 +149,10 @@ def by_committed_function(path: Path) -> flux.Sink:
     def write(batch: pa.RecordBatch, position: flux.Position, context: flux.SinkContext) -> None:
         table = Table(path)
         table.open(context)
-        table.write(batch, position)
+        try:
+            table.write(batch, position)
+        finally:
+            table.close()
 
     return flux.stage(partitions=1)(lambda batch: batch)(flow()).foreach_batch(write, committed=committed).sink
 
@@ -313,9 +318,104 @@ class Moves(Table):
         return str(time.monotonic_ns())
 
 
+class CommitsAfterErrors(Table):
+    """Ends its transaction in the same way after an error."""
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
+        self.base.execute("begin immediate")
+        try:
+            if self.is_next(position):
+                self.store(batch)
+                self.base.execute("insert or replace into done values (?, ?)", [self.place(), position.sequence + 1])
+        finally:
+            self.base.execute("commit")
+        return None
+
+
+class PositionFirst(Table):
+    """Stores the position, and then the rows, in two transactions."""
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
+        if self.is_next(position):
+            self.base.execute("insert or replace into done values (?, ?)", [self.place(), position.sequence + 1])
+            self.store(batch)
+        return None
+
+
+class ChecksTooEarly(Table):
+    """Compares the position before its transaction begins."""
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
+        if self.is_next(position):
+            self.base.execute("begin immediate")
+            self.store(batch)
+            self.base.execute("insert or replace into done values (?, ?)", [self.place(), position.sequence + 1])
+            self.base.execute("commit")
+        return None
+
+
+class Swallows(Table):
+    """Hides errors."""
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
+        try:
+            return super().write(batch, position)
+        except Exception:
+            self.base.execute("rollback")
+            return None
+
+
+class IgnoresNumber(Table):
+    def place(self) -> str:
+        return f"{self.context.query} {self.context.partition}"
+
+
+class ForgetsAtClose(Table):
+    def close(self) -> None:
+        self.base.execute("delete from done where place = ?", [self.place()])
+        super().close()
+
+
+class OneThread(Table):
+    def open(self, context: flux.SinkContext) -> None:
+        super().open(context)
+        self.base = sqlite3.connect(self.path, isolation_level=None)
+
+
+class SaysTrue(Table):
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
+        super().write(batch, position)
+        return True
+
+
+class CannotSend(Table):
+    traits = flux.SinkTraits(exactly_once=True, sends_ahead=True)
+
+
+class ChangesNothing(Table):
+    traits = flux.SinkTraits(committed_changes=True)
+    committed = flux.Sink.committed
+
+    def is_next(self, position: flux.Position) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        (CommitsAfterErrors, r"an error has broken write\(\) off before line \d+ of .* more often than given"),
+        (PositionFirst, r"an error has broken write\(\) off before line \d+ of .* not outside"),
+        (Swallows, r"committed\(\) of the next primary, after an error before line \d+ of .*: what was in between"),
+        (ChecksTooEarly, r"given up has stood before line \d+ of .*, while its successor wrote: .* more often"),
+        (IgnoresNumber, r"5 batches of the second sink of a query \(number = 1\) that has written none"),
+        (
+            ForgetsAtClose,
+            r"committed\(\) of the next primary after close\(\) says 0: what was in between would be lost",
+        ),
+        (OneThread, "ProgrammingError: SQLite objects created in a thread can only be used in that same thread"),
+        (SaysTrue, r"write\(\) of batch 0 must return None, or a number of batches from 0 to 1; got True"),
+        (CannotSend, r"its traits say sends_ahead = True, and it does not define send\(\)"),
+        (ChangesNothing, r"its traits say committed_changes = True, and it does not define committed\(\)"),
         (IgnoresQuery, r"committed\(\) says that the outside has \d batches of a query that has written none"),
         (IgnoresPartition, "not outside"),
         (
@@ -372,3 +472,20 @@ def test_calls_without_sense_are_refused(tmp_path: Path) -> None:
         check_sink(Table(tmp_path), BATCHES[:2], list)
     with pytest.raises(UsageError, match=r"an instance of a class derived from flux\.Sink"):
         check_sink(Table, BATCHES, list)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("comitted", "committed"), ("is_transiant", "is_transient"), ("destinaton", "destination"), ("clsoe", "close")],
+)
+def test_a_misspelt_method_of_a_sink_is_refused(name: str, near: str) -> None:
+    with pytest.raises(UsageError, match=rf"Mine\.{name} is not part of flux\.Sink, .* did you mean '{near}'"):
+        type("Mine", (flux.Sink,), {name: lambda self: None})
+
+
+def test_helpers_of_a_sink_may_have_other_names() -> None:
+    class Base:
+        def comitted(self) -> None: ...
+
+    helpers = ("_comitted", "write_rows", "closed", "connected", "store", "place", "committed_rows")
+    type("Mine", (Base, flux.Sink), dict.fromkeys((*helpers, "comitted"), lambda self: None))

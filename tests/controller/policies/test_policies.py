@@ -45,6 +45,18 @@ def test_the_example_in_the_documentation_works() -> None:
     section = PAGE.read_text().split("\n## A policy")[1].split("\n## ")[0]
     code, trial = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     exec(compile(code + trial, "example", "exec"), {"__name__": "example"})
+    by_busy = code.replace("replica.state_bytes <=", "replica.busy <=").replace(
+        "+= replica.state_bytes", "+= replica.busy"
+    )
+    assert by_busy.count("replica.busy") == 2
+    exec(
+        compile(
+            by_busy.replace("spread-state", "spread-busy") + trial.replace("state_bytes=1000", "state_bytes=0"),
+            "example",
+            "exec",
+        ),
+        {"__name__": "example"},
+    )
     careless = code.replace("2 * replica.state_bytes", "replica.state_bytes").replace("spread-state", "careless")
     with pytest.raises(ContractBroken, match="it never comes to rest"):
         exec(compile(careless + trial, "example", "exec"), {"__name__": "example"})
