@@ -79,7 +79,7 @@ STEPS: dict[tuple[Phase, AdditionEvent], AdditionStep] = {
     # The phase COPY has another limit: the number of copies that are ordered (``attempts.COPIES_MAX``), with more patience
     # each time.
     (Phase.READY, AdditionEvent.TURN): AdditionStep(Phase.COPY, CopyState),
-    # The controller itself ends the phase FOLLOWS, after at most ``batches.LISTED_EVERY_S``.
+    # The controller itself ends the phase FOLLOWS, after at most ``addition_limits.LISTED_EVERY_S``.
     (Phase.COPY, AdditionEvent.FOLLOWS): AdditionStep(Phase.FOLLOWS, None),
     # A kind without a state needs no copy.
     (Phase.READY, AdditionEvent.FOLLOWS): AdditionStep(Phase.FOLLOWS, None),

@@ -44,7 +44,7 @@ def to_parquet(
     """Write the output of a flow as parquet files into a folder, each row once, even if processes are lost meanwhile. Spark may
     read the folder at any moment: files appear whole. A query that is started again adds files of its own.
 
-    path        an absolute path that all workers reach, or a URI that pyarrow.fs knows
+    path        a path that all workers reach, or a URI that pyarrow.fs knows; a relative path begins at the current folder
     partitions  number of partitions that write at the same time, 1 to 4096
     roll_bytes  size of a file before compression, at which the file ends
     roll_every  time from the first row of a file to its end, in seconds or as "10s", also if nothing more comes

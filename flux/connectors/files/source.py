@@ -143,7 +143,8 @@ def files(
 ) -> Source:
     """Read a folder of files that keep coming: every file that is there or comes later, once, in the workers. Never ends.
 
-    path            an absolute path that all workers reach, or a URI that pyarrow.fs knows
+    path            a path that all workers reach, or a URI that pyarrow.fs knows; a relative path begins at the current
+                    folder
     format          "parquet", "csv" or "json" (an object in each line)
     schema          schema of the rows: DDL string, StructType or pyarrow schema. May be left out if a parquet file is there
     partitions      number of files that are read at the same time

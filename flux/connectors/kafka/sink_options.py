@@ -79,7 +79,7 @@ def to_kafka(
     timeout         longest time that brokers may take to answer here, and when the query starts
     security        options of kafka-python, as of ``flux.kafka``
 
-    UsageError, or an error of ``flux.connectors.kafka.errors``, is raised here for a topic that is not there, a refused login
+    UsageError or ``flux.KafkaError`` is raised here for a topic that is not there, a refused login
     and a broker that does not answer."""
     from flux.dataflow.flow import StageWith, stage
 

@@ -237,8 +237,8 @@ def kafka(
                     ssl_cafile, ssl_certfile, ssl_keyfile and so on; files must be there on the workers as well
 
     A partition that is added to a topic later, and a topic that comes to match later, is read when the query is started again on
-    its checkpoint location, from its beginning; until then ``lastProgress`` and the log name it. UsageError, or an error of
-    ``flux.connectors.kafka.errors``, is raised here for a topic that is not there, a refused login and a broker that does not
+    its checkpoint location, from its beginning; until then ``lastProgress`` and the log name it. UsageError or
+    ``flux.KafkaError`` is raised here for a topic that is not there, a refused login and a broker that does not
     answer."""
     library()
     warm_up()
