@@ -197,12 +197,15 @@ class SourceTrial:
         """Return a prepared copy of the reader, as it is in a worker, and the facts for a later start."""
         mine, said = self.given, None
         if mine.defines & {"prepare", "configure"}:
-            mine = copy.deepcopy(mine)
+            mine = self._travelled(lambda: copy.deepcopy(self.given))
             self.call("configure()", lambda: mine.configure(SourceSettings()))
         if "prepare" in mine.defines:
             said = self._prepare(mine, kept)
+        return self._travelled(lambda: cloudpickle.loads(cloudpickle.dumps(mine))), said
+
+    def _travelled(self, copied: Callable[[], SourceReader]) -> SourceReader:
         try:
-            return cloudpickle.loads(cloudpickle.dumps(mine)), said
+            return copied()
         except Exception as error:
             raise self.broken(
                 f"its reader cannot be pickled for the workers: {described(error)}. Open files and connections in read()"

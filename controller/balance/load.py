@@ -89,11 +89,14 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """The load of one replica."""
+    """The load of one replica. A replica that has not reported yet has the rates of the busiest one of its partition."""
 
+    #: The number of the stage in the query.
     stage: int
     partition: int
+    #: The number of the worker that holds it.
     worker: int
+    #: It sends the output of the partition; the others follow.
     primary: bool = True
     #: Seconds per second in which it applies its steps.
     busy: float = 0.0
@@ -117,16 +120,19 @@ class WorkerLoad:
     apart."""
 
     worker: int
+    #: The id of Spark's executor.
     executor: str = ""
     #: Processor seconds per second of its process.
     cpu: float = 0.0
+    #: Memory of its process.
     rss_bytes: int = 0
     #: The worker is being emptied and gets no more replicas.
     leaving: bool = False
     #: Seconds per second in which its thread works on anything: also reading, sending, and replicas that have left since.
     busy: float = 0.0
+    #: The machine.
     host: str = ""
-    #: The rack or zone.
+    #: The rack or zone (``spark.flux.domain``).
     domain: str = ""
 
     @property
@@ -138,7 +144,9 @@ class WorkerLoad:
 class Loads:
     """The loads of all workers and replicas at one time."""
 
+    #: By number.
     workers: dict[int, WorkerLoad]
+    #: In the order of stages and partitions.
     replicas: list[ReplicaLoad]
     #: Length of the interval over which rates are averaged; 0: no rates are known yet.
     seconds: float = 0.0
@@ -158,11 +166,12 @@ class Move:
 
     stage: int
     partition: int
+    #: The worker of the replica that moves, and the worker that gets it.
     from_worker: int
     target: int
     #: Fall of the higher of the two workers' loads.
     gain: float = 0.0
-    #: Bytes of state to copy.
+    #: Bytes of state to copy: ``ReplicaLoad.state_bytes``.
     cost: int = 0
 
     @property

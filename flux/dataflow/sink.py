@@ -52,7 +52,9 @@ class SinkContext:
     query: str
     #: The number, in the query, of the stage whose output the sink takes.
     number: int
+    #: The name of that stage, for messages.
     stage: str
+    #: The partition whose output this copy of the sink takes.
     partition: int
     #: The number of partitions of that stage.
     partitions: int

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from controller.text import some
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
@@ -19,6 +19,7 @@ from flux.dataflow.source_reader import SourceSettings
 from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
 
+T = TypeVar("T")
 #: Settled facts, by name of source and of stage.
 Kept = dict[str, dict[str, Any]]
 
@@ -44,7 +45,7 @@ def prepared(
     def source(given: SourcePlan) -> SourcePlan:
         if not isinstance(given, WorkerSourcePlan) or not given.reader.defines & {"configure", "prepare"}:
             return given
-        reader = copy.deepcopy(given.reader)  # another query may be started with the same flow
+        reader = _copied(given.reader, f"source {given.name}", "read()")
         reader.configure(settings)
         if "prepare" in reader.defines:
             said = reader.prepare(known.get("sources", {}).get(given.name))
@@ -54,7 +55,7 @@ def prepared(
     def stage(given: StagePlan) -> StagePlan:
         if given.sink is None or type(given.sink).prepare is Sink.prepare:
             return given
-        sink = copy.deepcopy(given.sink)
+        sink = _copied(given.sink, f"the sink of stage {given.name}", "open()")
         said = sink.prepare(given.partitions, known.get("sinks", {}).get(given.name))
         found["sinks"][given.name] = _can_be_kept(said, f"sink {text_of(sink, repr)} of stage {given.name}")
         return replace(given, sink=sink)
@@ -68,6 +69,16 @@ def forget(plan: Plan) -> None:
     for source in plan.sources:
         if isinstance(source, WorkerSourcePlan):
             source.reader.forget()
+
+
+def _copied(given: T, whose: str, place: str) -> T:
+    """Return a copy: another query may be started with the same flow. UsageError: it cannot be copied, as for the workers."""
+    try:
+        return copy.deepcopy(given)
+    except Exception as error:
+        raise UsageError(
+            f"{whose} cannot be sent to the executors: {text_of(error)}. Open files and connections in {place}"
+        ) from error
 
 
 def _can_be_kept(said: Any, whose: str) -> Any:

@@ -392,6 +392,14 @@ def test_a_reader_that_cannot_travel() -> None:
         r"cannot be pickled for the workers.*Open files .* in read\(\)",
     )
 
+    class Settles(Numbers):
+        def prepare(self, kept: Any) -> Any:
+            return None
+
+    locked = Settles(100)
+    locked.lock = threading.Lock()  # type: ignore[attr-defined]
+    broken(locked, r"cannot be pickled for the workers.*Open files .* in read\(\)")
+
 
 def test_facts_that_are_settled_anew_at_each_start() -> None:
     class Settles(Numbers):

@@ -19,8 +19,18 @@ from flux.testing import ContractBroken, apply
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
+#: The start of the query of the page, which needs Spark.
+START = 'query = flow.start(checkpointLocation=os.path.abspath("checkpoint"))\n'
+
+
 def example(section: str) -> str:
     """All code of a section."""
+    if section == "A sink":
+        return code_of(section).partition("import os\n")[0]
+    return code_of(section)
+
+
+def code_of(section: str) -> str:
     (text,) = re.findall(rf"^## {section}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
@@ -152,6 +162,27 @@ def test_a_mistake_in_a_copy_of_the_kind_is_found(
 ) -> None:
     with pytest.raises(AssertionError, match=said):
         ran("A kind of replica", (old, new), ("range(2, 4)", "[2]"))
+
+
+def test_the_source_and_the_sink_work_in_one_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = code_of("A source") + code_of("A sink")
+    assert code.count(START) == 1
+    code = re.sub(r"^check_(source|sink)\(.*$", "", code.replace(START, ""), flags=re.MULTILINE)
+    for ddl, plain in (  # the query of threads reads no DDL
+        ('"line STRING"', 'pa.schema([("line", pa.string())])'),
+        ('"k STRING, x BIGINT"', 'pa.schema([("k", pa.string()), ("x", pa.int64())])'),
+    ):
+        assert code.count(ddl) == 1
+        code = code.replace(ddl, plain)
+    names: dict[str, Any] = {"__name__": "extending"}
+    exec(compile(code, str(PAGE), "exec"), names)
+    names["Rows"]("rows.db").prepare(2, None)
+    with ThreadQuery(names["flow"], workers=2):
+        end = time.monotonic() + LIMIT_S
+        while len(names["outside"]()) < 40_000 and time.monotonic() < end:
+            time.sleep(0.01)
+    assert sorted(names["outside"]()) == sorted((f"{name}.log", n) for name in "ab" for n in range(20_000))
 
 
 def test_the_operator_with_state_by_key_gives_the_same_wherever_it_is_restored(

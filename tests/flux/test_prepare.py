@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,18 @@ def test_a_flow_that_is_started_twice_settles_each_time_anew() -> None:
 def test_what_json_cannot_hold_is_refused_and_says_whose_it_is() -> None:
     with pytest.raises(UsageError, match=r"sink Numbered of stage passed: prepare\(\) must return"):
         prepared(plan_of(Topic(), Numbered({1j})), None)
+
+
+def test_a_source_or_sink_that_cannot_travel_is_refused_with_the_place_to_connect() -> None:
+    topic, sink = Topic(), Numbered()
+    topic.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"source topic cannot be sent to the executors: .*lock.* in read\(\)"):
+        prepared(plan_of(topic, sink), None)
+    sink.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(
+        UsageError, match=r"the sink of stage passed cannot be sent to the executors: .*lock.* in open\(\)"
+    ):
+        prepared(plan_of(Topic(), sink), None)
 
 
 class Growing(Topic):
