@@ -81,7 +81,7 @@ def test_a_local_driver_compiles_what_is_not_in_the_cache_and_says_so(
     made: list[str] = []
     monkeypatch.setattr(first_start, "is_warm", lambda: warm)
     monkeypatch.setattr(first_start, "warm_up", lambda: made.append("kernels"))
-    monkeypatch.setattr(first_start.pulse, "warm_up", lambda: made.append("pulse"))
+    monkeypatch.setattr(first_start.liveness_thread, "warm_up", lambda: made.append("pulse"))
     first_start.compile_once()
     assert made == calls
     assert [record.getMessage()[:44] for record in caplog.records] == [

@@ -138,7 +138,7 @@ class Columns:
     def of_value(self, schema: pa.Schema) -> tuple[str, ...]:
         if self.value is not None:
             return self.value
-        if self.format == "raw_column":
+        if self.format == "raw":
             return ("value",)
         return tuple(name for name in schema.names if name not in self.aside)
 
@@ -154,7 +154,7 @@ class Columns:
         """Return the values, binary or string; a null is a tombstone."""
         names = self.of_value(batch.schema)
         columns = [batch.column(name) for name in names]
-        if self.format == "raw_column":
+        if self.format == "raw":
             return raw_column(columns[0], f"value column {names[0]!r}")
         if self.format == "csv":
             return lines(columns, names)
