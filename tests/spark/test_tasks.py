@@ -62,7 +62,7 @@ def test_it_goes_on_with_a_warning_after_a_while(
     monkeypatch.setattr(tasks, "EXECUTORS_S", 0.05)
     with caplog.at_level("WARNING", "flux"):
         assert waited([2], [1]) > 1
-    assert "1 executor joined within 0.05 s, and copies are to be on 2" in caplog.text
+    assert "1 executor joined within 0.05 s, and replicas are to be on 2" in caplog.text
 
 
 def test_it_ends_with_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
