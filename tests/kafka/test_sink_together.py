@@ -52,7 +52,7 @@ def test_partitions_that_are_written_together_lose_and_double_nothing(broker: Br
             kept[partition].append(numbered(flow, rows, operators[partition]))
             sinks.write(0, partition, number, kept[partition][-1])
         if random.random() < 0.1:
-            line = sinks._lines[PartitionKey(0, int(random.integers(writers)))]
+            line = sinks._queues[PartitionKey(0, int(random.integers(writers)))]
             if line.sink is not None and line.sink._connected is not None:  # type: ignore[attr-defined]
                 for connection in list(line.sink._client._connections.values()):  # type: ignore[attr-defined]
                     connection.abort()
