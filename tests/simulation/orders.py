@@ -47,6 +47,7 @@ class Model(SimpleNamespace):
         super().__init__(
             stage=SimpleNamespace(id=0), partition=0, worker=worker, incarnation=incarnation, order=order, live=live, exit=None,
             safe=live, leads_since=-1, applied=order.base, checked=0, last_checksum=0, past={}, held_back=False, step_s=0.0,
+            gone=[],
         )  # fmt: skip
 
     def checksum_at(self, step: int) -> None:

@@ -48,7 +48,7 @@ def loads(sim: Simulation, demand: Callable[[int], float]) -> Counter[int]:
     return load  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_one_overloaded_worker_of_eight_is_relieved(copies: int) -> None:
     heavy = range(0, PARTITIONS, WORKERS)  # the partitions that worker 0 leads at first
 
