@@ -81,7 +81,7 @@ class Command:
         return self.process.wait() == 0
 
     def show(self) -> None:
-        """Print what was kept."""
+        """Print the output that was kept aside."""
         if self._output is not None:
             self._output.seek(0)
             sys.stdout.buffer.write(self._output.read())
@@ -114,7 +114,7 @@ class Layers:
         self._printing = threading.Lock()
 
     def run(self, wanted: list[str]) -> None:
-        """Run what is in no lane, then all lanes at once and the simulation beside them."""
+        """Run the layers without a lane, then all lanes at once and the simulation beside them."""
         lanes = [lane for each in LANES if (lane := [name for name in each if name in wanted])]
         for name in wanted:
             if not any(name in lane for lane in lanes) and (name != BESIDE or not lanes):
