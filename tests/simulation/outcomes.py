@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from controller.decide.board import Tell
 from controller.decide.request_book import OVER, Asked, Standing, State
+from controller.replicas.moves import replicas_by_worker
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: New workers get their share of the partitions within this time after everything else is at rest. A round of balance takes a
-#: second, and moves have to wait for the bytes of those before them.
+#: Requests end within this time after everything else is at rest, moves that even out the replicas aside: these have to wait for
+#: the bytes of the moves before them.
 PATIENCE_S = 10.0
 
 
@@ -62,9 +63,17 @@ class Outcomes:
         if not still or self._workers_are_missing() or sim.moves.held_up:
             return True
         self._at_rest_since = now if self._at_rest_since is None else self._at_rest_since
-        if now > self._at_rest_since + PATIENCE_S:
+        if now > self._at_rest_since + PATIENCE_S + self._evening_out_s():
             raise Violation("every request ends", _said(still))
         return False
+
+    def _evening_out_s(self) -> float:
+        """Return the time in which the replicas are evened out: a round of balance for each replica, since a round may make one
+        move only, and no replica is a surplus twice."""
+        controller = self.sim.controller
+        if controller.table is None or not controller.rounds.evening_out:
+            return 0.0
+        return controller.rounds.round_s * sum(replicas_by_worker(controller.table).values())
 
     def _workers_are_missing(self) -> bool:
         """Whether a slot is open for which no worker comes any more, as that of a worker that died for good."""

@@ -106,6 +106,7 @@ BROKE_ONCE = {
     3300009316: "rows that a source gave otherwise after a loss of everything were compared with nothing",
     3300021131: "the law counted moves that were under way when the query failed",
     3300027795: "the law took much output that is fetched in small pieces for standing still",
+    2071573540: "the law gave a scale ten seconds, and its replicas were evened out by one move a second",
     15582894868: "a source that had ended in an earlier life of the query waited with its end once more",
 }
 
