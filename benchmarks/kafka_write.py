@@ -27,8 +27,8 @@ import flux
 from benchmarks.kafka.doors import Door, add_arguments, doors_of
 from benchmarks.kafka_read import remove
 from flux.connectors.kafka.records.warm_up import warm_up
-from flux.dataflow.operator import Context
 from flux.dataflow.sink import Position, SinkContext
+from flux.operators.operator import Context
 
 #: Rows of an output batch.
 _BATCH_ROWS = 100_000

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.dataflow import aggregate as agg
-from flux.dataflow.operator import Context
+from flux.operators import aggregate as agg
+from flux.operators.operator import Context
 from partitioning.key_index import KeyIndex
 
 ROWS, KEYS = 131_072, 16_384

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from controller.text import count, some
-from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.flow import FunctionOperator, arguments_of
-from flux.dataflow.operator import Chain, Operator, chain_of
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
@@ -21,7 +19,9 @@ from flux.dataflow.plan import (
     WorkerSourcePlan,
 )
 from flux.dataflow.sink import guarantee
-from flux.dataflow.user_code import text_of
+from flux.operators.aggregate import Aggregate
+from flux.operators.operator import Chain, Operator, chain_of
+from flux.operators.user_code import text_of
 from flux.replica.kinds import replicated
 from flux.settings import Settings
 from partitioning.ids import ACTIVE, STANDBY

@@ -17,11 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from controller.replicas.kinds import NEEDS_UNKNOWN
-from flux.dataflow.aggregate import Aggregate, columns_read
-from flux.dataflow.collect import Collect
 from flux.dataflow.flow import Flow, FunctionOperator
-from flux.dataflow.operator import Chain, Operator, chain_of, never_gives, says_needs
-from flux.dataflow.plain_columns import plain_schema
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
@@ -35,11 +31,15 @@ from flux.dataflow.plan import (
     StreamSourcePlan,
     WorkerSourcePlan,
 )
-from flux.dataflow.schema import check_key, position
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source, StreamSource, WorkerSource
-from flux.dataflow.user_code import text_of
 from flux.errors import SchemaError, UsageError
+from flux.operators.aggregate import Aggregate, columns_read
+from flux.operators.collect import Collect
+from flux.operators.operator import Chain, Operator, chain_of, never_gives, says_needs
+from flux.operators.plain_columns import plain_schema
+from flux.operators.schema import check_key, position
+from flux.operators.user_code import text_of
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
 from partitioning.ids import ACTIVE, UPSTREAM

@@ -20,8 +20,8 @@ from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service
 from controller.report.progress import Progress, QueryProgress, unread_files
 from flux.dataflow.plan import Plan
-from flux.dataflow.user_code import described
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
+from flux.operators.user_code import described
 from flux.shell.lifeline import Lifelines
 from flux.shell.process import Rendezvous
 from flux.shell.transport import Keys, Port, Sockets

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     )
     from flux.connectors.kafka.sink_options import to_kafka
     from flux.connectors.kafka.source import kafka
-    from flux.dataflow.aggregate import Aggregate, count, max, mean, min, sum
     from flux.dataflow.flow import Flow, Stage, stage
-    from flux.dataflow.operator import Context, Operator
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
     from flux.dataflow.source_reader import PartitionReader, SourceReader
@@ -59,6 +57,8 @@ if TYPE_CHECKING:
         UsageError,
         UserCodeError,
     )
+    from flux.operators.aggregate import Aggregate, count, max, mean, min, sum
+    from flux.operators.operator import Context, Operator
     from spark_integration.query.query import Query
 
 __version__ = "0.4.0"
@@ -125,7 +125,7 @@ __all__ = [
 
 #: Modules of the names above that are not defined below.
 _HOMES = {
-    "flux.dataflow.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "flux.operators.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
     "flux.dataflow.flow": ("Flow", "Stage", "stage"),
     "flux.connectors.files.parquet_sink": ("to_parquet",),
     "flux.connectors.files.errors": ("BadFile", "FileChanged", "FileGone"),
@@ -136,7 +136,7 @@ _HOMES = {
     ),
     "flux.connectors.kafka.sink_options": ("to_kafka",),
     "flux.connectors.kafka.source": ("kafka",),
-    "flux.dataflow.operator": ("Context", "Operator"),
+    "flux.operators.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext", "SinkTraits"),
     "flux.dataflow.source_reader": ("PartitionReader", "SourceReader"),
     "flux.dataflow.source": ("Positioned", "RowStart", "Source", "source", "stream"),

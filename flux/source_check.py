@@ -19,14 +19,14 @@ import numpy as np
 import pyarrow as pa
 
 import flux
-from flux.dataflow.batches import conform
-from flux.dataflow.plain_columns import plain_schema
-from flux.dataflow.schema import parse_ddl
 from flux.dataflow.source import Positioned, RowStart, Source, WorkerSource, source
 from flux.dataflow.source_reader import PartitionReader, SourceReader, SourceSettings, opened
-from flux.dataflow.user_code import closed, described, text_of
 from flux.errors import ContractBroken, SchemaError, UsageError
 from flux.exchange.source_streams import packed, unpacked
+from flux.operators.batches import conform
+from flux.operators.plain_columns import plain_schema
+from flux.operators.schema import parse_ddl
+from flux.operators.user_code import closed, described, text_of
 
 T = TypeVar("T")
 #: Partitions that are tried at most, and positions from which each is read again.

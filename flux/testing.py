@@ -14,14 +14,14 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from flux.dataflow.attributes import open_operator
-from flux.dataflow.batches import conform, given_batches
 from flux.dataflow.flow import Stage
-from flux.dataflow.operator import Context, Operator, gives_changes
-from flux.dataflow.plain_columns import plain_schema
-from flux.dataflow.schema import check_key, parse_ddl
 from flux.dataflow.sink_check import check_sink
 from flux.errors import ContractBroken, SchemaError, UsageError
+from flux.operators.attributes import open_operator
+from flux.operators.batches import conform, given_batches
+from flux.operators.operator import Context, Operator, gives_changes
+from flux.operators.plain_columns import plain_schema
+from flux.operators.schema import check_key, parse_ddl
 from flux.replica.snapshot import check_snapshot, decode_snapshot, encode_snapshot
 from flux.source_check import check_source
 from partitioning.errors import ColumnTypeError, KeyTypeError

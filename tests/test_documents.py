@@ -272,7 +272,7 @@ WIRING = {
     "spark_integration/query/run.py",
     "spark_integration/query/start.py",
 }
-LARGE_ROOMS = {"flux/dataflow": 18, "controller/replicas": 15}
+LARGE_ROOMS = {"controller/replicas": 15}
 
 
 @cache

@@ -19,8 +19,8 @@ from controller.replicas.vault_replicas import VaultReplicas
 from controller.report.events import Event, EventLog
 from controller.text import some
 from flux.dataflow.plan import Plan
-from flux.dataflow.user_code import text_of
 from flux.errors import FluxError, UsageError
+from flux.operators.user_code import text_of
 from flux.wire.control import FromController, NewTable, Stop, TableChanged
 from partitioning.table import Table, change_between
 

@@ -16,9 +16,9 @@ from controller.replicas.protection_wishes import Change, in_words, places_neede
 from controller.replicas.table_changes import Changes, dropped
 from controller.text import count
 from flux.dataflow.flow import RECOVERIES, REPLICAS_MAX
-from flux.dataflow.operator import says_needs
 from flux.dataflow.plan import StagePlan
 from flux.errors import UsageError
+from flux.operators.operator import says_needs
 from partitioning.ids import ACTIVE, UPSTREAM, PartitionKey
 from partitioning.table import ReplicaAt, Table
 

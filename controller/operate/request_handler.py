@@ -59,8 +59,8 @@ from controller.report.metrics import Metrics
 from controller.report.progress import Level
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import offered
-from flux.dataflow.user_code import described, text_of
 from flux.errors import FluxError, ProtocolError, UsageError
+from flux.operators.user_code import described, text_of
 from flux.replica.kinds import kind_of
 from flux.wire.frames import encode
 from partitioning.ids import ACTIVE, PartitionKey

@@ -23,7 +23,7 @@ from controller.replicas.membership import Member, Membership
 from controller.replicas.table_index import TableIndex
 from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
-from flux.dataflow.user_code import text_of
+from flux.operators.user_code import text_of
 from flux.wire.statistics import BadRecords, Lag, SourceLag
 from partitioning.ids import ACTIVE
 

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 import flux
 from flux.arguments import checked
-from flux.dataflow.operator import Batches, Operator
-from flux.dataflow.schema import check_columns, gives_nothing, named, signature, takes
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.source import DataFrameSource, Source
-from flux.dataflow.user_code import text_of
 from flux.errors import NoSuchAttribute, UsageError
+from flux.operators.operator import Batches, Operator
+from flux.operators.schema import check_columns, gives_nothing, named, signature, takes
+from flux.operators.user_code import text_of
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import the layers above it.

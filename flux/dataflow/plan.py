@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from flux.dataflow.operator import Operator
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
+from flux.operators.operator import Operator
 from flux.settings import Settings
 from partitioning.ids import ACTIVE
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 import flux
 from flux.arguments import checked
-from flux.dataflow.schema import named, signature, takes
 from flux.errors import NoSuchAttribute, UsageError
+from flux.operators.schema import named, signature, takes
 from flux.settings import parse_bytes
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple, TypeVar
 import cloudpickle
 import pyarrow as pa
 
-from flux.dataflow.batches import logical_bytes
 from flux.dataflow.sink import Position, QueryReaders, Sink, SinkContext
-from flux.dataflow.user_code import described
 from flux.errors import ContractBroken, UsageError
+from flux.operators.batches import logical_bytes
+from flux.operators.user_code import described
 
 T = TypeVar("T")
 #: The values of a row, each as its text, because not every value can be compared.

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from flux.arguments import checked
-from flux.dataflow.schema import check_columns, named, signature, takes
 from flux.dataflow.source_reader import FunctionReader, SourceReader
 from flux.errors import NoSuchAttribute, UsageError
+from flux.operators.schema import check_columns, named, signature, takes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

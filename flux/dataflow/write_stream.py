@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import flux
-from flux.dataflow.aggregate import Aggregate
 from flux.dataflow.sink import FlowTo
 from flux.dataflow.source import Source, StreamSource, checked_trigger
 from flux.errors import UsageError
+from flux.operators.aggregate import Aggregate
 from flux.settings import PREFIX, TABLE
 
 if TYPE_CHECKING:

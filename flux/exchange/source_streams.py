@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.plan import EdgePlan
-from flux.dataflow.schema import picked
 from flux.dataflow.source import RowStart
-from flux.dataflow.user_code import text_of
 from flux.errors import QueryFailed, RefusedError, UsageError
 from flux.exchange.checksum import extend, extend_each
 from flux.exchange.producer import Producer
 from flux.exchange.replay_check import START, Beginning
 from flux.exchange.slices import ROTATION_ROWS, with_numbers
+from flux.operators.schema import picked
+from flux.operators.user_code import text_of
 from flux.wire.messages import Mark
 from partitioning.clustering import Clustered, Clustering, pieces
 

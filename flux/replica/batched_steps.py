@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from flux.dataflow.batches import conform
-from flux.dataflow.operator import Chained, JointOutput, chain_of
 from flux.exchange.checksum import extend_apart
 from flux.exchange.inbound import Slice
+from flux.operators.batches import conform
+from flux.operators.operator import Chained, JointOutput, chain_of
 from flux.replica.replica import Replica
 from partitioning.clustering import owned
 from partitioning.errors import FailedPartition

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
 
-from flux.dataflow.batches import BATCH_BYTES, conform, given_batches, is_tiny, logical_bytes, split
-from flux.dataflow.operator import Batches
 from flux.dataflow.plan import StagePlan
-from flux.dataflow.schema import picked
 from flux.errors import SchemaError, UserCodeError
 from flux.exchange.producer import Producer
+from flux.operators.batches import BATCH_BYTES, conform, given_batches, is_tiny, logical_bytes, split
+from flux.operators.operator import Batches
+from flux.operators.schema import picked
 from flux.settings import Settings
 from partitioning.clustering import Clustered, Clustering
 

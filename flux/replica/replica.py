@@ -21,14 +21,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from flux.dataflow.aggregate import keeps_attributes
-from flux.dataflow.attributes import attribute_count, open_operator
-from flux.dataflow.operator import Batches, Context, Operator, chain_of, gives_changes, note_of_output
 from flux.dataflow.plan import StagePlan
-from flux.dataflow.user_code import closed
 from flux.errors import DataLost
 from flux.exchange.checksum import extend
 from flux.exchange.inbound import Slice, WordSlice
+from flux.operators.aggregate import keeps_attributes
+from flux.operators.attributes import attribute_count, open_operator
+from flux.operators.operator import Batches, Context, Operator, chain_of, gives_changes, note_of_output
+from flux.operators.user_code import closed
 from flux.replica.deltas import DeltaTracker
 from flux.replica.kinds import ReplicaKind, active, compared
 from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.attributes import AttributeState, PickledAttributes
-from flux.dataflow.user_code import described, user_traceback
 from flux.errors import SnapshotError
+from flux.operators.attributes import AttributeState, PickledAttributes
+from flux.operators.user_code import described, user_traceback
 from flux.wire.safe_pickle import dumps, loads
 
 #: Arrow data begins at a multiple of ``ALIGNMENT``, as Arrow recommends, and is read in place if it is aligned to a ``WORD``.

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from flux.dataflow.attributes import open_operator
-from flux.dataflow.operator import Context, Timers
 from flux.dataflow.plan import StagePlan
-from flux.dataflow.user_code import described, text_of, user_traceback
 from flux.errors import SnapshotError, UserCodeError
 from flux.exchange.inbound import RowSlice, Slice
+from flux.operators.attributes import open_operator
+from flux.operators.operator import Context, Timers
+from flux.operators.user_code import described, text_of, user_traceback
 
 T = TypeVar("T")
 

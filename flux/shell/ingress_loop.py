@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from flux.dataflow.batches import split
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, RefusedError, UsageError
 from flux.exchange.source_streams import MicroBatch
+from flux.operators.batches import split
 from flux.shell.process import (
     ControllerLink,
     Rendezvous,

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from flux.dataflow.user_code import described, encodable, shortened, text_of
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout
+from flux.operators.user_code import described, encodable, shortened, text_of
 from flux.shell.transport import Keys, Sockets
 from flux.wire.codec import decode_command
 from flux.wire.control import Failure, FromController, Register, Rejected, Stop, ToController, Welcome

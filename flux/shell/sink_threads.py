@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from flux.dataflow.batches import BATCH_BYTES, logical_bytes
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext, ahead
-from flux.dataflow.user_code import closed, described, text_of, user_traceback
 from flux.errors import FluxError, QueryFailed, UserCodeError
+from flux.operators.batches import BATCH_BYTES, logical_bytes
+from flux.operators.user_code import closed, described, text_of, user_traceback
 from partitioning.ids import PartitionKey
 
 #: Seconds after which other partitions go on without a round that is not over.

@@ -11,8 +11,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from flux.dataflow.user_code import described, encodable
 from flux.exchange.inbound import RowSlice
+from flux.operators.user_code import described, encodable
 from flux.replica.replica import Replica
 from flux.wire.control import InStep
 from flux.worker.core import WorkerCore

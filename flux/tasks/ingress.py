@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from flux.dataflow.batches import conform
 from flux.dataflow.plan import Plan
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.log import LogMeter
 from flux.exchange.producer import Producer, ToWorker
 from flux.exchange.source_streams import MicroBatch, MicroBatchStreams, SourceStreams
+from flux.operators.batches import conform
 from flux.wire.messages import Acks
 from flux.wire.statistics import PartitionRead, Statistics
 from partitioning.ids import StreamId

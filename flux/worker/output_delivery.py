@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from flux.dataflow.collect import Collect
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import QueryReaders, ahead
 from flux.errors import QueryFailed
+from flux.operators.collect import Collect
 from flux.replica.output import ReaderBuffer, SinkBuffer
 from flux.replica.replica import Replica
 from flux.wire.control import PartitionFinished

@@ -24,16 +24,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.batches import conform, split
-from flux.dataflow.plain_columns import plain_batch
 from flux.dataflow.plan import EdgePlan, FromSource, Plan, WorkerSourcePlan
 from flux.dataflow.source import Positioned
 from flux.dataflow.source_reader import PartitionReader, opened
-from flux.dataflow.user_code import closed, described, raised_by_user, text_of, user_traceback
 from flux.errors import FluxError, UsageError, UserCodeError
 from flux.exchange.producer import Producer
 from flux.exchange.slices import SMALL_BYTES, SMALL_ROWS
 from flux.exchange.source_streams import ReaderPosition, SourceStreams, packed, unpacked
+from flux.operators.batches import conform, split
+from flux.operators.plain_columns import plain_batch
+from flux.operators.user_code import closed, described, raised_by_user, text_of, user_traceback
 from flux.wire.statistics import BadRecords, NotCompared, SourceLag
 from flux.worker.loop_status import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.worker.pacing import SMALL_ROWS as SMALL_STEP_ROWS

@@ -19,12 +19,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from flux.dataflow.ledger import ledger_folder
-from flux.dataflow.schema import parse_ddl
 from flux.dataflow.source import Positioned, Source, source
 from flux.dataflow.source_reader import SourceReader
 from flux.dataflow.threaded_reader import ThreadedReader
-from flux.dataflow.user_code import described, text_of, user_traceback
 from flux.errors import UsageError, UserCodeError
+from flux.operators.schema import parse_ddl
+from flux.operators.user_code import described, text_of, user_traceback
 from flux.settings import parse_seconds
 from spark_integration.datasource.rows import arrow_schema, batches
 from spark_integration.datasource.stream import StreamReading

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame
 
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import offered
-from flux.dataflow.user_code import text_of
 from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
+from flux.operators.user_code import text_of
 from flux.shell.output_loops import Puller
 from flux.shell.process import Stopped
 from flux.tasks.output_pull import OutputPull, OutputSurvey

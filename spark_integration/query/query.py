@@ -19,8 +19,8 @@ from controller.text import count, technique
 from flux.dataflow.plan import DataFrameSourcePlan, Plan, StagePlan
 from flux.dataflow.sink import QueryReaders, guarantee
 from flux.dataflow.source import Source
-from flux.dataflow.user_code import text_of
 from flux.errors import FluxError, QueryTimeout
+from flux.operators.user_code import text_of
 from flux.shell.process import Rendezvous
 from flux.vault.location import Place
 from spark_integration.query import running_queries

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from flux.dataflow.flow import FunctionOperator
-from flux.dataflow.operator import Operator, chain_of
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
+from flux.operators.operator import Operator, chain_of
 from flux.wire.safe_pickle import names_of
 
 #: Stages that a sentence names.

@@ -16,8 +16,8 @@ from controller.text import some
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceSettings
-from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
+from flux.operators.user_code import text_of
 
 T = TypeVar("T")
 #: Settled facts, by name of source and of stage.

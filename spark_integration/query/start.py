@@ -22,8 +22,8 @@ from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import FlowTo, QueryReaders, flow_of
 from flux.dataflow.source import DataFrameSource, Source, StreamSource
-from flux.dataflow.user_code import text_of
 from flux.errors import UsageError
+from flux.operators.user_code import text_of
 from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up

@@ -23,7 +23,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from controller.text import count
-from flux.dataflow.user_code import text_of
+from flux.operators.user_code import text_of
 from spark_integration.settings import failures_at_most
 
 log = logging.getLogger("flux")

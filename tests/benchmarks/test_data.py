@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.data import SHAPES, Shape, _rows
-from flux.dataflow.batches import split
+from flux.operators.batches import split
 from flux.settings import Settings
 
 

@@ -18,7 +18,7 @@ from benchmarks.kafka.written import Written, exactness, expected, parsed, stati
 from controller.operate.cli import app
 from flux.connectors.kafka.client.producer import Answer
 from flux.connectors.kafka.records.decoder import Decoder
-from flux.dataflow.operator import Context
+from flux.operators.operator import Context
 
 START = 1_000_000.0
 #: Of the issue, and of whoever reads them by program.

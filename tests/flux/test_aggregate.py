@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import flux
-from flux.dataflow import aggregate as agg
-from flux.dataflow.operator import Context, gives_changes
 from flux.errors import SchemaError, UsageError
+from flux.operators import aggregate as agg
+from flux.operators.operator import Context, gives_changes
 from partitioning.errors import ColumnTypeError, KeyTypeError, SumOverflowError
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import flux
-from flux.dataflow.attributes import open_operator
-from flux.dataflow.operator import Context
+from flux.operators.attributes import open_operator
+from flux.operators.operator import Context
 from flux.replica.snapshot import decode_snapshot, encode_snapshot
 
 KEPT = msgspec.msgpack.decode((Path(__file__).parent / "data" / "aggregate_state.msgpack").read_bytes())

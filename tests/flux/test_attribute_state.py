@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 import flux
-from flux.dataflow.attributes import open_operator
 from flux.dataflow.flow import Stage
-from flux.dataflow.operator import Chain, Context, Operator
 from flux.errors import SnapshotError, UsageError
+from flux.operators.attributes import open_operator
+from flux.operators.operator import Chain, Context, Operator
 from flux.replica.snapshot import check_snapshot, decode_snapshot, encode_snapshot
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])

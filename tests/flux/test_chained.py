@@ -15,10 +15,10 @@ import flux
 from controller.explain import explain
 from controller.plan_compiler import check_ends, compile_plan
 from flux.dataflow.flow import StageWith
-from flux.dataflow.operator import Chain, Chained, chain_of
 from flux.dataflow.plan import Plan
 from flux.dataflow.source import DataFrameSource
 from flux.errors import UsageError, UserCodeError
+from flux.operators.operator import Chain, Chained, chain_of
 from flux.settings import Settings
 from flux.testing import apply
 from spark_integration.query.checkpoint_location import description

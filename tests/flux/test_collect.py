@@ -4,8 +4,8 @@ import io
 
 import pyarrow as pa
 
-from flux.dataflow.collect import Collect
-from flux.dataflow.operator import Context
+from flux.operators.collect import Collect
+from flux.operators.operator import Context
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from flux.dataflow.schema import parse_ddl
 from flux.errors import SchemaError
+from flux.operators.schema import parse_ddl
 
 
 def test_names_types_and_nullability() -> None:

@@ -14,7 +14,7 @@ import pytest
 from harness import Rows, ThreadQuery, dataframe
 
 import flux
-from flux.dataflow.plain_columns import plain_type
+from flux.operators.plain_columns import plain_type
 
 WORDS = pa.dictionary(pa.int8(), pa.string())
 D = decimal.Decimal

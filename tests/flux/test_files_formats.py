@@ -17,7 +17,7 @@ from pyarrow import fs
 from flux.connectors.files import formats
 from flux.connectors.files.errors import BadFile
 from flux.connectors.files.formats import CsvFormat, FileFormat, JsonFormat, ParquetFormat
-from flux.dataflow.plain_columns import cast_exactly
+from flux.operators.plain_columns import cast_exactly
 
 LOCAL = fs.LocalFileSystem()
 AB = pa.schema([("a", pa.string()), ("b", pa.string())])

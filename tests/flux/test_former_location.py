@@ -9,9 +9,9 @@ import pytest
 
 from flux.connectors.files.parquet_sink import ParquetFolder
 from flux.connectors.kafka.write.sequence_operator import SequenceOperator
-from flux.dataflow.collect import Collect
 from flux.dataflow.flow import FunctionOperator
-from flux.dataflow.operator import Operator
+from flux.operators.collect import Collect
+from flux.operators.operator import Operator
 from flux.state.state_copy import OutputLog, ReplicaState, StreamPosition, decode_state
 from flux.vault.journal import Ordered, Taken, frames
 from flux.wire.safe_pickle import Anchored, Plain, names_of

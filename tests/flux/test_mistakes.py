@@ -11,7 +11,7 @@ from harness import dataframe
 
 import flux
 from controller.plan_compiler import compile_plan
-from flux.dataflow.operator import Context
+from flux.operators.operator import Context
 from flux.settings import Settings
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])

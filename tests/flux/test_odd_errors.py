@@ -16,9 +16,9 @@ from outside_store import ALONE, SCHEMA, batches, same, until
 
 import flux
 from controller.plan_compiler import compile_plan
-from flux.dataflow.user_code import closed, described, encodable, text_of, user_traceback
 from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.exchange.source_streams import packed
+from flux.operators.user_code import closed, described, encodable, text_of, user_traceback
 from flux.settings import Settings
 from flux.shell.process import failure_of
 from flux.shell.sink_threads import RETRY_LINE_S, SinkRetries, SinkThreads

@@ -11,8 +11,8 @@ import pytest
 from harness import Rows, ThreadQuery, dataframe
 
 import flux
-from flux.dataflow.batches import conform
 from flux.errors import SchemaError
+from flux.operators.batches import conform
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int32())])
 TURNED = pa.struct([("a", pa.int64()), ("b", pa.int64())])

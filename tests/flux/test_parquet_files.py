@@ -14,7 +14,7 @@ from outside_store import ALONE, SCHEMA, batches, lose, same, slowly, until
 
 import flux
 from flux.connectors.files.parquet_sink import ParquetFiles
-from flux.dataflow.batches import logical_bytes, split
+from flux.operators.batches import logical_bytes, split
 
 ONE = pa.record_batch([pa.array([1])], schema=SCHEMA)
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from flux.dataflow.batches import conform
-from flux.dataflow.plain_columns import plain_batch, plain_schema, plain_type
 from flux.errors import SchemaError
+from flux.operators.batches import conform
+from flux.operators.plain_columns import plain_batch, plain_schema, plain_type
 
 WORDS = pa.dictionary(pa.int8(), pa.string())
 VALUES = ["a", "b", None, "a"]

@@ -15,10 +15,10 @@ from controller.plan_compiler import compile_plan
 from flux.connectors.files.errors import BadFile
 from flux.connectors.kafka.errors import BadRecord
 from flux.dataflow.source import WorkerSource
-from flux.dataflow.user_code import raised_by_user
 from flux.errors import FluxError, UserCodeError
 from flux.exchange.log import Rows
 from flux.exchange.slices import SMALL_ROWS
+from flux.operators.user_code import raised_by_user
 from flux.settings import Settings
 from flux.shell.process import failure_of
 from flux.wire.messages import Mark, Resume

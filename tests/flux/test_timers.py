@@ -10,8 +10,8 @@ import pytest
 from scripted import OTHER, Plain, alone, calls, feed, made, pair, scripted, told, work
 
 import flux
-from flux.dataflow.operator import TIMERS_MAX, Timers
 from flux.errors import UserCodeError
+from flux.operators.operator import TIMERS_MAX, Timers
 from flux.replica.output_checksums import CHECKSUMS_KEPT
 from flux.replica.replica import UNCOMMITTED_MAX
 from flux.wire.messages import OrderEntry, StepKind

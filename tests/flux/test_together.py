@@ -18,10 +18,10 @@ from one_worker import Kept, kept, planned, work, worker
 
 import flux
 from controller.plan_compiler import compile_plan
-from flux.dataflow.operator import Chained, Context, JointOutput
 from flux.errors import UserCodeError
 from flux.exchange.checksum import extend
 from flux.exchange.producer import Producer
+from flux.operators.operator import Chained, Context, JointOutput
 from flux.replica import batched_steps as together
 from flux.settings import Settings
 from flux.worker.core import WorkerCore

@@ -25,10 +25,10 @@ import pytest
 import pytz
 
 import flux
-from flux.dataflow.collect import Collect
 from flux.dataflow.flow import FunctionOperator
 from flux.dataflow.plan import StagePlan
 from flux.errors import SnapshotError, UsageError
+from flux.operators.collect import Collect
 from flux.replica.replica import Replica
 from flux.replica.snapshot import decode_snapshot, encode_snapshot
 from flux.settings import Settings

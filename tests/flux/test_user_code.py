@@ -13,8 +13,8 @@ from harness import LIMIT_S, Rows, ThreadQuery, dataframe
 
 import flux
 from flux.dataflow.plan import StagePlan
-from flux.dataflow.user_code import TRACEBACK_CHARS_MAX, user_traceback
 from flux.errors import QueryFailed, UserCodeError
+from flux.operators.user_code import TRACEBACK_CHARS_MAX, user_traceback
 from flux.replica.replica import Replica
 from flux.settings import Settings
 

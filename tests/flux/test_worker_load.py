@@ -12,10 +12,10 @@ import pytest
 
 import flux
 from controller.plan_compiler import compile_plan
-from flux.dataflow.collect import Collect
-from flux.dataflow.operator import Context
 from flux.dataflow.source import WorkerSource
 from flux.errors import UserCodeError
+from flux.operators.collect import Collect
+from flux.operators.operator import Context
 from flux.settings import Settings
 from flux.state.standby import Checkpoint
 from flux.wire.codec import decode_report

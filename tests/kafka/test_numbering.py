@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from flux.connectors.kafka.formats.text_encode import Columns
 from flux.connectors.kafka.records.encoder import partitions_of
 from flux.connectors.kafka.write.sequence_operator import MURMUR2, PARTITION, ROUND_ROBIN, SEQUENCE, SequenceOperator
-from flux.dataflow.operator import Context
 from flux.errors import SchemaError
+from flux.operators.operator import Context
 
 ASIDE = frozenset({PARTITION, SEQUENCE})
 BY_KEY = Columns("json", ("key",), None, None, None, ASIDE)

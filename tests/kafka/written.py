@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 import flux
 from flux.connectors.kafka.write.sink import KafkaSink
-from flux.dataflow.operator import Context, Operator
 from flux.dataflow.sink import FlowTo, Position, SinkContext
+from flux.operators.operator import Context, Operator
 from tests.kafka.topics import WAIT_S
 
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux.dataflow import aggregate as agg
-from flux.dataflow.operator import Context
+from flux.operators import aggregate as agg
+from flux.operators.operator import Context
 from flux.replica.snapshot import decode_snapshot, encode_snapshot
 from partitioning.clustering import cluster_by_key
 from partitioning.hashing import hash_columns

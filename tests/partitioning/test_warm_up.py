@@ -17,8 +17,8 @@ CODE = """
 import numpy as np, pyarrow as pa
 from partitioning import kernels
 from partitioning.warm_up import is_warm, warm_up
-from flux.dataflow import aggregate as agg
-from flux.dataflow.operator import Context
+from flux.operators import aggregate as agg
+from flux.operators.operator import Context
 from partitioning.clustering import cluster_by_key
 
 def compiled():

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.operator import Context
 from flux.dataflow.plan import FromSource, Plan
 from flux.exchange.consumer_progress import MESSAGE_BYTES
 from flux.exchange.log import Log, LogEntry, Rows
 from flux.exchange.producer import Producer
+from flux.operators.operator import Context
 from flux.replica.replica import Replica
 from flux.state.standby import Standby
 from flux.wire.control import PartitionFinished

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flux.dataflow.collect import Collect
 from flux.errors import ProtocolError
+from flux.operators.collect import Collect
 from flux.shell.process import REGISTER_EVERY_S, Stopped
 from flux.tasks.output_fetch import OutputFetch
 from flux.wire.codec import decode_command

@@ -19,8 +19,8 @@ from controller.decide.query_phases import QueryPhase
 from controller.replicas.addition_limits import READY_MAX_S
 from controller.replicas.additions import Phase
 from controller.report.events import Event
-from flux.dataflow.operator import Context
 from flux.errors import QueryFailed
+from flux.operators.operator import Context
 from partitioning.table import ReplicaAt, Table
 from tests.simulation import test_kills, test_leaving
 from tests.simulation.checkers import VALIDATED_EVERY

@@ -15,10 +15,10 @@ import pytest
 
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Membership
-from flux.dataflow.operator import Operator
 from flux.exchange.inbound import Inbound
 from flux.exchange.log import NEVER
 from flux.exchange.producer import Producer
+from flux.operators.operator import Operator
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.order_log import OrderLog, Peer
 from flux.replica.replica import Replica

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.dataflow import aggregate as agg
-from flux.dataflow.operator import Context
+from flux.operators import aggregate as agg
+from flux.operators.operator import Context
 from partitioning.errors import SumOverflowError
 
 pytestmark = pytest.mark.spark

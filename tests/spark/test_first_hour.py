@@ -73,7 +73,7 @@ DDL = [
 
 
 def test_schemas_are_read_by_the_test_kit_as_by_spark_and_types_that_do_not_fit_are_refused_first(spark: Any) -> None:
-    from flux.dataflow.schema import parse_ddl
+    from flux.operators.schema import parse_ddl
     from spark_integration.schema import to_arrow
 
     for ddl in DDL:

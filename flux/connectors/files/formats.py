@@ -20,8 +20,8 @@ from pyarrow import fs
 
 from flux.connectors.files.errors import BadFile, gone
 from flux.connectors.files.text_streams import CsvText, JsonText
-from flux.dataflow.plain_columns import cast_exactly
 from flux.errors import UsageError
+from flux.operators.plain_columns import cast_exactly
 
 #: Rows of a batch from a parquet file, and bytes of a text that are parsed at once. A line must be shorter than BLOCK_BYTES.
 ROWS, BLOCK_BYTES = 131_072, 8 << 20

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from flux.arguments import checked
-from flux.dataflow.batches import BATCH_BYTES, logical_bytes, split
-from flux.dataflow.operator import Operator
 from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
 from flux.errors import UsageError
+from flux.operators.batches import BATCH_BYTES, logical_bytes, split
+from flux.operators.operator import Operator
 from flux.settings import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from flux.connectors.files.listing import Rules
 from flux.connectors.files.reader import FileRows
 from flux.connectors.files.watch import Watch, WatchedFolder
 from flux.dataflow.ledger import HasLedger, ledger_folder
-from flux.dataflow.plain_columns import plain_schema
-from flux.dataflow.schema import parse_ddl
 from flux.dataflow.source import Source, source
 from flux.dataflow.source_reader import SourceReader, SourceSettings
 from flux.errors import UsageError
+from flux.operators.plain_columns import plain_schema
+from flux.operators.schema import parse_ddl
 from flux.settings import parse_seconds
 
 FORMATS: dict[str, type[FileFormat]] = {"parquet": ParquetFormat, "csv": CsvFormat, "json": JsonFormat}

@@ -17,8 +17,8 @@ import pyarrow.csv as arrow_csv
 import pyarrow.json as arrow_json
 
 from flux.connectors.kafka.records import kernels
-from flux.dataflow.schema import parse_ddl
 from flux.errors import UsageError
+from flux.operators.schema import parse_ddl
 from partitioning.columns import raw_bytes
 
 #: Number of digits that fit each integer type, whichever digits they are.

@@ -29,10 +29,10 @@ from flux.connectors.kafka.read.dead_letters import WANTED, DeadLetters
 from flux.connectors.kafka.read.fetch_thread import Fetcher, NothingWhole, PartitionOwner, Paused, TakesTime
 from flux.connectors.kafka.read.group_commit import GroupCommit
 from flux.connectors.kafka.records.decoder import COLUMNS, SCHEMA, Decoded, Decoder, Transactions
-from flux.dataflow.batches import split
 from flux.dataflow.source import Positioned
 from flux.dataflow.source_reader import PartitionReader
 from flux.dataflow.threaded_reader import first_joined
+from flux.operators.batches import split
 
 log = logging.getLogger("flux.kafka")
 

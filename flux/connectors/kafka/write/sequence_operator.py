@@ -16,8 +16,8 @@ from flux.connectors.kafka.formats.text_encode import Columns
 from flux.connectors.kafka.records import kernels
 from flux.connectors.kafka.records.encoder import partitions_of
 from flux.connectors.kafka.records.warm_up import warm_up
-from flux.dataflow.operator import Operator
 from flux.errors import SchemaError
+from flux.operators.operator import Operator
 
 #: Added columns: the partition of the topic (int32), and the number of the row there, from 0 (int64).
 PARTITION, SEQUENCE = "_kafka_partition", "_kafka_sequence"

@@ -27,9 +27,9 @@ from flux.connectors.kafka.records.encoder import BATCH_BYTES, NOBODY, ProducerI
 from flux.connectors.kafka.records.warm_up import warm_up
 from flux.connectors.kafka.write.partition_batches import PartitionBatches, by_partition, make_together
 from flux.connectors.kafka.write.sequence_operator import PARTITION, SEQUENCE
-from flux.dataflow.batches import logical_bytes
 from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext, SinkTraits
 from flux.errors import UsageError
+from flux.operators.batches import logical_bytes
 
 log = logging.getLogger("flux.kafka")
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.attributes import check_transient, empty_containers, open_operator, put_state, state_of
-from flux.dataflow.batches import conform, given_batches
-from flux.dataflow.schema import gives_nothing
 from flux.errors import SchemaError, UsageError, UserCodeError
+from flux.operators.attributes import check_transient, empty_containers, open_operator, put_state, state_of
+from flux.operators.batches import conform, given_batches
+from flux.operators.schema import gives_nothing
 
 #: The most timers of one partition. An operator that needs more has a timer per key, which belongs in its state.
 TIMERS_MAX = 1024

@@ -11,7 +11,7 @@ from typing import IO, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from flux.dataflow.operator import Batches, Context, Operator
+from flux.operators.operator import Batches, Context, Operator
 
 #: End of an Arrow IPC stream.
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flux.dataflow.plain_columns import cast_exactly, plain_batch, plain_column, typed_nulls
 from flux.errors import SchemaError
+from flux.operators.plain_columns import cast_exactly, plain_batch, plain_column, typed_nulls
 
 #: Cost of a small batch beside its rows, wherever the kept batches are limited in bytes.
 BATCH_BYTES = 256

@@ -36,8 +36,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from flux.dataflow.user_code import described, user_traceback
 from flux.errors import SnapshotError, UsageError
+from flux.operators.user_code import described, user_traceback
 from flux.tracebacks import OURS
 from flux.wire.safe_pickle import dumps, loads
 

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from flux.arguments import checked
-from flux.dataflow.attributes import put_state, state_of
-from flux.dataflow.operator import Batches, Context, JointOutput, Operator
-from flux.dataflow.schema import position, positions
 from flux.errors import SchemaError, UsageError
+from flux.operators.attributes import put_state, state_of
+from flux.operators.operator import Batches, Context, JointOutput, Operator
+from flux.operators.schema import position, positions
 from partitioning.accumulators import accumulator
 from partitioning.errors import StateMismatchError
 from partitioning.hashing import check_key_type
