@@ -75,7 +75,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples,kafka,test]'
 	@echo "Compiling the kernels"
 	@$(BIN)/python -m partitioning.warm_up
-	@$(BIN)/python -m flux.connectors.kafka.records.warm_up
+	@$(BIN)/python -m flux.connectors.kafka.warm_up
 	@touch $(STAMP)
 
 clean:

@@ -27,7 +27,7 @@ from flux.connectors.kafka.client.cluster import addresses
 from flux.connectors.kafka.client.security import Security
 from flux.connectors.kafka.client.topic_ids import LogPosition
 from flux.connectors.kafka.read.partition_reader import ReadOptions, TopicPartitionReader, kafka_schema
-from flux.connectors.kafka.records.warm_up import warm_up
+from flux.connectors.kafka.warm_up import warm_up
 
 #: Time limit to write and read a topic once.
 _WAIT_S = 120.0

@@ -26,7 +26,7 @@ import pyarrow as pa
 import flux
 from benchmarks.kafka.doors import Door, add_arguments, doors_of
 from benchmarks.kafka_read import remove
-from flux.connectors.kafka.records.warm_up import warm_up
+from flux.connectors.kafka.warm_up import warm_up
 from flux.dataflow.sink import Position, SinkContext
 from flux.operators.operator import Context
 

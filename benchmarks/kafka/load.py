@@ -21,7 +21,7 @@ from flux.connectors.kafka.client.cluster import Address, Passing, addresses
 from flux.connectors.kafka.client.producer import ProducerClient
 from flux.connectors.kafka.client.security import Security
 from flux.connectors.kafka.records.encoder import encode
-from flux.connectors.kafka.records.warm_up import warm_up
+from flux.connectors.kafka.warm_up import warm_up
 
 KEYS = 1000
 #: Rows that became due within this time travel together.

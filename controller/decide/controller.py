@@ -52,7 +52,7 @@ from flux.wire.control import (
     TableSeen,
     ToController,
 )
-from flux.worker.loop_status import Pulse
+from flux.wire.pulse import Pulse
 from partitioning.ids import PartitionKey
 from partitioning.table import Table
 

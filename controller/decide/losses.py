@@ -22,7 +22,7 @@ from flux.dataflow.plan import Plan
 from flux.errors import QueryFailed
 from flux.replica.kinds import replicated
 from flux.wire.control import InStep
-from flux.worker.loop_status import LoopActivity, Pulse
+from flux.wire.pulse import LoopActivity, Pulse
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
 

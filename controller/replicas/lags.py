@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flux.settings import Settings
+from flux.wire.statistics import TOLD_SHARE, lag_share
 from flux.wire.statistics import Lag as Reported
-from flux.worker.report import TOLD_SHARE, steps_share
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt
 
@@ -114,8 +114,7 @@ class Lags:
         stands = known is not None and known.said_by == said_by and known.applied == applied and told
         lag = ReplicaLag(said_by, steps, seconds, applied, known.since if known is not None and stands else now, now)
         before = known is not None and known.beyond
-        bounds = self._settings
-        share = max(steps_share(steps, bounds), seconds / bounds.replicas_max_replay)
+        share = lag_share(steps, seconds, self._settings)
         lag.beyond = share > 1 or (before and share > TOLD_SHARE)
         self._lags[life] = lag
         return lag.beyond and not before

@@ -15,7 +15,7 @@ from controller.replicas.placement import Placement, placement_of
 from controller.replicas.spread import WorkerPlace
 from flux.dataflow.plan import FromMicroBatches, Plan
 from flux.wire.control import InStep, Register
-from flux.worker.loop_status import Pulse
+from flux.wire.pulse import Pulse
 
 
 class IngressTaskId(NamedTuple):

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from flux.shell.liveness_thread import LivenessThread, parse
 from flux.shell.transport import host_and_port
 from flux.wire.handshake import MAC_BYTES, NONCE_BYTES, mac, same
-from flux.worker.loop_status import Pulse
+from flux.wire.pulse import Pulse
 
 _NAME = struct.Struct("!q")
 _PROOF_BYTES = _NAME.size + MAC_BYTES

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from flux.worker.loop_status import OVER, STEP, Note, Pulse
+from flux.wire.pulse import OVER, STEP, Note, Pulse
 
 _RECORD = struct.Struct("=5q")
 RECORD_BYTES = _RECORD.size

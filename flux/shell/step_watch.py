@@ -15,8 +15,8 @@ from flux.exchange.inbound import RowSlice
 from flux.operators.user_code import described, encodable
 from flux.replica.replica import Replica
 from flux.wire.control import InStep
+from flux.wire.pulse import IN_STEP, KIND, PARTITION, STEP, WHAT
 from flux.worker.core import WorkerCore
-from flux.worker.loop_status import IN_STEP, KIND, PARTITION, STEP, WHAT
 from partitioning.ids import PartitionKey
 
 log = logging.getLogger("flux")

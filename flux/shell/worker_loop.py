@@ -59,10 +59,10 @@ from flux.wire.control import (
 )
 from flux.wire.frames import encode
 from flux.wire.messages import Data, Install
+from flux.wire.pulse import KIND, TURN, TURNS, WAITS
 from flux.wire.statistics import Statistics
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, ToController
-from flux.worker.loop_status import KIND, TURN, TURNS, WAITS
 from flux.worker.pacing import GatherRest, Pacing
 from flux.worker.report import load as load_of
 from flux.worker.report import stats as stats_of

@@ -3,6 +3,7 @@
 messages     Messages between producers and consumers of a stream, and between replicas of a partition
 control      Messages between the controller and the other processes
 statistics   Statistics that processes send with their heartbeats, by name and with bounds
+pulse        Notes of a worker's loop about its activity, which go over the lifeline
 codec        Encoding of messages between workers and of control messages
 frames       Encoding of one message, with checks of version and length
 bundle       Several small messages to the same receiver as one

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypedDict
 
+from flux.settings import Settings
 from flux.wire.frames import Id, Natural, Sequence
+
+#: A worker reports a lag beyond this share of its bounds; one below it is reported only if the replica stands still. A replica
+#: that was beyond the bounds has caught up once it is below this share.
+TOLD_SHARE = 1 / 2
 
 
 class PartitionRead(NamedTuple):
@@ -86,6 +91,13 @@ class Lag(NamedTuple):
     applied: Natural
     #: Nothing but the replica itself keeps it from its next step.
     its_turn: bool
+
+
+def lag_share(steps: int, seconds: float, settings: Settings) -> float:
+    """Return a lag as a share of its bounds, ``spark.flux.replicas.maxStepsBehind`` and ``.maxReplay``; above 1 it is beyond one
+    of them. One step is always on its way, because a replica's report of it travels with the next step: it does not count."""
+    steps_share = steps / settings.replicas_max_steps_behind if steps > 1 else 0.0
+    return max(steps_share, seconds / settings.replicas_max_replay)
 
 
 class Unapplied(NamedTuple):

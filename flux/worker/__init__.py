@@ -11,6 +11,5 @@ pacing                Intervals at which a busy worker reads its sources, so tha
 checkpoint_scheduler  The schedule by which primaries send checkpoints to their standbys
 output_delivery       Output that leaves the dataflow, and reports of complete partitions
 report                Figures that a worker reports with its heartbeats
-loop_status           Notes of a worker's loop about its activity, in memory that is read by a thread without the interpreter
 effects               Requests of a worker's state machine to its shell, in one list for all its parts
 """

@@ -51,10 +51,10 @@ from flux.wire.messages import (
     ToProducer,
 )
 from flux.wire.parts import PartLimits
+from flux.wire.pulse import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
 from flux.worker.checkpoint_scheduler import CheckpointScheduler
 from flux.worker.effects import LOCAL, Effect, ToConnection, ToController, to_control
 from flux.worker.hosted_replicas import HostedReplicas
-from flux.worker.loop_status import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.replica_lifecycle import Newcomers, ReplicaHousing, RevivalRequests
 from flux.worker.source_scheduler import AssignedPartitions, SourceScheduler

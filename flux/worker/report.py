@@ -12,9 +12,9 @@ import numpy as np
 from flux.dataflow.plan import FromSource
 from flux.replica.kinds import keeps_checkpoints
 from flux.replica.replica import Replica
-from flux.settings import Settings
 from flux.state.standby import Standby
 from flux.wire.statistics import (
+    TOLD_SHARE,
     KeptCheckpoint,
     Lag,
     Load,
@@ -26,21 +26,12 @@ from flux.wire.statistics import (
     StageStatistics,
     Statistics,
     Unapplied,
+    lag_share,
 )
 from partitioning.ids import DISK
 
 if TYPE_CHECKING:
     from flux.worker.core import WorkerCore
-
-#: Replicas that are behind by less than this part of the bounds keep up, and are reported only if they stand still. A replica
-#: that was beyond the bounds has caught up once it is below this part.
-TOLD_SHARE = 1 / 2
-
-
-def steps_share(steps: int, settings: Settings) -> float:
-    """Return the lag in steps as a share of its bound. One step is always on its way, because a replica's report of it travels
-    with the next step."""
-    return steps / settings.replicas_max_steps_behind if steps > 1 else 0.0
 
 
 def stats(core: WorkerCore) -> Statistics:
@@ -100,7 +91,7 @@ def behind(core: WorkerCore) -> list[Lag]:
             if not peer.live or not peer.greeted or not peer.kind.applies or steps <= 0:
                 continue
             seconds = steps * replica.step_s
-            share = max(steps_share(steps, settings), seconds / settings.replicas_max_replay)
+            share = lag_share(steps, seconds, settings)
             stands, peer.applied_as_told = peer.applied == peer.applied_as_told, peer.applied
             if share > TOLD_SHARE or replica.held_back or stands:
                 acked, committed = peer.acked or 0, replica.order.committed
@@ -113,12 +104,10 @@ def unapplied(core: WorkerCore) -> list[Unapplied]:
     """List secondaries here that have received many steps that they have still to apply: stage, partition, incarnation. The
     report of their primary counts for more, but a silent primary reports nothing."""
     settings = core.plan.settings
-    settings = core.plan.settings
     found = []
     for key, replica in core.replicas.items():
         steps = 0 if replica.primary else replica.order.end - replica.applied
-        share = max(steps_share(steps, settings), steps * replica.step_s / settings.replicas_max_replay)
-        if share > TOLD_SHARE:
+        if lag_share(steps, steps * replica.step_s, settings) > TOLD_SHARE:
             found.append(Unapplied(*key, replica.incarnation))
     return found
 

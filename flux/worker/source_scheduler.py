@@ -34,8 +34,8 @@ from flux.exchange.source_streams import ReaderPosition, SourceStreams, packed, 
 from flux.operators.batches import conform, split
 from flux.operators.plain_columns import plain_batch
 from flux.operators.user_code import closed, described, raised_by_user, text_of, user_traceback
+from flux.wire.pulse import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.wire.statistics import BadRecords, NotCompared, SourceLag
-from flux.worker.loop_status import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.worker.pacing import SMALL_ROWS as SMALL_STEP_ROWS
 from flux.worker.pacing import next_multiple
 from partitioning.clustering import copier

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flux.wire.control import Heartbeat, InStep
-from flux.worker.loop_status import LoopActivity, Pulse
+from flux.wire.pulse import LoopActivity, Pulse
 from tests.controller.cluster import Cluster
 
 BEAT_S = 0.1

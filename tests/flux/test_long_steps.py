@@ -25,7 +25,7 @@ from controller.server import Server
 from flux.errors import QueryFailed
 from flux.settings import Settings
 from flux.shell.worker_loop import WorkerLoop
-from flux.worker.loop_status import LoopActivity
+from flux.wire.pulse import LoopActivity
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 #: Where workers are forked from, with everything loaded: to begin anew would take each of them seconds.

@@ -11,7 +11,7 @@ from harness import ThreadQuery, dataframe
 import flux
 from flux.shell import worker_loop as module
 from flux.shell.liveness_thread import LivenessThread
-from flux.worker.loop_status import KIND, LoopActivity
+from flux.wire.pulse import KIND, LoopActivity
 
 SCHEMA = pa.schema([("k", pa.int64())])
 

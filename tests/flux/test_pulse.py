@@ -15,7 +15,7 @@ from harness import LIMIT_S
 
 from flux.shell.lifeline import Lifeline, Lifelines
 from flux.shell.liveness_thread import LivenessThread, parse, records, warm_up
-from flux.worker.loop_status import IN_STEP, KIND, STEP, TURNS, LoopActivity, Pulse
+from flux.wire.pulse import IN_STEP, KIND, STEP, TURNS, LoopActivity, Pulse
 
 SECRET = b"the secret of this query"
 EVERY_S = 0.02

@@ -22,9 +22,9 @@ from flux.operators.user_code import raised_by_user
 from flux.settings import Settings
 from flux.shell.process import failure_of
 from flux.wire.messages import Mark, Resume
+from flux.wire.pulse import KIND, PARTITION, READS, TURN, WHAT
 from flux.wire.statistics import SourceLag
 from flux.worker.core import WorkerCore
-from flux.worker.loop_status import KIND, PARTITION, READS, TURN, WHAT
 from flux.worker.report import stats
 from flux.worker.source_scheduler import BATCHES, IDLE_SOURCE_S, QUIET_S, READ_S, STARVED_S, TOGETHER
 from partitioning.table import ReplicaAt, Table

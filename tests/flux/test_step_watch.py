@@ -14,7 +14,7 @@ from harness import LIMIT_S
 from flux.exchange.inbound import Inbound, Packet, RowSlice
 from flux.shell.step_watch import StepWatch, first_row
 from flux.wire.control import InStep
-from flux.worker.loop_status import IN_STEP, KIND, no_note
+from flux.wire.pulse import IN_STEP, KIND, no_note
 from partitioning.ids import StreamId
 
 

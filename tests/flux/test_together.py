@@ -24,8 +24,8 @@ from flux.exchange.producer import Producer
 from flux.operators.operator import Chained, Context, JointOutput
 from flux.replica import batched_steps as together
 from flux.settings import Settings
+from flux.wire.pulse import PARTITION
 from flux.worker.core import WorkerCore
-from flux.worker.loop_status import PARTITION
 from partitioning.clustering import Clustered
 from partitioning.errors import FailedPartition
 from partitioning.ids import StreamId

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from controller.replicas.lags import Life
 from controller.report.events import Event
 from flux.wire.control import Heartbeat, Register
-from flux.worker.loop_status import LoopActivity, Pulse
+from flux.wire.pulse import LoopActivity, Pulse
 from partitioning.ids import STANDBY, UPSTREAM
 from partitioning.table import ReplicaAt
 from tests.simulation.network import Identity

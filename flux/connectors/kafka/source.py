@@ -27,7 +27,7 @@ from flux.connectors.kafka.read.fetch_thread import Fetcher
 from flux.connectors.kafka.read.group_commit import GroupCommit
 from flux.connectors.kafka.read.partition_reader import ReadOptions, TopicPartitionReader, kafka_schema
 from flux.connectors.kafka.records.decoder import COLUMNS
-from flux.connectors.kafka.records.warm_up import warm_up
+from flux.connectors.kafka.warm_up import warm_up
 from flux.dataflow.source import RowStart, Source, source
 from flux.dataflow.source_reader import SourceReader
 from flux.errors import UsageError

@@ -4,5 +4,4 @@ decoder      Record batches of Kafka (format 2), as a broker sends them, to Arro
 encoder      Arrow columns to record batches of Kafka (format 2), and the partition of a key as Kafka's Java client chooses it
 compression  Compression and decompression of the records of a batch, as bytes
 kernels      Compiled loops over records: to columns and back, checksums, partitions by key
-warm_up      Compilation of these kernels, or their loading from the disk cache
 """

@@ -15,7 +15,7 @@ import pyarrow as pa
 from flux.connectors.kafka.formats.text_encode import Columns
 from flux.connectors.kafka.records import kernels
 from flux.connectors.kafka.records.encoder import partitions_of
-from flux.connectors.kafka.records.warm_up import warm_up
+from flux.connectors.kafka.warm_up import warm_up
 from flux.errors import SchemaError
 from flux.operators.operator import Operator
 

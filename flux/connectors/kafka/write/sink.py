@@ -24,7 +24,7 @@ from flux.connectors.kafka.errors import BrokerUnreachable, DataLost, KafkaError
 from flux.connectors.kafka.formats.text_encode import Columns
 from flux.connectors.kafka.records.decoder import HEADER
 from flux.connectors.kafka.records.encoder import BATCH_BYTES, NOBODY, ProducerIdentity
-from flux.connectors.kafka.records.warm_up import warm_up
+from flux.connectors.kafka.warm_up import warm_up
 from flux.connectors.kafka.write.partition_batches import PartitionBatches, by_partition, make_together
 from flux.connectors.kafka.write.sequence_operator import PARTITION, SEQUENCE
 from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext, SinkTraits

@@ -1,4 +1,8 @@
-"""Notes of a worker's loop about its activity, in memory that is read by a thread without the interpreter (design: pulse)."""
+"""Pulses: notes of a worker's loop about its activity, as a thread sends them to the controller (design: pulse).
+
+The loop writes numbers into a piece of memory (``Note``), at the places named here. A thread without the interpreter sends
+them; the controller reads a ``Pulse``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Compile the kernels, or load them from the disk cache, before records wait for them, as ``partitioning.warm_up`` does."""
+"""Compilation of the kernels for records, or their loading from the disk cache, before records wait for them.
+
+The kernels are those of ``records``; the formats and the writer that call them are called here, so that each is compiled for
+the types that it will get. ``partitioning.warm_up`` does the same for the kernels of keys.
+"""
 
 from __future__ import annotations
 
