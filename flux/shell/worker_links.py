@@ -10,7 +10,7 @@ from flux.exchange.producer import ToWorker
 from flux.shell.transport import Frames, Link, Sockets
 from flux.wire.codec import decode_answer, encode_batches
 from flux.wire.frames import encode
-from flux.worker.table_follower import Unneeded
+from flux.worker.needed_links import UnneededLinks
 from partitioning.table import Table
 
 
@@ -23,7 +23,7 @@ class WorkerLinks:
         self._links: dict[int, Link] = {}
         self._worker_of: dict[Link, int] = {}
         self._endpoints: dict[int, str] = {}
-        self._unneeded = Unneeded()
+        self._unneeded = UnneededLinks()
         self.malformed = 0
 
     def follow(self, table: Table) -> None:

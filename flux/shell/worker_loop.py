@@ -63,10 +63,11 @@ from flux.wire.pulse import KIND, TURN, TURNS, WAITS
 from flux.wire.statistics import Statistics
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, ToController
+from flux.worker.needed_links import needed_workers
 from flux.worker.pacing import GatherRest, Pacing
 from flux.worker.report import load as load_of
 from flux.worker.report import stats as stats_of
-from flux.worker.table_follower import TableFollower, partners
+from flux.worker.table_follower import TableFollower
 from partitioning.warm_up import warm_up
 
 log = logging.getLogger("flux")
@@ -384,7 +385,7 @@ class WorkerLoop:
             self._load_at = now + self._load_every_s
             stats["load"] = load_of(core, now)
             stats["load"]["rested_s"] = round(self._rested_s, 6)
-            self.links.close_unneeded(partners(core), now)
+            self.links.close_unneeded(needed_workers(core), now)
         self.control.report(Heartbeat(node=core.worker, progress=self._turns, stats=stats))
 
     # ---- end

@@ -15,7 +15,7 @@ from flux.shell.transport import Sockets
 from flux.shell.worker_links import WorkerLinks
 from flux.wire.messages import Orders
 from flux.worker.core import WorkerCore
-from flux.worker.table_follower import GRACE_S, Unneeded, partners
+from flux.worker.needed_links import GRACE_S, UnneededLinks, needed_workers
 from partitioning.table import Table
 
 SECRET = b"the secret of this query"
@@ -62,7 +62,7 @@ class Host:
         for effect in self.core.poll(now):
             if isinstance(effect, ToWorker):
                 self.links.send([effect])
-        self.links.close_unneeded(partners(self.core), now)
+        self.links.close_unneeded(needed_workers(self.core), now)
 
     @property
     def linked(self) -> set[str]:
@@ -149,7 +149,7 @@ def test_a_replica_that_is_dropped_and_comes_back_finds_the_link_open() -> None:
 
 
 def test_the_time_of_a_link_begins_anew_when_it_was_needed_in_between() -> None:
-    unneeded = Unneeded(5.0)
+    unneeded = UnneededLinks(5.0)
     assert unneeded.look([1, 2], {2}, 0.0) == []
     assert unneeded.look([1, 2], {2}, 4.9) == []
     assert unneeded.look([1, 2], {1, 2}, 4.95) == []

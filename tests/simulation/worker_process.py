@@ -23,9 +23,9 @@ from flux.wire.messages import Chunk, Data, Hello, Install, Pulled
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
+from flux.worker.needed_links import UnneededLinks, needed_workers
 from flux.worker.report import behind, unapplied
 from flux.worker.source_scheduler import open_reader
-from flux.worker.table_follower import Unneeded, partners
 from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import Table
 from tests.simulation.busy import Busy
@@ -87,7 +87,7 @@ class WorkerProcess(Process):
         )
         sim.listening[str(attempt)] = self
         self._failure: Failure | None = None
-        self._unneeded = Unneeded(LINK_GRACE_S)
+        self._unneeded = UnneededLinks(LINK_GRACE_S)
         self._unheard: list[Any] = []  # waits in the socket until the loop begins
         sim.hearts.start(self)
 
@@ -124,7 +124,7 @@ class WorkerProcess(Process):
         if self.core is None:
             return {}
         self.sim.standing.reports(self.core)
-        for worker in self._unneeded.look(self.links, partners(self.core), now):
+        for worker in self._unneeded.look(self.links, needed_workers(self.core), now):
             self.sim.counts["links that nothing needed"] += 1
             self.links.pop(worker).closed = True
         load = {} if self.load is None else {"load": self.load.report(self.core, now)}
