@@ -2,9 +2,6 @@
 
 Stages are numbered in topological order, so that a sweep from input to output is a walk over ascending ids. For ``C(A(x),
 B(A(x)))`` with one A: A=0, B=1, C=2; edges x->A, A->B, A->C, B->C.
-
-Refusal of output that comes only when all input has ended, from an input that never ends: the user would wait for it without
-a word, so it is refused before the start (design: public-api).
 """
 
 from __future__ import annotations
@@ -46,7 +43,8 @@ from partitioning.ids import ACTIVE, UPSTREAM
 
 
 def check_ends(plan: Plan, goes_on: bool = False) -> None:
-    """Check the plan. UsageError names the source, and tells which settings give output meanwhile.
+    """Refuse output that comes only when all input has ended, from an input that never ends (design: public-api): the user would
+    wait for it without a word. UsageError names the source, and tells which settings give output meanwhile.
 
     ``goes_on``: a stream that has given all available rows has not ended, because the next start of the query goes on with it."""
     endless: dict[int, SourcePlan] = {}  # by stage: a source that never ends, and for whose rows the stage waits

@@ -246,6 +246,8 @@ class MeanDouble(_Doubles):
 
 
 class SumInteger(Accumulator):
+    """The sum of a column of integers, as 64-bit integers: a sum beyond them is an error at once."""
+
     name = "sum"
     result_type = pa.int64()
     _arrays = ("_sums", "_counts")
@@ -312,6 +314,8 @@ class SumDecimal(Accumulator):
 
 
 class MeanDecimal(SumDecimal):
+    """The mean of a decimal column: its sum and its count, divided when a result is asked for."""
+
     name = "mean"
 
     def __init__(self, column: str, type_: pa.DataType) -> None:
@@ -332,6 +336,7 @@ class Min(Accumulator):
     name = "min"
     _arrays = ("_best", "_seen")
     each = kernels.KEEP_LEAST
+    #: Bits that are flipped in each value before it is compared: all (-1) where the greatest value is kept.
     _turn = 0
 
     def __init__(self, column: str, type_: pa.DataType) -> None:
@@ -370,13 +375,19 @@ class Min(Accumulator):
 
 
 class Max(Min):
+    """The greatest value: the least one after all bits are flipped."""
+
     name = "max"
     _turn = -1
 
 
 class MinDecimal(Accumulator):
+    """The least value of a decimal column, as a 128-bit integer in units of the scale: ``_high`` is compared first, then
+    ``_low``."""
+
     name = "min"
     _arrays = ("_low", "_high", "_seen")
+    #: See ``Min``.
     _turn = 0
 
     def __init__(self, column: str, type_: pa.DataType) -> None:
@@ -406,6 +417,8 @@ class MinDecimal(Accumulator):
 
 
 class MaxDecimal(MinDecimal):
+    """The greatest value of a decimal column: the least one after all bits are flipped."""
+
     name = "max"
     _turn = -1
 

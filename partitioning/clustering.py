@@ -2,13 +2,6 @@
 
 Law: a clustered batch is a permutation of the rows given, stable within each partition, equal keys in one
 partition; and it owns its memory, because Spark writes over the buffers of batches that it hands out.
-
-``by_rank`` puts partitions of one worker next to each other, so that one slice serves all of them.
-
-The partition of a row, second half: from hash to partition.
-
-Law: 0 <= id < partitions, spread evenly, and taken from the high half of the hash, so that a table over the
-keys of one partition may use the low bits.
 """
 
 from __future__ import annotations
@@ -35,7 +28,11 @@ def check_partitions(partitions: int) -> None:
 
 
 def partition_ids(hashes: np.ndarray, partitions: int) -> np.ndarray:
-    """Return the partition of each hash, as uint16."""
+    """Return the partition of each hash, as uint16: the second half of the way from a row to its partition, after
+    ``hash_columns``.
+
+    Law: 0 <= id < partitions, spread evenly, and taken from the high half of the hash, so that a table over the keys of one
+    partition may use the low bits."""
     check_partitions(partitions)
     ids = np.empty(len(hashes), np.uint16)
     kernels.reduce_hashes(hashes, partitions, ids)
@@ -51,9 +48,8 @@ class Clustered(msgspec.Struct, frozen=True):
 
     #: The rows, in stable order within each partition. It owns its memory.
     batch: pa.RecordBatch
-    #: int32[p]: the partitions that have rows, in their order. Other partitions are left out, so that the memory and the
-    #: messages
-    #: of a small batch do not grow with the number of partitions.
+    #: int32[p]: the partitions that have rows, those of one worker next to each other, so that one slice serves all of them.
+    #: Other partitions are left out, so that the memory and the messages of a small batch do not grow with their number.
     by_rank: np.ndarray
     #: int64[p+1]: the rows of partition by_rank[r] are offsets[r] to offsets[r+1], exclusive.
     offsets: np.ndarray

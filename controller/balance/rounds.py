@@ -2,9 +2,7 @@
 
 Each round asks the configured policy. After a worker has joined a running query, the policy ``even`` is asked instead
 until the numbers of partitions are evened out: a worker without partitions has no load to compare. A policy suggests;
-the controller accepts or refuses.
-
-Whole plans: all moves that a policy would make for the loads of a moment, for people who ask (design: balance).
+the controller accepts or refuses. ``whole_plan`` asks a policy without rounds, for a person.
 """
 
 from __future__ import annotations
@@ -19,7 +17,8 @@ from flux.settings import Settings
 
 
 def whole_plan(policy: str, loads: Loads, settings: Settings, now: float) -> Suggestion:
-    """Return all moves that a policy would make for these loads, in order, no replica twice.
+    """Return all moves that a policy would make for these loads, in order, no replica twice. A person has asked (design:
+    balance).
 
     Each move supposes the moves before it. The limits of a round do not apply: the caller decides how many moves are made at
     once."""

@@ -70,6 +70,8 @@ class PartitionReading(NamedTuple):
 
 
 class _Partition:
+    """The rows of one partition of a source, counted once, and the rows before some batches, for readings that begin there."""
+
     def __init__(self) -> None:
         self.rows = 0
         self._batches = [0]  # numbers of batches, ascending

@@ -21,8 +21,9 @@ from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import NoSuchAttribute, UsageError
 from flux.operators.operator import Batches, Operator
-from flux.operators.schema import check_columns, gives_nothing, named, signature, takes
+from flux.operators.schema import check_columns
 from flux.operators.user_code import text_of
+from flux.operators.user_functions import gives_nothing, named, signature, takes
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import the layers above it.

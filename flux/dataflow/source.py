@@ -1,8 +1,4 @@
-"""Origins of rows: DataFrames, and functions that workers call (design: position).
-
-Structured Streaming as a source: a streaming DataFrame, or an input that a streaming query writes into (design:
-micro-batches).
-"""
+"""Origins of rows, as a user declares them: DataFrames, readers that workers call, and Structured Streaming."""
 
 from __future__ import annotations
 
@@ -17,7 +13,8 @@ import pyarrow as pa
 from flux.arguments import checked
 from flux.dataflow.source_reader import FunctionReader, SourceReader
 from flux.errors import NoSuchAttribute, UsageError
-from flux.operators.schema import check_columns, named, signature, takes
+from flux.operators.schema import check_columns
+from flux.operators.user_functions import named, signature, takes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,8 +98,8 @@ class WorkerSource(Source):
 
 
 class StreamSource(Source):
-    """Micro-batches of Spark's Structured Streaming; see ``stream``. Without a DataFrame, the user starts a streaming query that
-    writes into the source."""
+    """Micro-batches of Spark's Structured Streaming (design: micro-batches); see ``stream``. Without a DataFrame, the user starts
+    a streaming query that writes into the source."""
 
     def __init__(self, name: str, declared: Any, dataframe: DataFrame | None = None, how: StreamOptions | None = None):
         super().__init__(name, declared)

@@ -1,7 +1,4 @@
-"""Entries of a log on their way to one worker: alone, or small ones together as a run (design: run).
-
-The progress of a producer towards one worker (design: handshake, consumers-at).
-"""
+"""The progress of a producer towards one worker, and the messages made of log entries for it (design: handshake, run)."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ UNKNOWN, OWES = -1, -2
 
 @dataclass(slots=True)
 class ConsumerProgress:
-    """Progress towards one worker."""
+    """The progress of a producer towards one worker (design: handshake, consumers-at)."""
 
     #: The replicas on the worker.
     at: ConsumersAt
@@ -93,7 +90,9 @@ class Spans:
 
 
 class OutgoingEntries:
-    """Messages made from entries of a log, for one worker. ``add`` and at last ``rest`` give them, in the order of the entries.
+    """Messages made from entries of a log, for one worker: a large entry alone, small ones together as a run (design: run).
+
+    ``add`` and at last ``rest`` give them, in the order of the entries.
     ``nbytes`` are those of entries still kept for a run, no more than the credit allows."""
 
     def __init__(

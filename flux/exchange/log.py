@@ -5,11 +5,9 @@ One deque serves as the retransmission log of SIGMOD 2004 and, because each dest
 buffer for short imbalances of ICDE 2003. Law: bytes <= bytes_max + one batch, and a batch is never dropped, only
 evicted when acked.
 
-The elements of a stream: rows, or a word for every partition of the consumer (design: element, end-of-stream).
-
+An entry holds one element of the stream: rows, or a word for every partition of the consumer (design: element, end-of-stream).
 All elements are numbered, logged, sent, acked and ordered alike. Only the two ends of a stream look into them: the owner of the
-producer, and the replica that applies them. ``WORDS`` lists the elements without rows. A new one needs a class, a line there,
-and its meaning for a replica.
+producer, and the replica that applies them.
 """
 
 from __future__ import annotations
@@ -46,7 +44,8 @@ class End(msgspec.Struct, frozen=True):
 Element = Rows | End
 Word = End
 
-#: Elements without rows, which go to every partition.
+#: Words: elements without rows, which go to every partition. A new one needs a class, a line here, and its meaning for a
+#: replica.
 WORDS: dict[ElementKind, Word] = {End.kind: End()}
 
 

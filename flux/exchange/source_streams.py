@@ -1,12 +1,8 @@
 """The streams of one partition of a source, the same for both kinds of readers: ingress tasks and workers (design:
 stream, seek).
 
-Positions at which readers of sources go on (design: position).
-
-A position belongs to the reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. A reader without
-positions of its own is given the number of batches that it has to leave out, because its batches are numbered.
-
-``MicroBatchStreams`` are those of a source whose rows come in micro-batches.
+``SourceStreams`` are those of most sources, ``MicroBatchStreams`` those of a source whose rows come in micro-batches. A
+``ReaderPosition`` is the place at which the reader of a source goes on.
 """
 
 from __future__ import annotations
@@ -32,7 +28,9 @@ from flux.operators.user_code import text_of
 from flux.wire.messages import Mark
 from partitioning.clustering import Clustered, Clustering, pieces
 
-#: The second argument of ``read(partition, start)``.
+#: The place at which a reader goes on (design: position): the second argument of ``read(partition, start)``. It belongs to the
+#: reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. A reader without positions of its own is
+#: given the number of batches that it has to leave out, because its batches are numbered.
 ReaderPosition = NewType("ReaderPosition", object)
 
 #: Most bytes of a position in messages and checkpoints.

@@ -4,8 +4,9 @@ operator         ``flux.Operator``: the contract between the exchange and the us
 attributes       State of operators that define neither ``snapshot`` nor ``restore``
 aggregate        ``flux.Aggregate``: count, sum, min, max and mean per key, with Spark SQL's answers
 collect          The operator at the end of ``toDF()``, which keeps output until tasks have fetched it
-schema           Schemas in Spark's DDL, read without Spark, so that a stage can be tried where there is no session
+schema           Columns found by name, and schemas read from Spark's DDL without Spark
 batches          Batches of users and sources, checked against their schema and cut to size
 plain_columns    Columns in the types in which they travel, without dictionaries and views
+user_functions   Functions that users give: their arguments, and whether they return anything
 user_code        Errors of the user's code as text, with their files and lines, without the frames of Flux
 """

@@ -22,7 +22,7 @@ import pyarrow as pa
 from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.operators.attributes import check_transient, empty_containers, open_operator, put_state, state_of
 from flux.operators.batches import conform, given_batches
-from flux.operators.schema import gives_nothing
+from flux.operators.user_functions import gives_nothing
 
 #: The most timers of one partition. An operator that needs more has a timer per key, which belongs in its state.
 TIMERS_MAX = 1024

@@ -10,14 +10,7 @@ refused when the plan is made.
     list_view<T>, large_list_view<T> list<T>, large_list<T>
     run-end-encoded                  refused
 
-Casts of columns that change no value, also inside lists, structs and maps.
-
-Law: each value of the result equals the value that it was made of, or ``cast_exactly`` raises. Arrow's own safe casts check
-integers and decimals, but round a double to a float, cut the time off a date, and take any number but zero for true. So
-the result is cast back and compared.
-
-Text is parsed: 0.1 becomes the nearest double, as everywhere. A number has no unit of time, so numbers and times are not cast
-to each other. Fields of a struct are found by name.
+``cast_exactly`` makes a column of a declared type of one that nearly has it.
 """
 
 from __future__ import annotations
@@ -165,7 +158,14 @@ def exact_names(there: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
 
 
 def cast_exactly(column: pa.Array, type_: pa.DataType, find: FindNames = exact_names) -> pa.Array:
-    """Return the column as ``type_``. Raises ValueError, with the first value that would change, or with Arrow's reason."""
+    """Return the column as ``type_``, also inside lists, structs and maps. ``find`` finds the fields of a struct.
+
+    Law: each value of the result equals the value that it was made of. Else ValueError, with the first value that would change,
+    or with Arrow's reason. Arrow's own safe casts check integers and decimals, but round a double to a float, cut the time off a
+    date, and take any number but zero for true. So the result is cast back and compared.
+
+    Text is parsed: 0.1 becomes the nearest double, as everywhere. A number has no unit of time, so numbers and times are not cast
+    to each other."""
     column = plain_column(column)
     kind = column.type
     if kind == type_:

@@ -1,23 +1,9 @@
-"""Schemas in Spark's DDL, read without Spark, so that a stage can be tried where there is no session.
-
-schema  = field {"," field}
-field   = name [":"] type ["NOT NULL"] ["COMMENT" string]
-type    = simple | "DECIMAL" ["(" p ["," s] ")"] | "ARRAY" "<" type ">" | "MAP" "<" type "," type ">"
-        | "STRUCT" "<" [schema] ">"
-
-Columns found by name, as Spark finds them: by the exact name first, else by the only name that differs in case alone.
-
-Checks of values that users give: functions with their arguments, schemas with their columns.
-"""
+"""Schemas: columns found by name as Spark finds them, schemas read from Spark's DDL without Spark, and checks of both."""
 
 from __future__ import annotations
 
-import dis
-import functools
-import inspect
 import re
 from collections.abc import Sequence
-from types import CodeType
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +13,8 @@ from partitioning.hashing import check_key_type
 
 
 def positions(schema: pa.Schema, column: str, case_sensitive: bool = False) -> list[int]:
-    """Return the positions of the columns of that name. Callers expect one position, and word the error for none or several."""
+    """Return the positions of the columns of that name: the exact name first, else names that differ in case alone. Callers
+    expect one position, and word the error for none or several."""
     exact: list[int] = schema.get_all_field_indices(column)
     if exact or case_sensitive:
         return exact
@@ -82,7 +69,15 @@ _DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """Return the pyarrow schema that Spark makes of a text in a session whose time zone is UTC. SchemaError shows the place."""
+    """Return the pyarrow schema that Spark makes of a text in a session whose time zone is UTC. SchemaError shows the place.
+
+    A stage can so be tried where there is no session.
+
+        schema  = field {"," field}
+        field   = name [":"] type ["NOT NULL"] ["COMMENT" string]
+        type    = simple | "DECIMAL" ["(" p ["," s] ")"] | "ARRAY" "<" type ">" | "MAP" "<" type "," type ">"
+                | "STRUCT" "<" [schema] ">"
+    """
     parser = _Parser(text)
     fields = parser.fields()
     parser.end()
@@ -202,54 +197,6 @@ class _Parser:
     def _wrong(self, expected: str) -> SchemaError:
         shown = self._text[self._start : self._start + 20]
         return SchemaError(f"cannot read the schema {self._text!r}: expected {expected} at {shown or 'its end'!r}")
-
-
-def named(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def signature(function: Any) -> inspect.Signature | None:
-    """Return the signature of a function; None: it is unknown, as for some functions that are written in C."""
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-
-
-def takes(signature: inspect.Signature, arguments: int) -> bool:
-    """Return whether a function can be called with this number of arguments."""
-    try:
-        signature.bind(*[None] * arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def gives_nothing(function: Any) -> bool:
-    """Return whether a function certainly returns None from each call: it has no ``return`` with a value, and no ``yield``. A
-    function that always raises is not among them."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not hasattr(function, "__code__"):  # a method has the code of its function
-        function = vars(type(function)).get("__call__")
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType) or code.co_flags & _GIVES_LATER:
-        return False
-    found = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "NOP")]
-    returns = [at for at, each in enumerate(found) if each.opname in ("RETURN_VALUE", "RETURN_CONST")]
-    return bool(returns) and all(_is_none(found, at) for at in returns)
-
-
-#: Flags of code that gives its values later: generators and coroutines.
-_GIVES_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-
-
-def _is_none(found: list[dis.Instruction], at: int) -> bool:
-    """Return whether a return instruction returns None in any case, whichever instructions came before."""
-    if found[at].opname == "RETURN_CONST":
-        return found[at].argval is None
-    before = found[at - 1]
-    return before.opname == "LOAD_CONST" and before.argval is None and not found[at].is_jump_target
 
 
 def check_columns(what: str, declared: Any) -> None:

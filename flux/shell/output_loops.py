@@ -1,6 +1,6 @@
-"""The sockets and clock of one reader of output (design: readers). Its questions come from ``flux.tasks.output_pull``.
+"""The loops of readers of output, with their sockets and clocks.
 
-The loop of one egress task, with its sockets (design: egress). Its questions come from ``flux.tasks.output_fetch``.
+``Egress`` fetches the output that a query has kept to its end, in a Spark task. ``Puller`` reads output while the query runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from partitioning.table import Table
 
 
 class Egress:
-    """Reader of the output of ``partition`` of the collecting stage ``stage``. To be used once, by one thread."""
+    """The loop of one egress task (design: egress). Its questions come from ``flux.tasks.output_fetch``.
+
+    It reads the output of ``partition`` of the collecting stage ``stage``. To be used once, by one thread."""
 
     def __init__(
         self, rendezvous: Rendezvous, stage: int, partition: int, controller_timeout: float, ordered: bool = True
@@ -109,7 +111,9 @@ MALFORMED_MAX = 10
 
 
 class Puller:
-    """Transport of one reader, for one thread. ``schema`` is that of the output."""
+    """The sockets and clock of one reader of output (design: readers). Its questions come from ``flux.tasks.output_pull``.
+
+    For one thread. ``schema`` is that of the output."""
 
     def __init__(self, rendezvous: Rendezvous, schema: pa.Schema, silence_max_s: float) -> None:
         self._rendezvous = rendezvous

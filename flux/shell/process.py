@@ -1,13 +1,7 @@
 """The common part of the loops of workers and ingress tasks: the link to the controller, and how they begin and end.
 
-Free memory that a worker keeps (design: kept-memory).
-
-C's allocator returns a large piece to the operating system as soon as it is free, and asks for another one for the next
-batch. The first touch of fresh memory takes longer than filling it, several times as long in a virtual machine,
-where the host has to find it first; and a moved state needs a few times its size. So free memory is kept, up to a bound,
-until the worker ends.
-
-Only glibc has such settings; elsewhere nothing changes.
+A process also changes two habits while Flux runs in it: free memory is kept (``keep``, ``give_back``), and Python collects
+garbage more rarely (``short_collections``, ``usual_collections``).
 """
 
 from __future__ import annotations
@@ -38,8 +32,12 @@ LARGEST_BYTES = 1 << 30
 
 
 def keep(nbytes: int) -> bool:
-    """Keep up to ``nbytes`` of free memory at the end of the heap. Return whether the allocator has accepted the settings; with 0
-    bytes they are left alone."""
+    """Keep up to ``nbytes`` of free memory at the end of the heap (design: kept-memory). Return whether the allocator has
+    accepted the settings; with 0 bytes they are left alone. Only glibc has such settings; elsewhere nothing changes.
+
+    C's allocator returns a large piece to the operating system as soon as it is free, and asks for another one for the next
+    batch. The first touch of fresh memory takes longer than filling it, several times as long in a virtual machine, where the
+    host has to find it first; and a moved state needs a few times its size. So free memory is kept until the worker ends."""
     libc = _glibc()
     if libc is None or nbytes <= 0:
         return False

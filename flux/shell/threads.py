@@ -1,7 +1,4 @@
-"""One thread of a worker for jobs that would hold up its partitions: making bytes of a large state, and a state of bytes.
-
-A bell by which other threads end a wait: something to poll beside sockets.
-"""
+"""A worker's thread for jobs that would hold up its partitions, and the bell by which other threads end a wait."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ from flux.state.jobs import attempt
 
 
 class Bell:
-    """A signal between threads. Any thread rings it, and the waiting thread hears it again and again until it is cleared."""
+    """A signal between threads, as something to poll beside sockets. Any thread rings it, and the waiting thread hears it again
+    and again until it is cleared."""
 
     def __init__(self) -> None:
         self._hears, self._rings = socket.socketpair()
@@ -42,7 +40,9 @@ class Bell:
 
 
 class BackgroundJobs:
-    """A thread that does jobs in the order in which they were given; ``bell`` rings when one is done."""
+    """A thread for jobs that would hold up partitions: making bytes of a large state, and a state of bytes.
+
+    It does jobs in the order in which they were given; ``bell`` rings when one is done."""
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell

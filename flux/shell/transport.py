@@ -3,14 +3,6 @@
 A ``Port`` is bound and answers many connections (ROUTER); a ``Link`` is connected to one port (DEALER). Both carry frames and do
 not know their meaning. ZeroMQ contexts do not survive a fork, so a ``Sockets`` is made in the process that uses
 it, and by the thread that uses it. Every socket has LINGER set: nothing hangs at exit.
-
-The phases of a connection to a port, as its connecting end sees it (design: mutual-proof), and the steps between them.
-
-    WAITING --dialled--> MEETING --accepted--> READY
-    MEETING, READY --ended--> ENDED --hung up--> WAITING
-
-Messages that came before the end are still read in ENDED, also the last message of a handshake, and the end may be told twice.
-An event that is not among the steps cannot happen: it is a mistake of the caller.
 """
 
 from __future__ import annotations
@@ -37,7 +29,13 @@ from flux.wire.handshake import ACCEPTED, UNKNOWN, Caller, Gate, Session, Ticket
 
 
 class LinkPhase(StrEnum):
-    """Phase of a connection."""
+    """Phase of a connection to a port, as its connecting end sees it (design: mutual-proof).
+
+        WAITING --dialled--> MEETING --accepted--> READY
+        MEETING, READY --ended--> ENDED --hung up--> WAITING
+
+    Messages that came before the end are still read in ENDED, also the last message of a handshake, and the end may be told
+    twice. An event that is not among the steps cannot happen: it is a mistake of the caller."""
 
     #: There is no connection, until it is time to dial.
     WAITING = "waiting"

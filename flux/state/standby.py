@@ -4,7 +4,7 @@ It acks rows by what its checkpoint covers, and order entries as they come. A ch
 yet. It is kept beside the older one until the primary of the same term says that its steps are committed, and only then
 replaces it: a later primary may commit other steps with the same numbers.
 
-The whole content of a standby as bytes, and back: the vault gives them to a worker that is to lead (design: restore).
+``encode`` and ``decode``: its whole content as bytes, and back.
 """
 
 from __future__ import annotations
@@ -228,6 +228,7 @@ _head = msgspec.msgpack.Decoder(_Head)
 
 
 def encode(standby: Standby) -> memoryview:
+    """Encode the whole content of a standby, which the vault gives to a worker that is to lead (design: restore)."""
     kept, order = standby.checkpoint, standby.order
     head = msgspec.msgpack.encode(
         _Head(
@@ -247,7 +248,7 @@ def encode(standby: Standby) -> memoryview:
 def decode(
     data: memoryview, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None] = lambda standby: None
 ) -> Standby:
-    """Decode a standby with the same content. Its checkpoint stays a view into ``data``."""
+    """Decode a standby with the content that ``encode`` was given. Its checkpoint stays a view into ``data``."""
     (length,) = _LENGTH.unpack_from(data)
     head = _head.decode(data[_LENGTH.size : _LENGTH.size + length])
     standby = Standby(key, incarnation, taken)

@@ -3,11 +3,7 @@
 A standby is a state machine, and the journal has its inputs. Fresh standbys that read these inputs get the same state. Law:
 no answer of a standby leaves before ``flush``.
 
-The journal's records, and the frames in which they are written (design: journal).
-
-A frame holds the records that became durable at once. Only the last frame may be torn: its records have never been acked. The
-first frame of a segment is durable before the segment has its name. A damaged frame with a whole one anywhere behind it is
-damage to acked records.
+The inputs are records. They are written in frames, a frame into a segment, and segments follow one another in a ``Store``.
 """
 
 from __future__ import annotations
@@ -123,6 +119,7 @@ _decoder = msgspec.msgpack.Decoder(list[Record])
 
 
 def frame(records: Sequence[Record]) -> bytes:
+    """Make the frame of records that become durable at once."""
     raw = body = msgspec.msgpack.encode(records)
     unpacked = 0
     if len(raw) >= _PACKED_LEAST:
@@ -133,8 +130,11 @@ def frame(records: Sequence[Record]) -> bytes:
 
 
 def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
-    """Yield the frames of a segment, but for the torn one at its end. SnapshotError: a frame before the end is damaged, or a
-    frame is whole and this release does not know its records."""
+    """Yield the frames of a segment, but for the torn one at its end.
+
+    Only the last frame may be torn: its records have never been acked. The first frame of a segment is durable before the segment
+    has its name. A damaged frame with a whole one anywhere behind it is damage to acked records: SnapshotError. So is a whole
+    frame whose records this release does not know."""
     start = 0
     while (found := _found(data, start)) is not None:
         body, unpacked, end = found

@@ -1,8 +1,7 @@
 """Places of data that outlives a query's processes: a directory, or a prefix of an object store (design: vault,
 object-stores).
 
-Forgotten output: a sink begins anew behind the output that a checkpoint location knows to be outside (design:
-forgotten-output).
+``forget`` makes sinks of such a place begin anew.
 """
 
 from __future__ import annotations
@@ -167,7 +166,8 @@ def read_journal(place: Place) -> tuple[Journal, int]:
 
 
 def forget(place: Place, about: dict[str, Any], stages: Iterable[str]) -> dict[str, Any]:
-    """Return the description of a location with new names for the output of these stages. UsageError: a query uses it."""
+    """Return the description of a location with new names for the output of these stages: their sinks begin anew, behind the
+    output that the location knows to be outside (design: forgotten-output). UsageError: a query uses it."""
     if place.is_held():
         raise UsageError(f"a query is using {place}: stop it first")
     journal, _ = read_journal(place)

@@ -1,12 +1,11 @@
-"""Encoding of one message, with checks of version and length (design: bounded-decoding).
+"""Encoding of one message, with checks of version, length and numbers (design: bounded-decoding).
 
 The data plane, the control plane and people's requests share this form: four bytes of magic and version, then a msgpack body. It
 needs no Arrow.
 
-Numbers that travel, with their bounds (design: bounded-decoding).
-
-A decoder refuses a number beyond its bounds as malformed, so that it never reaches 64-bit arithmetic, an array or a packed field.
-Whether a number makes sense is left to the receiver of the message.
+Messages declare their numbers by the types below, each with its bounds. A decoder refuses a number beyond its bounds as
+malformed, so that it never reaches 64-bit arithmetic, an array or a packed field. Whether a number makes sense is left to the
+receiver of the message.
 """
 
 from __future__ import annotations

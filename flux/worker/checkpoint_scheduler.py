@@ -2,12 +2,7 @@
 
 Checkpoints are sent at intervals, in the order of a policy. They are sent at once if producers or the order log run out of room,
 and when a partition has come to its end. Only a few are sent at a time, because each stops its partition while the state is
-copied.
-
-Choice of the next checkpoint, when those that are due cannot all leave at once.
-
-Two policies of Hwang, Xing, Çetintemel and Zdonik, "A Cooperative, Self-Configuring High-Availability Solution for Stream
-Processing" (ICDE 2007), which compares them: round-robin, or the checkpoint that shortens the longest recovery most for its size.
+copied. A policy (``POLICIES``) chooses among those that are due and cannot all leave at once.
 """
 
 from __future__ import annotations
@@ -36,7 +31,8 @@ class Due(NamedTuple):
     nbytes: int
 
 
-#: A policy returns a rank. The lowest rank is first.
+#: A policy returns a rank. The lowest rank is first. Both policies are compared by Hwang, Xing, Çetintemel and Zdonik, "A
+#: Cooperative, Self-Configuring High-Availability Solution for Stream Processing" (ICDE 2007).
 Policy = Callable[[Due], float]
 
 
@@ -46,8 +42,9 @@ def round_robin(due: Due) -> float:
 
 
 def min_max(due: Due) -> float:
-    """Rank first the partition with the longest recovery for each byte to copy. A partition with little new work waits while
-    others are in need; its producers ask for its checkpoint when they run out of room."""
+    """Rank first the checkpoint that shortens the longest recovery most for its size: the longest time of replay for each byte. A
+    partition with little new work waits while others are in need; its producers ask for its checkpoint when they run out of
+    room."""
     return -due.replay_s / max(due.nbytes, 1)
 
 

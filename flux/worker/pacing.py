@@ -1,8 +1,6 @@
-"""Intervals at which a busy worker reads its sources, so that small batches start together (design: read-together).
+"""The pace of a worker, so that small batches are processed together (design: read-together, gather).
 
-``Pacing`` chooses the intervals.
-
-``GatherRest`` is the rest of an idle worker.
+``Pacing`` chooses the intervals at which a busy worker reads its sources, ``GatherRest`` the rest of an idle one.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ SMALL_ROWS = 1024
 
 
 class GatherRest:
-    """The measure of the work since the last rest, and of the next rest. It is told of every turn.
-
-    Rests of an idle worker, so that small batches are processed together (design: gather).
+    """The rests of an idle worker, by its work since the last rest (design: gather). It is told of every turn.
 
     The cost of a turn of the loop hardly depends on the number of its rows, if they are few. So a worker that has nothing left to
     do rests before it looks again, longer than its work took, but not for long: messages, steps, orders and acks of that time are
@@ -71,7 +67,7 @@ OLD, YOUNG = 1.25, 0.75
 
 
 class Pacing:
-    """The pace of one worker, told of every turn of its loop: times as they should be now, all in seconds.
+    """The intervals of a busy worker, told of every turn of its loop: times as they should be now, all in seconds.
 
     Each batch that is read is a wave of small messages, steps, orders and acks through all stages, and a wave costs about the
     same for one batch as for ten. So a worker that is kept busy by small steps reads its sources at intervals, which are the

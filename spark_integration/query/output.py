@@ -1,11 +1,4 @@
-"""The output of a running query as an iterator in the program that started it (design: readers).
-
-The output that a query keeps, as a DataFrame (design: egress).
-
-The last stage feeds a collecting stage inside the workers; when the input has ended, Spark tasks fetch from there
-(``flux.shell.output_loops``). Fetching can be repeated, so a task may be retried. Spark then holds the rows like those of a
-local checkpoint, and the workers give their task slots back.
-"""
+"""The output of a query in the program that started it: kept to the end as a DataFrame, or read by an iterator meanwhile."""
 
 from __future__ import annotations
 
@@ -68,7 +61,13 @@ def fetch_all(query: Query, stage: StagePlan | None = None) -> DataFrame:
 
 
 class FetchedOutput:
-    """The kept output of a query. The output of each stage is fetched once, and every further call gets the same DataFrame.
+    """The output that a query keeps, as a DataFrame (design: egress).
+
+    The last stage feeds a collecting stage inside the workers; when the input has ended, Spark tasks fetch from there
+    (``flux.shell.output_loops``). Fetching can be repeated, so a task may be retried. Spark then holds the rows like those of a
+    local checkpoint, and the workers give their task slots back.
+
+    The output of each stage is fetched once, and every further call gets the same DataFrame.
     The workers keep all of it until the last was fetched."""
 
     def __init__(self, query: Query) -> None:

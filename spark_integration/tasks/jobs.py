@@ -1,12 +1,4 @@
-"""Failed attempts at the tasks of a query: Spark starts them again without a word, ``spark.task.maxFailures`` times.
-
-A query that waits for a task of the user's DataFrame looks as if it stood still, so the failure and its reason are told in
-the log and in the status. A task that lacks a module fails in every attempt: the query ends with the first one, since a
-hundred attempts would take minutes and fail alike. Other failures of workers' tasks are losses of workers, which the
-controller sees.
-
-The Spark jobs behind a query, each in a thread of its own: one for the workers, one per DataFrame that is read.
-"""
+"""The Spark jobs behind a query, and the failed attempts at their tasks."""
 
 from __future__ import annotations
 
@@ -37,6 +29,11 @@ LOGGED_AGAIN = 4
 class Retries:
     """Watch over failed attempts, by a ``look`` now and then. ``text`` describes the failures of the input until now, and is
     empty without any.
+
+    Spark starts a failed task again without a word, ``spark.task.maxFailures`` times. A query that waits for a task of the user's
+    DataFrame looks as if it stood still, so the failure and its reason are told in the log and in the status. A task that lacks a
+    module fails in every attempt: the query ends with the first one, since a hundred attempts would take minutes and fail alike.
+    Other failures of workers' tasks are losses of workers, which the controller sees.
 
     ``inputs`` returns the job groups of the tasks that read the input; ``workers`` is that of the workers' tasks;
     ``hopeless`` is called with a job and a reason, if no further attempt can succeed."""
@@ -138,7 +135,8 @@ OTHER_CODE = (
 
 
 class Jobs:
-    """Spark jobs of one group: ``run`` them, ``join`` them, or ``cancel`` the rest."""
+    """Spark jobs of one group, each in a thread of its own: one for the workers, one per DataFrame that is read. ``run`` them,
+    ``join`` them, or ``cancel`` the rest."""
 
     def __init__(self, spark: SparkSession, group: str) -> None:
         self._context = spark.sparkContext

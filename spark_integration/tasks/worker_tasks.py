@@ -4,7 +4,8 @@ A Spark job cannot grow: workers that come later are a further job each time, wh
 was drained ends its task well while the others of its job run on. The controller knows the slots that want a task, whether
 the handle, the command line or another caller asked for more workers; here it is asked now and then.
 
-Start of the workers' tasks: on executors that are there, in Python processes like all others (design: worker).
+The first tasks wait for executors to join (``await_executors``), and run in Python processes like all others
+(``collect_in_tasks``) (design: worker).
 """
 
 from __future__ import annotations

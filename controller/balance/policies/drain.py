@@ -22,6 +22,8 @@ class TargetLoad(NamedTuple):
 
 
 class DrainPolicy(Policy, name="drain"):
+    """Policy for the replicas of workers that leave: each goes to another worker, within the budget of the other policies."""
+
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
         self._budget = Budget(settings)

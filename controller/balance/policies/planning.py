@@ -1,11 +1,4 @@
-"""Placement while moves are planned: the holders of each partition, and the workers that may hold it. It limits every policy
-(design: places).
-
-Limits on moves: a number of moves in a round, and bytes per second on average, as a token bucket (design: budget).
-
-Suggested moves that are not done yet. They count as made, because one imbalance would be evened out twice otherwise
-(design: under-way).
-"""
+"""The common parts of policies that plan moves: a budget, the placement after planned moves, and suggested moves under way."""
 
 from __future__ import annotations
 
@@ -24,8 +17,10 @@ BURST_S = 1.0
 
 
 class Budget:
-    """A token bucket for bytes of state. Moves may overdraw it while it is not empty, because a state larger than the bucket
-    could never move otherwise. Later moves wait until the overdraft is paid back."""
+    """Limits on the moves of a policy: their number in a round, and bytes of state per second on average (design: budget).
+
+    The bytes are a token bucket. Moves may overdraw it while it is not empty, because a state larger than the bucket could never
+    move otherwise. Later moves wait until the overdraft is paid back."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self._moves_max = settings.max_moves
@@ -48,8 +43,9 @@ class Budget:
 
 
 class PlannedPlacement:
-    """The holders of each partition, after the moves that are planned already, so that the moves of one suggestion fit
-    together."""
+    """The holders of each partition after the moves that are planned already, and the workers that may hold it (design: places).
+
+    It limits every policy, and makes the moves of one suggestion fit together."""
 
     def __init__(self, placement: Placement, replicas: Iterable[ReplicaLoad]) -> None:
         self._placement = placement
@@ -102,10 +98,11 @@ class MoveUnderWay(NamedTuple):
 
 
 class MovesUnderWay:
-    """The moves that a policy has suggested and that are not over.
+    """The moves that a policy has suggested and that are not over (design: under-way).
 
-    A move is over when its source has no replica any more, when its target is lost, or when its replica is still on
-    the source and may be moved again: then the controller has refused the move or given it up."""
+    They count as made, because one imbalance would be evened out twice otherwise. A move is over when its source has no replica
+    any more, when its target is lost, or when its replica is still on the source and may be moved again: then the controller has
+    refused the move or given it up."""
 
     def __init__(self) -> None:
         self._moves: dict[PartitionKey, Move] = {}

@@ -1,7 +1,4 @@
-"""Commands that change the placement of a running query: they show the change, ask for it, and follow it to its end.
-
-Waiting for a request to a query: its state is asked for again and again, with a limit, and shown meanwhile.
-"""
+"""Commands that change the placement of a running query: they show the change, ask for it, and follow it to its end."""
 
 from __future__ import annotations
 
@@ -45,8 +42,8 @@ LOOK_S = 0.2
 
 
 def follow(client: QueryClient, title: str, request: int, timeout_s: float) -> Followed:
-    """Wait until the request is done or given up. QueryTimeout names the part that is still to come; QueryFailed says that the
-    request was given up because the query has failed."""
+    """Wait until the request is done or given up: ask for its state again and again, and show it meanwhile. QueryTimeout names
+    the part that is still to come; QueryFailed says that the request was given up because the query has failed."""
     end = time.monotonic() + timeout_s
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     screen = console(stderr=True)

@@ -1,7 +1,5 @@
-"""Commands that show running queries and change nothing.
-
-``flux checkpoints``: show and check a checkpoint location, which is only read; with ``--forget-output``, make sinks begin anew
-(design: forgotten-output).
+"""Commands that show running queries and checkpoint locations. All but one option change nothing: ``flux checkpoints
+--forget-output`` makes sinks begin anew.
 """
 
 from __future__ import annotations
@@ -221,7 +219,7 @@ def _show_forgotten(found: dict[str, Any], as_json: bool) -> None:
 
 
 def _forget_output(location: str) -> dict[str, Any]:
-    """Write into a location that sinks begin anew. UsageError: a query uses it."""
+    """Write into a location that sinks begin anew (design: forgotten-output). UsageError: a query uses it."""
     from flux.vault.location import forget
     from flux.vault.names import ABOUT
 
