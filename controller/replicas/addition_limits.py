@@ -142,7 +142,7 @@ class AdditionBatches:
         if additions >= most:
             self._most[stage] = min(2 * most, MOST)
 
-    def copied(self, stage: int, seconds: float) -> None:
+    def note_copy(self, stage: int, seconds: float) -> None:
         """Note the time of a copy, from its order until the new replica follows."""
         before = self._copy_s.get(stage, seconds)
         self._copy_s[stage] = before + NEWEST * (seconds - before)

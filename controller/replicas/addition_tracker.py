@@ -282,7 +282,7 @@ class AdditionTracker:
         if addition is None or addition.phase not in (Phase.READY, Phase.COPY):
             return False
         if addition.phase == Phase.COPY:
-            self.batches.copied(addition.stage, now - addition.since)
+            self.batches.note_copy(addition.stage, now - addition.since)
         addition.on(AdditionEvent.FOLLOWS, now)
         addition.stall_ms, addition.bytes = message.stall_ms, message.bytes
         return True

@@ -1,4 +1,5 @@
-"""Changes for standbys: for each standby, the checkpoint to which the next changes of its primary apply (design: changes).
+"""Deltas, the changes of a state from cut to cut, for standbys: for each standby, the checkpoint to which the next changes of its
+primary apply (design: changes).
 
 A cut is a moment between two steps at which the operator was asked for its changes since the cut before. Several standbys, and
 the vault among them, have checkpoints of different cuts. A standby with that of cut j gets the changes of all cuts after j.

@@ -212,7 +212,7 @@ class OrderLog:
         for peer in self.peers.values():
             peer.told = -1
 
-    def copied(self, worker: int, applied: int) -> None:
+    def note_copy(self, worker: int, applied: int) -> None:
         """Note that a copy of the state after ``applied`` steps is taken for a new replica: later orders are kept for it, and
         sent when the copy has arrived.
 
@@ -224,7 +224,7 @@ class OrderLog:
         peer.copied_at = applied
         peer.copying = True
 
-    def installed(self, worker: int) -> None:
+    def note_copy_arrived(self, worker: int) -> None:
         """Note that the copy of the state has arrived."""
         self.peers[worker].copying = False
 

@@ -88,7 +88,7 @@ class Replica:
         #: It is a copy of a replica that came from a checkpoint location and had not yet compared its sink with that location.
         self._unsure = False
         #: As primary: the checkpoints of its standbys, and their changes.
-        self.cuts = DeltaTracker()
+        self.deltas = DeltaTracker()
         #: As primary: it orders nothing yet, because more slices are expected soon.
         self.gathers = False
         #: Copies of its state that are being taken now. It takes no step until they are done.
@@ -188,7 +188,7 @@ class Replica:
             self.exit.validate()
         assert not (self.finished and self._waiting), "rows wait behind the end"
         self.waits.validate()
-        self.cuts.validate()
+        self.deltas.validate()
 
     def check_state(self) -> None:
         """Check that the state can travel. SnapshotError says why it cannot."""

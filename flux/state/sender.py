@@ -69,7 +69,7 @@ class SenderHost(receiver.ReceiverHost, Protocol):
 
     def inbounds_of(self, replica: Replica) -> Iterable[Inbound]: ...
 
-    def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
+    def note_copy(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
         """Note that a copy for a new replica on a worker was taken, and that it has these positions."""
 
     def goes_on(self, key: PartitionKey) -> None:
@@ -96,8 +96,8 @@ class OutgoingCopy:
     phase: OutPhase
     #: It is for a live standby, which gets the order meanwhile.
     checkpoint: bool = False
-    #: It is for a standby, and the operator knows its changes.
-    cuts: bool = False
+    #: It is for a standby, and the operator knows its changes: further copies may be these alone (``Replica.deltas``).
+    by_deltas: bool = False
     #: It is a replay point.
     replays: bool = False
     #: It has the changes since the copy of this number; -1: it is whole.
@@ -215,14 +215,14 @@ class StateSender:
             return
         size = replica.state_bytes + (0 if replica.exit is None else replica.exit.bytes)
         large = size > self._limits.inline_bytes
-        cuts = replica.gives_changes and keeps_checkpoints(replica.order.peers[command.worker].kind)
-        if cuts:
+        by_deltas = replica.gives_changes and keeps_checkpoints(replica.order.peers[command.worker].kind)
+        if by_deltas:
             self._follow(replica)
-        makes_room = large and replica.cuts.base(command.worker) is None
+        makes_room = large and replica.deltas.base(command.worker) is None
         phase = OutPhase.ROOM if makes_room else OutPhase.BOUNDARY
         inline = size > 0 and not large
         out = self._outgoing[name] = OutgoingCopy(
-            command, replica, self._number, phase, checkpoint, cuts, inline=inline
+            command, replica, self._number, phase, checkpoint, by_deltas, inline=inline
         )
         if makes_room:
             self._aside("room", key, partial(room_for, size), partial(self._on_room, out))
@@ -231,7 +231,7 @@ class StateSender:
         """Restrict the knowledge about standbys to the present term, and to their present incarnations."""
         peers = replica.order.peers
         lives = {worker: peer.incarnation for worker, peer in peers.items()}
-        replica.cuts.follow(replica.leads_since, lives, self._limits)
+        replica.deltas.follow(replica.leads_since, lives, self._limits)
 
     def _on_room(self, out: OutgoingCopy, room: np.ndarray, _now: float) -> None:
         out.room = room
@@ -265,7 +265,11 @@ class StateSender:
                 self._over(out)
                 continue
             # One cut after the other: the changes of the next cut come behind those of this one.
-            if out.phase is OutPhase.BOUNDARY and out.replica.between_steps and not (out.cuts and out.replica.frozen):
+            if (
+                out.phase is OutPhase.BOUNDARY
+                and out.replica.between_steps
+                and not (out.by_deltas and out.replica.frozen)
+            ):
                 self._note_point(out) if out.replays else self._copy(out, now)
             if out.point is not None and out.phase is OutPhase.UNACKED and out.point.acked(out.replica):
                 self._send(out, out.point.picture.encode(), now)
@@ -280,7 +284,7 @@ class StateSender:
         del self._outgoing[out.name]
         peer = out.replica.order.peers.get(out.command.worker)
         if peer is not None and peer.incarnation == out.command.incarnation and peer.copying:
-            out.replica.order.installed(out.command.worker)
+            out.replica.order.note_copy_arrived(out.command.worker)
             self._host.goes_on(out.key)
 
     def _note_point(self, out: OutgoingCopy) -> None:
@@ -301,25 +305,25 @@ class StateSender:
         replica = out.replica
         replica.compare()
         held = None
-        changes = self._changes(out) if out.cuts else None
+        changes = self._changes(out) if out.by_deltas else None
         if changes is not None:
-            held = replica.cuts.base(out.command.worker)
+            held = replica.deltas.base(out.command.worker)
         picture = photograph(replica, self._host.inbounds_of(replica), changes, whole=held is None)
         if not out.checkpoint:
-            replica.order.copied(out.command.worker, replica.applied)
-            self._host.copied(replica, out.command.worker, out.command.incarnation, picture.positions)
+            replica.order.note_copy(out.command.worker, replica.applied)
+            self._host.note_copy(replica, out.command.worker, out.command.incarnation, picture.positions)
         replica.frozen += 1
         if held is not None:
             out.base = held.number
-            since = replica.cuts.since(held)
+            since = replica.deltas.since(held)
             self._encode(out, lambda: _of_changes(picture, since), partial(self._changed, out), now)
-        elif changes is not None and replica.cuts.wanted:
+        elif changes is not None and replica.deltas.wanted:
             self._encode(
                 out, lambda: (picture.encode_changes(), picture.encode(out.room)), partial(self._changed, out), now
             )
         else:
             if changes is not None:
-                replica.cuts.add(memoryview(b""))  # no standby can use these changes
+                replica.deltas.add(memoryview(b""))  # no standby can use these changes
             self._encode(out, partial(Photograph.encode, picture, out.room), partial(self._copied, out), now)
 
     def _changes(self, out: OutgoingCopy) -> Any:
@@ -327,7 +331,7 @@ class StateSender:
         self._follow(out.replica)
         changes = out.replica.changes()
         if changes is None:
-            out.replica.cuts.add(None)
+            out.replica.deltas.add(None)
         return changes
 
     def _encode(
@@ -342,8 +346,8 @@ class StateSender:
         """Send changes, or make a whole copy if the changes are too large. The partition still stands where it was cut."""
         changes, data = made
         replica, worker = out.replica, out.command.worker
-        replica.cuts.add(changes)
-        held = replica.cuts.base(worker)
+        replica.deltas.add(changes)
+        held = replica.deltas.base(worker)
         here = self._host.replicas.get(out.key) is replica  # else it has been closed meanwhile
         if here and out.base >= 0 and (held is None or len(data) > held.room):
             out.base = -1  # a whole copy is better than changes of this size
@@ -357,7 +361,7 @@ class StateSender:
         replica.frozen -= 1
         if out.base < 0:
             replica.copy_bytes = len(data)
-        if out.cuts and self._host.replicas.get(out.key) is replica:
+        if out.by_deltas and self._host.replicas.get(out.key) is replica:
             self._note_sent(out, len(data))
         self._send(out, data, now)
 
@@ -377,11 +381,11 @@ class StateSender:
 
     @staticmethod
     def _note_sent(out: OutgoingCopy, nbytes: int) -> None:
-        cuts, worker = out.replica.cuts, out.command.worker
+        deltas, worker = out.replica.deltas, out.command.worker
         if out.base >= 0:
-            cuts.sent_changes(worker, out.number, nbytes)
+            deltas.sent_changes(worker, out.number, nbytes)
         else:
-            cuts.sent_whole(worker, out.command.incarnation, out.number, nbytes)
+            deltas.sent_whole(worker, out.command.incarnation, out.number, nbytes)
 
     @staticmethod
     def _signed(parts: StateParts, signature: bytes, now: float) -> None:
@@ -402,14 +406,14 @@ class StateSender:
             return
         out.parts.on_received(answer.received_bytes, now)
         if answer.lacks:
-            out.replica.cuts.forget(worker)
+            out.replica.deltas.forget(worker)
             out.on(OutEvent.LACKING)
             self._over(out)
             if self._wanted(out):
                 self._begin(out.name, out.command, out.replica, out.checkpoint)  # a whole copy
         elif answer.done:
-            if out.cuts:
-                out.replica.cuts.confirm(worker, out.number)
+            if out.by_deltas:
+                out.replica.deltas.confirm(worker, out.number)
             out.on(OutEvent.ALIVE)
             self._over(out)
 

@@ -206,7 +206,7 @@ class CheckpointScheduler:
                 continue
             if pressed or (now >= sent.at + self._interval_s and now >= self._rests_until):
                 replay_s = (replica.applied - peer.applied) * replica.step_s
-                nbytes = replica.cuts.expected(to.worker, replica.state_bytes)
+                nbytes = replica.deltas.expected(to.worker, replica.state_bytes)
                 rank = self._rank(Due(sent.at, replay_s, nbytes))
                 wanted.append((not pressed, rank, Begin(*to, whole or not peer.kind.replays), replica, peer))
         wanted.sort(key=lambda each: each[:2])
@@ -221,6 +221,6 @@ class CheckpointScheduler:
             sent.step, sent.at, sent.moved = replica.applied, now, now if whole else sent.moved
             self.pressed += not calm
             if whole:
-                nbytes = replica.cuts.expected(worker, replica.state_bytes)
+                nbytes = replica.deltas.expected(worker, replica.state_bytes)
                 self._rests_until = max(self._rests_until, now) + nbytes / self._rate
         return [begin for _, _, begin, _, _ in begun]

@@ -103,8 +103,8 @@ class Newcomers:
     def inbounds_of(self, replica: Replica) -> list[Inbound]:
         return self._subscriptions.of(replica)
 
-    def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
-        self._subscriptions.copied(replica, worker, incarnation, positions)
+    def note_copy(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
+        self._subscriptions.note_copy(replica, worker, incarnation, positions)
 
     def goes_on(self, key: PartitionKey) -> None:
         """Wake a replica that stood still and may take steps again, or that has orders to send."""

@@ -215,7 +215,7 @@ class Subscriptions:
         self._forget_copies()
         self._answer_early()
 
-    def copied(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
+    def note_copy(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
         """Note a copy of the state of a primary here, for a new replica on a worker. Streams that are not known yet have nothing
         in the copy: the new replica will want all of them."""
         name = replica.partition, worker, incarnation

@@ -217,7 +217,7 @@ def test_the_first_batch_of_a_stage_is_small_and_the_next_twice_as_large() -> No
     b = batches()
     assert (b.size(0, 1.0), b.size(1, 1.0)) == (FIRST, FIRST)
     b.begun(0, FIRST)
-    b.copied(0, 0.001)
+    b.note_copy(0, 0.001)
     assert (b.size(0, 1.0), b.size(1, 1.0)) == (2 * FIRST, FIRST)
     for _ in range(20):
         b.begun(0, b.size(0, 1.0))
@@ -239,7 +239,7 @@ def test_a_batch_is_as_large_as_can_be_copied_while_rows_wait(
     b = batches(at_once)
     for _ in range(3):
         b.begun(0, b.size(0, 1.0))
-    b.copied(0, copy_s)
+    b.note_copy(0, copy_s)
     assert b.size(0, room) == size
 
 

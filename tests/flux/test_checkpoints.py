@@ -42,7 +42,7 @@ def peer(applied: int = 0, kind: Any = standby) -> Any:
 def replica(applied: int, state_bytes: int = 0, **more: Any) -> Any:
     order = SimpleNamespace(peers={AT: peer()}, end=applied)
     about = {"primary": True, "finished": False, "between_steps": True, "step_s": 0.01} | more
-    return SimpleNamespace(applied=applied, order=order, state_bytes=state_bytes, cuts=DeltaTracker(), **about)
+    return SimpleNamespace(applied=applied, order=order, state_bytes=state_bytes, deltas=DeltaTracker(), **about)
 
 
 class Scene:

@@ -63,7 +63,7 @@ def test_a_replica_that_is_not_live_is_not_waited_for() -> None:
     log.lead([ReplicaAt(A, 0, True)], 0)  # it has become live without a copy: nothing more is committed until it acks
     log.append(entry(2))
     assert log.committed == 3  # it has no state yet, so it cannot be asked
-    log.copied(A, 3)
+    log.note_copy(A, 3)
     log.append(entry(3))
     assert log.committed == 3
 
@@ -104,8 +104,8 @@ def test_entries_stay_until_they_are_applied_and_every_replica_has_them() -> Non
 
 def test_entries_are_kept_from_the_first_copy_on_because_it_may_be_the_one_that_arrives() -> None:
     log = leading(A, steps=4, live=False)
-    log.copied(A, 2)
-    log.copied(A, 4)
+    log.note_copy(A, 2)
+    log.note_copy(A, 4)
     log.trim(applied=4)
     assert log.base == 2
     assert (log.peers[A].sent, log.peers[A].copied_at) == (2, 4)

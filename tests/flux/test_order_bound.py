@@ -80,7 +80,7 @@ def test_orders_that_are_kept_for_a_copy_under_way_are_bounded_as_well() -> None
     for sequence in range(30):
         feed(primary, sequence, sequence)
     assert work(primary, 1.0, most=15) == 15, "nothing is kept for it before its state is copied"
-    primary.order.copied(OTHER, primary.applied)
+    primary.order.note_copy(OTHER, primary.applied)
     assert work(primary, 1.0) == STEPS_MAX
 
 

@@ -590,7 +590,7 @@ def test_a_stream_that_a_copy_of_a_state_does_not_know_is_held_back_for_it_as_we
     """The new replica will want it from the start."""
     core = consumer()
     (replica,) = core.replicas.values()
-    core.subscriptions.copied(replica, 9, 8, [])
+    core.subscriptions.note_copy(replica, 9, 8, [])
     inbound_ = core.subscriptions.of_stream(StreamId(0, 0))
     inbound_.settle(KEPT)
     assert inbound_.ack(3, [0]).behind == [(0, -1)]

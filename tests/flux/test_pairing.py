@@ -116,8 +116,8 @@ def test_what_was_promised_to_a_replica_that_is_gone_is_still_needed() -> None:
     primary.decide(1)
     told(primary)  # A may have shown step 1 to the outside
     primary.order.lead([ReplicaAt(B, 5, False)], 0)
-    primary.order.copied(B, 1)
-    primary.order.installed(B)
+    primary.order.note_copy(B, 1)
+    primary.order.note_copy_arrived(B)
     primary.order.lead([ReplicaAt(B, 5, True)], 0)
     seen = [PartitionSeen(2, 3, 5, 9, below, 1, 0, 0) for below in (1, 2)]
     assert [[report.safe for report in on_seen(primary, B, one, 0.0)] for one in seen] == [[], [True]]
@@ -130,8 +130,8 @@ def test_another_replica_is_not_safe_before_it_has_what_the_only_one_may_hold_fo
     primary.decide(1)
     assert told(primary) == [(1, 2, 2)]  # on its way to A, which may show its output to the outside
     primary.order.lead([ReplicaAt(A, 0, True), ReplicaAt(B, 5, True)], 0)
-    primary.order.copied(B, 1)
-    primary.order.installed(B)
+    primary.order.note_copy(B, 1)
+    primary.order.note_copy_arrived(B)
 
     def b(below: int) -> list[Any]:
         return list(on_seen(primary, B, PartitionSeen(2, 3, 5, 9, below, 1, 0, 0), 0.0))
@@ -180,10 +180,10 @@ def test_a_replica_without_a_state_is_told_nothing() -> None:
 
 def test_orders_for_a_new_replica_wait_for_its_state() -> None:
     primary = paired(steps=3, live=False)
-    primary.order.copied(A, 2)
+    primary.order.note_copy(A, 2)
     assert told(primary) == []
     assert not primary.order.untold
-    primary.order.installed(A)
+    primary.order.note_copy_arrived(A)
     assert primary.order.untold
     assert told(primary) == [(2, 3, 3)]
 
@@ -198,8 +198,8 @@ def test_an_answer_to_another_primary_or_of_another_life_does_not_count() -> Non
 
 def being_added(steps: int, copied_at: int) -> Primary:
     primary = paired(steps, live=False)
-    primary.order.copied(A, copied_at)
-    primary.order.installed(A)
+    primary.order.note_copy(A, copied_at)
+    primary.order.note_copy_arrived(A)
     told(primary)
     return primary
 
@@ -232,8 +232,8 @@ def test_a_replica_that_has_more_to_apply_than_it_can_becomes_live_with_the_orde
 
 def test_a_new_replica_catches_up_with_a_primary_that_never_rests() -> None:
     primary = paired(steps=3, live=False)
-    primary.order.copied(A, 2)
-    primary.order.installed(A)
+    primary.order.note_copy(A, 2)
+    primary.order.note_copy_arrived(A)
     reports = []
     for step in range(3, 9):  # each answer comes when another step is committed already
         told(primary)
@@ -244,8 +244,8 @@ def test_a_new_replica_catches_up_with_a_primary_that_never_rests() -> None:
 
 def test_it_is_safe_when_it_is_live_and_its_copy_holds_nothing_that_is_not_committed() -> None:
     primary = Primary({A: (0, False), B: (0, True)}, steps=3)
-    primary.order.copied(A, 3)  # steps that the other live replica has not received
-    primary.order.installed(A)
+    primary.order.note_copy(A, 3)  # steps that the other live replica has not received
+    primary.order.note_copy_arrived(A)
     told(primary)
     answer(primary, below=3)
     primary.order.lead([ReplicaAt(A, 0, True), ReplicaAt(B, 0, True)], 3)
@@ -256,8 +256,8 @@ def test_it_is_safe_when_it_is_live_and_its_copy_holds_nothing_that_is_not_commi
 
 def test_after_a_new_table_it_is_asked_again_even_if_nothing_is_going_on() -> None:
     primary = paired(steps=1, live=False)
-    primary.order.copied(A, 1)
-    primary.order.installed(A)
+    primary.order.note_copy(A, 1)
+    primary.order.note_copy_arrived(A)
     told(primary)
     answer(primary, below=1, applied=1)
     primary.order.lead([ReplicaAt(A, 0, True)], 1)
@@ -335,8 +335,8 @@ def test_a_standby_follows_as_soon_as_it_has_the_order_and_its_steps_are_no_lag(
     """It applies nothing, however long one waits; what it would have to repeat is said elsewhere."""
     primary = paired(steps=3, live=False)
     primary.order.peers[A].kind = standby
-    primary.order.copied(A, 1)
-    primary.order.installed(A)
+    primary.order.note_copy(A, 1)
+    primary.order.note_copy_arrived(A)
     told(primary)
     assert answer(primary, below=3, applied=1) == [CaughtUp(2, 3, A, 0, False, 0.0)]
     primary.order.lead([ReplicaAt(A, 0, True)], 3)

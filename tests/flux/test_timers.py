@@ -330,7 +330,7 @@ def test_for_a_copy_whose_state_is_still_to_be_taken_no_checksums_are_kept() -> 
         feed(primary, sequence, sequence)
         work(primary, 10.0)
     assert primary.checksum_at(CHECKSUMS_KEPT) is None
-    primary.order.copied(OTHER, primary.applied)
+    primary.order.note_copy(OTHER, primary.applied)
     for sequence in range(2 * CHECKSUMS_KEPT, 4 * CHECKSUMS_KEPT):
         feed(primary, sequence, sequence)
         work(primary, 10.0)

@@ -77,7 +77,7 @@ class Host:
     def inbounds_of(self, replica: Replica) -> Iterable[Any]:
         return []
 
-    def copied(self, replica: Replica, *about: Any) -> None:
+    def note_copy(self, replica: Replica, *about: Any) -> None:
         pass
 
     def goes_on(self, key: tuple[int, int]) -> None:

@@ -164,8 +164,10 @@ class Schedule:
             if not replica.live:
                 order = OrderLog(self.primary.applied)
                 order.adopt(self.primary.order.since(self.primary.applied), self.primary.order.committed)
-                self.primary.order.copied(replica.worker, self.primary.applied)
-                self.primary.order.installed(replica.worker)  # orders may overtake the copy here: it is the harder case
+                self.primary.order.note_copy(replica.worker, self.primary.applied)
+                self.primary.order.note_copy_arrived(
+                    replica.worker
+                )  # orders may overtake the copy here: it is the harder case
                 past = {step: entry for step, entry in self.primary.past.items() if step < self.primary.applied}
                 self._send(self.primary.worker, replica.worker, Copy(replica.incarnation, order, past))
 

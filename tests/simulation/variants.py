@@ -276,13 +276,13 @@ def forgets_the_order_in_the_copy(patch: Patch) -> None:
     """What is ordered and not yet applied is not copied, and the primary thinks that it is."""
     adopt = OrderLog.adopt
     patch.setattr(OrderLog, "adopt", lambda self, entries, committed: adopt(self, [], committed))
-    copied = OrderLog.copied
+    note_copy = OrderLog.note_copy
 
     def broken(self: OrderLog, worker: int, applied: int) -> None:
-        copied(self, worker, applied)
+        note_copy(self, worker, applied)
         self.peers[worker].acked = self.peers[worker].sent = self.end
 
-    patch.setattr(OrderLog, "copied", broken)
+    patch.setattr(OrderLog, "note_copy", broken)
 
 
 def sends_orders_only_once(patch: Patch) -> None:
