@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from controller.balance.load import LoadTable, WorkerLoad
-from controller.replicas.lags import Life
 from controller.replicas.membership import Member, Membership
+from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
 from flux.dataflow.plan import Plan
 from partitioning.ids import PartitionKey

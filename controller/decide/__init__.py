@@ -8,6 +8,7 @@ losses         Workers that are given up, take-overs, and the end of a query wit
 sweep          The sweep of a running query: repairs before moves, step by step
 protection     Changes of the protection of a running stage: number and kinds of its replicas
 balancer       The balancer, which shows the load to policies and puts the moves that they suggest into the queue
+slots          Slots, which tasks fill with workers, and drains of workers before they leave
 departures     Workers that are emptied and leave, and workers that were given up and may still live
 user_requests  Changes that people ask for: moves, more workers and fewer
 request_book   The requests of people, by number, with their states

@@ -48,7 +48,7 @@ class Balancer:
         if board.table is None or columns is None:
             return None
         busy_with = {*repairs.under_way, *(job.key for job in self._moving.jobs())}
-        return self._book.make(columns, board.members, repairs.unsafe, repairs.low(board.table), busy_with)
+        return self._book.make(columns, board.members, repairs.safety.unsafe, repairs.low(board.table), busy_with)
 
     # ---- suggestions
 

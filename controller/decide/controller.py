@@ -22,12 +22,12 @@ from controller.decide.protection import Protection
 from controller.decide.query_phases import QueryEvent, QueryPhase
 from controller.decide.registration import Registration
 from controller.decide.request_book import Asked
+from controller.decide.slots import Drain, Slots
 from controller.decide.sweep import Sweep
 from controller.decide.user_requests import UserRequests
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Member, Membership
 from controller.replicas.moves import MoveQueue
-from controller.replicas.slots import Drain, Slots
 from controller.replicas.spread import APART, Shared, closest
 from controller.report.progress import InputRows, Level, levels
 from controller.text import count, named
@@ -215,7 +215,7 @@ class Controller:
             if self.table is not None:
                 self.repairs.note_behind(member.node, stats.get("behind", ()), self.table, now)
             if "unapplied" in stats:
-                self.repairs.lags.note_unapplied(member.node, stats["unapplied"], now)
+                self.repairs.safety.lags.note_unapplied(member.node, stats["unapplied"], now)
             self.inputs.from_worker(member.node, stats.get("sources", ()))
             self.inputs.note_ends(stats.get("pauses", ()))
         elif member.about.role == "ingress" and "sources" in stats:
@@ -367,7 +367,7 @@ class Controller:
         """Compute the level of replication of each stage."""
         table = self.board.table
         low = [] if table is None else self.repairs.low(table)
-        return levels(self.wished, self.board.columns(), self.repairs.doubtful(), low)
+        return levels(self.wished, self.board.columns(), self.repairs.safety.doubtful(), low)
 
     def suggest(self, policy: str, now: float) -> Suggestion:
         """Return all moves that a policy would make now. UsageError: there is no policy of that name."""

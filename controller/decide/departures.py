@@ -11,10 +11,10 @@ from collections.abc import Hashable, Sequence
 from controller.decide.balancer import Balancer
 from controller.decide.board import Board
 from controller.decide.query_phases import QueryPhase
+from controller.decide.slots import Drain, Slots, held_by, reads
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Member
 from controller.replicas.moves import MoveQueue
-from controller.replicas.slots import Drain, Slots, held_by, reads
 from controller.replicas.table_changes import read_elsewhere, without_worker
 from controller.text import named
 from flux.errors import UsageError
@@ -113,9 +113,9 @@ class Departures:
         del self.drains[drain.worker]
         self._balancer.forget(drain.worker)
         self.dismissed.add(drain.worker)
-        table, orphans = without_worker(board.table, drain.worker, self._repairs.is_safe, [])
+        table, orphans = without_worker(board.table, drain.worker, self._repairs.safety.is_safe, [])
         assert not orphans, orphans
-        self._repairs.lags.forget(drain.worker)
+        self._repairs.safety.lags.forget(drain.worker)
         board.note_worker("drain", member, drain.why, now, now - drain.since, drain.request)
         board.publish(table)
         self._sent_home[member.node] = member

@@ -156,7 +156,7 @@ class Losses:
         # 2. The table without the worker. A query that cannot go on ends here, before anything is noted.
         readers = self._departures.readers(member.node)
         table, orphans = self._after_loss(
-            board.table, member.node, repairs.is_safe, readers, repairs.keeps_up, repairs.outlives_primary
+            board.table, member.node, repairs.safety.is_safe, readers, repairs.safety.keeps_up, repairs.safety.outlives_primary
         )  # fmt: skip
         revived_ = revived(table, orphans, board.placement()) if orphans and self._plan.durable else None
         if orphans and revived_ is None and not self._plan.durable:
@@ -301,7 +301,7 @@ class Losses:
             for member in self._board.members.processes():
                 member.heard = min(now, member.heard + asleep)  # a few reports may have been read first
                 member.turned = min(now, member.turned + asleep)
-            self._repairs.lags.controller_stood_still(asleep, now)
+            self._repairs.safety.lags.controller_stood_still(asleep, now)
         # Reports may have come since the last look and not be read yet. If that was long ago, silence is known only up
         # to that time.
         known = now if asleep <= 1.5 * settings.heartbeat_interval else now - asleep
@@ -327,7 +327,7 @@ class Losses:
         board, timeout = self._board, self._plan.settings.heartbeat_timeout
         assert board.table is not None
         # The last orders that it sent have arrived after half of that time.
-        is_heir = self._repairs.is_heir_of_silent(member.heard + timeout / 2)
+        is_heir = self._repairs.safety.is_heir_of_silent(member.heard + timeout / 2)
         _, orphans = self._after_loss(board.table, member.node, is_heir, [])
         if not orphans:
             return True

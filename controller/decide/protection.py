@@ -108,7 +108,7 @@ class Protection:
         while fit := surplus(stage, left):
             first = self._first_to_go(key, fit, left)
             rest = tuple(replica for replica in left if replica is not first)
-            if sum(repairs.is_safe(*key, replica) for replica in rest) < change.least:
+            if sum(repairs.safety.is_safe(*key, replica) for replica in rest) < change.least:
                 break
             gone.append(first.worker)
             left = rest
@@ -123,7 +123,7 @@ class Protection:
 
         def stays(replica: ReplicaAt) -> tuple[bool, bool, int, int]:
             others = [other.worker for other in row if other is not replica]
-            behind = repairs.is_behind(*key, replica)
+            behind = repairs.safety.is_behind(*key, replica)
             shared = placement.rank(key, replica.worker, others)
             return replica.worker not in placement.leaving, not behind, -shared, -row.index(replica)
 

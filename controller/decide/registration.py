@@ -10,9 +10,9 @@ from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.losses import Losses
 from controller.decide.query_phases import QueryPhase
+from controller.decide.slots import Slots
 from controller.decide.sweep import Sweep
 from controller.replicas.membership import Member, goes_on
-from controller.replicas.slots import Slots
 from controller.replicas.table_changes import with_worker
 from flux.wire.control import Register, Rejected, Stop, Welcome
 

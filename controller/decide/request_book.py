@@ -17,10 +17,10 @@ from controller.balance.rounds import Rounds
 from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.query_phases import QueryPhase
+from controller.decide.slots import held_by
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.moves import MoveJob, MovePhase, replicas_by_worker
 from controller.replicas.protection_wishes import Change, ChangePhase, in_words
-from controller.replicas.slots import held_by
 from controller.text import count, named
 from flux.dataflow.plan import StagePlan
 from flux.errors import UsageError

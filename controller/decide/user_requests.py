@@ -15,10 +15,10 @@ from controller.decide.losses import Losses
 from controller.decide.protection import Protection
 from controller.decide.query_phases import QueryPhase
 from controller.decide.request_book import RequestBook
+from controller.decide.slots import Slots, held_by
 from controller.decide.sweep import Sweep
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.moves import MoveQueue
-from controller.replicas.slots import Slots, held_by
 from controller.text import count, listed, named
 from flux.errors import UsageError
 

@@ -52,9 +52,9 @@ from controller.operate.requests import (
     decode_request,
 )
 from controller.replicas.addition_tracker import AdditionTracker
-from controller.replicas.lags import Life
 from controller.replicas.membership import Membership
 from controller.replicas.moves import MovePhase
+from controller.replicas.replica_safety import Life
 from controller.report.metrics import Metrics
 from controller.report.progress import Level
 from flux.dataflow.plan import Plan
@@ -431,8 +431,8 @@ class RequestHandler:
         assert table is not None
         replicas = table.replicas(load.stage, load.partition)
         replica = next(replica for replica in replicas if replica.worker == load.worker)
-        lag = repairs.lags.beyond(Life(load.stage, load.partition, replica.worker, replica.incarnation))
-        heir = repairs.is_safe(load.stage, load.partition, replica)
+        lag = repairs.safety.lags.beyond(Life(load.stage, load.partition, replica.worker, replica.incarnation))
+        heir = repairs.safety.is_safe(load.stage, load.partition, replica)
         return ReplicaStatus(
             stage=self._name(load.stage),
             partition=load.partition,

@@ -1,7 +1,6 @@
-"""Knowledge of the controller about replicas beyond the table: safe replicas, additions under way, and their history.
+"""Knowledge of the controller about replicas beyond the table: additions under way, and the history of all replicas.
 
-A replica is safe when its primary has reported so (design: safe). Only a safe one may take over, or allow another to be
-dropped. The additions of moves are kept here, too; ``moves`` knows the moves that they belong to.
+The additions of moves are kept here, too; ``moves`` knows the moves that they belong to.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,19 +29,16 @@ from controller.replicas.additions import (
     first_phase,
     next_additions,
 )
-from controller.replicas.kinds import outlives_primary
-from controller.replicas.lags import Lags, Life
 from controller.replicas.membership import Member
 from controller.replicas.placement import Placement
 from controller.replicas.protection_wishes import ProtectionWishes
-from controller.replicas.table_changes import Judge
+from controller.replicas.replica_safety import Life, ReplicaSafety
 from controller.report.events import Event, EventLog
 from flux.dataflow.plan import Plan
-from flux.replica.kinds import kind_of
 from flux.wire.control import ReplicaCaughtUp, ReplicaDiverged
 from flux.wire.statistics import Lag as Reported
 from partitioning.ids import PartitionKey
-from partitioning.table import ReplicaAt, Table
+from partitioning.table import Table
 
 __all__ = ["ASK_EVERY_S", "DIVERGENCES_MAX", "AdditionTracker", "Event"]
 
@@ -70,7 +65,7 @@ class Divergences(NamedTuple):
 
 
 class AdditionTracker:
-    """The additions under way and the safety of replicas. ``done`` and ``take_overs`` are counts since the start."""
+    """The additions under way. ``safety`` is that of all replicas; ``done`` and ``take_overs`` are counts since the start."""
 
     def __init__(self, plan: Plan, events: EventLog, wishes: ProtectionWishes | None = None) -> None:
         self.plan = plan
@@ -82,9 +77,8 @@ class AdditionTracker:
         #: Repairs that have come to their end.
         self.done = 0
         self.take_overs = 0
-        self._unsafe: set[Life] = set()
         self._divergences: dict[PartitionKey, Divergences] = {}
-        self.lags = Lags(plan.settings)
+        self.safety = ReplicaSafety(plan.settings)
         #: Replicas on each worker, and the partitions with too few.
         self._census = Census(self.wishes)
         #: The numbers of additions that may begin with one table.
@@ -93,61 +87,10 @@ class AdditionTracker:
         #: them.
         self._lapsing: list[int] = []
 
-    # ---- safety
-
-    def has_arrived(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
-        """Tell whether a replica is live, and its primary has reported that it has everything committed."""
-        return replica.live and (stage, partition, replica.worker, replica.incarnation) not in self._unsafe
-
-    def outlives_primary(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
-        return outlives_primary(replica) and self.has_arrived(stage, partition, replica)
-
-    def is_safe(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
-        return kind_of(replica).safe and self.has_arrived(stage, partition, replica)
-
-    def is_behind(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
-        # Called for every replica, and mostly no lag is known.
-        return (
-            bool(self.lags)
-            and self.lags.beyond(Life(stage, partition, replica.worker, replica.incarnation)) is not None
-        )
-
-    def keeps_up(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
-        """Tell whether a replica is safe and could take over at once. Only then may another be given up in its favour."""
-        return (
-            kind_of(replica).at_once
-            and self.is_safe(stage, partition, replica)
-            and not self.is_behind(stage, partition, replica)
-        )
-
-    def doubtful(self) -> set[Life]:
-        """Return the replicas that have not arrived, or do not keep up."""
-        return self._unsafe | self.lags.all_beyond().keys()
-
-    @property
-    def unsafe(self) -> AbstractSet[Life]:
-        """Replicas that have not arrived. Other live replicas have."""
-        return self._unsafe
-
     def low(self, table: Table) -> list[list[int]]:
         """Return, for each stage, its partitions with fewer replicas than it wants."""
         self._census.look(table)
         return self._census.low_of_stages()
-
-    def is_heir_of_silent(self, since: float) -> Judge:
-        """Return the test for the heirs of a primary that is given up because it has been silent ``since`` then.
-
-        A standby that has arrived passes, because checkpoints bound its work of repeating (design: standby-heir). An active
-        replica passes if it keeps up, or has applied by now all steps that the primary had ordered."""
-
-        def is_heir(stage: int, partition: int, replica: ReplicaAt) -> bool:
-            if not self.is_safe(stage, partition, replica):
-                return False
-            if not kind_of(replica).at_once or not self.is_behind(stage, partition, replica):
-                return True
-            return self.lags.has_applied(Life(stage, partition, replica.worker, replica.incarnation), since)
-
-        return is_heir
 
     # ---- additions
 
@@ -205,7 +148,7 @@ class AdditionTracker:
             *key, wanted.worker, epoch, now, self.attempts.patience_s(key), phase=first_phase(wanted.kind), why=wanted.why,
             from_worker=wanted.from_worker, since=now, kind=wanted.kind, request=wanted.request,
         )  # fmt: skip
-        self._unsafe.add(self.under_way[key].life)
+        self.safety.unsafe.add(self.under_way[key].life)
 
     def confirmed(self, by_all: Callable[[int], bool]) -> list[Addition]:
         """Return the additions whose table all processes go by. ``by_all`` tells this for the table of an epoch."""
@@ -257,7 +200,7 @@ class AdditionTracker:
         """End an attempt, whose replica the caller drops with the table of ``epoch``. ``failed``: it counts as a
         failure, and is reported."""
         self._drop(addition, epoch, now)
-        self._unsafe.discard(addition.life)
+        self.safety.unsafe.discard(addition.life)
         if not failed:
             return
         rest = self.attempts.failed(addition.key, addition.worker, now)
@@ -294,7 +237,7 @@ class AdditionTracker:
             return None
         addition.arrived_at = now
         life = addition.life
-        if self.lags.note_one(message.node, life, message.steps_behind, message.replay_s, -1, False, now):
+        if self.safety.lags.note_one(message.node, life, message.steps_behind, message.replay_s, -1, False, now):
             self._note_fallen(life, now)
         return addition
 
@@ -302,7 +245,7 @@ class AdditionTracker:
         """Note that the replica of this addition is safe from now on."""
         addition.on(AdditionEvent.COMPLETE, now)
         del self.under_way[addition.key]
-        self._unsafe.discard(addition.life)
+        self.safety.unsafe.discard(addition.life)
         self.attempts.succeeded(addition.key)
         if addition.key in self._divergences:
             self._divergences[addition.key] = self._divergences[addition.key]._replace(agreed_since=now)
@@ -333,17 +276,14 @@ class AdditionTracker:
                 old = before.stages[stage][partition]
                 if old and replicas and old[0].worker == member.node:
                     self.take_overs += 1
-                    lag = self.lags.beyond(Life(stage, partition, replicas[0].worker, replicas[0].incarnation))
+                    lag = self.safety.lags.beyond(Life(stage, partition, replicas[0].worker, replicas[0].incarnation))
                     text = why if lag is None else f"{why}; the heir was {lag}, and makes up for them first"
                     self.note("take-over", now, stage, partition, replicas[0].worker, text, source=member.node)
 
         def is_listed(life: Life) -> bool:
             return life.is_in(after.replicas(*life.key))
 
-        self._unsafe = {life for life in self._unsafe if is_listed(life)}
-        # A new primary makes its own reports.
-        self.lags.keep(lambda life, lag: lag.said_by != member.node and is_listed(life))
-        self.lags.forget(member.node)
+        self.safety.lost(member.node, is_listed)
 
     def note_divergence(self, message: ReplicaDiverged, table: Table, now: float) -> bool:
         """Take a report, and tell whether the secondary is to be dropped."""
@@ -357,7 +297,7 @@ class AdditionTracker:
         addition = self.under_way.get(key)
         if addition is not None and addition.worker == message.worker:
             self._drop(addition, table.epoch + 1, now)
-        self._unsafe.discard(life)
+        self.safety.unsafe.discard(life)
         self.note("divergence", now, *key, message.worker, f"other output for the steps before {message.step}")
         return True
 
@@ -370,7 +310,7 @@ class AdditionTracker:
         def leads(life: Life) -> bool:
             return any(replica.worker == primary for replica in table.replicas(*life.key)[:1])
 
-        changes = self.lags.note(primary, reported, leads, now)
+        changes = self.safety.lags.note(primary, reported, leads, now)
         for life in changes.caught_up:
             if life.is_in(table.replicas(*life.key)):
                 self.note("caught up", now, *life.key, life.worker, "it had been far behind its primary")
@@ -378,16 +318,18 @@ class AdditionTracker:
             self._note_fallen(life, now)
 
     def _note_fallen(self, life: Life, now: float) -> None:
-        self.note("behind", now, *life.key, life.worker, f"{self.lags.beyond(life)}: a take-over would wait for these")
+        self.note(
+            "behind", now, *life.key, life.worker, f"{self.safety.lags.beyond(life)}: a take-over would wait for these"
+        )
 
     def drop_standing(self, table: Table, now: float) -> Life | None:
         """Return a replica that is to be dropped because it stands still, and may hold back its primary; None: there is
         none."""
-        for life, lag in self.lags.standing_still().items():
+        for life, lag in self.safety.lags.standing_still().items():
             key, worker = life.key, life.worker
             meant = [replica for replica in table.replicas(*key)[1:] if life.is_in([replica])]
-            self.lags.keep(lambda other, _, life=life: other != life)  # type: ignore[misc]
-            if meant and self.is_safe(*key, meant[0]):
+            self.safety.lags.keep(lambda other, _, life=life: other != life)  # type: ignore[misc]
+            if meant and self.safety.is_safe(*key, meant[0]):
                 text = f"it has applied nothing for {lag.heard - lag.since:.0f} s, {lag}, and is built anew"
                 self.note("drop", now, *key, worker, text)
                 rest = self.attempts.stood_still(key, worker, now)
@@ -414,11 +356,11 @@ class AdditionTracker:
                 unsafe = [
                     Life(stage, partition, r.worker, r.incarnation)
                     for r in replicas
-                    if not self.has_arrived(stage, partition, r)
+                    if not self.safety.has_arrived(stage, partition, r)
                 ]
                 added = [] if addition is None else [addition.life]
                 assert unsafe == added, f"{stage}/{partition}: what is not safe is what is being added"
-                assert not replicas or self.is_safe(stage, partition, replicas[0]), (
+                assert not replicas or self.safety.is_safe(stage, partition, replicas[0]), (
                     f"{stage}/{partition}: a primary is safe"
                 )
 
@@ -462,7 +404,7 @@ class AdditionTracker:
                     "steps": lag.steps,
                     "seconds": lag.seconds,
                 }
-                for life, lag in self.lags.all_beyond().items()
+                for life, lag in self.safety.lags.all_beyond().items()
             ],
             "takeOvers": self.take_overs,
             "repairsDone": self.done,

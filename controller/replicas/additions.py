@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from controller.replicas.addition_limits import CONFIRM_MAX_S, READY_MAX_S, SAFE_MAX_S
 from controller.replicas.kinds import incomplete, missing
-from controller.replicas.lags import Life
 from controller.replicas.placement import Placement
 from controller.replicas.protection_wishes import ProtectionWishes
+from controller.replicas.replica_safety import Life
 from flux.dataflow.plan import Plan, StagePlan
 from flux.replica.kinds import AckMeaning, kind_named
 from flux.wire.control import CopyState, TableChanged

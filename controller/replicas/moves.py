@@ -339,10 +339,10 @@ class MoveQueue:
         job.waits = ""
         replicas = table.replicas(*key)
         job.whole = self._arrived(key, [r for r in replicas if r.kind == wanted.kind])
-        job.keeping_up = sum(self._repairs.keeps_up(*key, replica) for replica in replicas)
+        job.keeping_up = sum(self._repairs.safety.keeps_up(*key, replica) for replica in replicas)
 
     def _arrived(self, key: PartitionKey, replicas: Iterable[ReplicaAt]) -> int:
-        return sum(self._repairs.has_arrived(*key, replica) for replica in replicas)
+        return sum(self._repairs.safety.has_arrived(*key, replica) for replica in replicas)
 
     def _enough(self, addition: Addition) -> int:
         """Return the number of replicas of its kind that the partition must have at the end of the move: as many as when it
@@ -367,7 +367,7 @@ class MoveQueue:
             return False
         left = [r for r in table.replicas(*addition.key) if r.worker != job.move.from_worker]
         heirs = [r for r in left if may_lead(r)]
-        behind = [r.worker for r in heirs if self._repairs.is_behind(*addition.key, r)]
+        behind = [r.worker for r in heirs if self._repairs.safety.is_behind(*addition.key, r)]
         needed = min(job.keeping_up, len(heirs), self._wished.stages[addition.stage].replicas)
         return addition.worker in behind or len(heirs) - len(behind) < needed
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controller.replicas.lags import Life
+from controller.replicas.replica_safety import Life
 from flux.dataflow.plan import Plan
 from flux.replica.kinds import kind_of
 from partitioning.ids import PartitionKey

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from controller.replicas.lags import Life
 from controller.replicas.membership import Member, Membership
+from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
 from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee

@@ -82,7 +82,7 @@ class Operations:
     def is_whole(self) -> bool:
         """Tell whether every partition has all of its replicas, and all of them are safe and keep up."""
         core = self._server.core
-        if core.table is None or core.repairs.under_way or core.repairs.lags.all_beyond():
+        if core.table is None or core.repairs.under_way or core.repairs.safety.lags.all_beyond():
             return False
         return not core.board.wishes.open and not under_replicated(core.wished, core.table)
 

@@ -23,8 +23,8 @@ from controller.operate.cli import tables
 from controller.operate.cli.change import _risk
 from controller.operate.client import QueryClient, choose
 from controller.operate.connection_file import write
-from controller.replicas.lags import Life
 from controller.replicas.moves import MovePhase
+from controller.replicas.replica_safety import Life
 from flux.errors import QueryFailed
 
 DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -475,7 +475,9 @@ def test_fail_does_not_warn_of_the_end_where_the_checkpoint_location_has_the_par
 
 def test_fail_says_which_partitions_would_wait_for_a_copy_that_is_far_behind(core: FakeCore) -> None:
     primary, heir = core.table.stages[0][0]
-    core.repairs.lags.note_one(primary.worker, Life(0, 0, heir.worker, heir.incarnation), 5000, 9.5, 0, True, 0.0)
+    core.repairs.safety.lags.note_one(
+        primary.worker, Life(0, 0, heir.worker, heir.incarnation), 5000, 9.5, 0, True, 0.0
+    )
     asked = run("fail", str(primary.worker), says="n\n")
     name = core.plan.stages[0].name
     assert f"{name}/0 will wait: worker {heir.worker} is 5,000 steps behind" in asked.stderr

@@ -34,8 +34,8 @@ def test_each_partition_begins_with_enough_of_each_kind_and_an_active_replica_le
     c = Cluster(slots=4)
     assert kinds(c) == [ACTIVE, ACTIVE, WITNESS]
     assert wanted(c.core.plan.stages[0]) == kinds(c)
-    assert [c.core.repairs.is_safe(0, 0, replica) for replica in c.replicas()] == [True, True, False]
-    assert all(c.core.repairs.has_arrived(0, 0, replica) for replica in c.replicas())
+    assert [c.core.repairs.safety.is_safe(0, 0, replica) for replica in c.replicas()] == [True, True, False]
+    assert all(c.core.repairs.safety.has_arrived(0, 0, replica) for replica in c.replicas())
 
 
 def test_too_few_workers_for_all_kinds_end_the_query_before_it_begins() -> None:
@@ -65,8 +65,8 @@ def test_a_lost_witness_is_replaced_without_a_copy_of_state() -> None:
     c.tick(1.0)
     assert c.sent(CopyState) == [], "it follows by itself"
     c.complete()
-    assert c.core.repairs.has_arrived(0, 0, c.replicas()[2])
-    assert not c.core.repairs.is_safe(0, 0, c.replicas()[2])
+    assert c.core.repairs.safety.has_arrived(0, 0, c.replicas()[2])
+    assert not c.core.repairs.safety.is_safe(0, 0, c.replicas()[2])
 
 
 def test_nobody_need_confirm_the_table_for_a_replica_that_reads_no_streams() -> None:
@@ -142,7 +142,7 @@ def test_a_replica_that_does_not_count_for_commits_goes_with_its_primary() -> No
         c = Cluster(slots=5)
         assert kinds(c) == [ACTIVE, ACTIVE, WITNESS, "loose"]
         loose_one = c.replicas()[3]
-        assert c.core.repairs.has_arrived(0, 0, loose_one)
+        assert c.core.repairs.safety.has_arrived(0, 0, loose_one)
         c.lose(c.holders()[0])
         assert loose_one not in c.replicas()
         assert WITNESS in kinds(c), "it has acked whatever is committed"

@@ -45,14 +45,14 @@ def test_a_replica_that_is_far_behind_is_reported_and_counts_again_when_it_has_c
     assert beat(c, 0, lag(secondary, STEPS_MAX)) == []
     assert beat(c, 0, lag(secondary, STEPS_MAX + 1)) == ["behind"]
     assert beat(c, 0, lag(secondary, STEPS_MAX // 2 + 1)) == [], "not yet"
-    assert not c.core.repairs.keeps_up(0, 0, secondary)
-    assert c.core.repairs.is_safe(0, 0, secondary), "it has the order: should the primary die, it takes over"
+    assert not c.core.repairs.safety.keeps_up(0, 0, secondary)
+    assert c.core.repairs.safety.is_safe(0, 0, secondary), "it has the order: should the primary die, it takes over"
     assert c.core.report()["behind"][0]["steps"] == STEPS_MAX // 2 + 1
     assert beat(c, 0, lag(secondary, STEPS_MAX // 2 - 1)) == ["caught up"], "though it is spoken of"
     assert beat(c, 0, lag(secondary, STEPS_MAX + 1)) == ["behind"]
     assert beat(c, 0) == ["caught up"]
-    assert c.core.repairs.keeps_up(0, 0, secondary)
-    assert c.core.repairs.keeps_up(0, 0, primary)
+    assert c.core.repairs.safety.keeps_up(0, 0, secondary)
+    assert c.core.repairs.safety.keeps_up(0, 0, primary)
 
 
 def test_a_single_step_behind_is_behind_no_bound_on_steps() -> None:
@@ -76,14 +76,14 @@ def test_only_the_primary_of_a_partition_speaks_for_its_replicas_and_a_new_one_a
     fall_behind(c)
     secondary = c.replicas()[1]
     assert beat(c, 3) == beat(c, 1) == []
-    assert not c.core.repairs.keeps_up(0, 0, secondary)
+    assert not c.core.repairs.safety.keeps_up(0, 0, secondary)
     c.move(0, 3)
     c.complete()
     assert c.holders() == [3, 1]
     assert beat(c, 0, lag(secondary, 2 * STEPS_MAX)) == ["move"], "it leads no more"
-    assert not c.core.repairs.keeps_up(0, 0, secondary)
+    assert not c.core.repairs.safety.keeps_up(0, 0, secondary)
     assert beat(c, 3) == ["caught up"]
-    assert c.core.repairs.keeps_up(0, 0, secondary)
+    assert c.core.repairs.safety.keeps_up(0, 0, secondary)
 
 
 # ---- where safety is spent
@@ -129,7 +129,7 @@ def test_a_replica_that_is_far_behind_takes_over_where_there_is_no_other() -> No
     assert event.why == (
         "its connection closed; the heir was 1,001 steps behind its primary, and makes up for them first"
     )
-    assert c.core.repairs.keeps_up(0, 0, c.replicas()[0])
+    assert c.core.repairs.safety.keeps_up(0, 0, c.replicas()[0])
 
 
 def test_of_several_heirs_one_that_keeps_up_takes_over() -> None:
@@ -203,8 +203,8 @@ def test_a_repair_is_complete_though_the_new_replica_is_far_behind_because_nothi
     c.caught_up(safe=False)
     c.caught_up(safe=True, steps_behind=STEPS_MAX + 1)
     assert c.core.repairs.under_way == {}
-    assert c.core.repairs.is_safe(0, 0, c.replicas()[1])
-    assert not c.core.repairs.keeps_up(0, 0, c.replicas()[1])
+    assert c.core.repairs.safety.is_safe(0, 0, c.replicas()[1])
+    assert not c.core.repairs.safety.keeps_up(0, 0, c.replicas()[1])
 
 
 # ---- standing still

@@ -15,7 +15,7 @@ from operated import ID, REPORT, FakeCore, plan_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.replicas.addition_tracker import Event
-from controller.replicas.lags import Life
+from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
 from controller.report import metrics as metrics_http
 from controller.report.metrics import STALL_BUCKETS_S, Metrics, merged

@@ -28,7 +28,7 @@ def test_the_target_takes_the_place_of_a_primary_that_moves() -> None:
     c = moving(replicas=3, source=0)
     c.complete()
     assert c.holders() == [3, 1, 2]
-    assert all(c.core.repairs.is_safe(0, 0, replica) for replica in c.replicas())
+    assert all(c.core.repairs.safety.is_safe(0, 0, replica) for replica in c.replicas())
 
 
 def test_a_secondary_that_moves_leaves_the_primary_what_it_is() -> None:
@@ -182,7 +182,7 @@ def test_a_move_to_a_worker_that_leaves_goes_elsewhere_if_its_source_leaves_too(
 def test_the_source_is_kept_where_another_copy_could_not_take_over() -> None:
     c = moving(replicas=3, source=0)
     c.caught_up(safe=False)
-    c.core.repairs._unsafe.add((0, 0, 1, 0))
+    c.core.repairs.safety.unsafe.add((0, 0, 1, 0))
     addition = c.core.repairs.under_way[0, 0]
     assert not c.core.moving.may_drop_source(addition, c.table)
 

@@ -96,7 +96,7 @@ def test_one_table_drops_what_many_partitions_have_too_many() -> None:
 def test_of_several_the_one_far_behind_goes() -> None:
     c = Cluster(slots=4, replicas=3)
     late = c.replicas()[1]
-    c.core.repairs.is_behind = lambda stage, partition, replica: replica == late  # type: ignore[method-assign]
+    c.core.repairs.safety.is_behind = lambda stage, partition, replica: replica == late  # type: ignore[method-assign]
     c.protect(2)
     assert late.worker not in c.holders()
 
@@ -398,7 +398,7 @@ def test_no_change_needs_more_workers_than_are_asked_for(before: tuple[int, str]
     request = c.protect(number, kind)
     for _ in range(8):
         assert len(c.replicas()) <= max(most_at_a_time(wish, least_safe(plan, wish)), have)
-        assert sum(c.core.repairs.is_safe(0, 0, each) for each in c.replicas()) >= least_safe(plan, wish)
+        assert sum(c.core.repairs.safety.is_safe(0, 0, each) for each in c.replicas()) >= least_safe(plan, wish)
         c.settle_one()
         c.tick(0.3)
     assert standing(c, request) == State.DONE

@@ -41,9 +41,9 @@ def test_a_survivor_takes_over_and_a_new_replica_goes_through_retain_copy_live_a
     assert c.sent(CopyState) == [CopyState(stage=0, partition=0, worker=2, incarnation=epoch)]  # 2 copy
     c.caught_up(safe=False)
     assert c.replicas()[1] == ReplicaAt(2, epoch, True)  # 3 live
-    assert not c.core.repairs.is_safe(0, 0, c.replicas()[1])
+    assert not c.core.repairs.safety.is_safe(0, 0, c.replicas()[1])
     c.caught_up(safe=True)
-    assert c.core.repairs.is_safe(0, 0, c.replicas()[1])  # 4 safe
+    assert c.core.repairs.safety.is_safe(0, 0, c.replicas()[1])  # 4 safe
     assert (c.core.repairs.done, c.core.repairs.take_overs) == (1, 1)
     assert [event.kind for event in c.core.repairs.news()] == ["loss", "take-over", "repair"]
     assert c.core.repairs.news() == []

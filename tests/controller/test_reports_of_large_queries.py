@@ -25,7 +25,9 @@ from tests.controller.test_loads import reports
 def one_by_one(c: Cluster) -> list[Level]:
     found = []
     for stage, rows in zip(c.core.plan.stages, c.table.stages, strict=True):
-        safe = [sum(c.core.repairs.keeps_up(stage.id, p, r) for r in replicas) for p, replicas in enumerate(rows)]
+        safe = [
+            sum(c.core.repairs.safety.keeps_up(stage.id, p, r) for r in replicas) for p, replicas in enumerate(rows)
+        ]
         short = sum(missing(stage, replicas) is not None for replicas in rows)
         standbys = sum(replica.kind == STANDBY for replicas in rows for replica in replicas)
         found.append(Level(stage.replicas, min(safe), short, sum(map(len, rows)) - standbys, standbys))
@@ -75,7 +77,7 @@ def check(c: Cluster) -> None:
         here = (load.stage, load.partition)
         whole = missing(c.core.plan.stages[load.stage], row) is None
         still = here not in c.core.repairs.under_way and all(job.key != here for job in c.core.moving.jobs())
-        assert load.movable == (whole and still and all(c.core.repairs.has_arrived(*here, r) for r in row))
+        assert load.movable == (whole and still and all(c.core.repairs.safety.has_arrived(*here, r) for r in row))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -42,7 +42,7 @@ def test_a_standby_takes_over_as_an_active_replica_and_another_standby_is_added(
     (ordered,) = c.sent(CopyState)
     assert ordered.worker == c.replicas()[1].worker
     c.complete()
-    assert c.core.repairs.is_safe(0, 0, c.replicas()[1])
+    assert c.core.repairs.safety.is_safe(0, 0, c.replicas()[1])
 
 
 def test_an_active_replica_takes_over_before_a_standby() -> None:
@@ -53,7 +53,7 @@ def test_an_active_replica_takes_over_before_a_standby() -> None:
     c.move(primary.worker, target)
     c.caught_up(safe=False)
     c.let_list()
-    c.core.repairs._unsafe.clear()  # it is safe, and its source is about to go
+    c.core.repairs.safety.unsafe.clear()  # it is safe, and its source is about to go
     c.core.repairs.under_way.clear()
     c.core.moving.under_way.clear()
     c.lose(primary.worker)
@@ -84,7 +84,7 @@ def test_a_silent_worker_is_given_up_after_the_short_limit_where_standbys_can_ta
 @pytest.mark.parametrize("kind", [STANDBY, UPSTREAM])
 def test_a_replica_that_restores_is_an_heir_of_a_silent_primary_once_it_has_arrived(kind: str) -> None:
     c = cluster()
-    heir = c.core.repairs.is_heir_of_silent(c.now)
+    heir = c.core.repairs.safety.is_heir_of_silent(c.now)
     assert heir(0, 0, ReplicaAt(3, 0, True, kind))
     assert not heir(0, 0, ReplicaAt(3, 0, False, kind)), "it is not live yet"
 

@@ -17,9 +17,9 @@ import controller.replicas.addition_tracker
 import flux.replica.order_exchange
 from controller.decide.board import Board
 from controller.decide.controller import Controller
+from controller.decide.slots import Slots
 from controller.decide.sweep import Sweep
 from controller.replicas.addition_tracker import AdditionTracker
-from controller.replicas.slots import Slots
 from flux.exchange.inbound import Inbound, PartitionProgress
 from flux.exchange.log import Log
 from flux.exchange.marks import Marks

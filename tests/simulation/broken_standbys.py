@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from controller.decide.losses import Losses
-from controller.replicas.addition_tracker import AdditionTracker
+from controller.replicas.replica_safety import ReplicaSafety
 from controller.replicas.table_changes import Judge, without_worker
 from flux.exchange.consumer_map import ConsumersAt
 from flux.exchange.inbound import Inbound
@@ -142,13 +142,13 @@ def takes_the_first_table_that_comes_for_the_first(patch: Patch) -> None:
 
 def a_standby_is_no_heir_of_a_silent_worker(patch: Patch) -> None:
     """A stopped worker keeps its partitions as if it had the last safe replica of each."""
-    is_heir = AdditionTracker.is_heir_of_silent
+    is_heir = ReplicaSafety.is_heir_of_silent
 
-    def broken(self: AdditionTracker, since: float) -> Judge:
+    def broken(self: ReplicaSafety, since: float) -> Judge:
         found = is_heir(self, since)
         return lambda stage, partition, replica: kind_of(replica).at_once and found(stage, partition, replica)
 
-    patch.setattr(AdditionTracker, "is_heir_of_silent", broken)
+    patch.setattr(ReplicaSafety, "is_heir_of_silent", broken)
 
 
 def the_directory_is_no_heir_of_a_silent_worker(patch: Patch) -> None:
@@ -157,7 +157,7 @@ def the_directory_is_no_heir_of_a_silent_worker(patch: Patch) -> None:
         "_others_go_on",
         lambda self, member, known: (
             not without_worker(
-                self._board.table, member.node, self._repairs.is_heir_of_silent(member.heard), []
+                self._board.table, member.node, self._repairs.safety.is_heir_of_silent(member.heard), []
             ).orphans
         ),
     )

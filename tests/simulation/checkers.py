@@ -191,7 +191,9 @@ class Ledger:
         listing = () if self.controller.table is None else self.controller.board.shown.stages[key[0]][key[1]]
         for listed in listing:
             core, repairs = self.alive(listed.worker), self.controller.repairs
-            counts = listed.kind == DISK or repairs.is_safe(*key, listed) or repairs.has_arrived(*key, listed)
+            counts = (
+                listed.kind == DISK or repairs.safety.is_safe(*key, listed) or repairs.safety.has_arrived(*key, listed)
+            )
             if core is None or not counts or core.replicas.get(key) is maker.replica:
                 continue
             other = core.replicas.get(key) or core.hosted.followers.get(key)

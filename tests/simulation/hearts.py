@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from controller.replicas.lags import Life
+from controller.replicas.replica_safety import Life
 from controller.report.events import Event
 from flux.wire.control import Heartbeat, Register
 from flux.wire.pulse import LoopActivity, Pulse
@@ -169,13 +169,13 @@ class Hearts:
         table, repairs = controller.table, controller.repairs
         if table is None:
             return False
-        can_apply = repairs.is_heir_of_silent(heart.said_at + sim.plan.settings.heartbeat_timeout / 2)
+        can_apply = repairs.safety.is_heir_of_silent(heart.said_at + sim.plan.settings.heartbeat_timeout / 2)
         restores = self._directory_answers(node)
 
         def is_heir(stage: int, partition: int, replica: ReplicaAt) -> bool:
             if replica.kind in (STANDBY, UPSTREAM):
                 life = Life(stage, partition, replica.worker, replica.incarnation)
-                return replica.live and life not in repairs.unsafe
+                return replica.live and life not in repairs.safety.unsafe
             return can_apply(stage, partition, replica)
 
         return all(

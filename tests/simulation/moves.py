@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from controller.decide.slots import held_by, reads
 from controller.replicas.moves import MoveJob
-from controller.replicas.slots import held_by, reads
 from controller.report.events import Event
 from tests.simulation.violation import Key, Violation
 
@@ -139,12 +139,12 @@ class MoveWatch:
 
     def _check_safe(self, table: Table, lost: bool) -> None:
         repairs = self.controller.repairs
-        seen = table.epoch, len(repairs._unsafe)
+        seen = table.epoch, len(repairs.safety.unsafe)
         if seen == self._seen:
             return
         self._seen = seen
         safe = {
-            (stage, partition): sum(repairs.is_safe(stage, partition, replica) for replica in replicas)
+            (stage, partition): sum(repairs.safety.is_safe(stage, partition, replica) for replica in replicas)
             for stage, partitions in enumerate(table.stages)
             for partition, replicas in enumerate(partitions)
         }

@@ -84,7 +84,7 @@ class Protects:
         stage = next(stage for stage in controller.wished.stages if stage.name == name)
         assert table is not None
         for partition, row in enumerate(table.stages[stage.id]):
-            safe = sum(controller.repairs.is_safe(stage.id, partition, replica) for replica in row)
+            safe = sum(controller.repairs.safety.is_safe(stage.id, partition, replica) for replica in row)
             if safe < stage.replicas:
                 raise Violation("what is wished comes true", f"{name}/{partition} is said to be done: {row}")
 

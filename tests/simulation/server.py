@@ -151,7 +151,7 @@ class Server:
             tuple(members.leaving),
             [member.epoch for member in members.processes()],
             [(key, a.worker, a.incarnation, a.phase, a.from_worker) for key, a in repairs.under_way.items()],
-            frozenset(repairs._unsafe),
+            frozenset(repairs.safety.unsafe),
             tuple(moving.under_way),
             [(id(job), job.phase, job.move) for job in moving.jobs()] if moving else None,
             tuple(departures.drains),

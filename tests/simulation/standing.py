@@ -116,7 +116,7 @@ class Standing:
                 peer = primary.order.peers.get(listed.worker)
                 at = self.sim.core_of(listed.worker)
                 replica = None if at is None else at.replicas.get(key)
-                if peer is None or replica is None or not repairs.is_safe(*key, listed):
+                if peer is None or replica is None or not repairs.safety.is_safe(*key, listed):
                     continue
                 same_life = peer.incarnation == replica.incarnation == listed.incarnation
                 whole_order = peer.acked is not None and peer.acked >= primary.order.end

@@ -76,7 +76,7 @@ class TableLaws:
                 workers = [replica.worker for replica in replicas]
                 if len(set(workers)) < len(workers) or not set(workers) <= set(table.endpoints):
                     raise Violation("replicas are on different workers of the table", f"{stage.name}/{partition}")
-                if replicas and not repairs.is_safe(stage.id, partition, replicas[0]):
+                if replicas and not repairs.safety.is_safe(stage.id, partition, replicas[0]):
                     raise Violation("a primary is safe", f"{stage.name}/{partition}: {replicas}")
                 if any(replica.kind == WITNESS for replica in replicas[:1]):
                     raise Violation("a witness never leads", f"{stage.name}/{partition}: {replicas}")

@@ -171,7 +171,7 @@ def a_worker_has_two_replicas_of_a_partition(sim: Simulation) -> None:
 
 def a_primary_is_not_safe(sim: Simulation) -> None:
     with_replicas(sim, lambda replicas: (msgspec.structs.replace(replicas[0], live=False), *replicas[1:]))
-    sim.controller.repairs.is_safe = lambda stage, partition, replica: replica.live  # type: ignore[method-assign]
+    sim.controller.repairs.safety.is_safe = lambda stage, partition, replica: replica.live  # type: ignore[method-assign]
     sim.ledger.tables.check()
 
 

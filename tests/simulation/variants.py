@@ -15,6 +15,7 @@ import pytest
 
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Membership
+from controller.replicas.replica_safety import ReplicaSafety
 from flux.exchange.inbound import Inbound
 from flux.exchange.log import NEVER
 from flux.exchange.producer import Producer
@@ -269,7 +270,7 @@ def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
 
 def counts_on_a_replica_before_it_is_safe(patch: Patch) -> None:
     """Live is taken for safe."""
-    patch.setattr(AdditionTracker, "is_safe", lambda self, stage, partition, replica: replica.live)
+    patch.setattr(ReplicaSafety, "is_safe", lambda self, stage, partition, replica: replica.live)
 
 
 def forgets_the_order_in_the_copy(patch: Patch) -> None:

@@ -1,5 +1,8 @@
-"""Lags of replicas behind their primaries, as the primaries' workers report: the distance, and the time of standing still
-(design: behind, standing-still).
+"""The safety of replicas: arrived ones, ones that could take over, and their lags behind their primaries (design: safe, behind,
+standing-still).
+
+A replica is safe when its primary has reported so. Only a safe one may take over, or allow another to be dropped. Lags are those
+that the primaries' workers report: the distance, and the time of standing still.
 
 A replica beyond one of the bounds (``spark.flux.replicas.maxStepsBehind``, ``.maxReplay``) has the order, and can take
 over if no better one is left. But the partition would wait until it has applied its steps, so nothing is given up in
@@ -12,6 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from controller.replicas.kinds import outlives_primary
+from controller.replicas.table_changes import Judge
+from flux.replica.kinds import kind_of
 from flux.settings import Settings
 from flux.wire.statistics import TOLD_SHARE, lag_share
 from flux.wire.statistics import Lag as Reported
@@ -149,3 +155,63 @@ class Lags:
         """Return the replicas that have applied nothing for longer than any step may take."""
         limit = self._settings.step_timeout
         return {life: lag for life, lag in self._lags.items() if lag.heard - lag.since > limit}
+
+
+class ReplicaSafety:
+    """The safety of every replica in the table."""
+
+    def __init__(self, settings: Settings) -> None:
+        #: Replicas that have not arrived. Other live replicas have.
+        self.unsafe: set[Life] = set()
+        self.lags = Lags(settings)
+
+    def has_arrived(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
+        """Tell whether a replica is live, and its primary has reported that it has everything committed."""
+        return replica.live and (stage, partition, replica.worker, replica.incarnation) not in self.unsafe
+
+    def outlives_primary(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
+        return outlives_primary(replica) and self.has_arrived(stage, partition, replica)
+
+    def is_safe(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
+        return kind_of(replica).safe and self.has_arrived(stage, partition, replica)
+
+    def is_behind(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
+        # Called for every replica, and mostly no lag is known.
+        return (
+            bool(self.lags)
+            and self.lags.beyond(Life(stage, partition, replica.worker, replica.incarnation)) is not None
+        )
+
+    def keeps_up(self, stage: int, partition: int, replica: ReplicaAt) -> bool:
+        """Tell whether a replica is safe and could take over at once. Only then may another be given up in its favour."""
+        return (
+            kind_of(replica).at_once
+            and self.is_safe(stage, partition, replica)
+            and not self.is_behind(stage, partition, replica)
+        )
+
+    def doubtful(self) -> set[Life]:
+        """Return the replicas that have not arrived, or do not keep up."""
+        return self.unsafe | self.lags.all_beyond().keys()
+
+    def is_heir_of_silent(self, since: float) -> Judge:
+        """Return the test for the heirs of a primary that is given up because it has been silent ``since`` then.
+
+        A standby that has arrived passes, because checkpoints bound its work of repeating (design: standby-heir). An active
+        replica passes if it keeps up, or has applied by now all steps that the primary had ordered."""
+
+        def is_heir(stage: int, partition: int, replica: ReplicaAt) -> bool:
+            if not self.is_safe(stage, partition, replica):
+                return False
+            if not kind_of(replica).at_once or not self.is_behind(stage, partition, replica):
+                return True
+            return self.lags.has_applied(Life(stage, partition, replica.worker, replica.incarnation), since)
+
+        return is_heir
+
+    def lost(self, worker: int, is_listed: Callable[[Life], bool]) -> None:
+        """Follow the loss of a worker. ``is_listed`` tells whether the table after it has a replica."""
+        self.unsafe = {life for life in self.unsafe if is_listed(life)}
+        # A new primary makes its own reports.
+        self.lags.keep(lambda life, lag: lag.said_by != worker and is_listed(life))
+        self.lags.forget(worker)
