@@ -27,7 +27,7 @@ def read_settings(spark: SparkSession, options: dict[str, Any]) -> Settings:
     return Settings.of(_given(spark), **options)
 
 
-def says_where_copies_go(spark: SparkSession, options: dict[str, Any]) -> bool:
+def decides_on_shared_executors(spark: SparkSession, options: dict[str, Any]) -> bool:
     """Tell whether the user has decided if replicas may share an executor."""
     return "replicas_allow_same_executor" in options or f"{PREFIX}replicas.allowSameExecutor" in _given(spark)
 
@@ -148,7 +148,7 @@ class Need:
     #: Workers, a slot for each.
     workers: int
     #: 1 if Spark tasks feed the query or fetch from it, otherwise 0.
-    others: int
+    spark_tasks: int
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Others:
+class OtherQueries:
     """Other queries of the session, as far as task slots are concerned."""
 
     #: Task slots that the workers of each query hold, by the query's name.
@@ -174,11 +174,11 @@ class Others:
         return sum(self.held.values())
 
 
-def room_for_workers(need: Need, slots: int, others: Others) -> Room:
+def room_for_workers(need: Need, slots: int, others: OtherQueries) -> Room:
     """Return the number of workers that fit beside the other queries."""
-    kept = _kept(need.others, others)
+    kept = _kept(need.spark_tasks, others)
     workers = max(slots - kept - others.slots, 0)
-    feeding = f", {_kept_for(need.others, others)}" if kept else ""
+    feeding = f", {_kept_for(need.spark_tasks, others)}" if kept else ""
     return Room(
         workers,
         f"{slots} task slots exist{_held(others)}{feeding}: there is room for {count(workers, 'worker')}. Give the cluster more "
@@ -186,16 +186,16 @@ def room_for_workers(need: Need, slots: int, others: Others) -> Room:
     )
 
 
-def _held(others: Others) -> str:
+def _held(others: OtherQueries) -> str:
     return "".join(f", {count} held by query {name}" for name, count in others.held.items())
 
 
-def _kept(own: int, others: Others) -> int:
+def _kept(own: int, others: OtherQueries) -> int:
     """Return the number of slots that workers must leave free."""
     return max(own, int(others.feeding is not None))
 
 
-def _kept_for(own: int, others: Others) -> str:
+def _kept_for(own: int, others: OtherQueries) -> str:
     whose = "" if own else f" of query {others.feeding}"
     return f"1 for the Spark tasks{whose} that read the input or fetch the output"
 
@@ -204,18 +204,21 @@ def count_slots(
     wanted_workers: int,
     spark_tasks: bool,
     slots: int,
-    others: Others,
-    copies: int = 1,
+    others: OtherQueries,
+    replicas: int = 1,
     at_first: int | None = None,
 ) -> Need:
-    """Count the task slots of a query. UsageError with the arithmetic in it if there are too few. Each of ``copies`` of a
-    partition needs a worker of its own. ``at_first`` is the number of slots that are there, if more come on demand."""
+    """Count the task slots of a query. UsageError with the arithmetic in it if there are too few.
+
+    ``spark_tasks``: Spark tasks feed the query or fetch from it. Each of ``replicas`` of a partition needs a worker of its own.
+    ``at_first`` is the number of slots that exist now, if more come on demand; ``slots`` is their number in the end."""
     own = 1 if spark_tasks else 0  # slots for the Spark tasks of this query
     kept = _kept(own, others)  # slots for the Spark tasks of all queries
-    free = slots - others.slots  # once all slots are there
-    there = free if at_first is None else at_first - others.slots  # now
-    default = there // 2 if spark_tasks else there - kept
-    workers = wanted_workers or max(default, copies, 1)
+    free = slots - others.slots  # in the end
+    free_now = free if at_first is None else at_first - others.slots
+    # Half of the slots for Spark tasks, if there are any: one slot is enough for them, but they would read one after the other.
+    default = free_now // 2 if spark_tasks else free_now - kept
+    workers = wanted_workers or max(default, replicas, 1)
     if workers + kept > free:
         feeding = f" + {_kept_for(own, others)}" if kept else ""
         raise UsageError(
@@ -226,8 +229,8 @@ def count_slots(
     return Need(workers, own)
 
 
-def check_copies(plan: Plan, workers: int, executors: int | None) -> None:
-    """Raise UsageError if there are certainly too few workers, or executors, for all copies. ``executors`` is the largest
+def check_replicas(plan: Plan, workers: int, executors: int | None) -> None:
+    """Raise UsageError if there are certainly too few workers, or executors, for all replicas. ``executors`` is the largest
     number of them, None if it is not known."""
     apart = not plan.settings.same_executor
     for stage in plan.stages:
@@ -244,14 +247,14 @@ def check_copies(plan: Plan, workers: int, executors: int | None) -> None:
             )
 
 
-def told_of_copies(plan: Plan, master: str, failures: int) -> str:
-    """Describe the use of copies that are all in the one executor of ``master``; empty if there are none."""
-    copied = [stage.name for stage in plan.stages if replicated(stage) and not stage.collects]
-    if not copied:
+def one_executor_warning(plan: Plan, master: str, failures: int) -> str:
+    """Warn of replicas that are all in the one executor of ``master``; empty if there are none."""
+    stages = [stage.name for stage in plan.stages if replicated(stage) and not stage.collects]
+    if not stages:
         return ""
     cores = re.fullmatch(r"local\[([^,]+).*\]", master)
     hint = "" if failures > 1 else f", if Spark may start its task again, as in local[{cores[1] if cores else 1},8]"
     return (
-        f"master {master} has one executor, and all replicas of {', '.join(copied)} are in it: good for trying things out. They "
+        f"master {master} has one executor, and all replicas of {', '.join(stages)} are in it: good for trying things out. They "
         f"go with the executor; from a Python worker that dies they take over{hint}"
     )

@@ -243,11 +243,11 @@ class MoveQueue:
 
         resting = self._repairs.attempts.resting(now)
         for stage in self._wished.stages:
-            copies = len(wanted(stage))
-            for partition, replicas in enumerate(table.stages[stage.id] if copies > 1 else ()):
+            all_of_them = len(wanted(stage))
+            for partition, replicas in enumerate(table.stages[stage.id] if all_of_them > 1 else ()):
                 key = PartitionKey(stage.id, partition)
                 holders = [replica.worker for replica in replicas]
-                source = placement.misplaced(key, holders) if len(holders) == copies else None
+                source = placement.misplaced(key, holders) if len(holders) == all_of_them else None
                 if source is None or key in resting or self._arrived(key, replicas) < len(replicas):
                     continue
                 if not loads:
@@ -481,12 +481,12 @@ class MoveQueue:
 
 
 def replicas_by_worker(table: Table) -> dict[int, int]:
-    copies = dict.fromkeys(table.endpoints, 0)
+    counts = dict.fromkeys(table.endpoints, 0)
     for partitions in table.stages:
         for replicas in partitions:
             for replica in replicas:
-                copies[replica.worker] = copies.get(replica.worker, 0) + 1
-    return copies
+                counts[replica.worker] = counts.get(replica.worker, 0) + 1
+    return counts
 
 
 def _moved(job: MoveJob, table: Table) -> ReplicaAt:

@@ -130,7 +130,7 @@ class SourceStreams:
         self._settled: Mark | None = None  # the last applied one of these
         self._awaited = False  # a worker has answered
 
-    def place(self) -> bool:
+    def find_start(self) -> bool:
         """Find the first element, and tell whether it is known.
 
         A source that seeks skips the batches that all consumers have applied. It does not begin before a worker waits for rows:
@@ -420,7 +420,7 @@ class MicroBatchStreams(SourceStreams):
         self._base = 0  # number of the first row of the batch
         self._position = b""
 
-    def place(self) -> bool:
+    def find_start(self) -> bool:
         """Find the beginning, and tell whether it is known. UsageError: another streaming query has written here."""
         if self.first is None:
             applied = [producer.applied_by_all() for producer in self.producers]

@@ -175,7 +175,7 @@ _known: dict[str, ReplicaKind] = {kind.name: kind for kind in (active, standby, 
 def register(kind: ReplicaKind) -> None:
     """Add a kind, to be placed after those before it. Every process of a query needs it before the first table."""
     assert kind.commits or not (kind.safe or kind.leads_as), (
-        f"{kind.name}: it may lack what is committed (design: no-commit)"
+        f"{kind.name}: a kind without commits may lack committed steps, so it is neither safe nor leads (design: no-commit)"
     )
     _known[kind.name] = kind
 

@@ -168,7 +168,7 @@ class Ingress:
 
     def _send(self, core: IngressTask, batches: Iterable[pa.RecordBatch]) -> int:
         settings = self.plan.settings
-        while not self._ready or not core.place():
+        while not self._ready or not core.find_start():
             self._turn(core, WAIT_S)
         bell = self.sockets.bell()
         self.input = Prefetch(batches, bell)

@@ -414,7 +414,7 @@ class SinkThreads:
             return ""
         return (
             ". If the sink goes to another place now, stop the query and run 'flux checkpoints "
-            f"{self._plan.location or 'LOCATION'} --forget-output': the new place gets what comes from here on"
+            f"{self._plan.location or 'LOCATION'} --forget-output': the new place then gets all later output"
         )
 
     def _check_not_ahead(self, queue: SinkQueue, life: int, position: int, note: Any) -> None:

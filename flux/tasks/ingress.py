@@ -70,9 +70,9 @@ class IngressTask:
     def drained(self) -> bool:
         return self.streams.drained
 
-    def place(self) -> bool:
-        """Tell whether the first row to send is known."""
-        return self.streams.place() if isinstance(self.streams, MicroBatchStreams) else True
+    def find_start(self) -> bool:
+        """Look for the first row to send, and tell whether it is known."""
+        return self.streams.find_start() if isinstance(self.streams, MicroBatchStreams) else True
 
     def needed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch without the rows before the first one to send. It is called once for every batch that comes."""
@@ -127,6 +127,8 @@ class IngressTask:
         """Return the figures for a heartbeat."""
         about: Statistics = {"source_rows": self.streams.rows}
         if isinstance(self.streams, MicroBatchStreams):
+            # Each micro-batch is a task of its own, so the rows of several tasks add up. The controller adds them by the numbers
+            # of their rows, as for a source in the workers; ``source_rows`` would be those of one task that reads everything.
             first, elements, rows = self.streams.first or 0, self.streams.elements, self.streams.rows
             about = {"sources": [PartitionRead(self.source.id, self._partition, first, elements, rows)]}
         return about | {

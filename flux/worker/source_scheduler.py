@@ -263,7 +263,7 @@ class SourceScheduler:
     def wants(self, key: SourcePartition) -> bool:
         """Tell whether a source may be read: its logs have room, and its beginning is known."""
         streams = self.sources.get(key)
-        if streams is None or not streams.has_room or not streams.place():
+        if streams is None or not streams.has_room or not streams.find_start():
             return False
         return not self.stopped or streams.comes_again(len(self._open[key].small) if key in self._open else 0)
 

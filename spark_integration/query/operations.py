@@ -65,7 +65,7 @@ class Operations:
     # ---- looking
 
     def partitions(self) -> list[dict[str, Any]]:
-        """List every copy of every partition: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary",
+        """List every replica of every partition: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary",
         "standby" or "new"), ``kind`` ("active" or "standby"), ``safe``, ``load`` (busy seconds per second), ``queued``,
         ``state_bytes`` (of a standby: its newest checkpoint), ``checkpoint_behind_s`` (seconds that this lacks, None
         without one), ``rows_per_s``, ``movable``, ``behind`` (steps, of a replica that is not safe because it lags)."""
@@ -91,7 +91,7 @@ class Operations:
     def move(
         self, stage: str, partition: int, to: int, source: int | None = None, timeout: float = 600.0
     ) -> dict[str, Any]:
-        """Move one copy of a partition to worker ``to`` while rows flow, from worker ``source``, by default the primary's.
+        """Move one replica of a partition to worker ``to`` while rows flow, from worker ``source``, by default the primary's.
 
         Returns the cost: ``seconds``, ``stall_ms`` of this partition, ``bytes`` of state. MoveFailed if the move was given
         up, for example because worker ``to`` was lost."""
@@ -140,7 +140,7 @@ class Operations:
         partitions (without load balance, ``spark.flux.balance.enabled=false``, when they have joined: ``rebalance("even")``
         then gives them their share). Fewer: those that are too many are drained first.
 
-        UsageError with the arithmetic in it if there are too few task slots, or if fewer workers could not hold all copies."""
+        UsageError with the arithmetic in it if there are too few task slots, or if fewer workers could not hold all replicas."""
         end = _end(timeout)
         if not 1 <= _whole(workers) <= 4096:
             raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to 4096 are accepted")
@@ -151,7 +151,7 @@ class Operations:
     def drain(self, worker: int, timeout: float = 600.0) -> None:
         """Move everything away from a worker; then it leaves the query, and its Spark task ends well.
 
-        UsageError if the other workers could not hold all copies."""
+        UsageError if the other workers could not hold all replicas."""
         end, request = _end(timeout), DrainWorker(worker=_whole(worker))
         self._wait_until_running(end, timeout)
         self._require_done(self._ask(request, Accepted).request, end, timeout)
@@ -161,11 +161,11 @@ class Operations:
     def protect(
         self, stage: str, replicas: int | None = None, recovery: str | None = None, timeout: float = 600.0
     ) -> None:
-        """Give a stage another number of copies of each partition, all counted, and another kind of them, as in
+        """Give a stage another number of replicas of each partition, all counted, and another kind of them, as in
         ``@flux.stage``: ``recovery="active"``, ``"standby"`` or ``"upstream"``. An argument that is left out changes
         nothing.
 
-        Copies of the new kind are added first, and those that are too many go when the new ones are safe. The newest call
+        Replicas of the new kind are added first, and those that are too many go when the new ones are safe. The newest call
         counts: an earlier one that still waits raises MoveFailed. UsageError with the arithmetic in it if there are too few
         workers. A query that is started again is protected as its decorators say."""
         end = _end(timeout)

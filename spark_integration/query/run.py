@@ -223,7 +223,7 @@ class QueryRun:
         (dynamic allocation). Empty if there are enough slots."""
         if not grows_on_demand(self._spark):
             return ""
-        wanted = self.need.workers + self.need.others
+        wanted = self.need.workers + self.need.spark_tasks
         there = live_slots(self._spark) - running_queries.others(than=self._plan.query).slots
         if wanted <= there:
             return ""

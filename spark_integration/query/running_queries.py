@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from flux.errors import QueryTimeout, UsageError
-from spark_integration.settings import Need, Others
+from spark_integration.settings import Need, OtherQueries
 
 if TYPE_CHECKING:
     from spark_integration.query.query import Query
@@ -93,7 +93,7 @@ def starting(name: str | None) -> Iterator[None]:
             _starting.discard(name)
 
 
-def others(than: str | None = None) -> Others:
+def others(than: str | None = None) -> OtherQueries:
     """Return the task slots that queries hold and need which run or are being started, but for the query of this id."""
     claims = dict(_claims)  # first: a claim that is gone by then belongs to an active query
     queries = [query for query in active_queries() if query.id != than]
@@ -102,12 +102,12 @@ def others(than: str | None = None) -> Others:
     held = {query.name or query.id: query.tasks for query in queries}
     held |= {claim.name: claim.need.workers for claim in coming}
     fed = [query.name or query.id for query in queries if query.is_fed_by_spark]
-    fed += [claim.name for claim in coming if claim.need.others]
-    return Others(held, next(iter(fed), None))
+    fed += [claim.name for claim in coming if claim.need.spark_tasks]
+    return OtherQueries(held, next(iter(fed), None))
 
 
 @contextmanager
-def claimed(query: str, name: str | None, count: Callable[[Others], Need]) -> Iterator[Need]:
+def claimed(query: str, name: str | None, count: Callable[[OtherQueries], Need]) -> Iterator[Need]:
     """Claim the task slots of a query while it is being started: other queries that are started meanwhile leave them to it.
     ``count`` returns the number of slots, given those of the others, and raises errors to the caller."""
     with _claiming:

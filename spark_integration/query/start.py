@@ -36,8 +36,9 @@ from spark_integration.schema import for_spark, to_arrow
 from spark_integration.session import session_stopped
 from spark_integration.settings import (
     Need,
-    check_copies,
+    check_replicas,
     count_slots,
+    decides_on_shared_executors,
     executors_at_most,
     failures_at_most,
     grows_on_demand,
@@ -45,11 +46,10 @@ from spark_integration.settings import (
     ignored_files,
     is_case_sensitive,
     is_local,
+    one_executor_warning,
     read_settings,
-    says_where_copies_go,
     slots_at_first,
     task_slots,
-    told_of_copies,
     with_flushes_for,
 )
 from spark_integration.streaming.flux_format import register
@@ -105,7 +105,7 @@ def _fault(shipped: Any) -> BaseException | None:
 
 log = logging.getLogger("flux")
 
-_told: set[str] = set()  # applications that were told about copies on one executor
+_told: set[str] = set()  # applications that were told about replicas in one executor
 
 
 def start_query(
@@ -138,7 +138,7 @@ def _started(
     spark = spark or session_of(sources)
     settings = read_settings(spark, options)
     read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, QueryReaders) for flow in flows)  # perhaps by Spark
-    shared = has_one_executor(spark) and not says_where_copies_go(spark, options)
+    shared = has_one_executor(spark) and not decides_on_shared_executors(spark, options)
     if shared:
         settings = replace(settings, same_executor=True)
     location = None if checkpoint_location is None else CheckpointLocation.open(checkpoint_location)
@@ -148,7 +148,7 @@ def _started(
     if location is not None:
         _check_inactive(query_id, location.place)
     with _claim_slots(
-        spark, settings, query_id, name, bool(keep_output) or read or _fed(sources), _copies(flows)
+        spark, settings, query_id, name, bool(keep_output) or read or _fed(sources), _most_replicas(flows)
     ) as need:
         began_with = need.workers if location is None else location.began_with(need.workers)
         plan = compile_plan(
@@ -164,7 +164,7 @@ def _started(
         place = None if location is None else location.place
         check_checkpoints(spark, plan, sources, place, location is None or location.about is None)
         check_shipping(plan)
-        check_copies(plan, need.workers, executors_at_most(spark))
+        check_replicas(plan, need.workers, executors_at_most(spark))
         if keep_output is None:
             check_taken(plan)
         if read or any(isinstance(source, StreamSource) and source.dataframe is None for source in sources):
@@ -179,7 +179,7 @@ def _started(
             location.take(plan, kept)
         query = Query(spark, plan, need, sources, name, place)
         if shared:
-            _tell_of_copies(spark, plan)
+            _tell_of_one_executor(spark, plan)
         query._start()
         return query
 
@@ -206,13 +206,13 @@ def _check_outputs(plan: Plan) -> None:
 
 
 def _claim_slots(
-    spark: SparkSession, settings: Settings, query_id: str, name: str | None, tasks: bool, copies: int
+    spark: SparkSession, settings: Settings, query_id: str, name: str | None, tasks: bool, replicas: int
 ) -> AbstractContextManager[Need]:
     """Claim the task slots of a query that is being started, until its handle exists. ``tasks``: it needs slots for tasks of
     Spark's own beside its workers."""
     at_first, slots = slots_at_first(spark) if grows_on_demand(spark) else None, task_slots(spark)
     return running_queries.claimed(
-        query_id, name, lambda others: count_slots(settings.workers, tasks, slots, others, copies, at_first)
+        query_id, name, lambda others: count_slots(settings.workers, tasks, slots, others, replicas, at_first)
     )
 
 
@@ -266,16 +266,16 @@ def session_of(sources: list[Source]) -> SparkSession:
     return session
 
 
-def _copies(flows: Sequence[Flow | FlowTo]) -> int:
-    """Return the most copies of any stage. Wrong types are found with the check of the flow."""
+def _most_replicas(flows: Sequence[Flow | FlowTo]) -> int:
+    """Return the most replicas of any stage. Wrong types are found with the check of the flow."""
     wanted = [flow.stage.replicas for flow in topological([flow_of(given) for given in flows])]
-    return max((copies for copies in wanted if isinstance(copies, int)), default=1)
+    return max((replicas for replicas in wanted if isinstance(replicas, int)), default=1)
 
 
-def _tell_of_copies(spark: SparkSession, plan: Plan) -> None:
-    """Tell about copies on one executor, once per application: the text holds for all of its queries."""
+def _tell_of_one_executor(spark: SparkSession, plan: Plan) -> None:
+    """Tell about replicas in one executor, once per application: the text holds for all of its queries."""
     application = str(spark.sparkContext.applicationId)
-    told = told_of_copies(plan, str(spark.sparkContext.master), failures_at_most(spark))
+    told = one_executor_warning(plan, str(spark.sparkContext.master), failures_at_most(spark))
     if told and application not in _told:
         _told.add(application)
         log.warning("%s", told)
@@ -285,7 +285,7 @@ def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **opti
     """Explain flows. Checks the same as ``start``, but for task slots, and raises its errors; runs nothing."""
     session = spark or session_of(sources_of(flows))
     settings = read_settings(session, options)
-    if has_one_executor(session) and not says_where_copies_go(session, options):
+    if has_one_executor(session) and not decides_on_shared_executors(session, options):
         settings = replace(settings, same_executor=True)
     plan = compile_plan(
         flows,

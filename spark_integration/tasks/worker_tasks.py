@@ -164,17 +164,17 @@ def _has_simple_tracebacks(spark: SparkSession) -> bool:
 
 
 def await_executors(spark: SparkSession, plan: Plan, over: threading.Event) -> None:
-    """Wait until enough executors have joined for copies on different ones, if Spark may have that many: otherwise all tasks
+    """Wait until enough executors have joined for replicas on different ones, if Spark may have that many: otherwise all tasks
     would go to the first one, and stay there. Waits at most ``EXECUTORS_S``, or until ``over``."""
-    copies = max((stage.replicas for stage in plan.stages), default=1)
+    replicas = max((stage.replicas for stage in plan.stages), default=1)
     most = executors_at_most(spark)
-    if copies < 2 or plan.settings.same_executor or grows_on_demand(spark) or (most is not None and most < copies):
+    if replicas < 2 or plan.settings.same_executor or grows_on_demand(spark) or (most is not None and most < replicas):
         return
     end = time.monotonic() + EXECUTORS_S
-    while (there := executors_there(spark, READY_S)) < copies and not over.is_set():
+    while (there := executors_there(spark, READY_S)) < replicas and not over.is_set():
         if time.monotonic() > end:
             joined = count(there, "executor")
-            log.warning("%s joined within %g s, and replicas are to be on %d", joined, EXECUTORS_S, copies)
+            log.warning("%s joined within %g s, and replicas are to be on %d", joined, EXECUTORS_S, replicas)
             return
         over.wait(LOOK_S)
 

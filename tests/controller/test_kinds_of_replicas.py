@@ -131,7 +131,7 @@ LOOSE = replace(KIND, name="loose", commits=False, wanted=lambda stage: 1)
 
 @pytest.mark.parametrize("answer", [{"safe": True}, {"leads_as": ACTIVE}])
 def test_a_kind_that_may_lack_what_is_committed_may_neither_lead_nor_be_safe(answer: dict[str, Any]) -> None:
-    with pytest.raises(AssertionError, match="loose: it may lack what is committed"):
+    with pytest.raises(AssertionError, match="loose: a kind without commits may lack committed steps"):
         register(replace(LOOSE, **answer))
     assert "loose" not in [kind.name for kind in registered()]
 

@@ -154,7 +154,7 @@ def test_the_kind_of_replica_takes_over_in_the_simulator_and_keeps_every_law(
     ("old", "new", "said"),
     [
         ("leads_as=ACTIVE", 'leads_as="reserve"', "an ack never exceeds what was applied"),
-        ("commits=True", "commits=False", "reserve: it may lack what is committed"),
+        ("commits=True", "commits=False", "reserve: a kind without commits may lack committed steps"),
     ],
 )
 def test_a_mistake_in_a_copy_of_the_kind_is_found(

@@ -66,7 +66,7 @@ class Consumers:
         for worker, inbound in self.inbounds.items():
             inbound.greet(attempt, "here", 100 * attempt + worker)
             core.on_answer(worker, inbound.resume(0, PLACED[worker], front=self.front(inbound)), 0.0)
-        assert core.place()
+        assert core.find_start()
         return core
 
     def front(self, inbound: Inbound) -> int:

@@ -54,7 +54,7 @@ class Life:
 
     def answer(self, front: int = 0) -> None:
         self.producer.on_answer(10, self.at.resume(0, HOSTED, front=front), 0.0)
-        assert self.streams.place()
+        assert self.streams.find_start()
 
     def give(self, *values: int, position: int | None = None) -> None:
         """In one batch, or as many as it takes."""

@@ -386,7 +386,7 @@ def test_an_outside_that_lacks_what_it_had_is_a_new_place_perhaps() -> None:
     filled("another", 2)
     said = failure(sinks(Strict("another"), 4))
     assert "has the first 2 batches, and had 4 before" in said
-    assert "run 'flux checkpoints /data/q --forget-output': the new place gets what comes from here on" in said
+    assert "run 'flux checkpoints /data/q --forget-output': the new place then gets all later output" in said
 
 
 # ---- flux checkpoints --forget-output

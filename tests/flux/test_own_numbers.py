@@ -55,7 +55,7 @@ class Life:
         self.told: set[int] = set()  # workers that have got such a message
         self.passed: list[Passed] = []
         self.producer.on_answer(10, self.at.resume(0, HOSTED, front=front), 0.0)
-        assert self.streams.place()
+        assert self.streams.find_start()
 
     def give(self, *offsets: int) -> None:
         numbers, batch = np.array(offsets, np.int64), rows(*offsets)
@@ -168,7 +168,7 @@ def joined_by(*shown: tuple[int, list[Mark]]) -> SourceStreams:
         producers.append(producer)
     edges = [*planned_with("x").edges] * len(shown)
     streams = SourceStreams(edges, producers, "log", True, True, 100, own_numbers=True)
-    assert streams.place()
+    assert streams.find_start()
     return streams
 
 

@@ -11,42 +11,42 @@ import pytest
 import flux
 from flux.errors import UsageError
 from flux.settings import TABLE, Settings
-from spark_integration.settings import Need, Others, count_slots, room_for_workers
+from spark_integration.settings import Need, OtherQueries, count_slots, room_for_workers
 from spark_integration.tasks.entry_points import spark_id
 
 
 def test_too_few_task_slots_are_counted_aloud() -> None:
     with pytest.raises(flux.UsageError) as raised:
-        count_slots(0, True, 1, Others())  # what a DataFrame on local[1] needs
+        count_slots(0, True, 1, OtherQueries())  # what a DataFrame on local[1] needs
     assert str(raised.value).startswith(
         "too few task slots: 1 worker + 1 for the Spark tasks that read the input or fetch the output = 2 slots "
         "needed; existing: 1, free: 1."
     )
     assert "local[2]" in str(raised.value)
     with pytest.raises(flux.UsageError, match=r"3 workers = 3 slots needed; existing: 4, 2 held by query x, free: 2"):
-        count_slots(3, False, 4, Others({"x": 2}))
-    assert count_slots(0, True, 2, Others()).workers == 1
-    assert count_slots(0, True, 8, Others({"x": 2})).workers == 3
-    assert count_slots(0, False, 8, Others({"x": 2})).workers == 6
-    assert count_slots(7, True, 8, Others()).workers == 7
+        count_slots(3, False, 4, OtherQueries({"x": 2}))
+    assert count_slots(0, True, 2, OtherQueries()).workers == 1
+    assert count_slots(0, True, 8, OtherQueries({"x": 2})).workers == 3
+    assert count_slots(0, False, 8, OtherQueries({"x": 2})).workers == 6
+    assert count_slots(7, True, 8, OtherQueries()).workers == 7
 
 
 def test_room_for_more_workers_is_counted_aloud() -> None:
-    room = room_for_workers(Need(2, 1), 6, Others({"x": 2}))
+    room = room_for_workers(Need(2, 1), 6, OtherQueries({"x": 2}))
     assert room.workers == 3
     assert room.arithmetic.startswith(
         "6 task slots exist, 2 held by query x, 1 for the Spark tasks that read the input or fetch the output: there is "
         "room for 3 workers."
     )
-    assert room_for_workers(Need(2, 0), 2, Others()).arithmetic.startswith(
+    assert room_for_workers(Need(2, 0), 2, OtherQueries()).arithmetic.startswith(
         "2 task slots exist: there is room for 2 workers"
     )
-    assert room_for_workers(Need(1, 1), 1, Others({"x": 4})).workers == 0
+    assert room_for_workers(Need(1, 1), 1, OtherQueries({"x": 4})).workers == 0
 
 
 def test_a_slot_stays_free_for_the_spark_tasks_of_another_query() -> None:
     """Its output could not be fetched while a second query held all other slots, perhaps for ever."""
-    fed = Others({"x": 2}, feeding="x")
+    fed = OtherQueries({"x": 2}, feeding="x")
     with pytest.raises(flux.UsageError) as raised:
         count_slots(2, False, 4, fed)
     assert str(raised.value).startswith(

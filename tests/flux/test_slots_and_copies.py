@@ -17,15 +17,15 @@ from flux.settings import Settings
 from spark_integration.query import running_queries as active
 from spark_integration.settings import (
     UNLIMITED,
-    Others,
-    check_copies,
+    OtherQueries,
+    check_replicas,
     count_slots,
     executors_at_most,
     failures_at_most,
     grows_on_demand,
+    one_executor_warning,
     slots_at_first,
     task_slots,
-    told_of_copies,
 )
 
 SCHEMA = pa.schema([("k", pa.int64())])
@@ -78,21 +78,23 @@ def test_with_dynamic_allocation_the_default_goes_by_what_is_there_at_first_and_
     assert not grows_on_demand(session("local[4]", 4, ON_DEMAND))
     assert slots_at_first(spark) == 2
     assert slots_at_first(session("yarn", 0, ON_DEMAND | {"spark.dynamicAllocation.initialExecutors": "3"})) == 12
-    assert count_slots(0, True, UNLIMITED, Others(), copies=2, at_first=0).workers == 2
-    assert count_slots(0, True, UNLIMITED, Others(), copies=2, at_first=12).workers == 6
-    assert count_slots(64, True, UNLIMITED, Others({"x": 9}), copies=2, at_first=0).workers == 64
+    assert count_slots(0, True, UNLIMITED, OtherQueries(), replicas=2, at_first=0).workers == 2
+    assert count_slots(0, True, UNLIMITED, OtherQueries(), replicas=2, at_first=12).workers == 6
+    assert count_slots(64, True, UNLIMITED, OtherQueries({"x": 9}), replicas=2, at_first=0).workers == 64
 
 
 def test_there_are_as_many_workers_as_copies_if_there_is_room() -> None:
-    assert count_slots(0, True, 3, Others(), copies=2).workers == 2  # what the README's first example needs on local[3]
+    assert (
+        count_slots(0, True, 3, OtherQueries(), replicas=2).workers == 2
+    )  # what the README's first example needs on local[3]
     with pytest.raises(flux.UsageError, match=r"2 workers \+ 1 for .* = 3 slots needed; existing: 2, .*local\[3\]"):
-        count_slots(0, True, 2, Others(), copies=2)
+        count_slots(0, True, 2, OtherQueries(), replicas=2)
 
 
 def test_copies_without_a_place_are_refused_before_anything_starts() -> None:
-    check_copies(plan(2), workers=3, executors=3)
-    check_copies(plan(2), workers=2, executors=None)
-    check_copies(plan(3, replicas_allow_same_executor=True), workers=3, executors=1)
+    check_replicas(plan(2), workers=3, executors=3)
+    check_replicas(plan(2), workers=2, executors=None)
+    check_replicas(plan(3, replicas_allow_same_executor=True), workers=3, executors=1)
     for replicas, workers, executors, options, message in (
         (
             2,
@@ -105,16 +107,16 @@ def test_copies_without_a_place_are_refused_before_anything_starts() -> None:
         (2, 3, 1, {}, r"stage Delays wants replicas=2 on different executors, and there are not more than 1"),
     ):
         with pytest.raises(flux.UsageError, match=message):
-            check_copies(plan(replicas, **options), workers, executors)
+            check_replicas(plan(replicas, **options), workers, executors)
 
 
 def test_a_line_says_what_copies_in_one_executor_are_good_for() -> None:
-    assert told_of_copies(plan(1), "local[3]", 1) == ""
-    assert told_of_copies(plan(2), "local[3]", 1) == (
+    assert one_executor_warning(plan(1), "local[3]", 1) == ""
+    assert one_executor_warning(plan(2), "local[3]", 1) == (
         "master local[3] has one executor, and all replicas of Delays are in it: good for trying things out. They go with the "
         "executor; from a Python worker that dies they take over, if Spark may start its task again, as in local[3,8]"
     )
-    assert told_of_copies(plan(2), "local[3,8]", 8).endswith("from a Python worker that dies they take over")
+    assert one_executor_warning(plan(2), "local[3,8]", 8).endswith("from a Python worker that dies they take over")
 
 
 @pytest.mark.parametrize(
@@ -128,14 +130,14 @@ def test_a_task_may_fail_as_often_as_spark_says(master: str, conf: dict[str, str
 def test_what_is_being_started_at_once_shares_the_slots() -> None:
     """Compiling a plan takes seconds; who was counted first keeps what it was given."""
     five = partial(count_slots, 0, True, 5)
-    with active.claimed("a", "first", lambda others: five(others, copies=2)) as need:
+    with active.claimed("a", "first", lambda others: five(others, replicas=2)) as need:
         assert need.workers == 2
         assert active.others().held == {"first": 2}
-        assert active.others(than="a") == Others(), "it is no other to itself"
-        with active.claimed("b", None, lambda others: five(others, copies=2)) as other:
+        assert active.others(than="a") == OtherQueries(), "it is no other to itself"
+        with active.claimed("b", None, lambda others: five(others, replicas=2)) as other:
             assert other.workers == 2
             with pytest.raises(flux.UsageError, match="2 held by query first, 2 held by query b, free: 1"):  # noqa: SIM117
-                with active.claimed("c", None, lambda others: five(others, copies=2)):
+                with active.claimed("c", None, lambda others: five(others, replicas=2)):
                     pytest.fail("there is no room")
         assert active.others().held == {"first": 2}
-    assert active.others() == Others()
+    assert active.others() == OtherQueries()

@@ -1,4 +1,7 @@
-"""What has to happen in the simulated runs, because a law is worth little where nothing endangers it."""
+"""Events that must happen in the simulated runs, by the names under which these count them.
+
+A law is worth little where nothing endangers it, so a test requires that each of these events happens in some run.
+"""
 
 from __future__ import annotations
 

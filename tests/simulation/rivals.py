@@ -19,9 +19,10 @@ from tests.simulation.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: Who was heard so recently is alive (``controller.decide.controller.ALIVE_S``, and what a report is on its way).
+#: A worker that was heard within this time counts as alive: ``controller.decide.controller.ALIVE_S``, less the time for which a
+#: report is on its way.
 ALIVE_S = 1.9
-#: Spark says so long after its end at most that a task is over.
+#: Longest time from the end of a task until Spark says that it is over.
 TOLD_S = 0.3
 
 

@@ -62,7 +62,7 @@ class Told:
 
 
 def left_out(text: str) -> str:
-    """Leave out a text of the product."""
+    """Stand in for every text of the product, which may be worded anew, with the same dots."""
     return "..."
 
 
