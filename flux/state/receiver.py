@@ -96,12 +96,9 @@ class ReceiverHost(Protocol):
     def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
         """Make a replica that is not registered anywhere yet."""
 
-    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
-        """Bring a replica to life whose operator has been restored."""
-
     @property
-    def shelf(self) -> StandbyStore:
-        """The shelf on which the standbys of this worker keep checkpoints."""
+    def standby_store(self) -> StandbyStore:
+        """The store in which the standbys of this worker keep checkpoints."""
 
     def keeps_checkpoints(self, key: PartitionKey) -> bool:
         """Tell whether the awaited replica has no operator."""
@@ -109,14 +106,18 @@ class ReceiverHost(Protocol):
     def begins_on_disk(self, key: PartitionKey) -> bool:
         """Tell whether the awaited replica comes from the vault, as everything that a standby holds."""
 
-    def lead_from(self, standby: Standby, now: float) -> None:
-        """Let a standby that arrived from the vault take over."""
+    def came_to_life(self, replica: Replica, state: StateCopy, now: float) -> None:
+        """Add an awaited replica whose operator has got its state."""
 
     def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
-        """Bring a replica without an operator to life, with its first checkpoint."""
+        """Add an awaited replica without an operator, with its first checkpoint."""
 
-    def take_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
-        """Bring a replica to life that has been restored from a standby's checkpoint. None: it has the empty state."""
+    def came_from_vault(self, standby: Standby) -> int | None:
+        """Add a standby in place of an awaited replica that begins with the vault's state. Return the epoch in which it is to
+        take over; None: it is not primary."""
+
+    def took_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
+        """Add a replica, in place of the standby from whose checkpoint it was restored. None: it has the empty state."""
 
 
 @dataclass
@@ -263,9 +264,8 @@ class StateReceiver:
         def live(replica: Replica, state: StateCopy, now: float) -> None:
             found.on(InEvent.RESTORED)
             del self._incoming[key]
-            del self._host.awaited[key]
             replica.copy_bytes = found.total
-            self._host.adopt(replica, state, now)
+            self._host.came_to_life(replica, state, now)
             self._answer(found.connection, message, found.total, True)
 
         inline = found.total <= self._inline_bytes
@@ -291,24 +291,23 @@ class StateReceiver:
                 return None
             state = decode_state(data)
             made = Checkpoint.of(data, state, found.term, found.number, found.base)
-            return self._host.shelf.put(key, made), state
+            return self._host.standby_store.put(key, made), state
 
         def keep(kept: tuple[Checkpoint, ReplicaState] | None, now: float) -> None:
             if not self._usable(key, found, kept) or kept is None:
                 if kept is not None:
-                    self._host.shelf.landed(key, kept[0])
+                    self._host.standby_store.landed(key, kept[0])
                 return
             found.on(InEvent.RESTORED)
             del self._incoming[key]
             standby = self._standby(key, found.incarnation)
             if standby is not None:
                 used = standby.take(kept[0])
-                self._host.shelf.landed(key, kept[0])
+                self._host.standby_store.landed(key, kept[0])
                 if found.base >= 0 and not used:
                     self._answer(found.connection, message, 0, False, lacks=True)
                     return
             else:
-                del self._host.awaited[key]
                 self._host.keep(key, found.incarnation, *kept)
             self._answer(found.connection, message, found.total, True)
 
@@ -325,10 +324,11 @@ class StateReceiver:
             if self._usable(key, found, standby) and standby is not None:
                 found.on(InEvent.RESTORED)
                 del self._incoming[key]
-                del self._host.awaited[key]
                 self._answer(found.connection, message, found.total, True)
                 standby.from_vault = True
-                self._host.lead_from(standby, now)
+                epoch = self._host.came_from_vault(standby)
+                if epoch is not None:
+                    self.promote(standby, epoch, now)
 
         self._read("decode", key, found.total <= self._inline_bytes, read, lead, now)
 
@@ -340,7 +340,7 @@ class StateReceiver:
             self._forget(key)
         data = kept.data
         if data is None:
-            self._host.take_over(self._host.build(key, standby.incarnation, []), None, standby, now)
+            self._host.took_over(self._host.build(key, standby.incarnation, []), None, standby, now)
             return
         classes = self._host.snapshot_classes(key)
 
@@ -353,7 +353,7 @@ class StateReceiver:
 
         def live(replica: Replica, state: StateCopy, now: float) -> None:
             replica.copy_bytes = kept.nbytes
-            self._host.take_over(replica, state, standby, now)
+            self._host.took_over(replica, state, standby, now)
 
         inline = kept.nbytes <= self._inline_bytes
         self._read("decode", key, inline, partial(decode, data, classes, kept.changes), build, now)

@@ -24,14 +24,13 @@ import pyarrow as pa
 
 from flux.dataflow.plan import FromStage, Plan
 from flux.errors import Fenced, ProtocolError, RefusedError
-from flux.exchange.consumer_map import Consumers
 from flux.exchange.inbound import Counters, RowSlice, Slice
-from flux.exchange.producer import Producer, ToWorker
+from flux.exchange.producer import ToWorker
 from flux.replica.batched_steps import step_together
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.replica import Replica
 from flux.state.sender import Aside, StateSender, ToSender
-from flux.state.standby import Standby, StandbyStore
+from flux.state.standby import StandbyStore
 from flux.wire.control import Checkpointed, CopyState, TableSeen
 from flux.wire.messages import (
     Acks,
@@ -56,12 +55,12 @@ from flux.worker.checkpoint_scheduler import CheckpointScheduler
 from flux.worker.effects import LOCAL, Effect, ToConnection, ToController, to_control
 from flux.worker.hosted_replicas import HostedReplicas
 from flux.worker.output_delivery import OutputDelivery
-from flux.worker.replica_lifecycle import Newcomers, ReplicaHousing, RevivalRequests
+from flux.worker.replica_lifecycle import ReplicaLifecycle, RevivalRequests
 from flux.worker.source_scheduler import AssignedPartitions, SourceScheduler
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
-from partitioning.table import Table, differing
+from partitioning.table import Table
 
 
 class DrainableLog(Protocol):
@@ -116,11 +115,11 @@ class WorkerCore:
         clock: Callable[[], float] = lambda: 0.0,
         workers: int = 1,
         limits: PartLimits | None = None,
-        shelf: StandbyStore | None = None,
+        standby_store: StandbyStore | None = None,
     ) -> None:
         """Begin without replicas. ``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``:
-        the number of workers with which the query began; ``limits`` of copies of state; ``shelf``: the place of standbys, in
-        memory by default."""
+        the number of workers with which the query began; ``limits`` of copies of state; ``standby_store``:
+        the store of standbys, in memory by default."""
         self.plan = plan
         self.worker = worker
         self.hosted = HostedReplicas(plan, worker)
@@ -144,12 +143,16 @@ class WorkerCore:
         self.turns = StepScheduler(self.replicas)
         self._effects: deque[Effect] = deque()
         self.leaving = OutputDelivery(worker, plan, self.replicas, self._effects.append, self.turns.wake)
-        self._housing = ReplicaHousing(
-            plan, self.hosted, self.subscriptions, self.turns, self.leaving, workers, shelf or StandbyStore()
+        self.pairing = OrderExchange(
+            self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
         )  # fmt: skip
-        self.producers = self._housing.producers
-        self.log_meter = self._housing.log_meter
-        self.reading = SourceScheduler(plan, self._housing.producer)
+        self.lifecycle = ReplicaLifecycle(
+            plan, self.hosted, self.subscriptions, self.turns, self.leaving, self.pairing, standby_store or StandbyStore(),
+            workers, self._look_for_timers,
+        )  # fmt: skip
+        self.producers = self.lifecycle.producers
+        self.log_meter = self.lifecycle.log_meter
+        self.reading = SourceScheduler(plan, self.lifecycle.producer)
         self.sources = self.reading.sources
         self._assigned = AssignedPartitions(plan, worker, self.reading, self.producers)
         self._reviving = RevivalRequests(self.hosted, plan.settings.resend_timeout)
@@ -164,20 +167,12 @@ class WorkerCore:
         #: It is reported that the vault has the last checkpoints.
         self._said_kept = False
         self.drained = DrainCounter()
-        self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
         #: The earliest future timer of an operator here, by the wall clock; 0: look again.
         self._tick_at = np.inf
         #: ``wall_ahead`` at the last look for timers.
         self._looked_ahead = 0.0
-        self.pairing = OrderExchange(
-            self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
-        )  # fmt: skip
-        newcomers = Newcomers(
-            plan, self.hosted, self._housing, self.subscriptions, self.turns, self.pairing, self._show, self._lead,
-            self._promote,
-        )  # fmt: skip
         parts = (limits or PartLimits()).within(plan.settings.message_max_bytes)
-        self._transfers = StateSender(newcomers, plan.secret, plan.settings.resend_timeout, clock, parts)
+        self._transfers = StateSender(self.lifecycle, plan.secret, plan.settings.resend_timeout, clock, parts)
         self._arrivals = self._transfers.arrivals
         self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._transfers)
 
@@ -226,62 +221,23 @@ class WorkerCore:
             return
         if self.worker not in table.endpoints:
             raise Fenced(f"worker {self.worker} is not in the table of epoch {table.epoch}")
-        before, self.hosted.epoch, self.hosted.table = self.hosted.table, table.epoch, table
-        changed = [
-            range(len(rows)) if before is None else differing(before.stages[stage], rows)
-            for stage, rows in enumerate(table.stages)
-        ]
-        keys = [PartitionKey(stage, partition) for stage, partitions in enumerate(changed) for partition in partitions]
+        update = self.hosted.follow(table)
         # Replicas first, as all that follows goes by them; then their roles, before producers and subscriptions act on the table.
-        self._housing.on_table(table, keys)
+        rising = self.lifecycle.on_table(update)
         self._arrivals.on_table()
-        self._assign_roles(table, keys)
-        self._assigned.on_table(table, before)
+        self._assigned.on_table(table, update.before)
         for producer in self.producers.values():
-            self._show(producer, now)
+            self.lifecycle.show(producer, now)
         self.turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
         self._tick_at = 0.0  # new primaries have timers to fire
-        self.subscriptions.on_table(changed)
-        self._promote(now)
+        self.subscriptions.on_table(update.changed)
+        for standby in rising:
+            self._arrivals.promote(standby, table.epoch, now)
         self._reviving.on_table()
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
 
-    def _show(self, producer: Producer, now: float) -> None:
-        """Show the newest table to a producer."""
-        assert self.table is not None
-        consumer = self.plan.edges[producer.stream.edge].consumer
-        producer.on_table(self.table, consumer, now, self._consumers[consumer])
-
-    def _assign_roles(self, table: Table, changed: Iterable[PartitionKey]) -> None:
-        for key in changed:
-            replica = self.replicas.get(key)
-            if replica is not None:
-                self._assign_role(table, *key, replica)
-        self.hosted.note_roles()
-
-    def _promote(self, now: float) -> None:
-        """Promote followers that lead by the table: each makes a replica from its checkpoint."""
-        table = self.table
-        assert table is not None
-        for key, follower in list(self.followers.items()):
-            if table.replicas(*key)[0].worker == self.worker:
-                assert isinstance(follower, Standby), f"{key}: a replica without state cannot lead"
-                if not follower.leads:
-                    self._arrivals.promote(follower, table.epoch, now)
-
-    def _assign_role(self, table: Table, stage: int, partition: int, replica: Replica) -> None:
-        first, *others = table.stages[stage][partition]
-        if not self.plan.settings.ordered:
-            replica.lead(table.epoch, [])  # replicas are independent of each other
-        elif first.worker == self.worker:
-            replica.lead(table.epoch, others)
-            self.pairing.tell(replica.key)
-            self.leaving.report(replica)
-        else:
-            replica.follow()
-
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
-        self._housing.on_edge_complete(edge, producers)
+        self.lifecycle.on_edge_complete(edge, producers)
 
     # ---- the data port
 
@@ -352,7 +308,7 @@ class WorkerCore:
             if refused.code != "stale" or not producer.reads_again or self.epoch <= producer.incarnation:
                 raise
             for begun in self._assigned.read_again(message.edge, message.producer):
-                self._show(begun, now)
+                self.lifecycle.show(begun, now)
             return
         edge = self.plan.edges[message.edge]
         if isinstance(edge, FromStage) and producer.has_room:
@@ -386,12 +342,7 @@ class WorkerCore:
         self._transfers.on_done(token, result, now)
         self.counters.refused += self._arrivals.newly_forged()
 
-    def _lead(self, replica: Replica) -> None:
-        """Give a standby that has become a replica its role as primary."""
-        assert self.table is not None
-        self._assign_role(self.table, *replica.key, replica)
-        self.hosted.note_roles()
-        self.turns.wake(replica.key)
+    def _look_for_timers(self) -> None:
         self._tick_at = 0.0
 
     def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:

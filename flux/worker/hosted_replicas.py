@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from flux.dataflow.plan import FromStage, Plan
 from flux.replica.kinds import Follower, ReplicaKind, kind_of
@@ -10,7 +12,27 @@ from flux.replica.order_log import OrderLog
 from flux.replica.replica import Replica
 from flux.state.standby import Standby
 from partitioning.ids import PartitionKey, StreamId
-from partitioning.table import ReplicaAt, Table
+from partitioning.table import ReplicaAt, Table, differing
+
+
+class PlacedRow(NamedTuple):
+    """The row of one partition in a table. ``mine``: the replica that it places on this worker."""
+
+    key: PartitionKey
+    row: tuple[ReplicaAt, ...]
+    mine: ReplicaAt | None
+
+
+@dataclass(frozen=True)
+class TableUpdate:
+    """The newest table, as one worker sees it, and its differences from the table ``before``."""
+
+    table: Table
+    before: Table | None
+    #: Partitions of each stage whose replicas are not as before.
+    changed: list[Sequence[int]]
+    #: The rows of these partitions.
+    rows: list[PlacedRow]
 
 
 class HostedReplicas:
@@ -73,6 +95,21 @@ class HostedReplicas:
                 known &= peer is not None and peer.incarnation == other.incarnation
             assert known, f"{replica.where}: its peers are {sorted(peers)}, the table lists {row}"
 
+    def follow(self, table: Table) -> TableUpdate:
+        """Go by this table, which is newer."""
+        before, self.epoch, self.table = self.table, table.epoch, table
+        changed: list[Sequence[int]] = [
+            range(len(rows)) if before is None else differing(before.stages[stage], rows)
+            for stage, rows in enumerate(table.stages)
+        ]
+        rows = [
+            PlacedRow(PartitionKey(stage, partition), row, next((r for r in row if r.worker == self.worker), None))
+            for stage, partitions in enumerate(changed)
+            for partition in partitions
+            for row in (table.stages[stage][partition],)
+        ]
+        return TableUpdate(table, before, changed, rows)
+
     def note(self) -> None:
         for stage in self._stages:
             mine = {key.partition: replica for key, replica in self.replicas.items() if key.stage == stage}
@@ -87,6 +124,11 @@ class HostedReplicas:
 
     def note_secondary(self, stage: int, partition: int) -> None:
         self._secondary[stage] |= {partition}
+
+    def leads(self, key: PartitionKey) -> bool:
+        """Tell whether the table names this worker's replica of a partition as the primary."""
+        assert self.table is not None
+        return self.table.replicas(*key)[0].worker == self.worker
 
     def begins_on_disk(self, key: PartitionKey) -> bool:
         """Tell whether the replica placed here is live and has no state yet: it goes on from the vault's state. A replica that is

@@ -1,9 +1,8 @@
-"""The making of the replicas that the newest table places on a worker, and the end of those that it does not (design: epoch).
+"""The lives of a worker's replicas: made, installed, brought to life, given roles, and given up (design: epoch, copy, standby).
 
-Left to others: the roles of replicas (the worker), the state of a replica that was added (``flux.state.sender``), the sources
-(``source_scheduler``).
+Left to others: the way of a copied state (``flux.state``), the sources (``source_scheduler``).
 
-``RevivalRequests`` asks the vault for state; ``Newcomers`` brings replicas with copied state to life.
+``RevivalRequests`` asks the vault for state.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 from flux.dataflow.plan import EdgePlan, FromSource, Plan
+from flux.exchange.consumer_map import Consumers
 from flux.exchange.inbound import Inbound
 from flux.exchange.log import LogMeter
 from flux.exchange.producer import Producer, ToWorker
@@ -22,12 +22,12 @@ from flux.replica.replica import Replica
 from flux.state.standby import Checkpoint, Standby, StandbyStore
 from flux.state.state_copy import ReplicaState, StateCopy, StreamPosition, restore
 from flux.wire.messages import Restore
-from flux.worker.hosted_replicas import HostedReplicas
+from flux.worker.hosted_replicas import HostedReplicas, TableUpdate
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
 from partitioning.ids import DISK, PartitionKey, StreamId
-from partitioning.table import Table
+from partitioning.table import ReplicaAt
 
 
 class RevivalRequests:
@@ -64,11 +64,11 @@ class RevivalRequests:
                 yield ToWorker(self.vault, Restore(*key, self._hosted.awaited[key], self._hosted.worker))
 
 
-class Newcomers:
-    """The worker, as ``sender.SenderHost``. ``show``: shows the newest table to a producer; ``lead``: gives a replica its role by
-    that table; ``promote``: promotes the standbys that lead by it.
+class ReplicaLifecycle:
+    """The lives of one worker's replicas, and its ``producers``, including those of its sources.
 
-    Replicas that come to life on a worker with a state that was copied (design: copy, standby).
+    Law: no other part of the worker makes, installs or gives up a replica. It is the worker as seen by kinds of replicas
+    (``ReplicaInstaller``) and by copies of state (``SenderHost``).
 
     A replica that comes to life reads on at the end of its state. A standby that becomes primary goes on in the order that it has
     kept."""
@@ -77,124 +77,47 @@ class Newcomers:
         self,
         plan: Plan,
         hosted: HostedReplicas,
-        housing: ReplicaHousing,
         subscriptions: Subscriptions,
         turns: StepScheduler,
+        leaving: OutputDelivery,
         pairing: OrderExchange,
-        show: Callable[[Producer, float], None],
-        lead: Callable[[Replica], None],
-        promote: Callable[[float], None],
+        standby_store: StandbyStore,
+        workers: int,
+        look_for_timers: Callable[[], None],
     ) -> None:
+        """Begin without replicas. ``workers``: the number of workers with which the query began. ``look_for_timers`` is called
+        when a standby has become primary: its timers may be due."""
         self.replicas = hosted.replicas
         self.awaited = hosted.awaited
         self.followers = hosted.followers
-        self._turns = turns
-        self._pairing = pairing
-        self._plan = plan
-        self._hosted = hosted
-        self._housing = housing
-        self._subscriptions = subscriptions
-        self._show = show
-        self._lead = lead
-        self._promote = promote
-
-    # ---- at a primary
-
-    def inbounds_of(self, replica: Replica) -> list[Inbound]:
-        return self._subscriptions.of(replica)
-
-    def note_copy(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
-        self._subscriptions.note_copy(replica, worker, incarnation, positions)
-
-    def goes_on(self, key: PartitionKey) -> None:
-        """Wake a replica that stood still and may take steps again, or that has orders to send."""
-        if key in self.replicas:
-            self._turns.wake(key)
-            self._pairing.tell(key)
-
-    # ---- at a new replica
-
-    def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
-        return self._plan.stages[key.stage].make().snapshot_classes
-
-    def build(self, key: PartitionKey, incarnation: int, bases: Sequence[int]) -> Replica:
-        return self._housing.build(key, incarnation, bases)
-
-    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
-        """Bring a replica to life whose operator has got its state."""
-        restore(state, replica)
-        self._housing.add(replica)
-        self._read_on(replica, state.positions, now)
-
-    def _read_on(self, replica: Replica, positions: Iterable[StreamPosition], now: float) -> None:
-        for outlet in replica.outlets:
-            self._show(outlet.producer, now)
-        self._subscriptions.adopt(replica, positions)
-
-    # ---- at a standby
-
-    @property
-    def shelf(self) -> StandbyStore:
-        return self._housing.shelf
-
-    def begins_on_disk(self, key: PartitionKey) -> bool:
-        return self._hosted.begins_on_disk(key)
-
-    def lead_from(self, standby: Standby, now: float) -> None:
-        self._housing.keep_order(standby.key, standby)
-        self._promote(now)
-
-    def keeps_checkpoints(self, key: PartitionKey) -> bool:
-        return keeps_checkpoints(self._hosted.kind_here(key))
-
-    def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
-        self._housing.keep(key, incarnation, checkpoint, state)
-
-    def take_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
-        """Bring a replica to life behind the checkpoint of a standby, with the standby's order."""
-        replica.reads_since = standby.reads_since
-        if state is not None:
-            restore(state, replica)
-        # A vault has acked every step before any output of it was shown.
-        replica.succeed(standby.order, standby.left, standby.claim, whole=standby.from_vault)
-        self._housing.add(replica)
-        self._lead(replica)
-        self._read_on(replica, standby.positions, now)
-
-
-class ReplicaHousing:
-    """The owner of a worker's replicas and ``producers``, including those of its sources. ``workers``: their number when the
-    query began."""
-
-    def __init__(
-        self, plan: Plan, hosted: HostedReplicas, subscriptions: Subscriptions, turns: StepScheduler, leaving: OutputDelivery,
-        workers: int,
-        shelf: StandbyStore,
-    ) -> None:  # fmt: skip
         self.producers: dict[StreamId, Producer] = {}
         self.log_meter = LogMeter()
+        self.standby_store = standby_store
         self._plan = plan
         self._hosted = hosted
         self._subscriptions = subscriptions
         self._turns = turns
         self._leaving = leaving
+        self._pairing = pairing
         self._workers = workers
-        self.shelf = shelf
+        self._look_for_timers = look_for_timers
+        self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
         self._noted = False
         #: Producers of an edge, if they are known by now.
         self._complete: dict[int, list[int]] = {}
 
-    def on_table(self, table: Table, changed: Iterable[PartitionKey]) -> None:
-        """Follow the newest table. ``changed``: partitions whose replicas are not as in the table before."""
-        hosted, replicas, followers = self._hosted, self._hosted.replicas, self._hosted.followers
+    # ---- the table
+
+    def on_table(self, update: TableUpdate) -> list[Standby]:
+        """Follow the newest table: its replicas first, then their roles. Return the standbys that are to become primary."""
+        hosted, replicas, followers = self._hosted, self.replicas, self.followers
         others = not self._noted  # other replicas live here than before
-        for key in changed:
-            mine = next((each for each in table.replicas(*key) if each.worker == hosted.worker), None)
+        for key, _, mine in update.rows:
             here = replicas.get(key) or followers.get(key)
             if here is not None and (mine is None or mine.incarnation != here.incarnation):
                 self._discard(key) if key in replicas else followers.pop(key)
                 here, others = None, True
-            hosted.awaited.pop(key, None)
+            self.awaited.pop(key, None)
             if mine is None:
                 hosted.placed.pop(key, None)
                 continue
@@ -204,6 +127,46 @@ class ReplicaHousing:
                 others = True
         if others:
             self._note()
+        for key, row, _ in update.rows:
+            if key in replicas:
+                self._assign_role(replicas[key], row, update.table.epoch)
+        hosted.note_roles()
+        return self._rising()
+
+    def _rising(self) -> list[Standby]:
+        """List the followers that lead by the table and have not begun to: each makes a replica from its checkpoint."""
+        rising = []
+        for key, follower in self.followers.items():
+            if self._hosted.leads(key):
+                assert isinstance(follower, Standby), f"{key}: a replica without state cannot lead"
+                if not follower.leads:
+                    rising.append(follower)
+        return rising
+
+    def _assign_role(self, replica: Replica, row: Sequence[ReplicaAt], epoch: int) -> None:
+        """Give a replica its role by the ``row`` of its partition in the table of this epoch."""
+        first, *others = row
+        if not self._plan.settings.ordered:
+            replica.lead(epoch, [])  # replicas are independent of each other
+        elif first.worker == self._hosted.worker:
+            replica.lead(epoch, others)
+            self._pairing.tell(replica.key)
+            self._leaving.report(replica)
+        else:
+            replica.follow()
+
+    def show(self, producer: Producer, now: float) -> None:
+        """Show the newest table to a producer."""
+        assert self._hosted.table is not None
+        consumer = self._plan.edges[producer.stream.edge].consumer
+        producer.on_table(self._hosted.table, consumer, now, self._consumers[consumer])
+
+    def on_edge_complete(self, edge: int, producers: list[int]) -> None:
+        self._complete[edge] = producers
+        for replica in self.replicas.values():
+            if edge in replica.stage.edges_in:
+                replica.expect(edge, producers)
+                self._turns.wake(replica.key)
 
     def _note(self) -> None:
         self._noted = True
@@ -220,20 +183,72 @@ class ReplicaHousing:
         self._enter(replica)
 
     def await_copy(self, key: PartitionKey, incarnation: int) -> None:
-        self._hosted.awaited[key] = incarnation
+        self.awaited[key] = incarnation
 
     def await_disk(self, key: PartitionKey, incarnation: int) -> None:
         assert self._plan.durable, f"the state of replica {key} is lost"
         self.await_copy(key, incarnation)
 
     def keep_order(self, key: PartitionKey, follower: Follower) -> None:
-        self._hosted.followers[key] = follower
+        self.followers[key] = follower
 
     def keep_checkpoints(self, key: PartitionKey, incarnation: int) -> None:
-        self.keep_order(key, self.shelf.standby(key, incarnation, self._subscriptions.kept))
+        self.keep_order(key, self.standby_store.standby(key, incarnation, self._subscriptions.kept))
+
+    # ---- for copies of state
+
+    def inbounds_of(self, replica: Replica) -> list[Inbound]:
+        return self._subscriptions.of(replica)
+
+    def note_copy(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
+        self._subscriptions.note_copy(replica, worker, incarnation, positions)
+
+    def goes_on(self, key: PartitionKey) -> None:
+        """Wake a replica that stood still and may take steps again, or that has orders to send."""
+        if key in self.replicas:
+            self._turns.wake(key)
+            self._pairing.tell(key)
+
+    def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
+        return self._plan.stages[key.stage].make().snapshot_classes
+
+    def begins_on_disk(self, key: PartitionKey) -> bool:
+        return self._hosted.begins_on_disk(key)
+
+    def keeps_checkpoints(self, key: PartitionKey) -> bool:
+        return keeps_checkpoints(self._hosted.kind_here(key))
+
+    def came_to_life(self, replica: Replica, state: StateCopy, now: float) -> None:
+        """Add an awaited replica whose operator has got its state."""
+        del self.awaited[replica.key]
+        restore(state, replica)
+        self._add(replica)
+        self._read_on(replica, state.positions, now)
+
+    def took_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
+        """Add a replica that goes on behind the checkpoint of a standby, with the standby's order, as the primary."""
+        del self.followers[replica.key]
+        replica.reads_since = standby.reads_since
+        if state is not None:
+            restore(state, replica)
+        # A vault has acked every step before any output of it was shown.
+        replica.succeed(standby.order, standby.left, standby.claim, whole=standby.from_vault)
+        self._add(replica)
+        assert self._hosted.table is not None
+        self._assign_role(replica, self._hosted.table.replicas(*replica.key), self._hosted.epoch)
+        self._hosted.note_roles()
+        self._turns.wake(replica.key)
+        self._look_for_timers()
+        self._read_on(replica, standby.positions, now)
+
+    def came_from_vault(self, standby: Standby) -> int | None:
+        del self.awaited[standby.key]
+        self.keep_order(standby.key, standby)
+        return self._hosted.epoch if self._hosted.leads(standby.key) else None
 
     def keep(self, key: PartitionKey, incarnation: int, checkpoint: Checkpoint, state: ReplicaState) -> None:
         """Add an awaited standby, with its first checkpoint."""
+        del self.awaited[key]
         standby = Standby(key, incarnation, self._subscriptions.kept)
         standby.begin(checkpoint, state)
         self.keep_order(key, standby)
@@ -261,12 +276,15 @@ class ReplicaHousing:
         self._leaving.open(replica)
         return replica
 
-    def add(self, replica: Replica) -> None:
-        """Add a replica that was awaited, or kept as a standby, and comes to life."""
-        self._hosted.followers.pop(replica.key, None)
+    def _add(self, replica: Replica) -> None:
         self._enter(replica)
         self._note()
         self._hosted.note_secondary(replica.stage.id, replica.partition)
+
+    def _read_on(self, replica: Replica, positions: Iterable[StreamPosition], now: float) -> None:
+        for outlet in replica.outlets:
+            self.show(outlet.producer, now)
+        self._subscriptions.adopt(replica, positions)
 
     def _enter(self, replica: Replica) -> None:
         self.producers |= {outlet.producer.stream: outlet.producer for outlet in replica.outlets}
@@ -276,12 +294,12 @@ class ReplicaHousing:
                 replica.expect(edge_id, range(edge.producers))
             elif edge_id in self._complete:
                 replica.expect(edge_id, self._complete[edge_id])
-        self._hosted.replicas[replica.key] = replica
+        self.replicas[replica.key] = replica
         self._subscriptions.enter(replica)
         self._turns.wake(replica.key)
 
     def _discard(self, key: PartitionKey) -> None:
-        replica = self._hosted.replicas.pop(key)
+        replica = self.replicas.pop(key)
         replica.close()
         self._leaving.close(replica)
         self._turns.forget(key)
@@ -298,10 +316,3 @@ class ReplicaHousing:
             self.log_meter, self._hosted.worker, base, settings.step_max_rows,
             source is not None and source.seeks, edge.from_stage and self._plan.may_lose(edge, passed_over=True),
         )  # fmt: skip
-
-    def on_edge_complete(self, edge: int, producers: list[int]) -> None:
-        self._complete[edge] = producers
-        for replica in self._hosted.replicas.values():
-            if edge in replica.stage.edges_in:
-                replica.expect(edge, producers)
-                self._turns.wake(replica.key)

@@ -71,7 +71,7 @@ class Host:
         self.replicas: dict[PartitionKey, Replica] = {}
         self.awaited: dict[PartitionKey, int] = {}
         self.followers: dict[PartitionKey, Any] = {}
-        self.shelf = StandbyStore()
+        self.standby_store = StandbyStore()
         self.led: list[StateCopy | None] = []
 
     def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...]:
@@ -86,7 +86,7 @@ class Host:
     def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
         return replica_of()
 
-    def take_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
+    def took_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
         self.replicas[KEY] = replica
         self.led.append(state)
 

@@ -345,7 +345,8 @@ class Newcomer:
     def begins_on_disk(self, key: PartitionKey) -> bool:
         return True
 
-    def lead_from(self, kept: Standby, now: float) -> None:
+    def came_from_vault(self, kept: Standby) -> None:
+        del self.awaited[kept.key]
         kept.leads = True
         self.followers[kept.key] = kept
         self.led.append(kept)

@@ -87,7 +87,8 @@ class Host:
         self.built.append(replica_of(incarnation))
         return self.built[-1]
 
-    def adopt(self, replica: Replica, state: StateCopy, now: float) -> None:
+    def came_to_life(self, replica: Replica, state: StateCopy, now: float) -> None:
+        del self.awaited[KEY]
         replica.adopt(state.state.replica)
         self.replicas[KEY] = replica
 

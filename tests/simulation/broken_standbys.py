@@ -18,7 +18,7 @@ from flux.replica.deltas import DeltaTracker
 from flux.replica.kinds import kind_of
 from flux.state.standby import Checkpoint, Standby
 from flux.state.state_copy import OutputNow
-from flux.worker.replica_lifecycle import ReplicaHousing
+from flux.worker.replica_lifecycle import ReplicaLifecycle
 from flux.worker.subscriptions import Subscriptions
 from partitioning.ids import DISK, STANDBY, UPSTREAM, PartitionKey, StreamId
 
@@ -134,10 +134,10 @@ def reads_from_who_does_not_know_all_readers(patch: Patch) -> None:
 def takes_the_first_table_that_comes_for_the_first(patch: Patch) -> None:
     """Whoever goes by an earlier one may take a replica here for a standby, and send it no rows."""
 
-    def create(self: ReplicaHousing, key: PartitionKey, incarnation: int) -> None:
+    def create(self: ReplicaLifecycle, key: PartitionKey, incarnation: int) -> None:
         self._enter(self.build(key, incarnation, []))
 
-    patch.setattr(ReplicaHousing, "create", create)
+    patch.setattr(ReplicaLifecycle, "create", create)
 
 
 def a_standby_is_no_heir_of_a_silent_worker(patch: Patch) -> None:

@@ -15,9 +15,9 @@ from flux.worker.core import WorkerCore
 
 def watch_standbys(core: WorkerCore, counts: Counter[str]) -> None:
     """Of one worker, from its beginning on."""
-    host: Any = core._arrivals._host
-    take_over, read_again, press = host.take_over, core._assigned.read_again, core.checkpoints.press
-    kept = core._housing.keep_order
+    host = core.lifecycle
+    took_over, read_again, press = host.took_over, core._assigned.read_again, core.checkpoints.press
+    kept = host.keep_order
 
     def taken_over(replica: Replica, state: Any, standby: Standby, now: float) -> None:
         counts["take-overs by standbys"] += 1
@@ -25,7 +25,7 @@ def watch_standbys(core: WorkerCore, counts: Counter[str]) -> None:
         counts["take-overs with changes to apply"] += bool(standby.checkpoint.changes)
         counts["take-overs from replay points"] += bool(state is not None and state.state.replica["silent"])
         counts["steps repeated by standbys"] += standby.order.end - standby.checkpoint.step
-        take_over(replica, state, standby, now)
+        took_over(replica, state, standby, now)
         counts["take-overs that throw output away"] += replica._silent > replica.applied
 
     def read(edge: int, partition: int) -> list[Producer]:
@@ -41,9 +41,9 @@ def watch_standbys(core: WorkerCore, counts: Counter[str]) -> None:
             _watch(follower, counts)
         kept(key, follower)
 
-    host.take_over, core._assigned.read_again = taken_over, read  # type: ignore[method-assign]
+    host.took_over, core._assigned.read_again = taken_over, read  # type: ignore[method-assign]
     core.checkpoints.press = pressed  # type: ignore[method-assign]
-    core._housing.keep_order = watched  # type: ignore[method-assign]
+    host.keep_order = watched  # type: ignore[method-assign]
 
 
 def _watch(standby: Standby, counts: Counter[str]) -> None:

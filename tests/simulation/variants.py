@@ -26,6 +26,7 @@ from flux.replica.replica import Replica
 from flux.replica.step_queue import StepQueue
 from flux.worker.core import WorkerCore
 from flux.worker.effects import LOCAL
+from flux.worker.replica_lifecycle import ReplicaLifecycle
 from flux.worker.subscriptions import Subscriptions
 from partitioning.clustering import Clustering
 from tests.simulation import broken_batches as batches
@@ -355,11 +356,10 @@ def never_repairs(patch: Patch) -> None:
 def everybody_leads(patch: Patch) -> None:
     """Each live replica takes itself for the primary."""
 
-    def broken(self: WorkerCore, table: Any, stage: int, partition: int, replica: Replica) -> None:
-        others = [other for other in table.stages[stage][partition] if other.worker != self.worker]
-        replica.lead(table.epoch, others)
+    def broken(self: ReplicaLifecycle, replica: Replica, row: Any, epoch: int) -> None:
+        replica.lead(epoch, [other for other in row if other.worker != self._hosted.worker])
 
-    patch.setattr(WorkerCore, "_assign_role", broken)
+    patch.setattr(ReplicaLifecycle, "_assign_role", broken)
 
 
 def follows_in_its_own_order(patch: Patch) -> None:
