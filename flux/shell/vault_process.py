@@ -82,7 +82,7 @@ class VaultLoop(WorkerLoop):
         super()._report_failure(core, error)
 
     def _made(self, welcome: Welcome) -> WorkerCore:
-        return Vault(self.plan, welcome.node, self._journal, time.perf_counter, welcome.workers)
+        return Vault(self.plan, welcome.node, self._journal, time.perf_counter, welcome.workers).core
 
 
 def after_loss(error: LocationGone, journal: Journal, place: Place, about: bytes) -> str:

@@ -8,12 +8,10 @@ primaries send it orders and checkpoints, producers hear its acks. Its answers l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from flux.dataflow.plan import Plan
 from flux.exchange.producer import ToWorker
@@ -118,8 +116,10 @@ class HandedCopies:
             del self._given[to]
 
 
-class Vault(WorkerCore):
-    """The state machine of a vault. Its effects are held until the journal is durable."""
+class Vault:
+    """The part of a vault that other workers do not have (``WorkerExtension``), and the ``core`` that it extends.
+
+    Effects of the core are held until the journal is durable, as they may follow from records that are not durable yet."""
 
     def __init__(
         self,
@@ -130,10 +130,12 @@ class Vault(WorkerCore):
         workers: int = 1,
         limits: PartLimits | None = None,
     ) -> None:
+        self.journal = journal
         # A checkpoint that becomes a file is written in another thread: the acks of all workers wait for this loop, and a busy
         # disk may take a tenth of a second to flush a file.
-        super().__init__(plan, worker, clock, workers, limits or PartLimits(inline_bytes=INLINE_BYTES), journal)
-        self.journal = journal
+        limits_in = limits or PartLimits(inline_bytes=INLINE_BYTES)
+        self.core = WorkerCore(plan, worker, clock, workers, limits_in, journal, self)
+        self._plan = plan
         parts = (limits or PartLimits()).within(plan.settings.message_max_bytes)
         self._handing = HandedCopies(plan.secret, plan.settings.resend_timeout, parts)
         self._early: dict[PartitionKey, Restore] = {}  # requests of workers whose newer table has not come here yet
@@ -150,55 +152,50 @@ class Vault(WorkerCore):
     def reaches(self) -> set[int]:
         return self._handing.workers
 
-    def on_table(self, table: Table, now: float) -> None:
-        if table.epoch > self.epoch:
-            self.journal.see(table.epoch)
-            self._handing.follow(table)
-        super().on_table(table, now)
+    def on_table(self, table: Table) -> None:
+        self.journal.see(table.epoch)
+        self._handing.follow(table)
+
+    def on_followed(self, now: float) -> None:
         early, self._early = self._early, {}
         for message in early.values():
             self._on_restore(message, now)
 
-    def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:
-        if isinstance(message, Restore):
-            self._on_restore(message, now)
-        else:
-            super().on_data_plane(connection, message, batches, now)
+    def on_message(self, message: Any, now: float) -> bool:
+        if not isinstance(message, Restore):
+            return False
+        self._on_restore(message, now)
+        return True
 
     def _on_restore(self, message: Restore, now: float) -> None:
-        key = PartitionKey(message.stage, message.partition)
-        if message.incarnation > self.epoch and self._exists(key):
+        core, key = self.core, PartitionKey(message.stage, message.partition)
+        if message.incarnation > core.epoch and self._exists(key):
             # A worker follows a table when it comes, and this one's may be next in the queue. If the request were forgotten, the
             # partition would stand still for a resend time-out.
             before = self._early.get(key)
             if before is None or before.incarnation <= message.incarnation:
                 self._early[key] = message
             return
-        standby = self.followers.get(key)
-        known = self.table is not None and message.worker in self.table.endpoints
+        standby = core.followers.get(key)
+        known = core.table is not None and message.worker in core.table.endpoints
         if not known or not isinstance(standby, Standby) or not self._handing.ask(standby, message, now):
-            self.counters.stale += 1  # the worker asks again if it still waits
+            core.counters.stale += 1  # the worker asks again if it still waits
 
     def _exists(self, key: PartitionKey) -> bool:
-        stages = self.plan.stages
+        stages = self._plan.stages
         return 0 <= key.stage < len(stages) and 0 <= key.partition < stages[key.stage].partitions
 
-    def on_answer(self, worker: int, message: Any, now: float) -> None:
-        if isinstance(message, Installed):
-            self._handing.on_installed(worker, message, now)
-        else:
-            super().on_answer(worker, message, now)
+    def on_installed(self, worker: int, answer: Installed, now: float) -> None:
+        self._handing.on_installed(worker, answer, now)
 
     def due(self) -> float:
-        return 0.0 if self._handing.waits else min(super().due(), self._flush_at)
+        return 0.0 if self._handing.waits else self._flush_at
 
-    def poll(self, now: float) -> Iterator[Effect]:
-        """Yield effects, all in order. They are held until the journal is flushed, as they may follow from records that are not
-        durable yet."""
-        self._held += super().poll(now)
+    def passed(self, effects: Iterator[Effect], now: float) -> Iterator[Effect]:
+        self._held += effects
         self._held += self._handing.poll(now)
         if self.journal.pending:
-            self._flush_at = min(self._flush_at, now + self.plan.settings.journal_flush)
+            self._flush_at = min(self._flush_at, now + self._plan.settings.journal_flush)
             if now < self._flush_at:
                 return
             self.journal.flush()
@@ -213,4 +210,5 @@ class Vault(WorkerCore):
 
     def _arrives(self, effect: Effect) -> bool:
         """Return False for an effect whose worker has left while the effect was held."""
-        return not isinstance(effect, ToWorker) or self.table is None or effect.worker in self.table.endpoints
+        table = self.core.table
+        return not isinstance(effect, ToWorker) or table is None or effect.worker in table.endpoints

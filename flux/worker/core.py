@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +74,36 @@ class DrainableLog(Protocol):
     def __len__(self) -> int: ...
 
 
+class WorkerExtension(Protocol):
+    """The part that a worker of a special kind has beside those of every worker: the vault (``flux.vault.vault``) is one."""
+
+    @property
+    def written(self) -> tuple[int, int, int]:
+        """Counts of writes to a disk: bytes in all, bytes of orders, and slices named by these orders."""
+
+    @property
+    def reaches(self) -> set[int]:
+        """Workers with which a state is exchanged other than between replicas."""
+
+    def on_table(self, table: Table) -> None:
+        """Note a newer table, before the worker follows it."""
+
+    def on_followed(self, now: float) -> None:
+        """Note that the worker has followed a newer table."""
+
+    def on_message(self, message: Any, now: float) -> bool:
+        """Take a message from the data port that no other part takes. Return False if it is of no known kind."""
+
+    def on_installed(self, worker: int, answer: Installed, now: float) -> None:
+        """Take the answer to a part of a copy of state."""
+
+    def passed(self, effects: Iterator[Effect], now: float) -> Iterator[Effect]:
+        """Yield the effects that may leave the worker now. The others are held until a later call."""
+
+    def due(self) -> float:
+        """Return the time at which ``passed`` must be called again at the latest, if nothing happens before."""
+
+
 class DrainCounter:
     """A count of the times at which everything has left a worker's logs that was in them at one moment.
 
@@ -116,10 +147,11 @@ class WorkerCore:
         workers: int = 1,
         limits: PartLimits | None = None,
         standby_store: StandbyStore | None = None,
+        extension: WorkerExtension | None = None,
     ) -> None:
         """Begin without replicas. ``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``:
         the number of workers with which the query began; ``limits`` of copies of state; ``standby_store``:
-        the store of standbys, in memory by default."""
+        the store of standbys, in memory by default; ``extension``: of a worker of a special kind."""
         self.plan = plan
         self.worker = worker
         self.hosted = HostedReplicas(plan, worker)
@@ -140,6 +172,7 @@ class WorkerCore:
         #: Seconds by which the wall clock is ahead of ``now``; renewed by the shell.
         self.wall_ahead = 0.0
         self._clock = clock
+        self._extension = extension
         self.turns = StepScheduler(self.replicas)
         self._effects: deque[Effect] = deque()
         self.leaving = OutputDelivery(worker, plan, self.replicas, self._effects.append, self.turns.wake)
@@ -191,11 +224,13 @@ class WorkerCore:
     @property
     def written(self) -> tuple[int, int, int]:
         """Counts of writes to a disk: bytes in all, bytes of orders, and slices named by these orders."""
-        return 0, 0, 0
+        return (0, 0, 0) if self._extension is None else self._extension.written
 
     @property
     def reaches(self) -> set[int]:
         """Workers with which a state is exchanged other than between replicas."""
+        if self._extension is not None:
+            return self._extension.reaches
         return set() if self._reviving.vault is None else {self._reviving.vault}
 
     def validate(self) -> None:
@@ -219,6 +254,8 @@ class WorkerCore:
         """Follow the newest table. Raises Fenced if this worker is not in it."""
         if table.epoch <= self.epoch:
             return
+        if self._extension is not None:
+            self._extension.on_table(table)
         if self.worker not in table.endpoints:
             raise Fenced(f"worker {self.worker} is not in the table of epoch {table.epoch}")
         update = self.hosted.follow(table)
@@ -235,6 +272,8 @@ class WorkerCore:
             self._arrivals.promote(standby, table.epoch, now)
         self._reviving.on_table()
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
+        if self._extension is not None:
+            self._extension.on_followed(now)
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self.lifecycle.on_edge_complete(edge, producers)
@@ -257,7 +296,8 @@ class WorkerCore:
             case Settled() | Passed():
                 self._on_statement(connection, message)
             case _:
-                raise ProtocolError(f"a consumer does not take {type(message).__name__}")
+                if self._extension is None or not self._extension.on_message(message, now):
+                    raise ProtocolError(f"a consumer does not take {type(message).__name__}")
 
     def _on_press(self, connection: Hashable, message: Press) -> None:
         if not 0 <= message.edge < len(self.plan.edges):
@@ -290,7 +330,7 @@ class WorkerCore:
             self._on_orders_seen(worker, message, now)
             return
         if isinstance(message, Installed):
-            self._transfers.on_installed(worker, message, now)
+            (self._extension or self._transfers).on_installed(worker, message, now)
             return
         if isinstance(message, Acks):
             for ack in message.items:
@@ -456,6 +496,10 @@ class WorkerCore:
 
     def poll(self, now: float) -> Iterator[Effect]:
         """Yield everything to be sent now, in order. Messages to this worker itself are delivered on the way."""
+        effects = self._poll(now)
+        return effects if self._extension is None else self._extension.passed(effects, now)
+
+    def _poll(self, now: float) -> Iterator[Effect]:
         if now >= self.subscriptions.ack_at:
             self.subscriptions.flush_acks()
         if now >= self._timers_at:
@@ -532,7 +576,7 @@ class WorkerCore:
         return min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.pairing.due(),
             self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
-            self.turns.gathered_at, self._keep_at,
+            self.turns.gathered_at, self._keep_at, inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
 
     def _answer(self, connection: Hashable, message: Answered) -> None:

@@ -268,7 +268,7 @@ def test_a_location_that_was_set_back_knows_of_less_than_was_shown(loss: str) ->
     whole = both.store.segment
     assert len(whole) > len(older)
     store = Memory(older if loss == "an older copy" else whole[: len(older) + 1], generation=2)
-    both.vault = Vault(both.plan, VAULT, opened(store), limits=PartLimits(inline_bytes=0))
+    both.vault = Vault(both.plan, VAULT, opened(store), limits=PartLimits(inline_bytes=0)).core
     both.worker = WorkerCore(both.plan, SECOND, limits=PartLimits(inline_bytes=0))
     second = both.worker.leaving.outside = Noted()
     both.jobs.clear()
@@ -293,7 +293,7 @@ def test_a_location_gets_no_new_steps_before_its_sink_is_compared_so_each_later_
     older = both.store.segment
     for start in (1, 2):
         both.store = Memory(older, generation=1 + start)
-        both.vault = Vault(both.plan, VAULT, opened(both.store), limits=PartLimits(inline_bytes=0))
+        both.vault = Vault(both.plan, VAULT, opened(both.store), limits=PartLimits(inline_bytes=0)).core
         both.worker = WorkerCore(both.plan, SECOND, limits=PartLimits(inline_bytes=0))
         outside = both.worker.leaving.outside = Noted(there=5, agrees=False)
         both.jobs.clear()

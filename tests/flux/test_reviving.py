@@ -48,7 +48,7 @@ class Both:
         self.plan = plan
         self.now = 0.0
         self.store = Memory()
-        self.vault = Vault(plan, VAULT, opened(self.store), limits=PartLimits(inline_bytes=0))
+        self.vault = Vault(plan, VAULT, opened(self.store), limits=PartLimits(inline_bytes=0)).core
         self.worker = WorkerCore(plan, FIRST)
         self.jobs: list[tuple[WorkerCore, Aside]] = []
         self.said: list[Any] = []
@@ -184,18 +184,20 @@ def test_who_asks_before_its_table_has_come_to_the_vault_is_answered_when_it_com
 
 
 def test_who_asks_for_what_is_not_in_the_plan_is_not_remembered(both: Both) -> None:
+    made = both.vault._extension
+    assert isinstance(made, Vault)
     for key in ((0, 7), (3, 0), (-1, 0)):
         both.vault.on_data_plane(SECOND, Restore(*key, 1 << 40, SECOND), [], both.now)
     assert both.vault.counters.stale == 3
     both.vault.on_data_plane(SECOND, Restore(0, 0, 1 << 40, SECOND), [], both.now)
     both.vault.on_data_plane(SECOND, Restore(0, 0, 9, SECOND), [], both.now)
     both.vault.on_table(table(2, SECOND, 1), both.now)
-    assert len(both.vault._early) == 1
+    assert len(made._early) == 1
 
 
 def test_nobody_waits_while_a_checkpoint_is_written_into_a_file(both: Both) -> None:
     store = Memory()
-    vault = Vault(both.plan, VAULT, opened(store))
+    vault = Vault(both.plan, VAULT, opened(store)).core
     vault.on_table(table(0, FIRST, 0), 0.0)
     data = checkpoint(0, 0, 1, size=LARGE).data
     assert data is not None
@@ -234,7 +236,7 @@ def test_without_a_vault_a_live_replica_that_is_not_here_is_a_mistake() -> None:
 def test_a_vault_looks_at_its_place_though_nothing_is_flushed(both: Both) -> None:
     store = Memory(look_s=4.0)
     settings = replace(both.plan.settings, journal_timeout=6.0)
-    vault = Vault(replace(both.plan, settings=settings), VAULT, opened(store))
+    vault = Vault(replace(both.plan, settings=settings), VAULT, opened(store)).core
     looks = []
     for now in range(10):
         assert list(vault.poll(float(now))) == []
@@ -245,7 +247,8 @@ def test_a_vault_looks_at_its_place_though_nothing_is_flushed(both: Both) -> Non
 def test_nothing_is_said_before_it_is_durable_and_what_waits_is_flushed_together(both: Both) -> None:
     """``spark.flux.journal.flush``."""
     settings = replace(both.plan.settings, journal_flush=0.01)
-    vault = Vault(replace(both.plan, settings=settings), VAULT, opened(both.store))
+    journal = opened(both.store)
+    vault = Vault(replace(both.plan, settings=settings), VAULT, journal).core
     flushes: list[float] = []
     flush = both.store.flush
 
@@ -257,7 +260,7 @@ def test_nothing_is_said_before_it_is_durable_and_what_waits_is_flushed_together
     now, said = 1.0, []
     vault.on_table(table(1, SECOND, 1), now)
     for _ in range(5):
-        vault.journal.see(vault.journal.highest + 1)
+        journal.see(journal.highest + 1)
         said += list(vault.poll(now))
         assert not said
         assert vault.due() <= 1.01

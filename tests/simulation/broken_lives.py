@@ -13,7 +13,6 @@ from flux.state.sender import StateSender
 from flux.state.standby import Checkpoint, Standby
 from flux.vault.journal import JournaledStandby, Whole
 from flux.vault.vault import Vault
-from flux.worker.core import WorkerCore
 from flux.worker.effects import Effect
 from tests.simulation.vault_process import VaultProcess
 
@@ -25,12 +24,12 @@ LATE = 30
 def answers_before_it_is_durable(patch: Patch) -> None:
     """The last that it has said may be lost with it."""
 
-    def poll(self: Vault, now: float) -> Iterator[Effect]:
-        yield from [*WorkerCore.poll(self, now), *self._handing.poll(now)]
+    def passed(self: Vault, effects: Iterator[Effect], now: float) -> Iterator[Effect]:
+        yield from [*effects, *self._handing.poll(now)]
         if len(self.journal._pending) > LATE:
             self.journal.flush()
 
-    patch.setattr(Vault, "poll", poll)
+    patch.setattr(Vault, "passed", passed)
 
 
 def checkpoints_are_forgotten(patch: Patch) -> None:

@@ -109,7 +109,7 @@ class VaultProcess(WorkerProcess):
         self.first_epoch = self._journal.highest + 1
 
     def made(self, workers: int) -> WorkerCore:
-        return Vault(self.sim.plan, self.node, self._journal, workers=workers, limits=self.sim.copies)
+        return Vault(self.sim.plan, self.node, self._journal, workers=workers, limits=self.sim.copies).core
 
 
 def _go_on(ledger: Ledger, earlier: Ledger) -> None:
