@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
 
@@ -103,6 +104,16 @@ class Peer:
     def send_again(self, now: float) -> None:
         assert self.acked is not None
         self.sent, self.told, self.since = self.acked, -1, now
+
+
+class Heard(IntEnum):
+    """The meaning of a primary's orders for the log of another replica."""
+
+    #: They are of an earlier primary. The only false one.
+    DEPOSED = 0
+    #: They have nothing that is not in the log.
+    KNOWN = 1
+    NEWS = 2
 
 
 class OrderLog:
@@ -320,25 +331,27 @@ class OrderLog:
         self.end += len(entries)
         self.committed = committed
 
-    def on_orders(self, term: int, first: int, entries: list[OrderEntry], committed: int, applied: int) -> bool:
-        """Take entries ``first``, ... from the primary of ``term``, in whose log ``committed`` are committed. False: it is
-        deposed.
+    def on_orders(self, term: int, first: int, entries: list[OrderEntry], committed: int, applied: int) -> Heard:
+        """Take entries ``first``, ... from the primary of ``term``, in whose log ``committed`` are committed.
 
         Entries of an earlier primary are cut only where this one has others in their place: until then they may be committed
         and known to the outside, and this replica may be the next primary."""
         if term < self.term:
-            return False
+            return Heard.DEPOSED
+        heard = Heard.KNOWN
         if term > self.term:
-            self.term = term
+            self.term, heard = term, Heard.NEWS
             # Every primary has all committed entries. No others can be committed while this live replica has not acked them.
             self.verified = max(applied, self.committed, min(committed, self.end))
         if first <= self.verified:
             for step, entry in enumerate(entries, first):
                 if step >= max(self.base, applied):
                     self._take(step, entry)
-            self.verified = max(self.verified, first + len(entries))
-        self.committed = max(self.committed, min(committed, self.verified))
-        return True
+            if first + len(entries) > self.verified:
+                self.verified, heard = first + len(entries), Heard.NEWS
+        if min(committed, self.verified) > self.committed:
+            self.committed, heard = min(committed, self.verified), Heard.NEWS
+        return heard
 
     def _take(self, step: int, entry: OrderEntry) -> None:
         if step < self.end and self[step] != entry:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 
-from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog
+from flux.replica.order_log import NO_CLAIM, Heard, OrderClaim, OrderLog
 from flux.state.state_copy import ReplicaState, StreamPosition, decode_state
 from flux.wire.messages import Mark, OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.ids import PartitionKey, StreamId
@@ -64,16 +65,53 @@ class Checkpoint:
         return cls(applied, data, state.positions, term, number, where, at, base=base)
 
 
+class OrdersTaken(NamedTuple):
+    """Change of a standby: it has taken orders that were news."""
+
+    item: PartitionOrder
+
+
+class CheckpointTaken(NamedTuple):
+    """Change of a standby: it has taken a checkpoint, as it came."""
+
+    checkpoint: Checkpoint
+
+
+class EarlierFenced(NamedTuple):
+    """Change of a standby: it heeds no primary of a term before this one."""
+
+    term: int
+
+
+class SettledThrough(NamedTuple):
+    """Change of a standby: its checkpoint has all rows of a stream through a mark (design: needed-no-more)."""
+
+    stream: StreamId
+    mark: Mark
+
+
+StandbyChange = OrdersTaken | CheckpointTaken | EarlierFenced | SettledThrough
+
+
+def _told_to_nobody(standby: Standby, change: StandbyChange) -> None:
+    """Ignore a change: only a store that outlives its process keeps changes."""
+
+
 class Standby:
     """A standby of one partition.
 
     ``checkpoint`` is the newest whose steps are all committed, ``beside`` a newer one with steps that may not be. ``order`` has
     the steps after the checkpoint. ``leads``: it is to take over, and takes no more orders. ``left``: the outside has the
     positions of its partition's output below this. ``claim`` is the newest claim about committed output. ``taken`` is called
-    with each new checkpoint."""
+    with each new checkpoint, ``changed`` with each input that has changed the standby: a fresh standby with the same inputs gets
+    the same state."""
 
     def __init__(
-        self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None] = lambda standby: None
+        self,
+        key: PartitionKey,
+        incarnation: int,
+        taken: Callable[[Standby], None] = lambda standby: None,
+        changed: Callable[[Standby, StandbyChange], None] = _told_to_nobody,
     ) -> None:
         self.key = key
         self.incarnation = incarnation
@@ -89,6 +127,11 @@ class Standby:
             StreamId, Mark
         ] = {}  # no row through these is missing in the checkpoint (design: needed-no-more)
         self._taken = taken
+        self._changed = changed
+
+    def goes_on(self, incarnation: int, taken: Callable[[Standby], None]) -> None:
+        """Begin another life of the standby, with the same content."""
+        self.incarnation, self._taken = incarnation, taken
 
     def begin(self, checkpoint: Checkpoint, state: ReplicaState) -> None:
         """Take the first copy after the standby was added. It is safe only when its primary says that the steps in it are
@@ -119,6 +162,7 @@ class Standby:
         if known is not None and known.sequence >= mark.sequence:
             return False
         self.settled[stream] = mark
+        self._changed(self, SettledThrough(stream, mark))
         return True
 
     @property
@@ -133,11 +177,17 @@ class Standby:
 
     def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
         order = self.order
-        if self.leads or not order.on_orders(item.term, item.first, item.entries, item.committed, self.checkpoint.step):
+        if self.leads:
             return None
+        heard = order.on_orders(item.term, item.first, item.entries, item.committed, self.checkpoint.step)
+        if not heard:
+            return None
+        news = heard is Heard.NEWS or item.left > self.left
         self.left = max(self.left, item.left)
         self.claim = max(self.claim, OrderClaim(item.checked, item.checksum), key=lambda claim: claim.steps)
         self.settle()
+        if news:
+            self._changed(self, OrdersTaken(item))
         return PartitionSeen(
             *self.key, self.incarnation, order.term, order.verified, self.checkpoint.step, checked=0, checksum=0,
             left=self.left,
@@ -165,9 +215,11 @@ class Standby:
             base = self.holds(checkpoint.term, checkpoint.base)
             if base is None:
                 return False
-            checkpoint = checkpoint.after(base)
-        self.beside = checkpoint
+            self.beside = checkpoint.after(base)
+        else:
+            self.beside = checkpoint
         self.settle()
+        self._changed(self, CheckpointTaken(checkpoint))
         return True
 
     def fence(self, term: int) -> None:
@@ -175,6 +227,7 @@ class Standby:
         if term > self.order.term:
             self.order.on_orders(term, 0, [], 0, self.checkpoint.step)
             self.settle()
+            self._changed(self, EarlierFenced(term))
 
     def settle(self) -> None:
         """Check whether the checkpoint beside may replace the other, or is of no use any more."""

@@ -19,9 +19,18 @@ import pyarrow as pa
 
 from flux.errors import SnapshotError
 from flux.replica.order_log import OrderClaim, OrderLog
-from flux.state.standby import Checkpoint, Standby, StandbyStore
+from flux.state.standby import (
+    Checkpoint,
+    CheckpointTaken,
+    EarlierFenced,
+    OrdersTaken,
+    SettledThrough,
+    Standby,
+    StandbyChange,
+    StandbyStore,
+)
 from flux.state.state_copy import decode_state
-from flux.wire.messages import Mark, OrderEntry, PartitionOrder, PartitionSeen
+from flux.wire.messages import Mark, OrderEntry, PartitionOrder
 from partitioning.ids import PartitionKey, StreamId
 
 #: The mark by which frames are found again behind damage.
@@ -244,76 +253,38 @@ class Written(Checkpoint):
         return (*self.earlier, self.as_kept)
 
 
-class JournaledStandby(Standby):
-    """A standby that writes down its inputs."""
+def whole_of(standby: Standby) -> Whole:
+    """Make the record of all that a standby holds."""
+    order = standby.order
+    checkpoint = [*standby.checkpoint.all_kept] if isinstance(standby.checkpoint, Written) else []
+    beside = [*standby.beside.all_kept] if isinstance(standby.beside, Written) else []
+    return Whole(
+        *standby.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, standby.left,
+        order.since(order.base), standby.claim, [(*stream, mark) for stream, mark in standby.settled.items()],
+    )  # fmt: skip
 
-    def __init__(self, key: PartitionKey, incarnation: int, note: Callable[[Record], None]) -> None:
-        super().__init__(key, incarnation)
-        self._note = note
 
-    def goes_on(self, incarnation: int, taken: Callable[[Standby], None]) -> None:
-        """Begin another life of the standby, with the same content."""
-        self.incarnation, self._taken = incarnation, taken
+def restore(standby: Standby, whole: Whole, load: Callable[[KeptState], Checkpoint]) -> None:
+    """Give a standby the content of a record."""
 
-    def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
-        before = self._mark()
-        answer = super().on_orders(item)
-        if self._mark() != before:
-            self._note(Ordered(item))
-        return answer
+    def chain(pieces: list[KeptState]) -> Checkpoint | None:
+        found: Checkpoint | None = None
+        for piece in pieces:
+            found = load(piece) if found is None else load(piece).after(found)
+        return found
 
-    def take(self, checkpoint: Checkpoint) -> bool:
-        before = self.checkpoint, self.beside
-        super().take(checkpoint)
-        used = (self.checkpoint, self.beside) != before
-        if used:
-            assert isinstance(checkpoint, Written)
-            self._note(Taken(*self.key, checkpoint.as_kept))
-        return used
+    standby.checkpoint, standby.beside = chain(whole.checkpoint) or Checkpoint(), chain(whole.beside)
+    standby.order = OrderLog(whole.step)
+    standby.order.adopt(whole.entries, whole.committed)
+    standby.order.term, standby.order.verified, standby.left = whole.term, whole.verified, whole.left
+    standby.claim = OrderClaim(*whole.claim)
+    standby.settled = {StreamId(edge, producer): mark for edge, producer, mark in whole.settled}
 
-    def fence(self, term: int) -> None:
-        if term > self.order.term:
-            super().fence(term)
-            self._note(FencedRecord(*self.key, term))
 
-    def note_settled(self, stream: StreamId, mark: Mark) -> bool:
-        news = super().note_settled(stream, mark)
-        if news:
-            self._note(Through(*self.key, *stream, mark))
-        return news
-
-    def _mark(self) -> tuple[int, ...]:
-        order = self.order
-        return order.term, order.end, order.verified, order.committed, order.cut, self.left
-
-    def whole(self) -> Whole:
-        order = self.order
-        checkpoint = [*self.checkpoint.all_kept] if isinstance(self.checkpoint, Written) else []
-        beside = [*self.beside.all_kept] if isinstance(self.beside, Written) else []
-        return Whole(
-            *self.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, self.left,
-            order.since(order.base), self.claim, [(*stream, mark) for stream, mark in self.settled.items()],
-        )  # fmt: skip
-
-    def restore(self, whole: Whole, load: Callable[[KeptState], Checkpoint]) -> None:
-        def chain(pieces: list[KeptState]) -> Checkpoint | None:
-            found: Checkpoint | None = None
-            for piece in pieces:
-                found = load(piece) if found is None else load(piece).after(found)
-            return found
-
-        self.checkpoint, self.beside = chain(whole.checkpoint) or Checkpoint(), chain(whole.beside)
-        self.order = OrderLog(whole.step)
-        self.order.adopt(whole.entries, whole.committed)
-        self.order.term, self.order.verified, self.left = whole.term, whole.verified, whole.left
-        self.claim = OrderClaim(*whole.claim)
-        self.settled = {StreamId(edge, producer): mark for edge, producer, mark in whole.settled}
-
-    @property
-    def files(self) -> set[str]:
-        """Return the names of the files that the standby needs."""
-        held = (self.checkpoint, self.beside)
-        return {piece.file for kept in held if isinstance(kept, Written) for piece in kept.all_kept} - {""}
+def files_of(standby: Standby) -> set[str]:
+    """Return the names of the files that a standby needs."""
+    held = (standby.checkpoint, standby.beside)
+    return {piece.file for kept in held if isinstance(kept, Written) for piece in kept.all_kept} - {""}
 
 
 class Journal(StandbyStore):
@@ -321,7 +292,7 @@ class Journal(StandbyStore):
 
     def __init__(self, store: Store, where: str = "the journal") -> None:
         #: By partition.
-        self.standbys: dict[PartitionKey, JournaledStandby] = {}
+        self.standbys: dict[PartitionKey, Standby] = {}
         #: No epoch, term or incarnation in the kept data is above this; -1: nothing is kept.
         self.highest = -1
         #: ``bytes``: all written bytes, files too. ``order_bytes``: the bytes of frames that have nothing but orders.
@@ -341,7 +312,7 @@ class Journal(StandbyStore):
     def begin(self) -> None:
         """Write from now on, to a new segment; remove files that are not needed."""
         self._segment()
-        needed = {file for kept in self.standbys.values() for file in kept.files}
+        needed = {file for kept in self.standbys.values() for file in files_of(kept)}
         self._store.remove(self._put - needed)
         self._put &= needed
 
@@ -380,6 +351,18 @@ class Journal(StandbyStore):
 
     def see(self, epoch: int) -> None:
         self._note(Seen(epoch))
+
+    def _on_change(self, standby: Standby, change: StandbyChange) -> None:
+        match change:
+            case OrdersTaken(item):
+                self._note(Ordered(item))
+            case CheckpointTaken(checkpoint):
+                assert isinstance(checkpoint, Written)
+                self._note(Taken(*standby.key, checkpoint.as_kept))
+            case EarlierFenced(term):
+                self._note(FencedRecord(*standby.key, term))
+            case SettledThrough(stream, mark):
+                self._note(Through(*standby.key, *stream, mark))
 
     def _note(self, record: Record) -> None:
         self._pending.append(record)
@@ -436,7 +419,7 @@ class Journal(StandbyStore):
 
     def _segment(self) -> None:
         """Begin a new segment with all that is held."""
-        data = frame([Seen(self.highest), *(kept.whole() for kept in self.standbys.values())])
+        data = frame([Seen(self.highest), *(whole_of(kept) for kept in self.standbys.values())])
         self._store.begin(data)
         self.bytes += len(data)
         self._began = self._size = len(data)
@@ -446,7 +429,7 @@ class Journal(StandbyStore):
         if self._put and self._touched:
             needed: set[str] = set()
             for key in self._touched:
-                needed |= self._of(key).files
+                needed |= files_of(self._of(key))
             of_touched = {(str(stage), str(partition)) for stage, partition in self._touched}
             gone = {name for name in self._put - needed if tuple(name.split("-")[:2]) in of_touched}
             if gone:
@@ -456,9 +439,9 @@ class Journal(StandbyStore):
 
     # ---- reading
 
-    def _of(self, key: PartitionKey) -> JournaledStandby:
+    def _of(self, key: PartitionKey) -> Standby:
         if key not in self.standbys:
-            self.standbys[key] = JournaledStandby(key, -1, self._note)
+            self.standbys[key] = Standby(key, -1, changed=self._on_change)
         return self.standbys[key]
 
     def _read(self, data: memoryview | None) -> None:
@@ -478,13 +461,13 @@ class Journal(StandbyStore):
             case Ordered(item):
                 self._of(PartitionKey(item.stage, item.partition)).on_orders(item)
             case Taken(stage, partition, kept):
-                Standby.take(self._of(PartitionKey(stage, partition)), self._described(kept))
+                self._of(PartitionKey(stage, partition)).take(self._described(kept))
             case FencedRecord(stage, partition, term):
                 self._of(PartitionKey(stage, partition)).fence(term)
             case Through(stage, partition, edge, producer, mark):
                 self._of(PartitionKey(stage, partition)).note_settled(StreamId(edge, producer), mark)
             case Whole(stage, partition):
-                self._of(PartitionKey(stage, partition)).restore(record, self._described)
+                restore(self._of(PartitionKey(stage, partition)), record, self._described)
 
     @staticmethod
     def _described(kept: KeptState) -> Checkpoint:

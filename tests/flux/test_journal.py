@@ -27,7 +27,7 @@ from kept import (
 )
 
 from flux.errors import QueryFailed
-from flux.vault.journal import Journal
+from flux.vault.journal import Journal, files_of
 from flux.wire.messages import OrderEntry, PartitionOrder
 from partitioning.ids import PartitionKey
 
@@ -190,7 +190,7 @@ def test_no_file_stays_that_nobody_needs_and_none_goes_that_somebody_needs(seed:
         story.run(40)
         story.see(story.told[0])
         story.flush(story.told[0])
-        assert set(story.store.files) == {name for kept in story.journal.standbys.values() for name in kept.files}
+        assert set(story.store.files) == {name for kept in story.journal.standbys.values() for name in files_of(kept)}
 
 
 # ---- the end of the journal

@@ -10,8 +10,9 @@ import pytest
 from flux.replica.order_log import OrderLog
 from flux.state import standby as image
 from flux.state.sender import StateSender
-from flux.state.standby import Checkpoint, Standby
-from flux.vault.journal import JournaledStandby, Whole
+from flux.state.standby import CheckpointTaken, Standby, StandbyChange
+from flux.vault import journal
+from flux.vault.journal import Journal, Whole
 from flux.vault.vault import Vault
 from flux.worker.effects import Effect
 from tests.simulation.vault_process import VaultProcess
@@ -35,26 +36,29 @@ def answers_before_it_is_durable(patch: Patch) -> None:
 def checkpoints_are_forgotten(patch: Patch) -> None:
     """They are acked, and not in the journal."""
 
-    def take(self: JournaledStandby, checkpoint: Checkpoint) -> bool:
-        return Standby.take(self, checkpoint)
+    on_change = Journal._on_change
 
-    patch.setattr(JournaledStandby, "take", take)
+    def noted(self: Journal, standby: Standby, change: StandbyChange) -> None:
+        if not isinstance(change, CheckpointTaken):
+            on_change(self, standby, change)
+
+    patch.setattr(Journal, "_on_change", noted)
 
 
 def a_segment_begins_without_earlier_changes(patch: Patch) -> None:
     """The newest changes are written into it without those before them."""
-    whole = JournaledStandby.whole
+    whole = journal.whole_of
 
-    def shorter(self: JournaledStandby) -> Whole:
-        made = whole(self)
+    def shorter(standby: Standby) -> Whole:
+        made = whole(standby)
         return msgspec.structs.replace(made, checkpoint=[*made.checkpoint[:1], *made.checkpoint[1:][-1:]])
 
-    patch.setattr(JournaledStandby, "whole", shorter)
+    patch.setattr(journal, "whole_of", shorter)
 
 
 def restores_without_a_fence(patch: Patch) -> None:
     """A deposed primary may still commit steps that the next one does not get."""
-    patch.setattr(JournaledStandby, "fence", lambda self, term: None)
+    patch.setattr(Standby, "fence", lambda self, term: None)
 
 
 def restores_without_the_order(patch: Patch) -> None:
