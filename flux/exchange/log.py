@@ -77,6 +77,17 @@ class LogMeter:
         self.peak = max(self.peak, self.bytes)
 
 
+class LogRoom:
+    """The room in the logs of one owner, which gives the same output to all of them. Each log tells it once when the log fills,
+    and once when the log drains, so that its owner reads a field before each step and each read (design: told-room)."""
+
+    __slots__ = ("full",)
+
+    def __init__(self) -> None:
+        #: The number of logs that take nothing now: the logs at their bounds, and the ones whose streams have ended.
+        self.full = 0
+
+
 class Log:
     """Entries ``base`` to ``end`` - 1, the oldest first. Numbers may be missing: an entry of numbered rows has the number of
     its last row, and rows may have gaps between them."""
@@ -87,15 +98,55 @@ class Log:
         self.bytes = 0
         self.meter = meter or LogMeter()
         self.base = self.end = base
+        #: There is room for one more entry, by its bytes.
+        self.has_room = self._fits()
+        #: Nothing more comes in this life of the stream.
+        self.closed = False
+        self._room = LogRoom()
         self._entries: deque[LogEntry] = deque()
         self._held_by = (-1, -1)  # the oldest entry, and a partition that has not acked it
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def has_room(self) -> bool:
+    # ---- room
+
+    def tell(self, room: LogRoom) -> None:
+        """Tell another owner from now on when the log fills and drains."""
+        takes_nothing = self.closed or not self.has_room
+        self._room.full -= takes_nothing
+        room.full += takes_nothing
+        self._room = room
+
+    def close(self) -> None:
+        """Note that nothing more comes in this life of the stream. A closed log counts as full, also when it drains."""
+        if not self.closed:
+            self._room.full += self.has_room
+            self.closed = True
+
+    def bound(self, bytes_max: int) -> None:
+        """Set another bound."""
+        self.bytes_max = bytes_max
+        self._note_room()
+
+    def _fits(self) -> bool:
         return self.bytes < self.bytes_max
+
+    def _note_room(self) -> None:
+        """Tell the owner if the log has filled or drained."""
+        fits = self._fits()
+        if fits != self.has_room:
+            self.has_room = fits
+            if not self.closed:
+                self._room.full += -1 if fits else 1
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
+        assert self.has_room == self._fits(), (
+            f"{self.bytes} of {self.bytes_max} bytes are logged, has_room is {self.has_room}"
+        )
+
+    # ---- entries
 
     def append(self, entry: LogEntry) -> None:
         assert self.end == entry.sequence if entry.begin < 0 else self.end <= entry.begin, (entry, self.end)
@@ -103,6 +154,8 @@ class Log:
         self.end = entry.sequence + 1
         self.bytes += entry.nbytes
         self.meter.add(entry.nbytes)
+        if self.has_room:
+            self._note_room()
 
     def __getitem__(self, sequence: int) -> LogEntry:
         """Return the first entry from ``sequence`` on."""
@@ -134,6 +187,8 @@ class Log:
             dropped += 1
             if len(self.gone):
                 self.gone[head.touches] = head.sequence
+        if dropped and not self.has_room:
+            self._note_room()
         return dropped
 
     def begin_at(self, sequence: int, settled: bool = False) -> None:
@@ -149,3 +204,4 @@ class Log:
         self.bytes = 0
         self.base = self.end
         self._entries.clear()
+        self._note_room()

@@ -124,8 +124,8 @@ class Producer:
 
     @property
     def has_room(self) -> bool:
-        """The owner may append. False is back-pressure: wait for acks."""
-        return self.log.has_room and not self.finished and not self.resting
+        """The owner may append. False is back-pressure: wait for acks. An owner of several producers is told (``Log.tell``)."""
+        return self.log.has_room and not self.log.closed
 
     @property
     def drained(self) -> bool:
@@ -283,13 +283,19 @@ class Producer:
         if not self.finished:
             number = self.earlier.end_number(self.log.end)
             self.say(End(), created, -1 if number == self.log.end else number)
-            self.finished = True
+            self.has_ended()
             self.earlier.on_end(self.log.end)
+
+    def has_ended(self) -> None:
+        """Note that the end of the stream is given, by this life or by the one whose log is copied."""
+        self.finished = True
+        self.log.close()
 
     def rest(self) -> None:
         """Rest: nothing more comes in this life, and another one goes on behind it. NonDeterministicInputError: an earlier one
         gave more."""
         self.resting = self.dirty = True
+        self.log.close()
         self.earlier.on_end(self.log.end)
 
     def _push(self, entry: LogEntry) -> None:
@@ -307,6 +313,8 @@ class Producer:
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
         log = self.log
+        log.validate()
+        assert not log.closed or self.finished or self.resting, "more is to come, and its log is closed"
         if self.finished and log:
             assert isinstance(log[log.end - 1].element, End), "nothing comes after the end of the stream"
         listed = np.zeros_like(self._acks, bool)

@@ -20,6 +20,7 @@ from flux.dataflow.plan import EdgePlan
 from flux.dataflow.source import RowStart
 from flux.errors import QueryFailed, RefusedError, UsageError
 from flux.exchange.checksum import extend, extend_each
+from flux.exchange.log import LogRoom
 from flux.exchange.producer import Producer
 from flux.exchange.replay_check import START, Beginning
 from flux.exchange.slices import ROTATION_ROWS, with_numbers
@@ -104,6 +105,10 @@ class SourceStreams:
         ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted."""
         self.edges = edges
         self.producers = producers
+        #: The logs of all producers tell it when they fill and drain.
+        self.room = LogRoom()
+        for producer in producers:
+            producer.log.tell(self.room)
         self.name = name
         self.rows = 0
         self.batches = 0
@@ -176,8 +181,10 @@ class SourceStreams:
         If one of its streams makes rows that were there before, all streams have room beyond the bounds of their logs: an
         ordered step may need rows that were in the log together when batches were cut elsewhere, and rows go to all streams
         alike (design: numbered-rows)."""
+        if not self.room.full:
+            return True
         full = [producer for producer in self.producers if not producer.has_room]
-        return not full or (self.makes_again and all(map(self._has_more_room, full)))
+        return self.makes_again and all(map(self._has_more_room, full))
 
     @property
     def room_bytes(self) -> int:
@@ -197,7 +204,7 @@ class SourceStreams:
         )
 
     def _has_more_room(self, producer: Producer) -> bool:
-        return not producer.finished and not producer.resting and producer.log.bytes < self._again_bytes
+        return not producer.log.closed and producer.log.bytes < self._again_bytes
 
     @property
     def drained(self) -> bool:

@@ -55,6 +55,8 @@ class SinkBuffer:
         #: would be written to the location, and at the next start it would seem to know of everything that is outside.
         self.compares = False
         self.bytes = 0
+        #: There is room for one more batch.
+        self.has_room = bytes_max > 0
         self._bytes_max = bytes_max
         self._handed: deque[BufferedBatch] = deque()
         self._waiting: deque[BufferedBatch] = deque()
@@ -74,8 +76,8 @@ class SinkBuffer:
 
     # ---- in and out
 
-    @property
-    def has_room(self) -> bool:
+    def _fits(self) -> bool:
+        """Tell whether one more batch may be kept."""
         return self.bytes < self._bytes_max
 
     def add(self, step: int, batch: pa.RecordBatch) -> None:
@@ -87,6 +89,7 @@ class SinkBuffer:
         kept = BufferedBatch(step, position, batch, BATCH_BYTES + logical_bytes(batch))
         self._waiting.append(kept)
         self.bytes += kept.nbytes
+        self.has_room = self._fits()
 
     def hand_on(self, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield position and batch of the output of the steps below ``below``, each once."""
@@ -126,6 +129,7 @@ class SinkBuffer:
         for kept in (self._handed, self._waiting):
             while kept and kept[0].position < below:
                 self.bytes -= kept.popleft().nbytes
+        self.has_room = self._fits()
 
     # ---- copies
 
@@ -143,6 +147,9 @@ class SinkBuffer:
         kept = [each.position for each in chain(self._handed, self._waiting)]
         assert kept == list(range(self.left, self.position)), f"kept are {kept}, of {self.left} to {self.position}"
         assert self.leads or not self._handed, "a replica that does not lead has handed on output"
+        assert self.has_room == self._fits(), (
+            f"{self.bytes} of {self._bytes_max} bytes are kept, has_room is {self.has_room}"
+        )
 
 
 #: Batches for which there is always room.
@@ -160,11 +167,10 @@ class ReaderBuffer(SinkBuffer):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    @property
-    def has_room(self) -> bool:
-        """There is room. It is always there for two batches: Spark acknowledges a batch when it has got another one (design:
-        full-readers)."""
-        return super().has_room or len(self._handed) + len(self._waiting) < ALWAYS
+    def _fits(self) -> bool:
+        """Tell whether one more batch may be kept. It always may if there are fewer than two: Spark acknowledges a batch when it
+        has got another one (design: full-readers)."""
+        return super()._fits() or len(self._handed) + len(self._waiting) < ALWAYS
 
     @property
     def base(self) -> int:

@@ -25,6 +25,7 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import DataLost
 from flux.exchange.checksum import extend
 from flux.exchange.inbound import Slice, WordSlice
+from flux.exchange.log import LogRoom
 from flux.operators.aggregate import keeps_attributes
 from flux.operators.attributes import attribute_count, open_operator
 from flux.operators.operator import Batches, Context, Operator, chain_of, gives_changes, note_of_output
@@ -71,6 +72,10 @@ class Replica:
         self.where = f"stage {stage.name}, partition {partition}"
         self.incarnation = incarnation
         self.outlets = outlets
+        #: The logs of all outlets tell it when they fill and drain.
+        self.room = LogRoom()
+        for outlet in outlets:
+            outlet.producer.log.tell(self.room)
         #: The kept output for the outside, if the stage has a sink.
         self.exit: SinkBuffer | None = None
         self.finished = False
@@ -181,6 +186,8 @@ class Replica:
         for outlet in self.outlets:
             producer = outlet.producer
             assert producer.finished == self.finished, f"stream {producer.stream} and its partition end apart"
+        full = sum([not outlet.producer.has_room for outlet in self.outlets])
+        assert self.room.full == full, f"{full} logs take nothing, and {self.room.full} have said so"
         if self.compared:
             self._checksums.validate(applied)
         if self.exit is not None:
@@ -351,16 +358,13 @@ class Replica:
         learns only later which output has left, so its kept output is no reason to wait."""
         if self.exit is not None and self.primary and not self.exit.has_room:
             return False
-        return all(outlet.producer.has_room for outlet in self.outlets)
+        return not self.room.full
 
     def ready(self, now: float) -> bool:
         """Tell whether there is something to do, and room for its output."""
         if self.finished or self.frozen:
             return False
-        for outlet in self.outlets:  # a loop, because this is called more than once for every step
-            if not outlet.producer.has_room:
-                return False
-        if self.exit is not None and self.primary and not self.exit.has_room:
+        if self.room.full or (self.exit is not None and self.primary and not self.exit.has_room):
             return False
         if self._output is not None:
             return True

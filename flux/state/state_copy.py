@@ -233,7 +233,8 @@ def restore(copy: StateCopy, replica: Replica) -> None:
     for outlet, output in zip(replica.outlets, copy.outputs, strict=True):
         for entry in output.entries:
             _append(outlet.producer, entry, outlet.schema or replica.stage.output_schema)
-        outlet.producer.finished = output.finished
+        if output.finished:
+            outlet.producer.has_ended()
         outlet.producer.log.gone[:] = np.frombuffer(output.gone, np.int64)
 
 

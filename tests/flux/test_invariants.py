@@ -17,7 +17,7 @@ from test_transfers import Two
 
 import flux
 from flux.exchange.inbound import Counters, Inbound
-from flux.exchange.log import NEVER
+from flux.exchange.log import NEVER, Log
 from flux.exchange.producer import Producer
 from flux.replica.deltas import DeltaTracker
 from flux.replica.order_log import OrderLog
@@ -213,6 +213,10 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (with_an_exit, lambda made: setattr(made, "stage", replace(made.stage, edges_out=(1,))), "in the middle leaves"),
     (with_an_exit, lambda made: setattr(made.exit, "position", 9), r"kept are \[0\], of 0 to 9"),
     (with_an_exit, lambda made: made.exit._handed.append(made.exit._waiting.popleft()), "does not lead has handed on"),
+    (with_an_exit, lambda made: setattr(made.exit, "has_room", False), "bytes are kept, has_room is False"),
+    (producer, lambda made: setattr(made.log, "has_room", False), "bytes are logged, has_room is False"),
+    (producer, lambda made: setattr(made, "finished", False), "and its log is closed"),
+    (primary, lambda made: setattr(made.room, "full", 1), "0 logs take nothing, and 1 have said so"),
     (primary, ended, "rows wait behind the end"),
     (primary, lambda made: made.waits.by_stream.update({StreamId(0, 3): deque()}), "and nothing does"),
     (
@@ -293,6 +297,7 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
     machines = (
         OrderLog,
         Producer,
+        Log,
         Inbound,
         Replica,
         StepQueue,

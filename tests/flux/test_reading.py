@@ -246,13 +246,13 @@ def test_small_batches_for_which_there_is_no_room_wait_for_it_and_the_end_waits_
     for _ in range(9):
         assert core.read(True, 1.0)
     assert logged(core) == []
-    log.bytes_max = 20
+    log.bound(20)
     assert core.read(True, 1.0), "it has come to the end"
     assert len(logged(core)) == 3, "up to the bound and one batch"
     assert not core.sources[0, 0].ended
     assert not core.read(True, 9.0)
     assert core.reading.due(9.0) == float("inf"), "what makes room is a message"
-    log.bytes_max = 1 << 20
+    log.bound(1 << 20)
     assert core.reading.due(9.0) == 9.0, "at once, though the reader is not asked"
     assert turn(core, 10.0) == 1, "the end"
     assert logged(core) == [[n] for n in range(9)]

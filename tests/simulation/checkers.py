@@ -105,7 +105,7 @@ class Ledger:
         append, evict = log.append, log.evict
 
         def watched_append(entry: LogEntry) -> None:
-            beyond = not log.has_room and isinstance(entry.element, Rows)
+            beyond = log.bytes >= log.bytes_max and isinstance(entry.element, Rows)
             if beyond and not makes_again(self.plan, self._kept, producer, entry):
                 detail = f"stream {stream}: {log.bytes} of {log.bytes_max} bytes"
                 raise Violation("log bytes <= bound + one batch", detail)

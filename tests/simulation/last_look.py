@@ -42,7 +42,7 @@ def _log(producer: Producer) -> str:
     text = f"log of stream {producer.stream}: {numbers('batch', range(log.base, log.end))}"
     if producer.release_from < log.end:
         text += f", held back from batch {producer.release_from}"
-    text += "" if log.has_room else f", full with {log.bytes:,} of {log.bytes_max:,} bytes"
+    text += "" if log.bytes < log.bytes_max else f", full with {log.bytes:,} of {log.bytes_max:,} bytes"
     for worker, cursor in sorted(producer._cursors.items()):
         acked = int(cursor.acked.min())
         text += f"; worker {worker} has acked " + (f"through {acked}" if acked >= 0 else "nothing")

@@ -282,7 +282,7 @@ class Story:
         if id(producer) not in self._logs:
             self._kept.append(producer)
         base, end, full = self._logs.get(id(producer), (log.base, log.base, False))
-        now_full = not log.has_room
+        now_full = log.bytes >= log.bytes_max
         self._logs[id(producer)] = log.base, log.end, now_full
         name = f"{self.name(process):<24}"
         consumer = self.sim.plan.edges[stream.edge].consumer

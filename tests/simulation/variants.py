@@ -17,7 +17,7 @@ from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Membership
 from controller.replicas.replica_safety import ReplicaSafety
 from flux.exchange.inbound import Inbound
-from flux.exchange.log import NEVER
+from flux.exchange.log import NEVER, Log
 from flux.exchange.producer import Producer
 from flux.operators.operator import Operator
 from flux.replica.order_exchange import OrderExchange
@@ -137,7 +137,21 @@ def sends_without_credit(patch: Patch) -> None:
 
 def appends_to_a_full_log(patch: Patch) -> None:
     """Back-pressure is ignored."""
-    patch.setattr(Producer, "has_room", property(lambda self: not self.finished))
+    patch.setattr(Log, "_fits", lambda self: True)
+
+
+def room_is_told_once(patch: Patch) -> None:
+    """A log that drains tells its owner so only the first time. It does not check its own flag either, so that the law about
+    progress alone can see it."""
+    note = Log._note_room
+
+    def broken(self: Log) -> None:
+        if self.has_room or not getattr(self, "drained_once", False):
+            self.drained_once = not self.has_room  # type: ignore[attr-defined]
+            note(self)
+
+    patch.setattr(Log, "_note_room", broken)
+    patch.setattr(Log, "validate", lambda self: None)
 
 
 def overlooks_gaps(patch: Patch) -> None:
@@ -411,6 +425,7 @@ VARIANTS = [
     Variant(never_returns_credit, STUCK | {"logs and queues drain"}),
     Variant(sends_without_credit, {"bytes held <= credit + one message"}),
     Variant(appends_to_a_full_log, {"log bytes <= bound + one batch"}),
+    Variant(room_is_told_once, STUCK),
     Variant(overlooks_gaps, ROWS | ACKED),
     Variant(never_greets_again, STUCK),
     Variant(greets_again_much_too_late, STILL, UNEVEN),
