@@ -18,7 +18,7 @@ import msgspec
 
 from flux.replica.order_log import NO_CLAIM, Heard, OrderClaim, OrderLog
 from flux.state.state_copy import ReplicaState, StreamPosition, decode_state
-from flux.wire.messages import Mark, OrderEntry, PartitionOrder, PartitionSeen
+from flux.wire.messages import Mark, OrderEntry, PartitionOrder, PartitionSeen, end_mark
 from partitioning.ids import PartitionKey, StreamId
 
 
@@ -155,6 +155,11 @@ class Standby:
         """Return the next batch of a stream that its checkpoint lacks."""
         settled = self.settled.get(stream)
         return max(self.checkpoint.next.get(stream, 0), 0 if settled is None else settled.sequence + 1)
+
+    def end_of(self, stream: StreamId) -> int:
+        """Return the number of the end of a stream of source rows if the checkpoint knows it; -1: it does not."""
+        marks = [Mark(*mark) for each in self.checkpoint.positions if each.stream == stream for mark in each.marks]
+        return max([mark.sequence for mark in marks if mark == end_mark(mark.sequence)], default=-1)
 
     def note_settled(self, stream: StreamId, mark: Mark) -> bool:
         """Note that the checkpoint has all rows of a stream through this mark, and tell whether that is news."""

@@ -619,17 +619,22 @@ class Subscriptions:
         return inbound
 
     def _front(self, inbound: Inbound) -> int:
-        """Return the number below which all rows have come or are in an order here (design: numbered-rows, ordered-room)."""
+        """Return the number below which all rows have come, or are in an order here or in the checkpoint of a standby (design:
+        numbered-rows, ordered-room)."""
         stage = self._plan.edges[inbound.stream.edge].consumer
         fronts = [inbound.received[partition] for partition in self._hosted.partitions(stage)]
         fronts += [order.ordered_below(inbound.stream) for order in self._hosted.orders_of(stage)]
+        if self._plan.brings_numbers(inbound.stream.edge):
+            fronts += [standby.position(inbound.stream) for standby in self._hosted.standbys_of(stage)]
         return max(fronts, default=0)
 
     def _ordered_end(self, inbound: Inbound) -> int:
-        """Return the number of the end of a stream if an order here has it, or -1 (design: row-numbers). A standby has orders
-        and receives nothing, so it has no mark of the end."""
+        """Return the number of the end of a stream if an order here has it, or the checkpoint of a standby, or -1 (design:
+        row-numbers). A standby receives nothing, so it has no mark of the end but that in its checkpoint."""
         stage = self._plan.edges[inbound.stream.edge].consumer
-        return max([order.ordered_end(inbound.stream) for order in self._hosted.orders_of(stage)], default=-1)
+        ends = [order.ordered_end(inbound.stream) for order in self._hosted.orders_of(stage)]
+        ends += [standby.end_of(inbound.stream) for standby in self._hosted.standbys_of(stage)]
+        return max(ends, default=-1)
 
     def of(self, replica: Replica) -> list[Inbound]:
         return [inbound for inbound in self.streams.values() if inbound.stream.edge in replica.stage.edges_in]

@@ -25,7 +25,19 @@ from flux.replica.step_queue import StepQueue
 from flux.state import standby as image
 from flux.state.standby import Checkpoint, Standby
 from flux.state.state_copy import StreamPosition
-from flux.wire.messages import Ack, Data, Hello, Mark, OrderEntry, Passed, Press, ReadsElsewhere, Resume, Settled
+from flux.wire.messages import (
+    Ack,
+    Data,
+    Hello,
+    Mark,
+    OrderEntry,
+    Passed,
+    Press,
+    ReadsElsewhere,
+    Resume,
+    Settled,
+    end_mark,
+)
 from flux.wire.statistics import NotCompared
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
@@ -373,6 +385,47 @@ def test_the_end_keeps_its_number_if_only_orders_know_it(there: list[int]) -> No
     again.streams.finish(0.0)
     assert again.producer.log.end == 7
     again.producer.on_answer(10, resume, 0.0)  # as after a table
+
+
+def standby_alone(position: StreamPosition, *orders: OrderEntry) -> WorkerCore:
+    """A worker whose only replica is a standby. Its checkpoint goes to this position, and its order log has what follows."""
+    core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of([])), 0)
+    listed = ReplicaAt(4, 0), ReplicaAt(0, 0, kind=STANDBY)
+    core.on_table(Table(0, ((listed,),), ((5,),), {0: "", 4: "", 5: ""}), 0.0)
+    (standby,) = core.hosted.standbys_of(0)
+    standby.checkpoint = Checkpoint(positions=(position,), next={position.stream: position.next})
+    for entry in orders:
+        standby.order.append(entry)
+    return core
+
+
+@pytest.mark.parametrize("there", [range(6), [0, 1], []], ids=["all", "none of the last", "none"])
+@pytest.mark.parametrize(
+    "orders", [[], [OrderEntry(0.0, 0.0, [(0, 1, 3)], rows=2)]], ids=["trimmed", "of another stream"]
+)
+def test_the_end_keeps_its_number_if_only_the_checkpoint_of_a_standby_knows_it(
+    there: list[int], orders: list[OrderEntry]
+) -> None:
+    """The primary has applied rows 0 to 5 and the end, 6, and is lost. The checkpoint of the standby has them all, so its order
+    log has none of these steps any more. The end got the number behind the last row that is left: the replica that was made
+    of the checkpoint took it for a row that it had, and waited for the end for ever."""
+    marks = ((5, 7, 5, packed(6), 1), (*end_mark(6),))
+    resume = resumed(standby_alone(StreamPosition(StreamId(0, 0), 7, 7, marks), *orders))
+    assert resume.front == 7
+    again = Life(inbound(), 8)
+    again.producer.on_answer(10, resume, 0.0)
+    again.give(*there)
+    again.streams.finish(0.0)
+    assert again.producer.log.end == 7
+
+
+def test_an_end_stands_behind_the_rows_of_a_standbys_checkpoint() -> None:
+    resume = resumed(standby_alone(StreamPosition(StreamId(0, 0), 6, 7, ((5, 7, 5, packed(6), 1),))))
+    again = Life(inbound(), 8)
+    again.producer.on_answer(10, resume, 0.0)
+    again.give(0, 1)
+    again.streams.finish(0.0)
+    assert again.producer.log.end == 7, "row 5 is in the checkpoint, and gone from the log"
 
 
 def test_rows_at_the_place_of_an_ordered_end_are_other_rows() -> None:
