@@ -471,7 +471,7 @@ class Ledger:
         wall = now + core.wall_ahead
         for replica in core.replicas.values():
             if replica.ready(wall):
-                raise Violation("what is ready is applied", f"worker {core.worker}, {replica.where}")
+                raise Violation("a ready replica takes its step", f"worker {core.worker}, {replica.where}")
             timer_at = replica.timer_at
             if wall < timer_at < inf and now < timer_at - core.wall_ahead < core.due():  # timers go by the wall clock
                 raise Violation("a worker wakes up for its timers", f"worker {core.worker}, {replica.where}")

@@ -3,11 +3,11 @@
 What differs is where a row says that it comes from, which no key, order or state depends on: whoever reads from that replica
 gets the right rows all the same, so that the laws about rows stay as they are. Its own laws:
 
-only who diverges is named       no partition is named in an event whose replicas have all given the same
-who diverges is dropped          no live replica is left on the worker that the event names
-a divergence is noticed          before a query is whole again, all live replicas of each partition have given the same
-four of them end the query       of one partition, one soon after the other; and no fewer do. A query that is over by then,
-                                 because its output is there or for an error before, stays as it ended
+only a diverging replica is named    no partition is named in an event whose replicas have all given the same
+a diverging replica is dropped       no live replica is left on the worker that the event names
+a divergence is noticed              before a query is whole again, all live replicas of each partition have given the same
+four divergences end the query       of one partition, one soon after the other; and no fewer do. A query that is over by then,
+                                     because its output is there or for an error before, stays as it ended
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ class Divergences:
             self.named[key] += 1
             self.sim.counts["divergences noticed"] += 1
             if key not in self._struck:
-                raise Violation("only who diverges is named", str(event))
+                raise Violation("only a diverging replica is named", str(event))
             hopeless = self.named[key] > DIVERGENCES_MAX
             ended = self._ended_for_them() and not any(named > DIVERGENCES_MAX for named in self.named.values())
             if ended or (hopeless and not self._ended_for_them() and self.sim.controller.phase != "ended"):
-                raise Violation("four of them end the query", f"{event}, for the time {self.named[key]}")
+                raise Violation("four divergences end the query", f"{event}, for the time {self.named[key]}")
             assert table is not None
             left = [
                 replica for replica in table.stages[key[0]][key[1]] if replica.live and replica.worker == event.worker
             ]
             if left and not hopeless and self.sim.controller.phase != "ended":  # then no table follows any more
-                raise Violation("who diverges is dropped", f"{event}: {left}")
+                raise Violation("a diverging replica is dropped", f"{event}: {left}")
 
     def _ended_for_them(self) -> bool:
         """Whether the query has ended as one does whose operator is not deterministic."""

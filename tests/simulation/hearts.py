@@ -4,9 +4,9 @@
 A busy worker takes no turn: no heartbeat, no answer. Its pulses go on, and say that the loop has not turned. A stopped
 process sends neither. The laws, with bookkeeping of their own of what the controller has heard and when:
 
-who pulses in a step is not given up      for silence, as long as the step is within spark.flux.step.timeout
+a pulsing worker is not given up          for silence, as long as the step is within spark.flux.step.timeout
 a step beyond step.timeout is given up    with that reason and no other worker
-who is stopped is given up                after heartbeat.timeout, where each of its partitions has an active replica that keeps
+a stopped worker is given up              after heartbeat.timeout, where each of its partitions has an active replica that keeps
                                           up, a standby or the directory, and otherwise after heartbeat.lastReplicaTimeout
 
 Each of them allows what the rule of the controller takes (design: silence), and one look of the controller after that.
@@ -149,7 +149,7 @@ class Hearts:
                 # Others may have what it holds only by what has happened since: a repair, or a replica that has caught up.
                 due = min(due, max(heart.said_at + settings.heartbeat_timeout, heart.spared_since))
             if now > due + LOOKED_AT_S:
-                raise Violation("who is stopped is given up", f"worker {process.node}")
+                raise Violation("a stopped worker is given up", f"worker {process.node}")
         elif now < process.paused_until and self._seems_busy(heart, now):
             due = max(heart.turned_at + settings.step_timeout, heart.known_busy_at)
             if now > due + LOOKED_AT_S:
@@ -207,7 +207,7 @@ class Hearts:
             at_it = process.busy_since <= now < process.paused_until and now >= process.stopped_until
             if event.why.startswith("no heartbeat"):
                 if at_it and heart.still and now - heart.heard <= settings.heartbeat_timeout:
-                    raise Violation("who pulses in a step is not given up", str(event))
+                    raise Violation("a pulsing worker is not given up", str(event))
                 self.sim.counts["stopped workers that were given up"] += now < process.stopped_until
             elif "step.timeout" in event.why:
                 # The controller may not have heard yet that it is over.
@@ -217,7 +217,7 @@ class Hearts:
                 )
                 if now - process.busy_since <= settings.step_timeout and not lately:
                     raise Violation(
-                        "who pulses in a step is not given up",
+                        "a pulsing worker is not given up",
                         f"{event}: it has been at it for {now - process.busy_since:.3f} s",
                     )
                 self.sim.counts["workers given up in a step beyond step.timeout"] += 1

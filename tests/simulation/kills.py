@@ -187,7 +187,7 @@ class Kills(Simulation):
             raise Violation("full replication comes back in time", self.how_it_stands())
         self._wait(self.whole_s, unless=lambda: self._failed or not self._together())
         if self._together():
-            raise Violation("copies are on different hosts", f"{self._together()}, {self.how_it_stands()}")
+            raise Violation("replicas are on different hosts", f"{self._together()}, {self.how_it_stands()}")
 
     def _together(self) -> list[tuple[int, int]]:
         """Partitions with two copies on one host, though there are hosts enough."""

@@ -1,10 +1,10 @@
 """Laws of moves and drains, checked after each decision of the controller with bookkeeping of their own.
 
-nobody owns a partition twice             no worker is listed twice for it, no two workers of one table lead it
+no worker owns a partition twice          no worker is listed twice for it, no two workers of one table lead it
 moves keep the topological order          none begins while one of an earlier stage could
-no move costs a safe copy                 only the loss of a worker, or a divergence, leaves a partition with fewer
+no move costs a safe replica              only the loss of a worker, or a divergence, leaves a partition with fewer
 every move ends                           as done, or given up with an event that says why
-who leaves gets nothing new               and is let go with nothing left on it
+a leaving worker gets nothing new         and is let go with nothing left on it
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MoveWatch:
                     rival = other.replicas.get(key)
                     if other is not core and other.epoch == core.epoch and rival is not None and rival.primary:
                         raise Violation(
-                            "nobody owns a partition twice",
+                            "no worker owns a partition twice",
                             f"{replica.where}, epoch {core.epoch}: workers {core.worker} and {other.worker}",
                         )
 
@@ -131,11 +131,13 @@ class MoveWatch:
             # Of those who have joined since, nobody knew when the table was made.
             others = (controller.members.workers.keys() & self._workers) - controller.drains.keys()
             if new and (others or not self.sim.plan.durable):
-                raise Violation("who leaves gets nothing new", f"worker {worker} leaves, and now has {sorted(new)}")
+                raise Violation(
+                    "a leaving worker gets nothing new", f"worker {worker} leaves, and now has {sorted(new)}"
+                )
         for worker in controller.departures.dismissed & self._workers:
             left = held_by(table, worker)
             if left or reads(table, worker) or worker in table.endpoints:
-                raise Violation("who leaves gets nothing new", f"worker {worker} was let go with {left}")
+                raise Violation("a leaving worker gets nothing new", f"worker {worker} was let go with {left}")
 
     def _check_safe(self, table: Table, lost: bool) -> None:
         repairs = self.controller.repairs
@@ -154,7 +156,7 @@ class MoveWatch:
                 change = self.controller.board.wishes.open.get(stage)
                 wished = self.controller.wished.stages[stage].replicas
                 if now < min(before, wished if change is None else change.least):
-                    raise Violation("no move costs a safe copy", f"{stage}/{partition}: {before} before, {now} now")
+                    raise Violation("no move costs a safe replica", f"{stage}/{partition}: {before} before, {now} now")
         self._safe = safe
 
     def _note_events(self, events: list[Event]) -> None:

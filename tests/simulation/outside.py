@@ -59,7 +59,7 @@ class Outside:
             return
         self._sim.counts["writes that came again outside"] += 1
         if there[position] != rows:
-            raise Violation("what leaves is what every replica gives", f"{key}: batch {position} was {there[position]}")
+            raise Violation("output outside is that of every replica", f"{key}: batch {position} was {there[position]}")
 
     def rows_of(self, name: str) -> list[Any]:
         """Of a stage, all that is there."""

@@ -1,9 +1,9 @@
 """Stages get another number of replicas, or other kinds, at random times while they run (design: protect).
 
-The laws, with bookkeeping of their own beside those of moves (no change costs a safe copy) and of tables:
+The laws, with bookkeeping of their own beside those of moves (no change costs a safe replica) and of tables:
 
 every change of protection ends   as done, or given up, with an event that says so, unless the query has ended before
-what is wished comes true         at rest, no partition lacks a replica that some worker could hold, and none has one too many
+every wish comes true             at rest, no partition lacks a replica that some worker could hold, and none has one too many
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Protects:
         for partition, row in enumerate(table.stages[stage.id]):
             safe = sum(controller.repairs.safety.is_safe(stage.id, partition, replica) for replica in row)
             if safe < stage.replicas:
-                raise Violation("what is wished comes true", f"{name}/{partition} is said to be done: {row}")
+                raise Violation("every wish comes true", f"{name}/{partition} is said to be done: {row}")
 
     @property
     def pending(self) -> bool:
@@ -107,9 +107,9 @@ class Protects:
             lacks = [partition for partition, row in enumerate(rows) if missing(stage, row) is not None]
             for partition, row in enumerate(rows):
                 if partition not in lacks and surplus(stage, row) and not self._moves(stage.id, partition):
-                    raise Violation("what is wished comes true", f"{stage.name}/{partition}: {row}")
+                    raise Violation("every wish comes true", f"{stage.name}/{partition}: {row}")
             if stage.id in controller.board.wishes.open and not lacks:
-                raise Violation("what is wished comes true", f"{stage.name} is as it shall be, and nobody says so")
+                raise Violation("every wish comes true", f"{stage.name} is as it shall be, and nobody says so")
         self.sim.counts["runs at rest after changes of protection"] += bool(
             self.sim.counts["changes of protection: protected"]
         )

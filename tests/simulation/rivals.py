@@ -19,7 +19,7 @@ from tests.simulation.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: A worker that was heard within this time counts as alive: ``controller.decide.controller.ALIVE_S``, less the time for which a
+#: A worker that was heard within this time counts as alive: ``controller.decide.registration.ALIVE_S``, less the time for which a
 #: report is on its way.
 ALIVE_S = 1.9
 #: Longest time from the end of a task until Spark says that it is over.

@@ -32,7 +32,7 @@ class TableLaws:
         self._stalled = {key: until for key, until in self._stalled.items() if until > now}
         self._stalled[stage, partition] = now + seconds
         if len(self._stalled) > self._ledger.plan.settings.repairs_at_once:
-            raise Violation("at most so many partitions stalled at a time", f"{sorted(self._stalled)}")
+            raise Violation("partitions stalled at a time are limited", f"{sorted(self._stalled)}")
 
     def resume_all(self, stalled: Iterable[Key]) -> None:
         """Their process is dead."""
@@ -45,7 +45,7 @@ class TableLaws:
             return
         for key, addition in self._ledger.controller.repairs.under_way.items():
             if addition.phase == Phase.READY and now - addition.since > LIMIT_S[Phase.READY]:
-                raise Violation("nobody keeps rows long for a turn", f"{key} waits for {now - addition.since:.3f} s")
+                raise Violation("no rows are kept long for a turn", f"{key} waits for {now - addition.since:.3f} s")
 
     def check(self) -> None:
         table, repairs = self._ledger.controller.table, self._ledger.controller.repairs
@@ -55,7 +55,7 @@ class TableLaws:
         at_once = self._ledger.plan.settings.repairs_at_once
         copied = [key for key, addition in repairs.under_way.items() if addition.phase == Phase.COPY]
         if len(copied) > at_once:
-            raise Violation("at most so many copies at a time", f"{copied}")
+            raise Violation("copies at a time are limited", f"{copied}")
         if len(stages) > 1:
             raise Violation("the sweep goes stage by stage", f"additions in stages {sorted(stages)}")
         leaving = self._ledger.controller.drains
@@ -63,7 +63,7 @@ class TableLaws:
             key for key, a in repairs.under_way.items() if a.from_worker is not None and a.from_worker not in leaving
         ]
         if len(moved) > at_once and self._ledger.controller.phase != "ended":  # nobody is emptied any more then
-            raise Violation("at most so many moves at a time", f"{moved}")
+            raise Violation("moves at a time are limited", f"{moved}")
         self.moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.from_worker is not None}
         wishes = self._ledger.controller.board.wishes
         if self._ledger.controller.phase == "running":  # what is under way when it is through stays beside the others

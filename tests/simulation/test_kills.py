@@ -71,7 +71,7 @@ def copies_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:
 
 
 #: The law that shows it, where there are several hosts.
-ON_ONE_HOST = "copies are on different hosts"
+ON_ONE_HOST = "replicas are on different hosts"
 
 
 @pytest.mark.timeout(1800)

@@ -89,7 +89,7 @@ def secondaries_keep_nothing(patch: Patch) -> None:
 
 
 LEFT_OUT, ALL = "nothing is left out outside", "the outside has all output"
-ALIKE, NOTHING = "what leaves is what every replica gives", "the first primary finds nothing outside"
+ALIKE, NOTHING = "output outside is that of every replica", "the first primary finds nothing outside"
 #: The law that is broken then, and the seed that shows it; one of those that follow may, too.
 BROKEN = {
     hands_on_what_is_not_committed: (ALL, 0),

@@ -239,13 +239,13 @@ def test_every_law_is_kept_while_workers_die(seed: int) -> None:
 @pytest.mark.parametrize(
     ("break_it", "laws"),
     [
-        (never_wakes_up, {"what is ready is applied"}),
+        (never_wakes_up, {"a ready replica takes its step"}),
         (fires_by_its_own_clock, ALIKE),
         (fires_without_being_told, ALIKE),
         (lets_rows_go_first, {FIRES}),
         (goes_by_the_clock_of_a_new_primary, {TIME}),
-        (leaves_timers_out_of_the_copy, ALIKE | {"only who diverges is named"}),
-        (keeps_what_a_fresh_operator_has_set, ALIKE | {"only who diverges is named"}),
+        (leaves_timers_out_of_the_copy, ALIKE | {"only a diverging replica is named"}),
+        (keeps_what_a_fresh_operator_has_set, ALIKE | {"only a diverging replica is named"}),
     ],
 )
 def test_a_broken_variant_is_caught(monkeypatch: Patch, break_it: Callable[[Patch], None], laws: set[str]) -> None:
