@@ -162,7 +162,8 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Suggestion to move the replica on ``from_worker`` to ``target``."""
+    """Suggestion to move the replica on ``from_worker`` to ``target``. It stands here, and not with the queue that takes it over
+    (``controller.replicas.moves``), because policies of users suggest moves by loads and import both from one place."""
 
     stage: int
     partition: int

@@ -87,9 +87,12 @@ class Consumers:
         self.keeps = np.zeros((0, 1), bool)
         self.kept = False
         self._rows: tuple[tuple[ReplicaAt, ...], ...] = ()
-        self._hosted: dict[int, dict[int, ReplicaAt]] = {}  # worker -> partition -> its replica
-        self._slots: list[dict[int, int]] = []  # partition -> worker -> column
-        self._unread: frozenset[str] = frozenset()
+        #: By worker and partition: the replica there.
+        self._hosted: dict[int, dict[int, ReplicaAt]] = {}
+        #: By partition and worker: the column of the replica in the matrix of acks.
+        self._slots: list[dict[int, int]] = []
+        #: Kinds of replicas that no stream has to know.
+        self._no_streams: frozenset[str] = frozenset()
 
     def follow(self, table: Table) -> None:
         """Follow a table, if it is newer."""
@@ -97,9 +100,9 @@ class Consumers:
             return
         before, rows = self._rows, table.stages[self.stage]
         self.epoch, self._rows = table.epoch, rows
-        unread = without_streams()
-        if not before or unread != self._unread:
-            self._hosted, self._slots, self._unread, self.of_worker = {}, [{} for _ in rows], unread, {}
+        no_streams = without_streams()
+        if not before or no_streams != self._no_streams:
+            self._hosted, self._slots, self._no_streams, self.of_worker = {}, [{} for _ in rows], no_streams, {}
             changed, before = list(range(len(rows))), ((),) * len(rows)
         else:
             changed = differing(before, rows)
@@ -118,8 +121,8 @@ class Consumers:
 
     def asked(self, partition: int) -> list[int]:
         """Return the workers with the primary of a partition, and with the replicas to which no rows travel."""
-        unread = without_rows()
-        return [r.worker for place, r in enumerate(self._rows[partition]) if place == 0 or r.kind in unread]
+        no_rows = without_rows()
+        return [r.worker for place, r in enumerate(self._rows[partition]) if place == 0 or r.kind in no_rows]
 
     def _note_keeps(self, partitions: int) -> None:
         keepers = [at for at in self.of_worker.values() if not at.all_read]
@@ -132,7 +135,7 @@ class Consumers:
     def _change(self, partition: int, replicas: tuple[ReplicaAt, ...]) -> set[int]:
         """Follow the new row of a partition, and return the workers that it concerns."""
         slots = self._slots[partition]
-        now = {replica.worker: replica for replica in replicas if replica.kind not in self._unread}
+        now = {replica.worker: replica for replica in replicas if replica.kind not in self._no_streams}
         touched = set()
         for worker in [worker for worker in slots if worker not in now]:
             del slots[worker], self._hosted[worker][partition]
@@ -155,8 +158,8 @@ class Consumers:
             self.of_worker.pop(worker, None)
             return
         mine = sorted(hosted)
-        unread = without_rows()
-        reads = np.array([hosted[p].kind not in unread for p in mine], bool)
+        no_rows = without_rows()
+        reads = np.array([hosted[p].kind not in no_rows for p in mine], bool)
         hosts = np.zeros(partitions, bool)
         hosts[mine] = reads
         self.of_worker[worker] = ConsumersAt(

@@ -206,35 +206,47 @@ class Inbound:
         """Begin without a connection. ``marked``: the producer may have to read its input again, and keeps checksums;
         ``numbered``: its rows carry their numbers."""
         self.stream = stream
+        #: The input of the stage that the stream feeds.
         self.input = input
+        #: Bytes that may be under way and waiting here.
         self.credit = credit
         self.received = PartitionProgress()
+        #: Of the producer that is read, and the connection to it; -1 and None: there is none.
         self.incarnation = -1
         self.connection: Hashable = None
-        self.epoch = -1  # the epoch of the table that the producer went by when it said Hello
-        self.read_from = -1  # worker whose replica of the producer is read; -1: not a stage's, or none yet
-        self.offers: dict[int, Hashable] = {}  # worker -> connection on which its replica of the producer said Hello
-        self.offered: dict[int, int] = {}  # worker -> epoch of the table that it went by then
+        #: The epoch of the table that the producer went by when it said Hello.
+        self.epoch = -1
+        #: The worker whose replica of the producer is read; -1: the producer is not of a stage, or none is read yet.
+        self.read_from = -1
+        #: By worker: the connection on which its replica of the producer said Hello, and the epoch that it went by then.
+        self.offers: dict[int, Hashable] = {}
+        self.offered: dict[int, int] = {}
+        #: That of the last Resume, and the number of the message under it that comes next.
         self.nonce = -1
         self.number = 0
+        #: A message under this nonce was lost or spoilt: no later one is taken.
         self.broken = False
+        #: Payload received under this nonce, and payload that waits here, also of earlier nonces.
         self.received_bytes = 0
         self.held_bytes = 0
         self.marks = Marks()
-        self.shown: list[Mark] = []  # the marks as the producer's earlier lives had left them
+        #: The marks as the producer's earlier lives had left them.
+        self.shown: list[Mark] = []
         self._marked = marked
         self.numbered = numbered
-        self.waiting: dict[int, deque[int]] = {}  # partition -> first batch of each slice received and not yet applied
+        #: By partition: the first batch of each slice that was received and is not applied.
+        self.waiting: dict[int, deque[int]] = {}
+        #: Number of waiting slices that were cut in two, because orders named a part.
         self.cuts = 0
         #: Copies of state on their way from this worker: (partition, worker, incarnation) of the new replica -> the next batch
         #: that it will want. Until the replica is live, this worker speaks for it.
         self.copies: dict[tuple[int, int, int], int] = {}
+        #: There is something to ack, and the payload that was applied since the last ack.
         self.ack_due = False
         self.unacked_bytes = 0
         self._spoilt = Spoilt(-1, 0)
-        self.urgent = (
-            False  # rows are admitted without credit, because the rows that use it up may wait for these very rows
-        )
+        #: Rows are admitted without credit, because the rows that use it up may wait for these very rows.
+        self.urgent = False
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""

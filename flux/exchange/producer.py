@@ -87,9 +87,12 @@ class Producer:
         self.incarnation = incarnation
         self.partitions = partitions
         self.log = Log(log_bytes_max, meter, base, partitions)
-        self.dirty = True  # poll may have messages to send
+        #: ``poll`` may have messages to send.
+        self.dirty = True
+        #: Its last element is in the log.
         self.finished = False
-        self.resting = False  # nothing more comes in this life, and the stream goes on in another
+        #: Nothing more comes in this life, and the stream goes on in another.
+        self.resting = False
         #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
         self.release_from = NEVER
         self.rows = 0
@@ -103,19 +106,27 @@ class Producer:
         self._consumers: Consumers | None = None
         self._pressing = CheckpointRequests(stream, resend_s)
         self._spans = Spans()
-        self._changes = -1  # ``changes`` of the consumers that the cursors follow
+        #: The state of the consumers that the cursors follow: ``Consumers.changes``.
+        self._changes = -1
+        #: By worker with consumers.
         self._cursors: dict[int, ConsumerProgress] = {}
-        self._acks = np.full((partitions, 1), NOBODY, np.int64)  # by replica, see ConsumersAt.slots
-        self._acked = np.full(partitions, -1, np.int64)  # by partition: the least of its replicas
-        self._last = np.full(partitions, -1, np.int64)  # by partition: the newest batch with rows for it
-        self._first = base  # the first element of this life
-        self._version = 0  # grows with the end of the elements that may be sent
+        #: The matrix of acks: the element through which each replica has acked, by partition and ``ConsumersAt.slots``.
+        self._acks = np.full((partitions, 1), NOBODY, np.int64)
+        #: By partition: the least ack of its replicas.
+        self._acked = np.full(partitions, -1, np.int64)
+        #: By partition: the newest element with rows for it.
+        self._last = np.full(partitions, -1, np.int64)
+        #: The first element of this life.
+        self._first = base
+        #: Grows with ``_sendable``, the end of the elements that may be sent.
+        self._version = 0
         self._sendable = NEVER
         self._checksum = 0
         self.earlier = PriorAttempts(stream)
         self._mark: Mark | None = None
         self._settling = Settling()
-        self._idle_at = 0.0  # time of the next look for partitions that have not acked rows of an earlier life
+        #: Time of the next look for partitions that have not acked rows of an earlier life.
+        self._idle_at = 0.0
         self.by_rank: np.ndarray | None = None
         #: The source has nothing behind the rows that it has given.
         self._at_end = False

@@ -166,7 +166,7 @@ class ReadPart(NamedTuple):
 
 
 @dataclass
-class Open:
+class OpenReader:
     """An open reader, with batches of it that are in no log yet: first the ``small`` ones, then the ``unread`` rest."""
 
     reader: PartitionReader
@@ -217,7 +217,7 @@ class SourceScheduler:
         self.bell: Callable[[], None] | None = None
         self._plan = plan
         self._producer = producer
-        self._open: dict[SourcePartition, Open] = {}
+        self._open: dict[SourcePartition, OpenReader] = {}
         #: Partitions that have not ended, the next one first.
         self._rotation: deque[SourcePartition] = deque()
         self._turn = ReadTurn()
@@ -225,9 +225,12 @@ class SourceScheduler:
         self._in_turn: int | None = None
         #: Rows read by now, and by the beginning of this turn.
         self._rows = self._rows_before = 0
+        #: Sources that had nothing are asked again at this time; the pause before it, which grows while none has anything.
         self._idle_until = 0.0
         self._idle_s = 0.0
+        #: No turn begins before this time: the interval since the last one is not over.
         self._paused_until = 0.0
+        #: Time of the next report to readers of the rows that all consumers have applied.
         self._done_at = 0.0
         self._end_s = END_PATIENCE * plan.settings.resend_timeout
 
@@ -273,6 +276,7 @@ class SourceScheduler:
         return max(now, min(wanted), self._paused_until) if wanted else inf
 
     def _asked_at(self, key: SourcePartition) -> float:
+        """Return the time at which a source that may be read is asked for its next batch; -inf: at once."""
         source = self._open.get(key)
         if source is not None and (source.over or (source.small and self._in_turn is None)):
             return -inf  # batches for which the log had no room wait for no reader
@@ -359,14 +363,14 @@ class SourceScheduler:
         if source.small:
             return True  # the log is full
         if source.unread:
-            part = self._next(key, source.unread)
+            part = self._take_part(key, source.unread)
             self.take(key, part.batch, part.position, created, part.numbers)
         elif source.over:
             del self._open[key]
             self.finish(key, created)
         return True
 
-    def _note_quiet(self, key: SourcePartition, source: Open, seen: int, now: float) -> None:
+    def _note_quiet(self, key: SourcePartition, source: OpenReader, seen: int, now: float) -> None:
         """Note that a source has nothing just now. After a long time, its log has nothing more. ``seen`` is the number of its
         pauses before it was asked.
 
@@ -382,12 +386,12 @@ class SourceScheduler:
         if self._about(key).own_numbers and now >= source.quiet[0] + self._end_s and seen > source.quiet[1]:
             streams.come_to_end()
 
-    def _enough(self, key: SourcePartition, source: Open) -> bool:
+    def _enough(self, key: SourcePartition, source: OpenReader) -> bool:
         """Tell whether the pending small batches are to be handed on before more are read."""
         several = len(source.small)
         return several >= TOGETHER or (several > 0 and source.small_bytes >= self.sources[key].room_bytes)
 
-    def _if_small(self, key: SourcePartition, source: Open, batch: Any) -> int:
+    def _if_small(self, key: SourcePartition, source: OpenReader, batch: Any) -> int:
         """Return the bytes of a batch that is appended together with others; 0: it is appended alone. Numbered rows always are:
         their readers put small batches together themselves, and the places at which rows may be cut depend on those appended
         before."""
@@ -399,7 +403,7 @@ class SourceScheduler:
         nbytes = int(batch.nbytes) if source.row_bytes is None else batch.num_rows * source.row_bytes
         return nbytes if nbytes <= min(SMALL_BYTES, settings.batch_max_bytes) else 0
 
-    def _hand_on(self, key: SourcePartition, source: Open) -> None:
+    def _hand_on(self, key: SourcePartition, source: OpenReader) -> None:
         """Append small batches to the streams of their source, as many as there is room for."""
         if source.small:
             if self.first_row_at is None:
@@ -410,7 +414,7 @@ class SourceScheduler:
             self._rows += streams.rows - before
             source.small_bytes = sum([self._if_small(key, source, batch) for batch, _ in source.small])
 
-    def _next(self, key: SourcePartition, unread: deque[ReadPart]) -> ReadPart:
+    def _take_part(self, key: SourcePartition, unread: deque[ReadPart]) -> ReadPart:
         """Take rows that may be one batch."""
         batch, position, numbers = part = unread.popleft()
         if isinstance(batch, pa.RecordBatch) and batch.num_rows:
@@ -427,7 +431,7 @@ class SourceScheduler:
         except UsageError as error:
             raise self._failed(key, error) from error
 
-    def _opened(self, key: SourcePartition) -> Open:
+    def _opened(self, key: SourcePartition) -> OpenReader:
         found = self._open.get(key)
         if found is None:
             position = self.sources[key].position
@@ -435,14 +439,14 @@ class SourceScheduler:
                 about = self._about(key)
                 schema = about.schema
                 reader = self.open_reader(about, key.partition, position)
-                found = Open(reader, reader.next, copier(schema), row_bytes(schema))
+                found = OpenReader(reader, reader.next, copier(schema), row_bytes(schema))
                 self._open[key] = found
                 self._hand_bell(found)
             except BaseException as error:  # the user's, also sys.exit()
                 raise self._failed(key, error) from error
         return found
 
-    def _hand_bell(self, source: Open) -> None:
+    def _hand_bell(self, source: OpenReader) -> None:
         bell = self.bell
         if bell is None or "when_ready" not in source.reader.defines:
             return
@@ -523,7 +527,7 @@ class SourceScheduler:
 
     # ---- other methods of readers (see ``PartitionReader``)
 
-    def _pauses(self, key: SourcePartition, source: Open) -> int:
+    def _pauses(self, key: SourcePartition, source: OpenReader) -> int:
         """Return the number of times at which a reader had nothing since its last count."""
         if "pauses" not in source.reader.defines:
             return 1

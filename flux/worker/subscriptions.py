@@ -211,7 +211,7 @@ class Subscriptions:
 
     def on_table(self, changed: Sequence[Sequence[int]]) -> None:
         """Go on by the newest table, and answer the producers that knew it first. ``changed`` partitions of each stage."""
-        self._choose_whom_to_read(changed)
+        self._choose_replicas_to_read(changed)
         self._forget_copies()
         self._answer_early()
 
@@ -421,7 +421,7 @@ class Subscriptions:
     def _producers_of(self, stream: StreamId) -> dict[int, tuple[int, bool]]:
         return self._hosted.producers_of(stream)
 
-    def _choose_whom_to_read(self, changed: Sequence[Sequence[int]]) -> None:
+    def _choose_replicas_to_read(self, changed: Sequence[Sequence[int]]) -> None:
         """Go on reading from a survivor if the replica that a stream was read from is gone."""
         of_changed = (
             StreamId(edge.id, producer)

@@ -333,7 +333,7 @@ def says_nothing_again_on_a_new_connection(patch: Patch) -> None:
 
 
 def never_goes_over_to_a_survivor(patch: Patch) -> None:
-    patch.setattr(Subscriptions, "_choose_whom_to_read", lambda self, changed: None)
+    patch.setattr(Subscriptions, "_choose_replicas_to_read", lambda self, changed: None)
 
 
 def waits_for_ingress_that_has_left(patch: Patch) -> None:
