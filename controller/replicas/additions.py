@@ -76,7 +76,7 @@ class AdditionStep:
 
 STEPS: dict[tuple[Phase, AdditionEvent], AdditionStep] = {
     (Phase.RETAIN, AdditionEvent.CONFIRMED): AdditionStep(Phase.READY, None, READY_MAX_S),
-    # The phase COPY has another limit: the number of copies that are ordered (``attempts.COPIES_MAX``), with more patience
+    # The phase COPY has another limit: the number of copies that are ordered (``addition_limits.COPIES_MAX``), with more patience
     # each time.
     (Phase.READY, AdditionEvent.TURN): AdditionStep(Phase.COPY, CopyState),
     # The controller itself ends the phase FOLLOWS, after at most ``addition_limits.LISTED_EVERY_S``.
@@ -203,9 +203,12 @@ class Census:
     def __init__(self, wishes: ProtectionWishes) -> None:
         self.wishes = wishes
         stages = wishes.plan.stages
+        #: By stage: the rows of the table, and the wish, by which it was counted last.
         self._counted: list[Rows] = [()] * len(stages)
         self._wished: list[StagePlan | None] = [None] * len(stages)
+        #: By stage: its partitions with too few replicas.
         self._low: list[list[int]] = [[] for _ in stages]
+        #: By stage and worker, and by worker alone: the number of replicas.
         self._held: list[dict[int, int]] = [{} for _ in stages]
         self._total: Counter[int] = Counter()
 

@@ -133,6 +133,8 @@ class Membership:
         return self.ingress.get(IngressTaskId.of(member.about)) is member
 
     def by_connection(self, connection: Hashable) -> Member | None:
+        """Return the process that talks on a connection. Each message asks, so answers are remembered as long as they are
+        true."""
         found = self._found.get(connection)
         if found is None or found.connection != connection or not self.knows(found):
             found = next((member for member in self.processes() if member.connection == connection), None)

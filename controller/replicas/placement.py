@@ -61,14 +61,14 @@ def _at_first(worker: int, kind: str) -> ReplicaAt:
 
 
 def _choose(
-    copies: int, workers: Sequence[int], turn: int, spread: Spread, held: Counter[int], same_executor: bool
+    replicas: int, workers: Sequence[int], turn: int, spread: Spread, held: Counter[int], same_executor: bool
 ) -> list[int]:
     """Choose the workers for the replicas of a partition, the primary's first, which follows from the ``turn``, round robin.
 
     Each further replica goes to a worker that shares least with the ones before, and among these to one with few replicas.
-    ``held`` counts replicas of this stage by worker. The result is shorter than ``copies`` if no other worker may hold one."""
+    ``held`` counts replicas of this stage by worker. The result is shorter than ``replicas`` if no other worker may hold one."""
     chosen = [workers[turn % len(workers)]]
-    while len(chosen) < copies:
+    while len(chosen) < replicas:
         least = spread.least(chosen)
         fitting = (w for w in _ring(workers, turn) if w not in chosen and spread.shared(w, chosen) == least)
         fit = list(islice(fitting, 1 if spread.alike else FIT_MAX))

@@ -41,6 +41,7 @@ class TableIndex:
         self.starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
         self.table: Table | None = None
         self.version = 0  # grows with every change
+        #: By stage: the rows of the table that the arrays have.
         self._seen: list[tuple[Replicas, ...] | None] = [None] * len(sizes)
         self._make(int(self.starts[-1]), 1)
 

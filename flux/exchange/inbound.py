@@ -211,7 +211,7 @@ class Inbound:
         #: Bytes that may be under way and waiting here.
         self.credit = credit
         self.received = PartitionProgress()
-        #: Of the producer that is read, and the connection to it; -1 and None: there is none.
+        #: The life of the producer that is read, and the connection to it; -1 and None: there is none.
         self.incarnation = -1
         self.connection: Hashable = None
         #: The epoch of the table that the producer went by when it said Hello.

@@ -19,20 +19,22 @@ from flux.wire.parts import PartLimits
 
 @dataclass
 class StandbyCheckpoint:
-    """The newest checkpoint of a standby, as its primary sees it.
+    """The newest checkpoint of a standby, as its primary sees it: a whole one, and changes after it."""
 
-    ``number`` is that of the copy, ``cut`` that of its cut; ``confirmed``: the standby has said that it has it. ``whole`` are
-    the bytes of the newest whole checkpoint; ``changes`` the bytes, and ``count`` the number, of the changes after it;
-    ``newest`` the bytes of the last one; ``limits`` apply to all of them."""
-
+    #: That of the standby.
     incarnation: int
+    #: That of the newest copy, whole or changes, and of the cut at which it was taken.
     number: int
     cut: int
+    #: Bytes of the whole checkpoint.
     whole: int
+    #: Limits of the changes after it.
     limits: PartLimits
+    #: Bytes of all changes after it, their number, and bytes of the last ones.
     changes: int = 0
     count: int = 0
     newest: int = 0
+    #: The standby has said that it has the newest copy.
     confirmed: bool = False
 
     @property

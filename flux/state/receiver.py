@@ -178,14 +178,14 @@ class StateReceiver:
         if standby is not None:
             if standby.leads or message.term < standby.order.term:
                 return False
-            if not standby.wants(*name):
+            if not standby.wants(*name):  # it has this checkpoint already, or a newer one
                 self._answer(connection, message, message.total, True)
                 return True
             if message.base >= 0 and standby.holds(message.term, message.base) is None:
                 self._answer(connection, message, 0, False, lacks=True)
                 return True
         elif message.base >= 0:
-            return False
+            return False  # changes, and nothing here to which they apply
         elif self._host.awaited.get(key) != message.incarnation:
             known = self._host.replicas.get(key)
             if known is None or known.incarnation != message.incarnation:

@@ -230,7 +230,9 @@ class Standby:
     def fence(self, term: int) -> None:
         """Accept no primary of an earlier term any more: the content of this standby is given to the next one."""
         if term > self.order.term:
-            self.order.on_orders(term, 0, [], 0, self.checkpoint.step)
+            self.order.on_orders(
+                term, 0, [], 0, self.checkpoint.step
+            )  # no entries: it learns the term, and nothing else
             self.settle()
             self._changed(self, EarlierFenced(term))
 
@@ -268,17 +270,22 @@ _ALIGNMENT = 64
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """The head of an image. ``pieces`` are the bytes of the whole copy and of each copy of changes since; none: the standby
-    began empty."""
+    """The head of a standby as bytes: everything but the pieces of its checkpoint, which come behind it."""
 
+    #: Bytes of the whole copy, and of each copy of changes since; none: the standby began empty.
     pieces: list[int]
+    #: Term and number of the newest copy in the checkpoint, and the steps in the checkpoint.
     term: int
     number: int
     step: int
+    #: The order after the checkpoint, and the end of its committed part.
     entries: list[OrderEntry]
     committed: int
+    #: The position in the output below which all output is outside.
     left: int
+    #: The newest checksum of the primary's output that it knows, as steps and checksum.
     claim: tuple[int, int] = NO_CLAIM
+    #: Edge, producer and mark: the checkpoint has all rows of that stream through the mark.
     settled: list[tuple[int, int, Mark]] = []
 
 

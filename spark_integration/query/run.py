@@ -104,8 +104,6 @@ def _attempt(change: Callable[[], bool]) -> bool:
         return False
 
 
-log = logging.getLogger("flux")
-
 #: Reason for the end of a query whose Spark is gone.
 STOPPED = (
     "Spark's session was stopped while the query was running. End the query first: query.stop(), or wait for it with "

@@ -106,6 +106,7 @@ def _stages(names: list[str], are: str) -> list[str]:
 
 
 def _of_sources(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the differences of sources that forbid to go on, in words."""
     names = [[each["name"] for each in sources] for sources in (was, now)]
     if names[0] != names[1]:
         yield f"its sources were {', '.join(names[0])} and are {', '.join(names[1])}"
@@ -117,6 +118,7 @@ def _of_sources(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterato
 
 
 def _of_stage(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Yield the differences of a stage that forbid to go on, in words."""
     for what in ("number", "partitions", "key", "output mode"):
         if was[what] != now[what]:
             yield f"{what} was {was[what]!r} and is {now[what]!r}"

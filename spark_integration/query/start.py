@@ -103,8 +103,6 @@ def _fault(shipped: Any) -> BaseException | None:
     return None
 
 
-log = logging.getLogger("flux")
-
 _told: set[str] = set()  # applications that were told about replicas in one executor
 
 

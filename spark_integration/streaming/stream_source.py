@@ -101,8 +101,6 @@ def quoted(name: str) -> str:
     return quote(name, safe=" ")
 
 
-log = logging.getLogger("flux")
-
 #: Text by which Spark knows that a batch was interrupted because its streaming query is stopped, which is no failure.
 INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
 #: Logs of py4j, with and without a thread of the JVM for each of Python.

@@ -115,8 +115,6 @@ class Retries:
         return next(constant for constant in found.getEnumConstants() if str(constant) == name)
 
 
-log = logging.getLogger("flux")
-
 #: Remedy for executors that do not find Flux itself.
 OTHER_PYTHON = (
     ". Spark's workers run the Python that PYSPARK_PYTHON names, and Flux is not installed there: set it to the Python that "

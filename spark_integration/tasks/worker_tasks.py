@@ -126,8 +126,6 @@ class WorkerTasks:
         self._server.look(lambda: self._server.core.allow(room.workers, room.arithmetic))
 
 
-log = logging.getLogger("flux")
-
 #: Variable by which the environment of tasks of Spark's SQL differs from that of RDDs, and its setting. Spark has a daemon
 #: for each environment.
 TRACEBACKS, TRACEBACKS_BY = "SPARK_SIMPLIFIED_TRACEBACK", "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
