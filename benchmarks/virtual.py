@@ -223,7 +223,7 @@ class VirtualCluster:
             self.report(worker, about)
         self.settle()
         for worker in self.real:
-            self.core.members.workers[worker].leaving = True  # so that it gets no replica that would need a real copy
+            self.core.members.empty(worker)  # so that it gets no replica that would need a real copy
 
     @property
     def table(self) -> Table:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
+from controller.replicas.moves import Holding, Move
 from controller.replicas.spread import WorkerPlace
 from controller.replicas.table_index import TableIndex
-from partitioning.ids import PartitionKey
+
+__all__ = ["Holding", "LoadTable", "Loads", "Move", "ReplicaLoad", "Suggestion", "WorkerLoad"]
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,6 @@ class LoadTable:
             self.slices_per_s[rows, places],
         )  # fmt: skip
         return map(ReplicaLoad, *(column.tolist() for column in columns))
-
-
-class Holding(NamedTuple):
-    """One replica of a partition, by its worker."""
-
-    stage: int
-    partition: int
-    worker: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,31 +151,6 @@ class Loads:
             if replica.worker in load:
                 load[replica.worker] += replica.busy
         return load
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Suggestion to move the replica on ``from_worker`` to ``target``. It stands here, and not with the queue that takes it over
-    (``controller.replicas.moves``), because policies of users suggest moves by loads and import both from one place."""
-
-    stage: int
-    partition: int
-    #: The worker of the replica that moves, and the worker that gets it.
-    from_worker: int
-    target: int
-    #: Fall of the higher of the two workers' loads.
-    gain: float = 0.0
-    #: Bytes of state to copy: ``ReplicaLoad.state_bytes``.
-    cost: int = 0
-
-    @property
-    def key(self) -> PartitionKey:
-        return PartitionKey(self.stage, self.partition)
-
-    @property
-    def moved(self) -> Holding:
-        """The replica that moves."""
-        return Holding(self.stage, self.partition, self.from_worker)
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,11 @@ class Balancer:
             return
         rounds.refused, placement = [], board.placement()
         for move in moves:
-            problem = self._moving.check([move], board.table, placement)
-            if problem is None:
-                self._moving.add([move], f"balance: {policy}")
+            asked = self._moving.ask([move], f"balance: {policy}", board.table, placement)
+            if asked.problem is None:
                 board.changed = True
             else:
-                rounds.refused.append(problem)
+                rounds.refused.append(asked.problem)
         if rounds.evening_out and moves and len(rounds.refused) == len(moves):
             rounds.evened_out()  # even as far as possible: the policy would suggest the same moves for ever
         for note in rounds.notes:

@@ -8,9 +8,11 @@ that has confirmed an epoch goes by that table and by none before it.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from controller.decide.query_phases import QueryEvent, QueryPhase, after
+from controller.replicas.additions import Moment
 from controller.replicas.membership import Member, Membership
 from controller.replicas.placement import Placement
 from controller.replicas.protection_wishes import ProtectionWishes
@@ -22,6 +24,7 @@ from flux.dataflow.plan import Plan
 from flux.errors import FluxError, UsageError
 from flux.operators.user_code import text_of
 from flux.wire.control import FromController, NewTable, Stop, TableChanged
+from partitioning.ids import PartitionKey
 from partitioning.table import Table, change_between
 
 #: Processes that a sentence names; further ones are only counted.
@@ -60,6 +63,8 @@ class Board:
         self.changed = True
         self._columns = TableIndex(plan)
         self._effects: list[Tell] = []
+        self._placement: Placement | None = None
+        self._placed_for: list[Member] = []  # the members for which that placement is
         self._late: list[Member] = []  # members that had not confirmed some table; others may have joined since
 
     # ---- the table
@@ -69,9 +74,10 @@ class Board:
         before = None if self.table is None else self.shown
         assert before is None or table.epoch > before.epoch, "an epoch is used once"
         self.table, self.changed, self.has_begun = table, True, True
-        whole = NewTable(table=self.shown, complete=self.complete)
-        change = None if before is None else TableChanged(change=change_between(before, self.shown))
-        for member in self.members.processes():
+        shown = self.shown
+        whole = NewTable(table=shown, complete=self.complete)
+        change = None if before is None else TableChanged(change=change_between(before, shown))
+        for member in self.members.processes:
             if member.left:
                 continue  # all that it has sent is applied, so no table concerns it
             if before is not None and change is not None and member.shown == before.epoch:
@@ -84,7 +90,7 @@ class Board:
     def shown(self) -> Table:
         """Return the table with the replica of the vault at the end of each row, if there is a vault."""
         assert self.table is not None
-        return self.disks.shown(self.table)
+        return self.table if self.members.vault is None else self.disks.shown(self.table)
 
     def wait_for_workers(self) -> None:
         """Begin again, with nothing hosted except at the vault. The next table is a first one, with an epoch above all before."""
@@ -116,24 +122,31 @@ class Board:
             if self.members.knows(member) and not member.left and member.epoch < epoch:
                 return False
             self._late.pop()
-        self._late = [member for member in self.members.processes() if not member.left and member.epoch < epoch]
+        self._late = [member for member in self.members.processes if not member.left and member.epoch < epoch]
         return not self._late
 
     def who_is_behind(self, epoch: int) -> str:
         """Name the processes that do not go by this epoch yet."""
-        late = [member for member in self.members.processes() if not member.left and member.epoch < epoch]
+        late = [member for member in self.members.processes if not member.left and member.epoch < epoch]
         return some([member.name for member in late], NAMED)
 
     def log_room(self) -> float:
         """Return the free share of the fullest log of all processes, by their last reports."""
-        logs = [member.stats.get("log_bytes", 0) for member in self.members.processes() if not member.left]
+        logs = [member.stats.get("log_bytes", 0) for member in self.members.processes if not member.left]
         return max(1.0 - max(logs, default=0) / self.plan.settings.log_max_bytes, 0.0)
 
     # ---- placement
 
     def placement(self) -> Placement:
-        """Make the placement for the workers of this moment. Ask for a new one after every change."""
-        return self.members.placement(self.plan.settings.same_executor)
+        """Return the placement for the workers of this moment. Ask for another one after every change."""
+        if self._placement is None or self._placed_for is not self.members.processes:
+            self._placement = self.members.placement(self.plan.settings.same_executor)
+            self._placed_for = self.members.processes
+        return self._placement
+
+    def moment(self, table: Table, resting: AbstractSet[PartitionKey], now: float) -> Moment:
+        """Make the facts by which additions to this table are chosen. The partitions that are ``resting`` get none."""
+        return Moment(table, self.placement(), resting, self.log_room(), now)
 
     # ---- the course of the query
 
@@ -164,7 +177,7 @@ class Board:
         self.answer(member.connection, command)
 
     def tell_all(self, command: FromController) -> None:
-        for member in self.members.processes():
+        for member in self.members.processes:
             self.tell(member, command)
 
     def take(self) -> list[Tell]:
@@ -179,7 +192,7 @@ class Board:
         if table is None or self.phase == QueryPhase.ENDED:
             return
         assert set(table.endpoints) == set(self.members.workers), "workers in the table, and those that take part"
-        assert all(member.epoch <= table.epoch for member in self.members.processes()), "an epoch that is not made yet"
+        assert all(member.epoch <= table.epoch for member in self.members.processes), "an epoch that is not made yet"
         assert {owner for owners in table.sources for owner in owners} <= set(table.endpoints), "who reads sources"
         for stage, partitions in enumerate(table.stages):
             for partition, replicas in enumerate(partitions):

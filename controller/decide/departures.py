@@ -68,7 +68,7 @@ class Departures:
             raise UsageError(f"cannot {asked}: {problem}")
         for worker in workers:
             member = board.members.workers[worker]
-            member.leaving = True
+            board.members.empty(worker)
             self.slots.close(member.about.index)
             self.drains[worker] = Drain(worker, member.about.index, why, now, request)
 
@@ -109,7 +109,7 @@ class Departures:
     def _dismiss(self, drain: Drain, now: float) -> None:
         board = self._board
         assert board.table is not None
-        member = board.members.workers.pop(drain.worker)
+        member = board.members.remove(drain.worker)
         del self.drains[drain.worker]
         self._balancer.forget(drain.worker)
         self.dismissed.add(drain.worker)

@@ -148,7 +148,7 @@ class Losses:
         """Take a worker out of the table; survivors take over its partitions."""
         board, repairs = self._board, self._repairs
         # 1. In any phase, the worker is no member any more: after the end of the query nothing else is to be done.
-        del board.members.workers[member.node]
+        board.members.remove(member.node)
         self._balancer.forget(member.node)
         drain = self._departures.stop_draining(member.node)
         if board.table is None or board.phase == QueryPhase.ENDED:
@@ -298,7 +298,7 @@ class Losses:
         self._looked_at = now
         if asleep > settings.heartbeat_timeout:
             # This process itself stood still: reports that came meanwhile have not been read yet.
-            for member in self._board.members.processes():
+            for member in self._board.members.processes:
                 member.heard = min(now, member.heard + asleep)  # a few reports may have been read first
                 member.turned = min(now, member.turned + asleep)
             self._repairs.safety.lags.controller_stood_still(asleep, now)

@@ -13,7 +13,7 @@ from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.kinds import NEEDS_UNKNOWN, missing, surplus
 from controller.replicas.moves import MoveQueue
 from controller.replicas.protection_wishes import Change, in_words, places_needed, wished
-from controller.replicas.table_changes import Changes, dropped
+from controller.replicas.table_changes import NextTable, dropped
 from controller.text import count
 from flux.dataflow.flow import RECOVERIES, REPLICAS_MAX
 from flux.dataflow.plan import StagePlan
@@ -79,9 +79,10 @@ class Protection:
 
     # ---- what goes
 
-    def shed(self, changes: Changes, table: Table, now: float) -> None:
+    def shed(self, following: NextTable, now: float) -> None:
         """Drop surplus replicas with the next table: at once if nothing else of the stage is under way, else together with
         others."""
+        table = following.table()
         for change in list(self._board.wishes.open.values()):
             gone = [
                 (PartitionKey(change.stage, partition), worker)
@@ -93,10 +94,10 @@ class Protection:
                 continue
             since = self._droppable_since.setdefault(change.stage, now)
             others = any(addition.stage == change.stage for addition in self._repairs.under_way.values())
-            if changes or not others or now - since >= LISTED_EVERY_S:
+            if following.changed or not others or now - since >= LISTED_EVERY_S:
                 del self._droppable_since[change.stage]
                 for key, worker in gone:
-                    changes.add(key, dropped(worker))
+                    following.change(key, dropped(worker))
 
     def too_many(self, change: Change, key: PartitionKey, row: Replicas) -> list[int]:
         """Return the workers whose replicas of this partition may go now. While one is added or moved, all stay."""

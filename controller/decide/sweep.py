@@ -13,10 +13,9 @@ from controller.decide.protection import Protection
 from controller.decide.query_phases import QueryPhase
 from controller.replicas.addition_limits import LISTED_EVERY_S
 from controller.replicas.addition_tracker import AdditionTracker
-from controller.replicas.additions import Addition, AdditionEvent, Phase, WantedAddition
+from controller.replicas.additions import Addition, AdditionEvent, Moment, Phase
 from controller.replicas.moves import MoveQueue
-from controller.replicas.placement import Placement
-from controller.replicas.table_changes import Changes, added, drop, dropped, in_place_of, made_live
+from controller.replicas.table_changes import NextTable, drop, dropped, in_place_of, made_live
 from flux.errors import QueryFailed
 from flux.replica.kinds import kind_named
 from flux.wire.control import CopyState, ReplicaCaughtUp, ReplicaDiverged
@@ -53,26 +52,33 @@ class Sweep:
         board, repairs = self.board, self.repairs
         if board.table is None or board.phase not in (QueryPhase.RUNNING, QueryPhase.FINISHED):
             return
-        for addition, why in repairs.overdue(now, board.who_is_behind):
-            self.abandon(addition, why, now)
+        if repairs.under_way:
+            self._go_on(now)
         if board.phase == QueryPhase.FINISHED:
             self._next_table(False, now)
-            self._order_copies(now)
+            self._order_copies(repairs.to_ask(now))
             return
-        self._confirm(now)
-        self._put_back(now)
         looks = board.changed or now >= self._look_at
         if looks:
             board.changed, self._look_at = False, now + LOOK_EVERY_S
             self.keep_apart(now)
-            self._departures.empty(now)
+            if self._departures.drains:
+                self._departures.empty(now)
         self._next_table(looks, now)
-        for addition in repairs.turns(board.is_confirmed):
-            addition.on(AdditionEvent.TURN, now)
-        self._order_copies(now)
+        if repairs.under_way:
+            self._order_copies(repairs.copies_due(board.is_confirmed, now))
 
-    def _order_copies(self, now: float) -> None:
-        for addition in self.repairs.to_ask(now):
+    def _go_on(self, now: float) -> None:
+        """Give up overdue additions, and go on with those whose table all processes have confirmed."""
+        for addition, why in self.repairs.overdue(now, self.board.who_is_behind):
+            self.abandon(addition, why, now)
+        if self.board.phase == QueryPhase.RUNNING:
+            for addition in self.repairs.confirmed(self.board.is_confirmed):
+                addition.on(AdditionEvent.CONFIRMED, now)
+            self._put_back(now)
+
+    def _order_copies(self, additions: list[Addition]) -> None:
+        for addition in additions:
             self._order_copy(addition)
 
     def order_again(self, worker: int) -> None:
@@ -97,29 +103,26 @@ class Sweep:
         )
         self.board.tell(self.board.members.workers[self._primary(addition)], command)
 
-    def _confirm(self, now: float) -> None:
-        for addition in self.repairs.confirmed(self.board.is_confirmed):
-            addition.on(AdditionEvent.CONFIRMED, now)
-
     # ---- the next table
 
     def _next_table(self, looks: bool, now: float) -> None:
         """Publish one table with all changes that are due: replicas that are live from now on, targets of moves in the places
         of their sources, and, if it ``looks`` for these, new replicas. Changes that could wait come along with the others."""
-        board, changes = self.board, Changes()
+        board = self.board
         assert board.table is not None
+        following = NextTable(board.table)
         waiting, due = self._waiting(board.table, now)
         if due:
-            self._list(waiting, changes, now)
+            self._list(waiting, following, now)
         # Additions that have ended may have made room. Once the query is finished, nothing begins.
         begins = board.phase == QueryPhase.RUNNING and (looks or board.changed)
         if begins and board.wishes.open:
-            self._protecting.shed(changes, changes.of(board.table), now)
-        begun = begins and self._begin(changes, now)
+            self._protecting.shed(following, now)
+        begun = begins and self._begin(following, now)
         if begun and not due:
-            self._list(waiting, changes, now)
-        if changes:
-            board.publish(changes.of(board.table))
+            self._list(waiting, following, now)
+        if following.changed:
+            board.publish(following.table())
         if begins and board.wishes.open:
             self._protecting.settle(now)
 
@@ -138,55 +141,53 @@ class Sweep:
                 others |= addition.moves or addition.phase != Phase.LIVE
         return waiting, bool(waiting) and (not others or now - first >= LISTED_EVERY_S or not running)
 
-    def _list(self, waiting: list[Addition], changes: Changes, now: float) -> None:
+    def _list(self, waiting: list[Addition], following: NextTable, now: float) -> None:
         for addition in waiting:
             if addition.phase == Phase.FOLLOWS:
                 addition.on(AdditionEvent.LISTED, now)
-                changes.add(addition.key, made_live(addition.worker))
+                following.change(addition.key, made_live(addition.worker))
             else:
-                self._end(addition, changes, now)
+                self._end(addition, following, now)
 
-    def _begin(self, changes: Changes, now: float) -> bool:
-        """Begin the repairs or moves that are due, in the next table with these ``changes``; False: there are none."""
+    def _begin(self, following: NextTable, now: float) -> bool:
+        """Begin the repairs or moves that are due, in the table ``following``; False: there are none."""
         board, repairs = self.board, self.repairs
         assert board.table is not None
-        if not repairs.may_begin and any(not addition.moves for addition in repairs.under_way.values()):
+        if self._repairs_under_way() and not repairs.may_begin:
             return False
-        placement, free_log_share = board.placement(), board.log_room()
-        table = changes.of(board.table)
-        due = repairs.due(table, placement, now, free_log_share)
+        table = following.table() if following.changed else board.table
+        attempts = repairs.attempts
+        moment = board.moment(table, attempts.resting(now) if attempts.failures else frozenset(), now)
+        due = repairs.due(moment)
         for wanted in due:
-            self._add(wanted, changes, table.epoch, now)
+            addition = repairs.begin(wanted, following.epoch, now)
+            following.add(addition.key, addition.worker, addition.kind)
         if due:
             repairs.batches.begun(due[0].stage, len(due))
-        if any(not addition.moves for addition in repairs.under_way.values()):
+        if self._repairs_under_way():
             return bool(due)
-        self._spread_out(now)  # looks at all partitions, so only if no repair is due
-        if not self.moving.pending or repairs.waits(table, placement, now):
+        self._spread_out(moment)  # looks at all partitions, so only if no repair is due
+        if not self.moving.pending or (repairs.under_way and repairs.waits(moment)):
             return False
-        return self._begin_moves(changes, placement, free_log_share, now)
+        return self._begin_moves(following, moment)
 
-    def _begin_moves(self, changes: Changes, placement: Placement, free_log_share: float, now: float) -> bool:
+    def _repairs_under_way(self) -> bool:
+        return any(not addition.moves for addition in self.repairs.under_way.values())
+
+    def _begin_moves(self, following: NextTable, moment: Moment) -> bool:
         """Begin moves. A worker that leaves is emptied in batches, like repairs; other moves begin ``repair.atOnce`` at a
         time."""
-        board, repairs, moving = self.board, self.repairs, self.moving
-        assert board.table is not None
+        repairs, moving = self.repairs, self.moving
         stage = min((key.stage for key in repairs.under_way), default=moving.pending[0].move.stage)
-        before = len(repairs.under_way)
-        batch = repairs.batches.size(stage, free_log_share) if placement.leaving and repairs.may_begin else 0
-        limit = before + batch  # additions that may be under way
-        table = changes.of(board.table)
-        while (move := moving.next(table, placement, now, limit)) is not None:
-            moving.begin(move, table)
-            self._add(move, changes, table.epoch, now)
-            table = changes.of(board.table)
+        batch = 0
+        if moment.placement.leaving and repairs.may_begin:
+            batch = repairs.batches.size(stage, moment.log_room)
+        begun = moving.begin(moment, following.epoch, len(repairs.under_way) + batch)
+        for addition in begun:
+            following.add(addition.key, addition.worker, addition.kind)
         if batch:
-            repairs.batches.begun(stage, len(repairs.under_way) - before)
-        return len(repairs.under_way) > before
-
-    def _add(self, wanted: WantedAddition, changes: Changes, epoch: int, now: float) -> None:
-        self.repairs.begin(wanted, epoch, now)
-        changes.add(wanted.key, added(wanted.worker, epoch, wanted.kind))
+            repairs.batches.begun(stage, len(begun))
+        return bool(begun)
 
     # ---- how far apart replicas are
 
@@ -207,16 +208,12 @@ class Sweep:
                 if obstacle is not None:
                     self.abandon(addition, f"another replica was lost meanwhile, and {obstacle}", now, failed=False)
 
-    def _spread_out(self, now: float) -> None:
+    def _spread_out(self, moment: Moment) -> None:
         """Move replicas apart when nothing else is to be done: for safety, even if load balance is off."""
-        board = self.board
+        board, moving = self.board, self.moving
         assert board.table is not None
-        busy = bool(self.moving) or bool(self.repairs.under_way) or not board.plan.settings.ordered
-        if (
-            not busy
-            and board.table.epoch != self._apart_as_of
-            and not self.moving.spread_out(board.table, board.placement(), now)
-        ):
+        busy = moving.pending or moving.under_way or self.repairs.under_way or not board.plan.settings.ordered
+        if not busy and board.table.epoch != self._apart_as_of and not moving.spread_out(board.table, moment):
             self._apart_as_of = board.table.epoch
 
     def validate(self) -> None:
@@ -248,15 +245,16 @@ class Sweep:
         self._abandon([addition], why, now, failed)
 
     def _abandon(self, additions: list[Addition], why: str, now: float, failed: bool) -> None:
-        board, changes = self.board, Changes()
+        board = self.board
         assert board.table is not None
+        following = NextTable(board.table)
         for addition in additions:
-            self.repairs.give_up(addition, why, board.table.epoch + 1, now, failed)
+            self.repairs.give_up(addition, why, following.epoch, now, failed)
             if addition.moves:
                 self.moving.failed(addition, why, now)
-            changes.add(addition.key, dropped(addition.worker))
-        if changes:
-            board.publish(changes.of(board.table))
+            following.change(addition.key, dropped(addition.worker))
+        if following.changed:
+            board.publish(following.table())
 
     def _put_back(self, now: float) -> None:
         """Take out replicas that have waited for their copies for too long: their batch was too large."""
@@ -317,20 +315,27 @@ class Sweep:
         else:
             addition = self.repairs.arrived(message, now)
             if addition is not None and not addition.moves:
-                self._end(addition, Changes(), now)
+                self._end_repair(addition, now)
         self.sweep(now)
 
-    def _end(self, addition: Addition, changes: Changes, now: float) -> None:
+    def _end_repair(self, addition: Addition, now: float) -> None:
+        """End an addition whose replica is safe, and takes the place of none that is there."""
+        self.repairs.complete(addition, now)
+        self.board.changed = True
+        self.repairs.note_repair(addition, now)
+
+    def _end(self, addition: Addition, following: NextTable, now: float) -> None:
         """End an addition whose replica is safe. The source of a move is dropped with the next table, if enough replicas are
         left without it."""
         board, moving = self.board, self.moving
         assert board.table is not None
+        if addition.from_worker is None or addition.key not in moving.under_way:
+            self._end_repair(addition, now)
+            return
         self.repairs.complete(addition, now)
         board.changed = True
-        if addition.from_worker is None or addition.key not in moving.under_way:
-            self.repairs.note_repair(addition, now)
-        elif moving.may_drop_source(addition, board.table):
+        if moving.may_drop_source(addition, board.table):
             moving.finish(addition, now)
-            changes.add(addition.key, in_place_of(addition.from_worker, addition.worker))
+            following.change(addition.key, in_place_of(addition.from_worker, addition.worker))
         else:
             moving.finish_as_repair(addition, now)

@@ -60,12 +60,11 @@ class UserRequests:
         impossible. A second request for a move under way changes nothing."""
         board = self._board
         table = board.require_running("move partitions")
-        problem = self._moving.check(moves, table, board.placement())
-        if problem is not None:
-            raise UsageError(f"cannot move: {problem}")
-        jobs = self._moving.add(moves, why, request)
+        asked = self._moving.ask(moves, why, table, board.placement(), request)
+        if asked.problem is not None:
+            raise UsageError(f"cannot move: {asked.problem}")
         if request:
-            self.book.moves(request, jobs)
+            self.book.moves(request, asked.jobs)
         board.changed = True
         self._sweeper.sweep(now)
 

@@ -34,7 +34,9 @@ STANDING_COUNTS_S = 600.0
 
 
 @dataclass
-class _Failures:
+class AdditionFailures:
+    """The failures of one partition."""
+
     times: int = 0
     with_worker: dict[int, int] = field(default_factory=dict)
     rest_until: float = 0.0
@@ -50,12 +52,13 @@ class AdditionAttempts:
     After ``ATTEMPTS_MAX`` failures in a row the partition rests, longer each time, and a warning says so."""
 
     def __init__(self) -> None:
-        self._failures: dict[PartitionKey, _Failures] = {}
+        #: False while no partition has failed since its last success.
+        self.failures: dict[PartitionKey, AdditionFailures] = {}
 
     def failed(self, key: PartitionKey, worker: int, now: float) -> float:
         """Count one more failure. Return the seconds for which the partition rests now; 0: the next attempt may begin at
         once."""
-        failures = self._failures.setdefault(key, _Failures())
+        failures = self.failures.setdefault(key, AdditionFailures())
         failures.times += 1
         failures.with_worker[worker] = failures.with_worker.get(worker, 0) + 1
         rounds, rest = divmod(failures.times, ATTEMPTS_MAX)
@@ -67,7 +70,7 @@ class AdditionAttempts:
 
     def stood_still(self, key: PartitionKey, worker: int, now: float) -> float:
         """Count a replica that was dropped because it stood still. Return the same as ``failed``."""
-        failures = self._failures.setdefault(key, _Failures())
+        failures = self.failures.setdefault(key, AdditionFailures())
         if now - failures.standing_at > STANDING_COUNTS_S:
             failures.times -= failures.standing
             failures.standing = 0
@@ -75,23 +78,23 @@ class AdditionAttempts:
         return self.failed(key, worker, now)
 
     def succeeded(self, key: PartitionKey) -> None:
-        failures = self._failures.pop(key, None)
+        failures = self.failures.pop(key, None)
         if failures is not None and failures.standing:
             failures.times, failures.rest_until = failures.standing, 0.0
-            self._failures[key] = failures
+            self.failures[key] = failures
 
     def with_worker(self, key: PartitionKey, worker: int) -> int:
-        failures = self._failures.get(key)
+        failures = self.failures.get(key)
         return 0 if failures is None else failures.with_worker.get(worker, 0)
 
     def patience_s(self, key: PartitionKey) -> float:
         """Return the wait of the next attempt before it orders the copy a second time."""
-        failures = self._failures.get(key)
+        failures = self.failures.get(key)
         # The exponent is bounded as well, because 2.0 ** 1024 is an error.
         return ASK_EVERY_S if failures is None else min(ASK_EVERY_S * 2.0 ** min(failures.times, 10), ASK_EVERY_MAX_S)
 
     def resting(self, now: float) -> AbstractSet[PartitionKey]:
-        return {key for key, failures in self._failures.items() if now < failures.rest_until}
+        return {key for key, failures in self.failures.items() if now < failures.rest_until}
 
 
 #: Additions of the first batch of a stage, when the time of a copy is not known. Small states take some 10 ms each.

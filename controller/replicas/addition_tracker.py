@@ -5,7 +5,6 @@ The additions of moves are kept here, too; ``moves`` knows the moves that they b
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -24,13 +23,12 @@ from controller.replicas.additions import (
     Addition,
     AdditionEvent,
     Census,
+    Moment,
     Phase,
     WantedAddition,
-    first_phase,
     next_additions,
 )
 from controller.replicas.membership import Member
-from controller.replicas.placement import Placement
 from controller.replicas.protection_wishes import ProtectionWishes
 from controller.replicas.replica_safety import Life, ReplicaSafety
 from controller.report.events import Event, EventLog
@@ -94,29 +92,23 @@ class AdditionTracker:
 
     # ---- additions
 
-    def due(self, table: Table, placement: Placement, now: float = math.inf, room: float = 1.0) -> list[WantedAddition]:
-        """Return the repairs to begin with the next table: a batch, if no addition waits for a copy any more.
-
-        Partitions that rest after many attempts are skipped; without ``now``, none is. ``room`` is the free share of the fullest
-        log."""
+    def due(self, moment: Moment) -> list[WantedAddition]:
+        """Return the repairs to begin with the next table: a batch, if no addition waits for a copy any more."""
         if not self.may_begin:
             return []
-        wanted = self._next(table, self.under_way.values(), len(self.under_way) + MOST, placement, now)
+        wanted = self._next(moment, self.under_way.values(), len(self.under_way) + MOST)
         if wanted:
-            wanted = wanted[: self.batches.size(wanted[0].stage, room)]
-        return [self._elsewhere(each, table, placement) for each in wanted]
+            wanted = wanted[: self.batches.size(wanted[0].stage, moment.log_room)]
+        return [self._elsewhere(each, moment) for each in wanted]
 
-    def waits(self, table: Table, placement: Placement, now: float) -> bool:
+    def waits(self, moment: Moment) -> bool:
         """Tell whether a repair is due that waits only for additions of another stage.
 
         Then no move may begin: one move after the other could keep the repair waiting without end."""
-        return bool(self.under_way) and bool(self._next(table, (), 1, placement, now))
+        return bool(self.under_way) and bool(self._next(moment, (), 1))
 
-    def _next(
-        self, table: Table, under_way: Iterable[Addition], most: int, placement: Placement, now: float
-    ) -> list[WantedAddition]:
-        resting = self.attempts.resting(now)
-        return next_additions(self.plan, table, under_way, most, placement, self._census, resting)
+    def _next(self, moment: Moment, under_way: Iterable[Addition], most: int) -> list[WantedAddition]:
+        return next_additions(self.plan, moment.table, under_way, most, moment.placement, self._census, moment.resting)
 
     @property
     def may_begin(self) -> bool:
@@ -128,13 +120,13 @@ class AdditionTracker:
             copying += addition.phase == Phase.COPY
         return copying < self.plan.settings.repairs_at_once
 
-    def _elsewhere(self, wanted: WantedAddition, table: Table, placement: Placement) -> WantedAddition:
+    def _elsewhere(self, wanted: WantedAddition, moment: Moment) -> WantedAddition:
         """Put an addition on the worker with the fewest failures for this partition, if the chosen worker has had any."""
         key = wanted.key
         if not self.attempts.with_worker(key, wanted.worker):
             return wanted
-        others = [replica.worker for replica in table.replicas(*key)]
-        fit = placement.candidates(
+        others = [replica.worker for replica in moment.table.replicas(*key)]
+        fit = moment.placement.candidates(
             key,
             others,
             first=lambda worker: self.attempts.with_worker(key, worker),
@@ -142,13 +134,14 @@ class AdditionTracker:
         )
         return replace(wanted, worker=fit[0])
 
-    def begin(self, wanted: WantedAddition, epoch: int, now: float) -> None:
-        key = wanted.key
-        self.under_way[key] = Addition(
-            *key, wanted.worker, epoch, now, self.attempts.patience_s(key), phase=first_phase(wanted.kind), why=wanted.why,
-            from_worker=wanted.from_worker, since=now, kind=wanted.kind, request=wanted.request,
-        )  # fmt: skip
-        self.safety.unsafe.add(self.under_way[key].life)
+    def begin(self, wanted: WantedAddition, epoch: int, now: float) -> Addition:
+        """Begin an addition, whose replica the caller lists in the table of ``epoch``."""
+        attempts = self.attempts
+        patience_s = attempts.patience_s(wanted.key) if attempts.failures else ASK_EVERY_S
+        addition = Addition.of(wanted, epoch, patience_s, now)
+        self.under_way[addition.key] = addition
+        self.safety.unsafe.add(addition.life)
+        return addition
 
     def confirmed(self, by_all: Callable[[int], bool]) -> list[Addition]:
         """Return the additions whose table all processes go by. ``by_all`` tells this for the table of an epoch."""
@@ -166,6 +159,12 @@ class AdditionTracker:
         self._lapsing = [epoch for epoch in self._lapsing if not by_all(epoch)]
         copying = sum(a.phase == Phase.COPY for a in self.under_way.values()) + len(self._lapsing)
         return ready[: max(self.plan.settings.repairs_at_once - copying, 0)]
+
+    def copies_due(self, by_all: Callable[[int], bool], now: float) -> list[Addition]:
+        """Let the next additions take their turns, and return those whose copies are to be ordered now."""
+        for addition in self.turns(by_all):
+            addition.on(AdditionEvent.TURN, now)
+        return self.to_ask(now)
 
     def waiting_too_long(self, now: float) -> list[Addition]:
         """Return the additions that have waited too long for their turn while producers keep rows for them."""

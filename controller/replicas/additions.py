@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
@@ -107,6 +107,22 @@ Replicas = tuple[ReplicaAt, ...]
 Rows = tuple[Replicas, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The facts by which the additions of one look are chosen, repairs and moves alike. They are worked out once, and hold until
+    the next table."""
+
+    #: The table as it stands.
+    table: Table
+    #: The workers that may hold replicas.
+    placement: Placement
+    #: Partitions that rest after many attempts, and get no addition.
+    resting: AbstractSet[PartitionKey] = frozenset()
+    #: The free share of the fullest log.
+    log_room: float = 1.0
+    now: float = math.inf
+
+
 @dataclass
 class Addition:
     """One AddReplica under way.
@@ -144,14 +160,21 @@ class Addition:
     kind: str = ACTIVE
     #: The number of the request that changes the stage; 0: none.
     request: int = 0
+    key: PartitionKey = field(init=False)
+    #: The new replica.
+    life: Life = field(init=False)
 
-    @property
-    def key(self) -> PartitionKey:
-        return PartitionKey(self.stage, self.partition)
+    def __post_init__(self) -> None:
+        self.key = PartitionKey(self.stage, self.partition)
+        self.life = Life(self.stage, self.partition, self.worker, self.incarnation)
 
-    @property
-    def life(self) -> Life:
-        return Life(self.stage, self.partition, self.worker, self.incarnation)
+    @classmethod
+    def of(cls, wanted: WantedAddition, epoch: int, patience_s: float, now: float) -> Addition:
+        """Begin an addition with the table of this epoch."""
+        return cls(
+            wanted.stage, wanted.partition, wanted.worker, epoch, now, patience_s, first_phase(wanted.kind), why=wanted.why,
+            from_worker=wanted.from_worker, since=now, kind=wanted.kind, request=wanted.request,
+        )  # fmt: skip
 
     @property
     def moves(self) -> bool:

@@ -85,6 +85,9 @@ class Membership:
         self.workers: dict[int, Member] = {}
         self.ingress: dict[IngressTaskId, Member] = {}  # the newest attempt of each
         self.vault: Member | None = None
+        #: All members, workers first. It is a new list whenever a process joins or goes, or a worker begins to leave, and never
+        #: changes itself: answers that were worked out for one list hold as long as it is this one.
+        self.processes: list[Member] = []
         self._nodes = 0
         self._found: dict[
             Hashable, Member
@@ -102,12 +105,29 @@ class Membership:
             # When an attempt has finished, the task is finished, and later attempts have nothing to do.
             member.left = key in self.ingress and self.ingress[key].left
             self.ingress[key] = member
+        self._changed()
         return member
 
     def forget(self, member: Member) -> None:
         """Forget an ingress task that takes no part any more."""
         if self.knows(member):
             del self.ingress[IngressTaskId.of(member.about)]
+            self._changed()
+
+    def remove(self, worker: int) -> Member:
+        """Take a worker out, and return it."""
+        member = self.workers.pop(worker)
+        self._changed()
+        return member
+
+    def empty(self, worker: int) -> None:
+        """Note that a worker is being emptied."""
+        self.workers[worker].leaving = True
+        self._changed()
+
+    def _changed(self) -> None:
+        vault = [] if self.vault is None else [self.vault]
+        self.processes = [*self.workers.values(), *self.ingress.values(), *vault]
 
     def knew(self, node: int) -> bool:
         """Tell whether there was ever a process of this id."""
@@ -137,16 +157,12 @@ class Membership:
         true."""
         found = self._found.get(connection)
         if found is None or found.connection != connection or not self.knows(found):
-            found = next((member for member in self.processes() if member.connection == connection), None)
-            if found is None or len(self._found) > 2 * len(self.processes()):
+            found = next((member for member in self.processes if member.connection == connection), None)
+            if found is None or len(self._found) > 2 * len(self.processes):
                 self._found.clear()  # drops connections that are long gone
             if found is not None:
                 self._found[connection] = found
         return found
-
-    def processes(self) -> list[Member]:
-        vault = [] if self.vault is None else [self.vault]
-        return [*self.workers.values(), *self.ingress.values(), *vault]
 
     @property
     def leaving(self) -> list[int]:

@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from controller.balance.load import Holding, Move
 from controller.replicas.addition_tracker import AdditionTracker
-from controller.replicas.additions import Addition, WantedAddition
+from controller.replicas.additions import Addition, Moment, WantedAddition
 from controller.replicas.kinds import may_lead, wanted
 from controller.replicas.placement import Placement
+from controller.replicas.replica_safety import ReplicaStanding
 from controller.report.events import Event
 from flux.dataflow.plan import Plan
 from flux.wire.control import TableChanged
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
+
+
+class Holding(NamedTuple):
+    """One replica of a partition, by its worker."""
+
+    stage: int
+    partition: int
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Suggestion to move the replica on ``from_worker`` to ``target``. It stands with the queue that takes it over; policies of
+    users import it from ``controller.balance.load``, beside the loads by which they suggest moves."""
+
+    stage: int
+    partition: int
+    #: The worker of the replica that moves, and the worker that gets it.
+    from_worker: int
+    target: int
+    #: Fall of the higher of the two workers' loads.
+    gain: float = 0.0
+    #: Bytes of state to copy: ``ReplicaLoad.state_bytes``.
+    cost: int = 0
+
+    @property
+    def key(self) -> PartitionKey:
+        return PartitionKey(self.stage, self.partition)
+
+    @property
+    def moved(self) -> Holding:
+        """The replica that moves."""
+        return Holding(self.stage, self.partition, self.from_worker)
 
 
 class MovePhase(StrEnum):
@@ -104,6 +138,8 @@ class MoveJob:
     request: int = 0
     #: Its last event.
     ended: Event | None = None
+    #: The move, the replicas and the placement for which it was found possible. It is as long as these are the same objects.
+    found: tuple[Move, tuple[ReplicaAt, ...], Placement] | None = None
 
     @property
     def key(self) -> PartitionKey:
@@ -113,6 +149,29 @@ class MoveJob:
         step = after(self.phase, event)
         self.phase = step.to
         return step
+
+    def is_found(self, table: Table, placement: Placement) -> bool:
+        """Tell whether the move was found possible by all that is as it was then."""
+        if self.found is None:
+            return False
+        move, replicas, where = self.found
+        same = replicas is table.stages[move.stage][move.partition] and where is placement
+        return same and move is self.move
+
+    def begin(self, standing: ReplicaStanding, kind: str) -> None:
+        """Note that the move begins, of a replica of this kind. ``standing`` is that of its partition without the target."""
+        self.on(MoveEvent.BEGUN)
+        self.begun += 1
+        self.waits = ""
+        self.whole = sum(replica.kind == kind for replica in standing.arrived)
+        self.keeping_up = len(standing.keeping_up)
+
+
+class MovesAsked(NamedTuple):
+    """The answer to moves that were asked for: their jobs, or the reason why one of them is impossible."""
+
+    jobs: list[MoveJob]
+    problem: str | None = None
 
 
 class MoveQueue:
@@ -173,20 +232,23 @@ class MoveQueue:
         obstacle = placement.obstacle(move.target, others)
         return None if obstacle is None else f"{name}: {obstacle}"
 
-    def check(self, moves: Iterable[Move], table: Table, placement: Placement) -> str | None:
-        """Return the reason why one of these moves is impossible, given the table and the moves in the queue; None: all are
-        possible."""
+    def ask(self, moves: Sequence[Move], why: str, table: Table, placement: Placement, request: int = 0) -> MovesAsked:
+        """Put moves into the queue, all or none: none if one of them is impossible, given the table and the moves in the queue. A
+        move that is in the queue already is not added again."""
         known = {job.move.moved: job for job in self.jobs()}
         for move in moves:
             job = known.get(move.moved)
             if job is None or job.move.target == ANYWHERE:
                 problem = self.problem(move, table, placement)
                 if problem is not None:
-                    return problem
+                    return MovesAsked([], problem)
             elif job.move.target != move.target:
                 name = f"{self.plan.stages[move.stage].name}/{move.partition}"
-                return f"{name} is moving from worker {move.from_worker} to worker {job.move.target} already: {job.why}"
-        return None
+                problem = (
+                    f"{name} is moving from worker {move.from_worker} to worker {job.move.target} already: {job.why}"
+                )
+                return MovesAsked([], problem)
+        return MovesAsked(self._add(moves, known, why, request, (table, placement)))
 
     def empty(
         self,
@@ -208,15 +270,26 @@ class MoveQueue:
             self.pending.append(MoveJob(Move(*key, worker, ANYWHERE), why, True, prefer_to, request=request))
         self.pending.sort(key=lambda job: job.move.stage)
 
-    def add(self, moves: Iterable[Move], why: str, request: int = 0) -> list[MoveJob]:
-        """Put moves into the queue and return their jobs. A move that is in the queue already is not added again."""
-        known = {job.move.moved: job for job in self.jobs()}
+    def _add(
+        self,
+        moves: Iterable[Move],
+        known: dict[Holding, MoveJob],
+        why: str,
+        request: int = 0,
+        found: tuple[Table, Placement] | None = None,
+    ) -> list[MoveJob]:
+        """Put moves into the queue and return their jobs. ``known`` are those in the queue and under way; ``found`` has the table
+        and the placement by which all others were found possible."""
         jobs = []
         for move in moves:
-            job = known.get(move.moved)
+            holding = move.moved
+            job = known.get(holding)
             if job is None:
-                job = known[move.moved] = MoveJob(move, why, anywhere=move.target == ANYWHERE, request=request)
+                job = known[holding] = MoveJob(move, why, anywhere=move.target == ANYWHERE, request=request)
                 self.pending.append(job)
+                if found is not None:
+                    table, placement = found
+                    job.found = move, table.stages[move.stage][move.partition], placement
             elif job.anywhere and move.target != ANYWHERE and job in self.pending:
                 job.move, job.why, job.anywhere = move, why, False  # its target is named now
             job.request = job.request or request
@@ -231,24 +304,24 @@ class MoveQueue:
         self.pending.clear()
         self.under_way.clear()
 
-    def spread_out(self, table: Table, placement: Placement, now: float) -> bool:
+    def spread_out(self, table: Table, moment: Moment) -> bool:
         """Queue moves of replicas that share more than necessary, because workers have joined since they were placed.
 
         Return False if there are none."""
+        placement = moment.placement
         loads: dict[int, int] = {}  # counted only if needed
         moves = []
 
         def fewest_first(worker: int) -> tuple[int, int]:
             return loads.get(worker, 0), worker
 
-        resting = self._repairs.attempts.resting(now)
         for stage in self._wished.stages:
             all_of_them = len(wanted(stage))
             for partition, replicas in enumerate(table.stages[stage.id] if all_of_them > 1 else ()):
                 key = PartitionKey(stage.id, partition)
                 holders = [replica.worker for replica in replicas]
                 source = placement.misplaced(key, holders) if len(holders) == all_of_them else None
-                if source is None or key in resting or self._arrived(key, replicas) < len(replicas):
+                if source is None or key in moment.resting or self._arrived(key, replicas) < len(replicas):
                     continue
                 if not loads:
                     loads |= replicas_by_worker(table)
@@ -256,52 +329,65 @@ class MoveQueue:
                 target = placement.candidates(key, others, then=fewest_first, without={source})[0]
                 loads[target] = loads.get(target, 0) + 1
                 moves.append(Move(*key, source, target))
-        self.add(moves, "its replicas were closer to each other than they need to be")
+        self._add(moves, {}, "its replicas were closer to each other than they need to be")
         return bool(moves)
 
     # ---- the next to begin
 
-    def next(self, table: Table, placement: Placement, now: float, batch: int = 0) -> WantedAddition | None:
-        """Return the next move to begin, as an addition; None: none may begin now. The caller has made sure that no repair is
-        due.
+    def begin(self, moment: Moment, epoch: int, batch: int = 0) -> list[Addition]:
+        """Begin the moves that may begin now, and return their additions, whose replicas the caller lists in the table of
+        ``epoch``. The caller has made sure that no repair is due.
 
         A worker that leaves is emptied in batches, like repairs: ``batch`` additions may be under way for that."""
+        begun: list[Addition] = []
+        loads = ReplicaLoads(moment.table)
+        while (job := self.next(moment, loads, batch)) is not None:
+            replicas = moment.table.replicas(*job.key)
+            kind = next(replica.kind for replica in replicas if replica.worker == job.move.from_worker)
+            self.pending.remove(job)
+            self.under_way[job.key] = job
+            job.begin(self._repairs.safety.standing(job.key, replicas), kind)
+            wanted = WantedAddition(*job.key, job.move.target, job.move.from_worker, job.why, kind)
+            begun.append(self._repairs.begin(wanted, epoch, moment.now))
+            loads.more(job.move.target)
+        return begun
+
+    def next(self, moment: Moment, loads: ReplicaLoads, batch: int = 0) -> MoveJob | None:
+        """Return the next move to begin, with its target; None: none may begin now."""
+        table, placement = moment.table, moment.placement
         busy, at_once = self._repairs.under_way, self.plan.settings.repairs_at_once
         if len(busy) >= at_once and not placement.leaving:
             return None
-        resting = self._repairs.attempts.resting(now)
-        loads: dict[int, int] | None = None
         for job in list(self.pending):
             if any(stage != job.move.stage for stage, _ in busy):
                 return None  # additions go in topological order
-            if job.key in busy or job.key in resting:
+            if job.key in busy or job.key in moment.resting:
                 continue
             leaves = job.move.from_worker in placement.leaving
             if len(busy) >= max(at_once, batch if leaves else 0):
                 continue
-            if now < self._rests_until and not leaves:
+            if moment.now < self._rests_until and not leaves:
                 rate = self.plan.settings.balance_max_bytes_per_second
                 job.waits = f"moves may copy {rate:,} bytes per second (spark.flux.balance.maxBytesPerSecond)"
                 continue
-            problem = self.problem(job.move, table, placement)
+            problem = None if job.is_found(table, placement) else self.problem(job.move, table, placement)
             if problem is not None and self._leaves(job, table, placement):
                 job.move, job.anywhere = replace(job.move, target=ANYWHERE), True
             elif problem is not None:
                 self.pending.remove(job)
-                self._given_up(job, problem, now)
+                self._given_up(job, problem, moment.now)
                 continue
             if job.anywhere:
-                loads = loads or replicas_by_worker(table)
-                target = self._choose(job, table, placement, loads)
+                target = self._choose(job, table, placement, loads.of_workers)
                 if target is None and leaves:
                     job.waits = NO_PLACE
                     continue
                 if target is None:
                     self.pending.remove(job)
-                    self._given_up(job, NO_PLACE, now)
+                    self._given_up(job, NO_PLACE, moment.now)
                     continue
                 job.move = replace(job.move, target=target)
-            return WantedAddition(*job.key, job.move.target, job.move.from_worker, job.why, _moved(job, table).kind)
+            return job
         return None
 
     def _leaves(self, job: MoveJob, table: Table, placement: Placement) -> bool:
@@ -328,21 +414,8 @@ class MoveQueue:
         )
         return fit[0] if fit else None
 
-    def begin(self, wanted: WantedAddition, table: Table) -> None:
-        """Note that the move of this addition begins. ``table`` is the last one without the target."""
-        key = wanted.key
-        job = next(job for job in self.pending if job.key == key and job.move.from_worker == wanted.from_worker)
-        self.pending.remove(job)
-        self.under_way[key] = job
-        job.on(MoveEvent.BEGUN)
-        job.begun += 1
-        job.waits = ""
-        replicas = table.replicas(*key)
-        job.whole = self._arrived(key, [r for r in replicas if r.kind == wanted.kind])
-        job.keeping_up = sum(self._repairs.safety.keeps_up(*key, replica) for replica in replicas)
-
     def _arrived(self, key: PartitionKey, replicas: Iterable[ReplicaAt]) -> int:
-        return sum(self._repairs.safety.has_arrived(*key, replica) for replica in replicas)
+        return len(self._repairs.safety.standing(key, replicas).arrived)
 
     def _enough(self, addition: Addition) -> int:
         """Return the number of replicas of its kind that the partition must have at the end of the move: as many as when it
@@ -489,6 +562,22 @@ def replicas_by_worker(table: Table) -> dict[int, int]:
     return counts
 
 
-def _moved(job: MoveJob, table: Table) -> ReplicaAt:
-    """Return the replica at the source."""
-    return next(r for r in table.replicas(*job.key) if r.worker == job.move.from_worker)
+class ReplicaLoads:
+    """The replicas on each worker while moves begin. They are counted only if needed: there are many."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._begun: list[int] = []
+
+    @cached_property
+    def of_workers(self) -> dict[int, int]:
+        loads = replicas_by_worker(self._table)
+        for worker in self._begun:
+            loads[worker] = loads.get(worker, 0) + 1
+        return loads
+
+    def more(self, worker: int) -> None:
+        """Count one more replica, which is about to be added."""
+        self._begun.append(worker)
+        if "of_workers" in self.__dict__:
+            self.of_workers[worker] = self.of_workers.get(worker, 0) + 1

@@ -157,6 +157,14 @@ class Lags:
         return {life: lag for life, lag in self._lags.items() if lag.heard - lag.since > limit}
 
 
+class ReplicaStanding(NamedTuple):
+    """The replicas of a partition that count at one time."""
+
+    arrived: list[ReplicaAt]
+    #: Arrived ones that could take over at once.
+    keeping_up: list[ReplicaAt]
+
+
 class ReplicaSafety:
     """The safety of every replica in the table."""
 
@@ -189,6 +197,11 @@ class ReplicaSafety:
             and self.is_safe(stage, partition, replica)
             and not self.is_behind(stage, partition, replica)
         )
+
+    def standing(self, key: PartitionKey, replicas: Iterable[ReplicaAt]) -> ReplicaStanding:
+        """Judge these replicas of a partition."""
+        arrived = [replica for replica in replicas if self.has_arrived(*key, replica)]
+        return ReplicaStanding(arrived, [replica for replica in arrived if self.keeps_up(*key, replica)])
 
     def doubtful(self) -> set[Life]:
         """Return the replicas that have not arrived, or do not keep up."""

@@ -23,35 +23,42 @@ Judge = Callable[[int, int, ReplicaAt], bool]
 Change = Callable[[Replicas], Replicas]
 
 
+class NextTable:
+    """The next table while its changes are collected. Stages without a change stay the same objects."""
+
+    def __init__(self, table: Table) -> None:
+        self._before = table
+        self._rows: dict[int, list[Replicas]] = {}
+        self.epoch = table.epoch + 1
+        #: Anything has changed.
+        self.changed = False
+
+    def change(self, key: PartitionKey, change: Change) -> None:
+        """Change the replicas of a partition, which may change several times."""
+        stage, partition = key
+        rows = self._rows.get(stage)
+        if rows is None:
+            rows = self._rows[stage] = list(self._before.stages[stage])
+        rows[partition] = change(rows[partition])
+        self.changed = True
+
+    def add(self, key: PartitionKey, worker: int, kind: str) -> None:
+        """List a new replica, not live."""
+        self.change(key, added(worker, self.epoch, kind))
+
+    def table(self) -> Table:
+        before, stages = self._before, list(self._before.stages)
+        for stage, rows in self._rows.items():
+            stages[stage] = tuple(rows)
+        return Table(self.epoch, tuple(stages), before.sources, before.endpoints)
+
+
 def changed(table: Table, changes: Mapping[PartitionKey, Change]) -> Table:
     """Make the next table, in which these partitions have changed. Other stages stay the same objects."""
-    stages: list[tuple[Replicas, ...]] = list(table.stages)
-    rows: dict[int, list[Replicas]] = {}
-    for (stage, partition), change in changes.items():
-        if stage not in rows:
-            rows[stage] = list(stages[stage])
-        rows[stage][partition] = change(rows[stage][partition])
-    for stage, replicas in rows.items():
-        stages[stage] = tuple(replicas)
-    return Table(table.epoch + 1, tuple(stages), table.sources, table.endpoints)
-
-
-class Changes:
-    """The changes of the next table, collected by partition. It is false while there are none."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[PartitionKey, Change] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_key)
-
-    def add(self, key: PartitionKey, change: Change) -> None:
-        """Add a change. A partition may change several times."""
-        before = self._by_key.get(key)
-        self._by_key[key] = change if before is None else lambda replicas: change(before(replicas))
-
-    def of(self, table: Table) -> Table:
-        return changed(table, self._by_key)
+    following = NextTable(table)
+    for key, change in changes.items():
+        following.change(key, change)
+    return following.table()
 
 
 def added(worker: int, epoch: int, kind: str = ACTIVE) -> Change:

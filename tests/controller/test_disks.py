@@ -180,13 +180,13 @@ class Durable(Cluster):
         return member.node
 
     def beat(self, node: int) -> None:
-        member = next(member for member in self.core.members.processes() if member.node == node)
+        member = next(member for member in self.core.members.processes if member.node == node)
         self.take(self.core.on_report(member.connection, Heartbeat(node=node, progress=1, stats={}), self.now))
 
     def beats(self, seconds: float, *silent: int) -> None:
         for _ in range(round(seconds / 0.25)):
             self.now += 0.25
-            for member in self.core.members.processes():
+            for member in self.core.members.processes:
                 if member.node not in silent:
                     self.beat(member.node)
             self.tick(0.0)

@@ -104,7 +104,7 @@ def test_of_several_the_one_far_behind_goes() -> None:
 def test_of_several_the_one_on_a_worker_that_leaves_goes() -> None:
     c = Cluster(slots=5, replicas=3)
     leaves = c.holders()[1]
-    c.core.members.workers[leaves].leaving = True
+    c.core.members.empty(leaves)
     change = c.core.board.wishes.ask(wished(c.core.wished.stages[0], 2, None), c.table.stages[0], c.now, 1)
     assert c.core.protecting.too_many(change, PartitionKey(0, 0), c.replicas()) == [leaves]
 

@@ -284,7 +284,7 @@ def who_joins_need_not_confirm(patch: Patch) -> None:
     is_confirmed = Board.is_confirmed
 
     def broken(self: Board, epoch: int) -> bool:
-        new = [member for member in self.members.processes() if member.epoch < 0 and not member.left]
+        new = [member for member in self.members.processes if member.epoch < 0 and not member.left]
         for member in new:
             member.left = True
         confirmed = is_confirmed(self, epoch)

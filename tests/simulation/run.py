@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from controller.decide.controller import Controller
+from controller.replicas.additions import Moment
 from controller.replicas.kinds import wanted
 from flux.dataflow.plan import Plan
 from flux.wire.control import Goodbye
@@ -356,7 +357,7 @@ class Simulation:
             controller = self.controller
             assert controller.table is not None
             nothing_due = (
-                not controller.repairs.due(controller.table, controller.board.placement())
+                not controller.repairs.due(Moment(controller.table, controller.board.placement()))
                 and self.moves.at_rest
                 and not self.protects.pending
             )

@@ -149,7 +149,7 @@ class Server:
             controller.table,
             tuple(members.workers.values()),
             tuple(members.leaving),
-            [member.epoch for member in members.processes()],
+            [member.epoch for member in members.processes],
             [(key, a.worker, a.incarnation, a.phase, a.from_worker) for key, a in repairs.under_way.items()],
             frozenset(repairs.safety.unsafe),
             tuple(moving.under_way),
