@@ -70,7 +70,7 @@ TABLE = (
     Setting("repairs_at_once", "repair.atOnce", "int", "1", "how many partitions of a stage are copied at the same time, for repairs or moves", 1, 1024),
     Setting("checkpoint_interval", "checkpoint.interval", "seconds", "1s", "how often a standby gets a new checkpoint of its partition, unless there is need before", 0.001),
     Setting("checkpoint_max_bytes_per_second", "checkpoint.maxBytesPerSecond", "bytes", "64m", "most bytes of state that a worker sends to standbys per second, on average; where logs are short of room, checkpoints are not held up", 1 << 10),
-    Setting("checkpoint_policy", "checkpoint.policy", "round-robin or min-max", "round-robin", "whose checkpoint is next if not all can leave at once: round-robin (the oldest is renewed first), or min-max (first where a loss would cost most time per byte to copy)"),
+    Setting("checkpoint_policy", "checkpoint.policy", "round-robin or min-max", "round-robin", "which checkpoint is next if not all can leave at once: round-robin (the oldest is renewed first), or min-max (first where a loss would cost most time per byte to copy)"),
     Setting("journal_timeout", "journal.timeout", "seconds", "30s", "a query with a checkpoint location ends when that has not answered for this long", 0.1),
     Setting("journal_flush", "journal.flush", "seconds", "0s", "how long what goes into a checkpoint location waits for more, so that one flush of the disk is for all of it; output waits as long. Unless set, 500ms in an object store", 0, 1),
     Setting("balance_enabled", "balance.enabled", "bool", "true", "whether partitions move from busy workers to others while the query runs"),

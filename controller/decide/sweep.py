@@ -262,7 +262,7 @@ class Sweep:
         for addition in waiting:
             self.repairs.batches.waited_too_long(addition.stage)
             self.moving.put_back(addition)
-        self._abandon(waiting, "copies before it took long", now, failed=False)
+        self._abandon(waiting, "it has waited long for its turn to be copied", now, failed=False)
 
     def wind_down(self, why: str, now: float) -> None:
         """End all moves, and the repairs that still wait for their copies: no further copy is ordered, and producers would

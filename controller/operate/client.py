@@ -105,7 +105,7 @@ class QueryClient:
 
     def _must_listen(self) -> None:
         if not listening(self.connection.endpoint):
-            raise Unreachable(f"query {self._name} has ended: nobody listens at {self.connection.endpoint}")
+            raise Unreachable(f"query {self._name} has ended: no process listens at {self.connection.endpoint}")
 
     @property
     def _name(self) -> str:
@@ -172,7 +172,9 @@ def _checked(found: FoundConnection) -> FoundConnection:
     on."""
     if found.problem or found.connection is None or listening(found.connection.endpoint):
         return found
-    return FoundConnection(found.path, found.connection, f"nobody listens at {found.connection.endpoint}", gone=True)
+    return FoundConnection(
+        found.path, found.connection, f"no process listens at {found.connection.endpoint}", gone=True
+    )
 
 
 def choose(query: str | None, where: Path | None = None) -> QueryConnection:

@@ -433,5 +433,5 @@ def _unheard(addition: Addition, behind: Callable[[int], str]) -> str:
     if addition.phase == Phase.COPY:
         return f"it does not follow after {addition.asked} copies of state in"
     return (
-        "those that would be left are far behind" if addition.arrived else "it is live, and still not safe"
+        "the replicas that would be left are far behind" if addition.arrived else "it is live, and still not safe"
     ) + " after"

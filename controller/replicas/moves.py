@@ -479,7 +479,7 @@ class MoveQueue:
             if addition is None:
                 del self.under_way[key]
                 if listed:
-                    self._again(job, "what was begun was lost", now)
+                    self._again(job, "its addition was lost", now)
                 else:
                     self._given_up(job, f"worker {job.move.from_worker} has lost its replica, which is repaired", now)
             elif not listed:

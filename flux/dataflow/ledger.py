@@ -54,7 +54,7 @@ class Ledger:
                 return found
         raise LedgerBroken(
             f"{self.folder}: entry {self.known + len(found)} is missing, and later ones are there. Put it back, or start "
-            "with another checkpointLocation; what was read in which order is not known any more"
+            "with another checkpointLocation; the order of reading is not known any more"
         )
 
     def _news(self) -> tuple[list[Any], bool]:

@@ -253,7 +253,7 @@ class _SinkTrial:
         if heir.first is not None and heir.first < earlier.has:
             raise self.broken(
                 f"write() has said that the outside has {earlier.has} batches, and committed() of the next primary{when} says "
-                f"{heir.first}: what was in between would be lost"
+                f"{heir.first}: the batches between would be lost"
             )
 
     def two_sinks(self) -> None:

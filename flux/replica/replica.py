@@ -644,4 +644,4 @@ class Replica:
         if self.primary:
             closed(self.where, self.operator.close)
         else:
-            closed(f"{self.where}, a copy", self.operator.close, logging.DEBUG)
+            closed(f"{self.where}, not the primary", self.operator.close, logging.DEBUG)

@@ -251,9 +251,9 @@ class StepQueue:
             return DataLost(
                 f"{self._where}: a step that was ordered before has to be repeated, and rows of it are gone from the log of "
                 f"partition {stream.producer} of the input of edge {stream.edge}, at or before number {through}, or are other "
-                "ones now. What was shown of them cannot be repeated. Keep records for longer than a query may be down after a "
-                "kill; query.stop() leaves nothing to repeat. Start again on the same checkpointLocation with a source that "
-                "goes on after a loss (flux.kafka: fail_on_data_loss=False) to pass over the rows that are gone"
+                "ones now. Output that was shown of them cannot be repeated. Keep records for longer than a query may be down "
+                "after a kill; query.stop() leaves nothing to repeat. Start again on the same checkpointLocation with a source "
+                "that goes on after a loss (flux.kafka: fail_on_data_loss=False) to pass over the rows that are gone"
             )
         return self._nondeterministic(stream, through)
 

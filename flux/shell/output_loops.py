@@ -197,7 +197,7 @@ class Puller:
             except ProtocolError as error:
                 self.malformed += 1  # as if the answer had not come: it is asked for again
                 if self.malformed >= MALFORMED_MAX:
-                    raise QueryFailed(f"what the worker at {link.endpoint} sends cannot be read: {error}") from error
+                    raise QueryFailed(f"answers of the worker at {link.endpoint} cannot be read: {error}") from error
 
 
 def decoded(frames: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:

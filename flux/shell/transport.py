@@ -431,7 +431,7 @@ class Link:
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self.problem = f"who listens at {self.endpoint} does not accept the secret of this query"
+                self.problem = f"the process at {self.endpoint} does not accept the secret of this query"
             else:
                 self._on(LinkEvent.ENDED)
         return self.phase is LinkPhase.ENDED
@@ -466,7 +466,7 @@ class Link:
                     continue
                 if len(buffers) == 1 and len(buffers[0]) == len(UNKNOWN) and buffers[0] == UNKNOWN:
                     self._session = None
-                    raise ProtocolError(f"who listens at {self.endpoint} has forgotten this connection")
+                    raise ProtocolError(f"the process at {self.endpoint} has forgotten this connection")
                 for more, heard in enumerate([[self._session.open(buffers)]] if self._sealed else unbundled(buffers)):
                     burst += more > 0
                     yield heard

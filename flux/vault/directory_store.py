@@ -198,8 +198,8 @@ class Directory:
                 return memoryview((self.path / segments[-1]).read_bytes())
         if any((self.path / name).stat().st_size for name in self._generations()):
             raise SnapshotError(
-                f"{self.path} had a journal, and it is not there any more: what was shown outside cannot be repeated without it. "
-                "Restore the directory from a copy, or begin anew in an empty one"
+                f"{self.path} had a journal, and it is not there any more: output that was shown outside cannot be repeated "
+                "without it. Restore the directory from a copy, or begin anew in an empty one"
             )
         return None
 
@@ -276,7 +276,9 @@ class Directory:
         found = self.get(name)
         if found is None:
             self.check()  # a program that has opened the location meanwhile has removed it
-            raise QueryFailed(f"{self._states / name} is gone: somebody removes files in the checkpoint location")
+            raise QueryFailed(
+                f"{self._states / name} is gone: another program removes files from the checkpoint location"
+            )
         return found
 
     def get(self, name: str) -> memoryview | None:

@@ -158,8 +158,8 @@ def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
         start = end
     if start == 0 or _is_followed(data, start):
         raise SnapshotError(
-            f"{where} is damaged at byte {start:,} of {len(data):,}, and that was whole once: what was shown outside since then "
-            "cannot be repeated from it. Restore the directory from a copy, or begin anew in an empty one"
+            f"{where} is damaged at byte {start:,} of {len(data):,}, and that was whole once: output that was shown outside "
+            "since then cannot be repeated from it. Restore the directory from a copy, or begin anew in an empty one"
         )
 
 

@@ -127,8 +127,8 @@ class Bucket:
             if parts is None:
                 if "begun" in self._objects.sizes(CLAIMS):
                     raise SnapshotError(
-                        f"{self.where} had a journal, and it is not there any more: what was shown outside cannot be repeated "
-                        "without it. Restore it from a copy, or begin anew at another prefix"
+                        f"{self.where} had a journal, and it is not there any more: output that was shown outside cannot be "
+                        "repeated without it. Restore it from a copy, or begin anew at another prefix"
                     )
                 return None
             with suppress(FileNotFoundError):  # the writer has begun another segment meanwhile

@@ -190,7 +190,7 @@ class QueryRun:
         error = self.server.error
         if isinstance(error, QueryFailed) and self._input_failed is not None and self._input_failed not in str(error):
             # Spark may end all Python processes of an executor when it gives up a job, and their loss is heard first.
-            return QueryFailed(f"{self._input_failed}. What came of it: {error}")
+            return QueryFailed(f"{self._input_failed}. After that: {error}")
         return error
 
     def left(self) -> str:

@@ -86,7 +86,7 @@ def options_of(options: Mapping[str, str]) -> tuple[str, str | None]:
     if given:
         raise UsageError(
             f'readStream.format("flux") does not know the option {", ".join(sorted(given))}; there are query (name or id of '
-            "a running query) and stage (whose output, where the query keeps several)"
+            "a running query) and stage (the one whose output is read, if the query keeps that of several)"
         )
     if not query.strip():
         raise UsageError('readStream.format("flux") needs .option("query", name): the name or id of a running query')

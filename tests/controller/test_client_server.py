@@ -225,7 +225,7 @@ def test_stale_files_are_shown_once_and_cleaned_up_and_hide_no_query(place: Path
         assert stale == {
             "gone": f"its process {1 << 22} is gone",
             "another": f"process {os.getpid()} is another one now",
-            "deaf": f"nobody listens at tcp://127.0.0.1:{free.getsockname()[1]}",
+            "deaf": f"no process listens at tcp://127.0.0.1:{free.getsockname()[1]}",
             "far": "runs on elsewhere: use the command line there",
         }
         assert {path.name for path in place.iterdir()} == {"aa11.json", far.name}

@@ -182,7 +182,7 @@ def test_a_move_whose_target_does_not_catch_up_is_tried_again_and_given_up() -> 
         c.tick(SAFE_MAX_S + 1)
     assert c.holders() == [0, 1]
     (event,) = c.events("move given up")
-    assert event.why.startswith("those that would be left are far behind after 31 s")
+    assert event.why.startswith("the replicas that would be left are far behind after 31 s")
 
 
 def test_a_worker_that_leaves_stays_until_what_moves_away_from_it_keeps_up() -> None:

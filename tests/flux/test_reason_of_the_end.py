@@ -22,9 +22,7 @@ def failed(*reasons: str, cancelled: bool = False) -> Any:
 
 def test_an_input_that_fails_is_the_reason_although_the_loss_of_its_workers_is_heard_first() -> None:
     told = str(failed("ValueError: bad row 7").error())
-    assert told.startswith(
-        "the Spark job 'ingress of DataFrame' failed: ValueError: bad row 7. What came of it: worker 1"
-    )
+    assert told.startswith("the Spark job 'ingress of DataFrame' failed: ValueError: bad row 7. After that: worker 1")
 
 
 def test_an_input_that_ends_with_the_query_is_no_reason() -> None:

@@ -405,12 +405,12 @@ class ChangesNothing(Table):
     [
         (CommitsAfterErrors, r"an error has broken write\(\) off before line \d+ of .* more often than given"),
         (PositionFirst, r"an error has broken write\(\) off before line \d+ of .* not outside"),
-        (Swallows, r"committed\(\) of the next primary, after an error before line \d+ of .*: what was in between"),
+        (Swallows, r"committed\(\) of the next primary, after an error before line \d+ of .*: the batches between"),
         (ChecksTooEarly, r"given up has stood before line \d+ of .*, while its successor wrote: .* more often"),
         (IgnoresNumber, r"5 batches of the second sink of a query \(number = 1\) that has written none"),
         (
             ForgetsAtClose,
-            r"committed\(\) of the next primary after close\(\) says 0: what was in between would be lost",
+            r"committed\(\) of the next primary after close\(\) says 0: the batches between would be lost",
         ),
         (OneThread, "ProgrammingError: SQLite objects created in a thread can only be used in that same thread"),
         (SaysTrue, r"write\(\) of batch 0 must return None, or a number of batches from 0 to 1; got True"),
@@ -430,7 +430,7 @@ class ChangesNothing(Table):
         (ChangesRows, "not outside"),
         (
             SaysTooLittle,
-            r"the outside has 2 batches, and committed\(\) of the next primary says 1: what was in between",
+            r"the outside has 2 batches, and committed\(\) of the next primary says 1: the batches between",
         ),
         (SaysTooMuch, r"committed\(\) says that batch 2 is outside, though two were written"),
         (Forgets, "not outside"),

@@ -197,7 +197,7 @@ def test_what_close_raises_is_told_by_one_copy(caplog: pytest.LogCaptureFixture)
             copy.close()
     told, aside = ((record.levelno, record.getMessage().partition("\n")[0]) for record in caplog.records)
     assert told == (logging.WARNING, "stage Mine, partition 2: close() raised ValueError: a zero came")
-    assert aside == (logging.DEBUG, "stage Mine, partition 2, a copy: close() raised ValueError: a zero came")
+    assert aside == (logging.DEBUG, "stage Mine, partition 2, not the primary: close() raised ValueError: a zero came")
 
 
 def test_a_long_traceback_is_cut_in_the_middle() -> None:

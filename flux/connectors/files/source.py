@@ -238,8 +238,8 @@ def _ledger(where: str, given: str | os.PathLike[str] | None) -> tuple[str, bool
         return ledger_folder(given, "flux.files"), False
     if not isinstance(found, fs.LocalFileSystem):
         raise UsageError(
-            f"flux.files: {where!r} is no file system where a name can be taken by one only. Name a folder on a local disk or "
-            "network mount that all workers reach, with ledger=...; what was found in which order is written there"
+            f"flux.files: {where!r} is no file system where only one process can take a name. Name a folder on a local disk or "
+            "network mount that all workers reach, with ledger=...; the order in which files were found is written there"
         )
     return os.path.join(root, LEDGER), True
 

@@ -67,8 +67,8 @@ class KafkaReader(SourceReader):
         if isinstance(topics, re.Pattern) and not partitions:
             shown = ", ".join(f"{host}:{port}" for host, port in how.bootstrap)
             raise UsageError(
-                f"Kafka at {shown} has no topic whose whole name matches {topics.pattern!r}, or hides it from whoever connects "
-                f"{how.security.who()}. One must be there when the query is made"
+                f"Kafka at {shown} has no topic whose whole name matches {topics.pattern!r}, or hides it from a client that "
+                f"connects {how.security.who()}. One must be there when the query is made"
             )
         # Shared by the partitions that are read in a process.
         self._committer: GroupCommit | None = None

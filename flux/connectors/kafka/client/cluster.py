@@ -186,7 +186,7 @@ class Client:
                 raise Passing(f"topic {unknown[0]!r} is unknown")
             if unknown:
                 raise UsageError(
-                    f"Kafka at {self._shown()} has no topic {unknown[0]!r}, or hides it from whoever connects "
+                    f"Kafka at {self._shown()} has no topic {unknown[0]!r}, or hides it from a client that connects "
                     f"{self._security.who()}. Create it, or correct the name"
                 )
             return {topic: sorted(self._leaders[topic]) for topic in topics}
@@ -418,7 +418,7 @@ class Client:
         error = error_of(code)
         if "Authorization" in error.__name__:
             raise NotPermitted(
-                f"Kafka at {self._shown()} does not permit reading {topic!r} to whoever connects {self._security.who()}: "
+                f"Kafka at {self._shown()} does not permit reading {topic!r} by a client that connects {self._security.who()}: "
                 f"{error.__name__}. Give it the permission to read and describe the topic"
             )
         if error.__name__ == "OffsetOutOfRangeError":

@@ -362,6 +362,7 @@ class ProducerClient(Client):
 
     def refused(self, topic: str, why: str) -> NotPermitted:
         return NotPermitted(
-            f"Kafka at {self._shown()} does not permit writing {topic!r} to whoever connects {self._security.who()}: {why}. Give "
-            "it the permissions to write, to describe and, for exactly once, to read the topic: where to go on is read there"
+            f"Kafka at {self._shown()} does not permit writing {topic!r} by a client that connects {self._security.who()}: "
+            f"{why}. Give it the permissions to write, to describe and, for exactly once, to read the topic: where to go on is "
+            "read there"
         )

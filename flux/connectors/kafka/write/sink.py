@@ -405,7 +405,7 @@ class KafkaSink(Sink):
         if now - self._gone_since > GONE_S:
             raise KafkaError(
                 f"Kafka has had no topic {self.topic!r} for {GONE_S:g} s, which this query writes: it was deleted, or is hidden "
-                "from whoever connects"
+                "from the query's login"
             ) from error
 
 
