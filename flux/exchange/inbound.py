@@ -454,8 +454,9 @@ class Inbound:
 
     # ---- progress
 
-    def applied(self, partition: int, slice_: Slice) -> None:
-        """Note that the oldest waiting slice of the partition has been applied to its state and its output log."""
+    def applied(self, partition: int, slice_: Slice) -> bool:
+        """Note that the oldest waiting slice of the partition has been applied to its state and its output log. Return whether
+        the producer may be short of credit unless it hears of it soon."""
         assert self.waiting[partition][0] == slice_.first
         self.waiting[partition].popleft()
         packet = slice_.packet
@@ -464,6 +465,7 @@ class Inbound:
             self.held_bytes -= packet.nbytes
             self.unacked_bytes += packet.nbytes
         self.ack_due = True
+        return self.ack_urgent
 
     @property
     def ack_urgent(self) -> bool:

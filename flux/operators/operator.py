@@ -35,7 +35,7 @@ class Timers:
     Each name has one timer. Timers are few: an operator with a deadline per key keeps the deadlines in its own state, as columns,
     and sets one timer for the earliest.
 
-    Left to others: deciding when a timer is due for all replicas (``flux.replica.replica``), waking up in time
+    Left to others: deciding when a timer is due for all replicas (``flux.replica.step_queue``), waking up in time
     (``flux.worker.core``)."""
 
     def __init__(self) -> None:

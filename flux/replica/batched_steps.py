@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from flux.exchange.checksum import extend_apart
-from flux.exchange.inbound import Slice
 from flux.operators.batches import conform
-from flux.operators.operator import Chained, JointOutput, chain_of
+from flux.operators.operator import Chained, JointOutput
 from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep
 from partitioning.clustering import owned
 from partitioning.errors import FailedPartition
 
@@ -30,7 +30,7 @@ LEAST_SHARE = 1 / 4
 
 
 def may_go_together(replica: Replica) -> bool:
-    """Tell whether the next step of a ready replica suits ``step_together``: it has rows, few of them as far as is known, and
+    """Tell whether the next step of a ready replica suits ``next_together``: it has rows, few of them as far as is known, and
     runs no user code. A timer or an end may take any time, and the worker announces it, so these steps are applied alone."""
     if not replica.goes_together or not replica.between_steps:
         return False
@@ -40,48 +40,58 @@ def may_go_together(replica: Replica) -> bool:
     return not replica.context.timers.pending and 0 < replica.waits.next_rows <= ROWS_MAX
 
 
-def step_together(replicas: Sequence[Replica], now: float) -> list[list[Slice]]:
-    """``step`` each replica, through the first one whose step is large after all: the replicas behind it have their turn later.
-    All replicas are of one stage, ready, and such that ``may_go_together`` holds."""
-    few: list[tuple[Replica, pa.RecordBatch]] = []
-    begun = 0
+def next_together(replicas: Sequence[Replica], now: float) -> list[ReplicaStep]:
+    """Return the next steps of replicas, through the first one that is large after all: the replicas behind it have their turn
+    later. All replicas are of one stage, ready, and such that ``may_go_together`` holds."""
+    steps: list[ReplicaStep] = []
     for replica in replicas:
-        rows = replica.begin(now)
-        begun += 1
-        assert rows is not None, f"{replica.where}: a step without rows among those that go together"
-        small = 0 < rows.num_rows <= ROWS_MAX and rows.get_total_buffer_size() <= BYTES_MAX
-        if small and (not few or replica.context.input == few[0][0].context.input):
-            few.append((replica, rows))
-        else:
-            replica.process(rows)
+        steps.append(replica.next_step(now))
+        if not _is_small(steps[-1], steps[0]):
             break
+    return steps
+
+
+def _is_small(step: ReplicaStep, first: ReplicaStep) -> bool:
+    rows = step.rows
+    assert rows is not None, f"{step.key}: a step without rows among those that go together"
+    small = 0 < rows.num_rows <= ROWS_MAX and rows.get_total_buffer_size() <= BYTES_MAX
+    return small and step.slices[0].input == first.slices[0].input
+
+
+def apply_together(turns: Sequence[tuple[Replica, ReplicaStep]]) -> list[bool]:
+    """``apply`` several steps of ``next_together``. The last one may be large, and is then applied alone."""
+    replica, last = turns[-1]
+    few = turns if _is_small(last, turns[0][1]) else turns[:-1]
+    if len(few) < len(turns):
+        replica.call(last)
     if len(few) > 1:
         _process_each(few)
-    elif few:
-        replica, rows = few[0]
-        replica.process(rows)
-    return [replica.go_on() for replica in replicas[:begun]]
-
-
-def _process_each(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> None:
-    first, _ = few[0]
-    output = first.blame.guard("process_many", first.applying, lambda: _joint_output(few))
-    if output is None:
-        for replica, _ in few:
-            replica.give([])
     else:
-        _give_each([replica for replica, _ in few], output)
+        for replica, step in few:
+            replica.call(step)
+    return [replica.conclude(step) for replica, step in turns]
 
 
-def _joint_output(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> JointOutput | None:
+def _process_each(few: Sequence[tuple[Replica, ReplicaStep]]) -> None:
+    first, step = few[0]
+    output = first.guard.call("process_many", step, _joint_output, few)
+    if output is None:
+        for replica, step in few:
+            replica.output.begin(step, None)
+    else:
+        _give_each(few, output)
+
+
+def _joint_output(few: Sequence[tuple[Replica, ReplicaStep]]) -> JointOutput | None:
     """Call the operators, and check the form of their output. UserCodeError names the partition whose rows do not fit."""
-    operators = [chain_of(replica.operator)[0] for replica, _ in few]
-    together, rows = pa.concat_batches([batch for _, batch in few]), [batch.num_rows for _, batch in few]
+    operators = [replica.guard.first for replica, _ in few]
+    parts = [step.rows for _, step in few if step.rows is not None]
+    together, rows = pa.concat_batches(parts), [part.num_rows for part in parts]
     try:
         output = operators[0].process_many(operators, together, rows)
     except FailedPartition as failed:
-        replica, _ = few[failed.at]
-        raise replica.blame.error("process", replica.applying, failed.error) from failed.error
+        replica, step = few[failed.at]
+        raise replica.guard.error("process", step, failed.error) from failed.error
     if output is None:
         return None
     ends = [0, *output.ends]
@@ -96,24 +106,25 @@ def _joint_output(few: Sequence[tuple[Replica, pa.RecordBatch]]) -> JointOutput 
     return output._replace(batch=conform(output.batch, stage.output_schema, f"output of stage {stage.name}"))
 
 
-def _give_each(replicas: Sequence[Replica], results: JointOutput) -> None:
-    batch, first = results.batch, replicas[0]
+def _give_each(few: Sequence[tuple[Replica, ReplicaStep]], results: JointOutput) -> None:
+    batch, first = results.batch, few[0][0]
     rows = [end - start for start, end in zip([0, *results.ends], results.ends, strict=False)]
     least = LEAST_SHARE * batch.num_rows / len(rows)
     chained = isinstance(first.operator, Chained)
     of_outlets = [] if chained else [outlet.clustered_each(batch, rows) for outlet in first.outlets]
     whole = batch.nbytes <= first.limits.batch_max_bytes
-    checksums = [replica.checksum for replica in replicas]
-    if any(replica.compared for replica in replicas) and not chained:
+    checksums = [replica.output.checksum for replica, _ in few]
+    if any(replica.output.compared for replica, _ in few) and not chained:
         checksums = extend_apart(checksums, batch, rows)
-    for at, (replica, end) in enumerate(zip(replicas, results.ends, strict=True)):
-        mine = _as_alone(batch.slice(end - rows[at], rows[at]))
-        if rows[at] < least or replica.exit is not None:
+    for at, ((replica, step), end) in enumerate(zip(few, results.ends, strict=True)):
+        output, mine = replica.output, _as_alone(batch.slice(end - rows[at], rows[at]))
+        if rows[at] < least or output.exit is not None:
             mine = owned(mine)
         elif of_outlets and whole and rows[at] <= first.limits.batch_max_rows:
-            replica.give_one(mine, [clustered[at] for clustered in of_outlets], checksums[at])
+            output.begin(step, None)
+            output.send(step, mine, [clustered[at] for clustered in of_outlets], checksums[at])
             continue
-        replica.give(_through(replica, mine) if chained else [mine])
+        output.begin(step, _through(replica, step, mine) if chained else [mine])
 
 
 def _as_alone(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -131,8 +142,8 @@ def _as_alone(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(plain, schema=batch.schema)
 
 
-def _through(replica: Replica, results: pa.RecordBatch) -> list[pa.RecordBatch]:
+def _through(replica: Replica, step: ReplicaStep, results: pa.RecordBatch) -> list[pa.RecordBatch]:
     """Pass the results of the first operator of the stage through the second one."""
     operator = replica.operator
     assert isinstance(operator, Chained)
-    return replica.blame.guard("process", replica.applying, lambda: list(operator.through([results])))
+    return replica.guard.call("process", step, lambda: list(operator.through([results])))

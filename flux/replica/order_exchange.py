@@ -147,8 +147,8 @@ class OrderExchange:
         committed = replica.order.committed
         if not replica.order.on_orders(item.term, item.first, item.entries, item.committed, replica.applied):
             return False
-        if replica.exit is not None:
-            replica.exit.forget(item.left)
+        if replica.output.exit is not None:
+            replica.output.exit.forget(item.left)
         if replica.order.committed != committed:
             self._release(replica)
             self._wake(replica.key)
@@ -188,7 +188,7 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
     for replica in replicas:
         order = replica.order
         end, committed = order.end, order.committed
-        left = 0 if replica.exit is None else replica.exit.left
+        left = 0 if replica.output.exit is None else replica.output.exit.left
         for worker, peer in order.peers.items():
             if peer.acked is None or peer.copying:
                 continue
@@ -202,7 +202,7 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
             entries = order.since(first)[:ENTRIES_MAX]
             peer.sent = first + len(entries)
             peer.told = order.promise(peer, peer.sent) if order.alone(peer) else committed
-            claim = NO_CLAIM if peer.kind.applies else replica.claim()
+            claim = NO_CLAIM if peer.kind.applies else claim_of(replica)
             item = PartitionOrder(
                 replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries, peer.told,
                 left, claim.steps, claim.checksum,
@@ -211,12 +211,20 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
     return by_worker
 
 
+def claim_of(replica: Replica) -> OrderClaim:
+    """Return the claim about the newest committed output, which replicas that keep checkpoints check if they take over."""
+    steps = min(replica.applied, replica.order.committed)
+    checksum = replica.output.checksums.at(steps) if replica.output.compared else None
+    return NO_CLAIM if checksum is None else OrderClaim(steps, checksum)
+
+
 def seen(replica: Replica) -> PartitionSeen:
     """Return the answer of a secondary."""
+    output = replica.output
     return PartitionSeen(
         replica.stage.id, replica.partition, replica.incarnation, replica.order.term, replica.order.verified,
-        replica.applied, replica.checked, replica.last_checksum,
-        0 if replica.exit is None else replica.exit.left, replica.gone_before(replica.applied) if replica.gone else 0,
+        replica.applied, output.checksums.steps, output.checksums.newest,
+        0 if output.exit is None else output.exit.left, replica.gone_before(replica.applied) if replica.gone else 0,
     )  # fmt: skip
 
 
@@ -250,10 +258,10 @@ def _differs(replica: Replica, peer: Peer, item: PartitionSeen) -> int | None:
     claims = [said] if peer.claim is None else [peer.claim, said]
     peer.claim = None
     for claim in claims:
-        if claim.steps > replica.checked:
+        if claim.steps > replica.output.checksums.steps:
             peer.claim = claim
             return None
-        expected = replica.checksum_at(claim.steps) if claim.steps > peer.checked else None
+        expected = replica.output.checksums.at(claim.steps) if claim.steps > peer.checked else None
         if expected is not None:
             if expected != claim.checksum:
                 return claim.steps

@@ -1,12 +1,13 @@
-"""The end of a replica's output inside the dataflow: output is kept until the outside has it (design: sink).
+"""The output of a replica, from its operator to its consumers (design: sink, release-rule).
 
-``SinkBuffer`` keeps output for a sink, ``ReaderBuffer`` for readers, and ``EdgeOutput`` is the way of output to another stage.
+``EdgeOutput`` is the way of output to another stage, ``SinkBuffer`` keeps output until a sink has it, and ``ReaderBuffer`` until
+readers have it. ``ReplicaOutput`` has them all: it emits the output of a step as long as there is room.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeGuard
@@ -15,10 +16,16 @@ import pyarrow as pa
 
 from flux.dataflow.plan import StagePlan
 from flux.errors import SchemaError, UserCodeError
+from flux.exchange.checksum import extend
+from flux.exchange.log import LogRoom
 from flux.exchange.producer import Producer
 from flux.operators.batches import BATCH_BYTES, conform, given_batches, is_tiny, logical_bytes, split
 from flux.operators.operator import Batches
 from flux.operators.schema import picked
+from flux.replica.order_log import Peer
+from flux.replica.output_checksums import OutputChecksums
+from flux.replica.release import ReleasePolicy
+from flux.replica.step_queue import ReplicaStep
 from flux.settings import Settings
 from partitioning.clustering import Clustered, Clustering
 
@@ -226,9 +233,11 @@ class EdgeOutput:
 
     def send(self, batch: pa.RecordBatch, created: float, clustered: Clustered | None = None) -> None:
         """Send a batch. ``clustered`` are the same rows by partition, if they are so already."""
-        self.producer.append(clustered or self._clustered(picked(batch, self.columns)), created)
+        self.producer.append(clustered or self._clustered(batch), created)
 
     def _clustered(self, batch: pa.RecordBatch) -> Clustered:
+        if self.columns is not None:
+            batch = picked(batch, self.columns)
         producer, clustering = self.producer, self._clustering_of(batch)
         if self.key:
             return clustering.by_key(batch, producer.by_rank)
@@ -272,3 +281,176 @@ def cut_output(output: Batches, stage: StagePlan, limits: Settings, where: str) 
         if takes_empty and not checked.num_rows:
             yield checked
         yield from split(checked, limits.batch_max_rows, limits.batch_max_bytes)
+
+
+#: The clustered form of one output batch for each outlet.
+ByOutlet = Sequence[Clustered | None]
+
+
+class ReplicaOutput:
+    """The output of one replica: its ways to other stages, the output kept for the outside, and its checksums.
+
+    The output of a step goes into the logs at once. The release policy holds it back there until the step is committed."""
+
+    def __init__(
+        self, stage: StagePlan, outlets: list[EdgeOutput], policy: ReleasePolicy, limits: Settings, where: str,
+        compared: bool,
+    ) -> None:  # fmt: skip
+        """Begin without output. ``where``: stage and partition, for messages."""
+        self._stage = stage
+        self._limits = limits
+        self._where = where
+        self._policy = policy
+        self.outlets = outlets
+        #: The logs of all outlets tell it when they fill and drain.
+        self.logs = LogRoom()
+        for outlet in outlets:
+            outlet.producer.log.tell(self.logs)
+        #: The kept output for the outside, if the stage has a sink.
+        self.exit: SinkBuffer | None = None
+        #: The replica is primary.
+        self.leads = True
+        #: Rows of output until now.
+        self.rows = 0
+        #: Batches of output of the step under way, or of the last one.
+        self.given = 0
+        #: Output of the steps below this is thrown away, because every consumer has it (design: replay-point).
+        self.silent = 0
+        #: The output is compared with that of other replicas.
+        self.compared = compared
+        #: Running checksum of the output, with that of the step under way.
+        self.checksum = 0
+        self.checksums = OutputChecksums()
+        #: Output of the step under way that is still to be emitted; None: all of it is.
+        self.parts: Iterator[pa.RecordBatch] | None = None
+        #: A batch of output for which there was no room.
+        self._unsent: pa.RecordBatch | None = None
+
+    @property
+    def room(self) -> bool:
+        """True if there is room for more output: in the logs and, on the primary, in the output kept for the sink. A secondary
+        learns only later which output has left, so its kept output is no reason to wait."""
+        return not self.logs.full and (self.exit is None or not self.leads or self.exit.has_room)
+
+    @property
+    def compares(self) -> bool:
+        """True if nothing new is ordered until the sink has been compared with the checkpoint location (design: ahead)."""
+        return self.exit is not None and self.exit.compares
+
+    def validate(self, begun: int, applied: int, committed: int, finished: bool) -> None:
+        """Check the invariants that hold between any two events, when ``begun`` steps have begun and ``applied`` are applied.
+        AssertionError names the broken one."""
+        self._policy.validate(begun, committed)
+        for outlet in self.outlets:
+            producer = outlet.producer
+            assert producer.finished == finished, f"stream {producer.stream} and its partition end apart"
+        full = sum([not outlet.producer.has_room for outlet in self.outlets])
+        assert self.logs.full == full, f"{full} logs take nothing, and {self.logs.full} have said so"
+        if self.compared:
+            self.checksums.validate(applied)
+        if self.exit is not None:
+            assert not self._stage.edges_out, "output of a stage in the middle leaves the dataflow"
+            self.exit.validate()
+
+    # ---- the output of a step
+
+    def begin(self, step: ReplicaStep, output: Batches) -> None:
+        """Take the output of the operator for a step. It is made, checked and cut to size while it is emitted."""
+        self.given = 0
+        if output is None:
+            self.parts = iter(())
+        elif fits(output, self._stage, self._limits):
+            self.parts = iter(output)
+        else:
+            self.parts = cut_output(output, self._stage, self._limits, f"{self._where}, {step.method}()")
+
+    def emit(self, step: ReplicaStep) -> bool:
+        """Emit output as long as there is room; return False if more is to come. However much output a step has, a log exceeds
+        its bound by one batch at most."""
+        assert self.parts is not None
+        while True:
+            if self._unsent is None:
+                self._unsent = next(self.parts, None)
+                if self._unsent is None:
+                    self.parts = None
+                    return True
+            if step.number >= self.silent and not self.room:
+                return False
+            batch, self._unsent = self._unsent, None
+            self.send(step, batch)
+
+    def fill(self, step: ReplicaStep) -> None:
+        """Give an empty batch in place of the output of a step that had nothing to do, because rows are gone. It takes the number
+        that the step's output had."""
+        if not self.given and self._stage.output_schema is not None:
+            self.send(step, pa.RecordBatch.from_pylist([], self._stage.output_schema))
+
+    def send(
+        self, step: ReplicaStep, batch: pa.RecordBatch, clustered: ByOutlet = (), checksum: int | None = None
+    ) -> None:
+        """Send a batch that needs no cut. ``clustered``: the batch by partition, for each outlet, if that is known; ``checksum``:
+        that of all output, with this batch, if that is known."""
+        if step.number < self.silent:
+            return
+        self.rows += batch.num_rows
+        self.given += 1
+        if self.compared:
+            self.checksum = extend(self.checksum, batch) if checksum is None else checksum
+        for place, outlet in enumerate(self.outlets):
+            outlet.send(batch, step.entry.created, clustered[place] if clustered else None)
+        if self.exit is not None:
+            self.exit.add(step.number, batch)
+
+    def finish(self, created: float) -> None:
+        """End the streams of the partition."""
+        for outlet in self.outlets:
+            outlet.producer.finish(created)
+
+    # ---- release
+
+    def hold_back(self, step: int) -> None:
+        """Hold back the output of a step that begins, until the step is committed."""
+        self._policy.hold_back(step)
+
+    def release(self, committed: int) -> None:
+        """Release the output of the steps below ``committed``."""
+        self._policy.through(committed)
+
+    # ---- checksums
+
+    def compare(self, applied: int) -> None:
+        """Compare output from now on, because another replica gets a copy of the present state. The plan does not say so if
+        the stage has got other replicas since it was made (design: compared-since)."""
+        if not self.compared:
+            self.compared, self.checksums = True, OutputChecksums()
+            self.note(applied)
+
+    def compare_no_more(self) -> None:
+        """Compare no output until another replica gets a copy of the state."""
+        self.compared, self.checksums = False, OutputChecksums()
+
+    def note(self, applied: int, peers: Collection[Peer] = ()) -> None:
+        """Note the checksum after a step whose output is not thrown away, and forget those that no other replica needs."""
+        if applied >= self.silent and self.checksums.note(applied, self.checksum):
+            self.checksums.forget(peers)
+
+    # ---- copies
+
+    def state(self) -> dict[str, Any]:
+        """Return the part of a copy of the replica."""
+        return {
+            "checksum": self.checksum,
+            "compared": self.compared,
+            "silent": self.silent,
+            "marks": self._policy.marks(),
+            "exit": None if self.exit is None else self.exit.state(),
+        }
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        """Take over the ``state`` of another replica's output, and its checksum after the steps that it had applied."""
+        self.checksum, self.compared = state["checksum"], state.get("compared", self.compared)
+        self.silent, self.checksums = state.get("silent", 0), OutputChecksums()
+        self.note(state["applied"])
+        self._policy.adopt(state["marks"])
+        if self.exit is not None and state["exit"] is not None:
+            self.exit.adopt(state["exit"])

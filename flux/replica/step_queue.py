@@ -1,33 +1,76 @@
-"""The pending slices of a replica: received and not yet applied, with their turns and the ends of their streams.
+"""The pending slices of a replica, received and not yet applied, and the steps that are made of them.
 
 Slices of one stream are pending in the order of the stream. A primary takes them from all streams in the order of their arrival
-(``choose``); the other replicas take those that the order log names (``take``).
+(``choose``); the other replicas take those that the order log names (``take``). ``next`` gives either as a ``ReplicaStep``, a
+value that travels: the replica applies it, its output is emitted, and the worker returns the credit of its slices.
+
+Timers fire in steps of their own, ticks, which the primary orders like any other step. The other replicas fire their timers at
+the same step, because they have set the same timers. A due timer goes before pending slices, so that an operator sees no rows
+of a later time first. But no two ticks follow each other while rows are pending, so that a timer that is always due cannot keep
+the rows out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+
+import msgspec
+import pyarrow as pa
 
 from flux.errors import DataLost, NonDeterministicInputError
 from flux.exchange.inbound import RowSlice, Slice, WordSlice
 from flux.exchange.log import End
+from flux.operators.operator import Timers
+from flux.replica.order_log import OrderLog
+from flux.settings import Settings
 from flux.wire.messages import OrderEntry, StepKind
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 
 #: Slices are joined as long as their step takes at most ``STEP_S`` seconds, by the recent cost of a row here. ``STEP_ROWS`` rows
 #: are joined at any cost; above that number, at most ``STEP_BYTES`` bytes are.
 STEP_S, STEP_ROWS, STEP_BYTES = 0.005, 4096, 16 << 20
+#: Limit of uncommitted steps above which no tick is ordered. Credit bounds the number of rows, but nothing else bounds ticks.
+UNCOMMITTED_MAX = 1024
+#: Kinds of steps under module names, because they are looked up often.
+_SLICES, _TICK, _FINISH = StepKind.SLICES, StepKind.TICK, StepKind.FINISH
+#: The method of an operator that a step calls, by the kind of the step.
+_METHODS = {_SLICES: "process", _TICK: "on_timer", _FINISH: "finish"}
+
+
+class ReplicaStep(msgspec.Struct, frozen=True):
+    """One step of a replica, on its way from the pending slices to the operator, the output and the credit."""
+
+    #: Stage and partition.
+    key: PartitionKey
+    #: The number of steps before it.
+    number: int
+    #: Its entry in the order log.
+    entry: OrderEntry
+    #: Its slices, in the order of each stream. A step with an element without rows has no other slice.
+    slices: Sequence[Slice]
+    #: The rows of its slices as one batch. None: a timer, the end, an element without rows, or all its rows are gone.
+    rows: pa.RecordBatch | None
+    #: Its rows that are gone, without which it goes on (design: rows-that-are-gone).
+    gone: int = 0
+    #: The method of the operator that it calls.
+    method: str = "process"
 
 
 class StepQueue:
-    """The pending slices of one replica, by stream."""
+    """The pending slices of one replica, by stream, and as primary the choice of the next step."""
 
-    def __init__(self, edges: Iterable[int], partition: int, where: str) -> None:
-        """Begin empty. ``where``: stage and partition, for messages."""
-        self._partition = partition
+    def __init__(self, key: PartitionKey, edges: Iterable[int], timers: Timers, limits: Settings, where: str) -> None:
+        """Begin empty. ``timers``: those of the operator; ``where``: stage and partition, for messages."""
+        self._key = key
+        self._timers = timers
+        self._limits = limits
         self._where = where
+        #: As primary: time of the newest step. A new primary's clock may be behind it.
+        self.latest = 0.0
+        #: As primary: the newest step is a tick.
+        self.ticked = False
         #: Edges whose streams are read again after a loss.
         self.from_sources: AbstractSet[int] = frozenset()
         #: Edges from sources whose rows carry their own numbers. Such rows may be gone when they are read again.
@@ -37,7 +80,7 @@ class StepQueue:
         #: By stream: rows below this number do not come any more, though steps may want them.
         self._passed: dict[StreamId, int] = {}
         #: Rows of the step taken last that were passed over.
-        self.gone = 0
+        self._gone = 0
         #: Pending slices. A stream without any is not in it.
         self.by_stream: dict[StreamId, deque[Slice]] = {}
         #: As primary: the stream of each slice that is not ordered, the oldest first; None: to be made up when needed.
@@ -71,17 +114,58 @@ class StepQueue:
                 return False
         return True
 
-    def hear(self, slice_: WordSlice) -> None:
+    def hear(self, slice_: Slice) -> None:
         """Apply an element without rows, which the operator does not see."""
+        assert isinstance(slice_, WordSlice)
         match slice_.word:
             case End():
                 self.ended[slice_.stream.edge].add(slice_.stream.producer)
+
+    def next(self, order: OrderLog, number: int, now: float, busy_s: float) -> ReplicaStep:
+        """Return step ``number``, as it is ordered, or as the primary chooses and orders it now. Its slices are pending no more.
+        ``busy_s``: seconds that the operator has spent on all taken rows."""
+        entry = self.decide(order, now, busy_s) if number == order.end else order[number]
+        slices = self.take(entry)
+        rows = joined(slices) if slices and isinstance(slices[0], RowSlice) else None
+        return ReplicaStep(self._key, number, entry, slices, rows, self._gone, _METHODS[entry.kind])
 
     # ---- for a primary
 
     def forget_turns(self) -> None:
         """Forget the turns, because another replica orders the pending slices now, or has done so until now."""
         self.arrivals = None
+
+    def lead(self, ordered: Sequence[OrderEntry], now: float) -> None:
+        """Order steps from now on, behind those that are ordered and not applied. ``now``: time of the newest applied step."""
+        self.forget_turns()
+        self.latest, self.ticked = (ordered[-1].now if ordered else now), False
+
+    def decide(self, order: OrderLog, now: float, busy_s: float) -> OrderEntry:
+        """Order a tick if a timer is due. Otherwise order the oldest slice that is not ordered, joined with the following slices
+        of the same input while they have few rows together. If there is no slice, the input has ended."""
+        self.arrange()
+        if self._timers.pending:
+            if self.tick_due(order, now):
+                return self._append(order, max(now, self.latest), [], _TICK)
+            if self._timers.next <= now:
+                now = self.latest  # timers that are due since then come after this step, so it is not later
+        chosen = self.choose(self._limits.step_max_rows, busy_s)
+        assert chosen or self.all_ended
+        return self._append(order, now, chosen, _SLICES if chosen else _FINISH)
+
+    def _append(self, order: OrderLog, now: float, chosen: list[Slice], kind: StepKind) -> OrderEntry:
+        self.latest, self.ticked = max(now, self.latest), kind is _TICK
+        entry = entry_of(chosen, self.latest, kind)
+        order.append(entry)
+        return entry
+
+    def tick_due(self, order: OrderLog, now: float) -> bool:
+        """Tell whether the next step to order is a tick."""
+        if self._timers.next > max(now, self.latest) or order.end - order.committed > UNCOMMITTED_MAX:
+            return False
+        if order.behind > self._limits.replicas_max_steps_behind:
+            return False  # a replica that takes over has to make up for these ticks first
+        return not self.ticked or not (self.by_stream or self.all_ended)
 
     def arrange(self) -> None:
         """Give each pending slice its turn if there are no turns. None of them is ordered then."""
@@ -185,7 +269,7 @@ class StepQueue:
         """Remove and return the slices of a step. A slice is cut if its batches arrived here in other runs than at the primary
         that ordered the step."""
         if self.loses:
-            self.gone = 0
+            self._gone = 0
             if all(edge in self.loses for edge, _, _ in entry.slices):
                 return self._take_there(entry)
         slices: list[Slice] = []
@@ -198,7 +282,7 @@ class StepQueue:
                 if self.arrivals is not None:
                     self._ordered[stream] -= 1
                 if slice_.sequence > through:
-                    parts = slice_.cut(through, self._partition) if isinstance(slice_, RowSlice) else None
+                    parts = slice_.cut(through, self._key.partition) if isinstance(slice_, RowSlice) else None
                     if parts is None:
                         raise self._other_rows(stream, through)
                     slice_, rest = parts
@@ -229,7 +313,7 @@ class StepQueue:
                 if self.arrivals is not None:
                     self._ordered[stream] -= 1
                 if isinstance(slice_, RowSlice) and slice_.sequence > through:
-                    parts = slice_.cut(through, self._partition, exact=False)
+                    parts = slice_.cut(through, self._key.partition, exact=False)
                     assert parts is not None, (self._where, stream, through)
                     slice_, rest = parts
                     waiting.appendleft(rest)
@@ -238,7 +322,7 @@ class StepQueue:
                 self.by_stream.pop(stream, None)
         rows = rows_of(slices)
         self._rows += rows
-        self.gone = max(entry.rows - rows, 0)
+        self._gone = max(entry.rows - rows, 0)
         if rows > entry.rows >= 0 and stream.edge in self.from_sources:
             raise self._nondeterministic(stream, through)
         return slices
@@ -289,8 +373,16 @@ def entry_of(chosen: Iterable[Slice], now: float, kind: StepKind) -> OrderEntry:
     return OrderEntry(now, created, slices, kind, rows_of(chosen))
 
 
+def joined(slices: Sequence[Slice]) -> pa.RecordBatch:
+    """Join the rows of one step to one batch."""
+    if len(slices) == 1:
+        assert isinstance(slices[0], RowSlice)
+        return slices[0].batch
+    return pa.concat_batches([slice_.batch for slice_ in slices if isinstance(slice_, RowSlice)])
+
+
 def rows_of(slices: Iterable[Slice]) -> int:
-    return sum([slice_.rows for slice_ in slices])
+    return sum([slice_.batch.num_rows for slice_ in slices if isinstance(slice_, RowSlice)])
 
 
 def bytes_of(slices: Iterable[Slice]) -> int:

@@ -11,9 +11,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from flux.exchange.inbound import RowSlice
 from flux.operators.user_code import described, encodable
-from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep
 from flux.wire.control import InStep
 from flux.wire.pulse import IN_STEP, KIND, PARTITION, STEP, WHAT
 from flux.worker.core import WorkerCore
@@ -68,9 +67,12 @@ class StepWatch:
         replica = self._core.replicas.get(PartitionKey(stage, partition))
         if replica is None:
             return
+        under_way = replica.under_way
+        if under_way is None:
+            return
         message = InStep(
-            node=self._core.worker, stage=stage, partition=partition, step=number, method=replica.method,
-            row=first_row(replica),
+            node=self._core.worker, stage=stage, partition=partition, step=number, method=under_way.method,
+            row=first_row(under_way),
         )  # fmt: skip
         # Not while the loop goes on: then the step is over, and there is nothing to report.
         if self.quiet.acquire(blocking=False):
@@ -81,14 +83,13 @@ class StepWatch:
                 self.quiet.release()
 
 
-def first_row(replica: Replica) -> str:
-    """Return the first row of the step that is being applied as text. Empty if there is no row, or a row without a text, as one
+def first_row(step: ReplicaStep) -> str:
+    """Return the first row of a step as text. Empty if there is no row, or a row without a text, as one
     with bytes that are no UTF-8."""
-    batches = [slice_.batch for slice_ in replica.applying if isinstance(slice_, RowSlice)]
-    if not batches or not batches[0].num_rows:
+    if step.rows is None or not step.rows.num_rows:
         return ""
     try:
-        text = encodable(str(batches[0].slice(0, 1).to_pylist()[0]))
+        text = encodable(str(step.rows.slice(0, 1).to_pylist()[0]))
     except Exception:
         return ""
     return text if len(text) <= ROW_CHARACTERS else text[:ROW_CHARACTERS] + "..."

@@ -55,7 +55,7 @@ class Restoration:
         the state is small, so do it at once."""
         replica = self._host.build(key, incarnation, [output.base for output in state.outputs])
         stateful = state.snapshot is not None or bool(state.changes)
-        restore = partial(replica.restore, state.snapshot, state.changes)
+        restore = partial(replica.guard.restore, state.snapshot, state.changes)
         self._waiting[id(replica)] = replica
         if stateful and replica.operator.restores_in_background and not inline:
             self._aside("restore", key, restore, lambda _, now: self._alive(replica, state, wanted, then, now))

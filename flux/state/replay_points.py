@@ -46,7 +46,7 @@ class ReplayPoint:
 
     def acked(self, replica: Replica) -> bool:
         """Tell whether no consumer can ask for output that its primary has given before."""
-        if replica.exit is not None and replica.exit.left < self.left:
+        if replica.output.exit is not None and replica.output.exit.left < self.left:
             return False
         return all(
             outlet.producer.log.base >= output.base
@@ -67,7 +67,7 @@ class ReplayPoints:
             self._term = replica.leads_since
             self._known.clear()
         now = Boundary(replica.applied, replica.state(), positions_of(replica, inbounds))
-        needed = now.step if replica.finished else replica.needs_from()
+        needed = now.step if replica.finished else replica.guard.needs_from()
         self._note(now)
         if needed is None:
             return None
@@ -85,14 +85,14 @@ class ReplayPoints:
 
 
 def _point(replica: Replica, first: Boundary, now: Boundary) -> ReplayPoint:
-    left = 0 if replica.exit is None else replica.exit.position
+    left = 0 if replica.output.exit is None else replica.output.exit.position
     state = first.replica | {
         "checksum": now.replica["checksum"],
         "rows": now.replica["rows"],
         # One that is still repeating, itself from such a point, has given nothing since: its outputs are numbered from later on.
         "silent": max(now.step, now.replica["silent"]),
         "marks": [],
-        "exit": None if replica.exit is None else (left, left, []),
+        "exit": None if replica.output.exit is None else (left, left, []),
     }
     outputs = tuple(OutputNow.after(outlet.producer) for outlet in replica.outlets)
     return ReplayPoint(Photograph(replica.where, state, first.positions, outputs, None, ()), left)

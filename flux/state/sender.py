@@ -213,7 +213,7 @@ class StateSender:
                 command, replica, self._number, OutPhase.BOUNDARY, checkpoint, replays=True, inline=True
             )  # fmt: skip
             return
-        size = replica.state_bytes + (0 if replica.exit is None else replica.exit.bytes)
+        size = replica.state_bytes + (0 if replica.output.exit is None else replica.output.exit.bytes)
         large = size > self._limits.inline_bytes
         by_deltas = replica.gives_changes and keeps_checkpoints(replica.order.peers[command.worker].kind)
         if by_deltas:
@@ -291,7 +291,7 @@ class StateSender:
         """Note a replay point. If the standby would learn nothing from it, nothing is sent."""
         out.began = self._clock()
         replica = out.replica
-        replica.compare()
+        replica.output.compare(replica.applied)
         points = self._points.setdefault(replica, ReplayPoints())
         known = replica.order.peers[out.command.worker].applied
         out.point = points.make(replica, self._host.inbounds_of(replica), known)
@@ -303,7 +303,7 @@ class StateSender:
         out.on(OutEvent.BETWEEN_STEPS)
         out.began = self._clock()
         replica = out.replica
-        replica.compare()
+        replica.output.compare(replica.applied)
         held = None
         changes = self._changes(out) if out.by_deltas else None
         if changes is not None:
@@ -329,7 +329,7 @@ class StateSender:
     def _changes(self, out: OutgoingCopy) -> Any:
         """Return the changes since the last cut; None: they are not known."""
         self._follow(out.replica)
-        changes = out.replica.changes()
+        changes = out.replica.guard.changes()
         if changes is None:
             out.replica.deltas.add(None)
         return changes

@@ -164,7 +164,7 @@ def photograph(replica: Replica, inbounds: Iterable[Inbound], changes: Any = Non
         replica.state(),
         positions_of(replica, inbounds),
         tuple(OutputNow.of(outlet.producer) for outlet in replica.outlets),
-        replica.snapshot() if whole else None,
+        replica.guard.snapshot() if whole else None,
         replica.operator.snapshot_classes,
         changes,
     )

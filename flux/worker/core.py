@@ -25,11 +25,12 @@ import pyarrow as pa
 
 from flux.dataflow.plan import FromStage, Plan
 from flux.errors import Fenced, ProtocolError, RefusedError
-from flux.exchange.inbound import Counters, RowSlice, Slice
+from flux.exchange.inbound import Counters
 from flux.exchange.producer import ToWorker
-from flux.replica.batched_steps import step_together
+from flux.replica.batched_steps import apply_together
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep
 from flux.state.sender import Aside, StateSender, ToSender
 from flux.state.standby import StandbyStore
 from flux.wire.control import Checkpointed, CopyState, TableSeen
@@ -407,14 +408,16 @@ class WorkerCore:
     def work(self, now: float) -> bool:
         """Apply one step of the partition whose turn it is, and of those that go with it. Return False if nothing can be applied
         now."""
-        for gathered in self.turns.gathered(now):
-            self._wake(gathered)
+        if now >= self.turns.gathered_at:
+            for gathered in self.turns.gathered(now):
+                self._wake(gathered)
         if now + self.wall_ahead >= self._tick_at or self.wall_ahead < self._looked_ahead - CLOCK_BACK_S:
             self._wake_for_timers(now + self.wall_ahead)
-        replicas = self.turns.next_together(now, self.wall_ahead)
-        if replicas:
-            self._step(replicas, now)
-        return bool(replicas)
+        started = self._clock()
+        steps = self.turns.next(now, self.wall_ahead)
+        if steps:
+            self._apply(steps, started, now)
+        return bool(steps)
 
     @property
     def has_work(self) -> bool:
@@ -431,37 +434,42 @@ class WorkerCore:
             else:
                 self._tick_at = min(self._tick_at, replica.timer_at)
 
-    def _step(self, replicas: Sequence[Replica], now: float) -> None:
-        """Apply the next step of each replica. Several replicas are passed only if their steps go together."""
-        started, wall = self._clock(), now + self.wall_ahead
-        note, first = self.note, replicas[0]
-        note[WHAT], note[PARTITION], note[STEP], note[KIND] = first.stage.id, first.partition, first.applied, IN_STEP
-        before = [replica.rows_in for replica in replicas]
-        applied = [first.step(wall)] if len(replicas) == 1 else step_together(replicas, wall)
+    def _apply(self, steps: Sequence[ReplicaStep], started: float, now: float) -> None:
+        """Apply steps, several only if they go together, and return the credit of their slices. ``started``: the time at which
+        the first of them was looked for."""
+        first, note = steps[0], self.note
+        note[WHAT], note[PARTITION], note[STEP], note[KIND] = *first.key, first.number, IN_STEP
+        turns = [(self.replicas[step.key], step) for step in steps]
+        applied = [turns[0][0].apply(first)] if len(turns) == 1 else apply_together(turns)
         note[KIND] = TURN
-        replicas = replicas[: len(applied)]
-        rows = [replica.rows_in - had for replica, had in zip(replicas, before, strict=False)]
+        rows = [
+            step.rows.num_rows if done and step.rows is not None else 0
+            for step, done in zip(steps, applied, strict=True)
+        ]
         in_all, busy_s = sum(rows), self._clock() - started
         self.rows_in += in_all
-        self.steps += len(replicas)
-        self.turns.stepped(replicas)
-        for replica, mine, slices in zip(replicas, rows, applied, strict=True):
-            replica.busy_s += busy_s * mine / in_all if in_all else busy_s / len(replicas)
-            self._after_step(replica, slices, wall, now)
+        self.steps += len(steps)
+        for (replica, step), mine, done in zip(turns, rows, applied, strict=True):
+            replica.busy_s += busy_s * mine / in_all if in_all else busy_s / len(steps)
+            self._after_step(replica, step, done, now)
 
-    def _after_step(self, replica: Replica, slices: list[Slice], wall: float, now: float) -> None:
-        self.ticked = not slices and replica.kind is StepKind.TICK
+    def _after_step(self, replica: Replica, step: ReplicaStep, done: bool, now: float) -> None:
+        """Follow up a step. ``done``: all of its output is emitted."""
+        wall = now + self.wall_ahead
+        self.ticked = step.entry.kind is StepKind.TICK
         if replica.context.timers.pending:
             self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
             self.pairing.tell(replica.key)
-        self.subscriptions.applied(replica.partition, slices, now)
-        if slices and isinstance(slices[0], RowSlice):
-            age_s = wall - replica.context.created
-            self.latencies[replica.stage.id].append(age_s)
-            self.aged_s += age_s
-        self.leaving.note_end(replica, wall)
-        self.leaving.report(replica)
+        if done:
+            self.subscriptions.applied(step, now)
+            if step.rows is not None:
+                age_s = wall - step.entry.created
+                self.latencies[replica.stage.id].append(age_s)
+                self.aged_s += age_s
+        if replica.finished:
+            self.leaving.note_end(replica, wall)
+            self.leaving.report(replica)
 
     def report_again(self) -> None:
         """Repeat all reports, because the connection to the controller was lost, and perhaps reports with it."""

@@ -94,9 +94,9 @@ class OutputOffers:
     def _offer(self, key: PartitionKey) -> ReaderBuffer | None:
         """Return the offer of a primary."""
         replica = self._replicas.get(key)
-        if replica is None or not replica.primary or not isinstance(replica.exit, ReaderBuffer):
+        if replica is None or not replica.primary or not isinstance(replica.output.exit, ReaderBuffer):
             return None
-        return replica.exit
+        return replica.output.exit
 
     def _has_news(self, key: PartitionKey, offer: ReaderBuffer, pull: Pull) -> bool:
         return offer.shown > pull.position or offer.left > pull.position or self._replicas[key].complete
@@ -185,13 +185,13 @@ class OutputDelivery:
         """Give a new replica an exit, if its stage has a sink."""
         sink = replica.stage.sink
         if isinstance(sink, QueryReaders):
-            replica.exit = ReaderBuffer(sink.kept_max(replica.stage.partitions))
+            replica.output.exit = ReaderBuffer(sink.kept_max(replica.stage.partitions))
         elif sink is not None:
-            replica.exit = SinkBuffer(self._kept_max)
+            replica.output.exit = SinkBuffer(self._kept_max)
 
     def close(self, replica: Replica) -> None:
         """End the output of a replica that is given up."""
-        out = replica.exit
+        out = replica.output.exit
         if out is not None and out.leads and not isinstance(out, ReaderBuffer) and self.outside is not None:
             self.outside.ends(*replica.key)
 
@@ -200,14 +200,16 @@ class OutputDelivery:
         outside. Output kept for readers is yielded only from the primary, which knows the rows that they can read."""
         if self._sinks:
             for replica in self._replicas.values():
-                if replica.exit is not None and (replica.primary or not isinstance(replica.exit, ReaderBuffer)):
-                    yield replica.exit
+                if replica.output.exit is not None and (
+                    replica.primary or not isinstance(replica.output.exit, ReaderBuffer)
+                ):
+                    yield replica.output.exit
 
     def flush(self, now: float) -> None:
         """Hand on the output that is committed by now."""
         if self._sinks:
             for replica in self._replicas.values():
-                out = replica.exit
+                out = replica.output.exit
                 if out is not None:
                     if replica.primary and isinstance(out, ReaderBuffer):
                         self._offering.show(replica, out)
@@ -237,24 +239,24 @@ class OutputDelivery:
             self._wake(replica.key)
 
     def note_end(self, replica: Replica, wall: float) -> None:
-        self.ends += replica.finished
-        if replica.finished and not replica.outlets:
+        """Note that a replica has come to its end."""
+        self.ends += 1
+        if not replica.outlets:
             self.finished_at = wall
 
     def report(self, replica: Replica) -> None:
         """Report once that the end of a last stage's partition is committed and the outside has all of its output. The report may
         end the query."""
         if replica.complete and not replica.outlets and not replica.said_complete and self._has_left(replica):
-            if replica.exit is not None and replica.exit.left > replica.exit.position:
+            out = replica.output.exit
+            if out is not None and out.left > out.position:
                 if self._plan.durable:
                     where = f"sink {replica.stage.sink!r} of stage {replica.stage.name}, partition {replica.partition}"
-                    what = (
-                        f"the outside has {replica.exit.left} batches, and the whole output is {replica.exit.position}"
-                    )
+                    what = f"the outside has {out.left} batches, and the whole output is {out.position}"
                     raise QueryFailed(ahead(where, what, self._plan.location))
                 raise QueryFailed(
-                    f"{replica.where}: its sink says that the outside has {replica.exit.left} batches, but its whole output is "
-                    f"{replica.exit.position}. Positions count anew in each query: keep them with SinkContext.query"
+                    f"{replica.where}: its sink says that the outside has {out.left} batches, but its whole output is "
+                    f"{out.position}. Positions count anew in each query: keep them with SinkContext.query"
                 )
             replica.said_complete = True
             finished = PartitionFinished(node=self._worker, stage=replica.stage.id, partition=replica.partition)
@@ -262,7 +264,7 @@ class OutputDelivery:
 
     @staticmethod
     def _has_left(replica: Replica) -> bool:
-        out = replica.exit
+        out = replica.output.exit
         return out is None or (out.left >= out.position and not out.compares)
 
     def on_asked(self, connection: Hashable, asked: Fetch | Pull, now: float) -> bool:

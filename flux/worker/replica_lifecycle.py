@@ -165,7 +165,7 @@ class ReplicaLifecycle:
         self._complete[edge] = producers
         for replica in self.replicas.values():
             if edge in replica.stage.edges_in:
-                replica.expect(edge, producers)
+                replica.waits.expected[edge] = producers
                 self._turns.wake(replica.key)
 
     def _note(self) -> None:
@@ -267,7 +267,7 @@ class ReplicaLifecycle:
         kind = self._hosted.kind_here(key)
         replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, kind)
         if self._plan.durable:
-            replica.compare()  # the vault may give its state to a replica that repeats its steps
+            replica.output.compare(replica.applied)  # the vault may give its state to a replica that repeats its steps
         replica.waits.from_sources = {edge for edge in stage.edges_in if not self._plan.edges[edge].from_stage}
         replica.waits.from_logs = {edge for edge in replica.waits.from_sources if self._plan.brings_numbers(edge)}
         edges = [self._plan.edges[edge] for edge in stage.edges_in]
@@ -291,9 +291,9 @@ class ReplicaLifecycle:
         for edge_id in replica.stage.edges_in:
             edge = self._plan.edges[edge_id]
             if edge.producers_known:
-                replica.expect(edge_id, range(edge.producers))
+                replica.waits.expected[edge_id] = range(edge.producers)
             elif edge_id in self._complete:
-                replica.expect(edge_id, self._complete[edge_id])
+                replica.waits.expected[edge_id] = self._complete[edge_id]
         self.replicas[replica.key] = replica
         self._subscriptions.enter(replica)
         self._turns.wake(replica.key)

@@ -95,7 +95,7 @@ def behind(core: WorkerCore) -> list[Lag]:
             stands, peer.applied_as_told = peer.applied == peer.applied_as_told, peer.applied
             if share > TOLD_SHARE or replica.held_back or stands:
                 acked, committed = peer.acked or 0, replica.order.committed
-                its_turn = acked >= replica.order.end and committed > peer.applied and replica.has_room
+                its_turn = acked >= replica.order.end and committed > peer.applied and replica.output.room
                 found.append(Lag(*key, worker, peer.incarnation, steps, round(seconds, 3), peer.applied, its_turn))
     return found
 
@@ -139,11 +139,13 @@ def _of_stages(core: WorkerCore) -> list[StageStatistics]:
     for stage in core.plan.stages:
         mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
         kept = core.hosted.standbys_of(stage.id)
-        exits = [replica.exit for replica in mine.values() if replica.exit is not None and replica.primary]
+        exits = [
+            replica.output.exit for replica in mine.values() if replica.output.exit is not None and replica.primary
+        ]
         found.append(
             {
                 "primaries": [
-                    PrimaryRows(partition, replica.rows_in, replica.rows_out, int(replica.finished))
+                    PrimaryRows(partition, replica.rows_in, replica.output.rows, int(replica.finished))
                     for partition, replica in mine.items()
                     if replica.primary
                 ],

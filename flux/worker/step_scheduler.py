@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from flux.exchange.inbound import Slice
-from flux.replica.batched_steps import may_go_together
+from flux.replica.batched_steps import may_go_together, next_together
 from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep
 from flux.worker.pacing import SMALL_ROWS
 from partitioning.ids import PartitionKey
 
@@ -92,37 +93,33 @@ class StepScheduler:
                 self._gathered.add(replica.key)
                 yield replica
 
-    def next(self, now: float, wall_ahead: float = 0.0) -> Replica | None:
-        """Return a replica that is ready for a step; None: there is none. Timers go by the wall clock, ``wall_ahead`` of
-        ``now``."""
+    def next(self, now: float, wall_ahead: float = 0.0) -> list[ReplicaStep]:
+        """Return the step of the partition whose turn it is, and steps of others of its stage that may go together with it
+        (design: together). Empty: no replica is ready. Timers go by the wall clock, ``wall_ahead`` of ``now``."""
         wall = now + wall_ahead
         if not self._goes_on(now, wall) and not self._pass_on(now, wall):
-            return None
-        self._steps += 1
-        self._gathered.discard(self._order[0][0])
-        return self._replicas[self._order[0][0]]
-
-    def next_together(self, now: float, wall_ahead: float = 0.0) -> list[Replica]:
-        """Return the ``next`` replica, and others of its stage whose steps may go together with its own (design: together)."""
-        first = self.next(now, wall_ahead)
-        if first is None:
             return []
+        self._steps += 1
+        key = self._order[0][0]
+        self._gathered.discard(key)
+        replica = self._replicas[key]
+        if len(self._ready) < 2 or not may_go_together(replica):
+            return [replica.next_step(wall)]
+        steps = next_together(self._with_others(replica, wall), wall)
+        self._gathered.difference_update([step.key for step in steps])
+        return steps
+
+    def _with_others(self, first: Replica, wall: float) -> list[Replica]:
+        """Return a replica, and others of its stage whose steps may go together with its own."""
         found = [first]
-        if len(self._ready) < 2 or not may_go_together(first):
-            return found
         for key in self._order[0]:
             if len(found) == TOGETHER_MAX:
                 break
-            if key in self._ready and key != first.key and self._is_ready(key, now + wall_ahead):
+            if key in self._ready and key != first.key and self._is_ready(key, wall):
                 other = self._replicas[key]
                 if may_go_together(other):
                     found.append(other)
         return found
-
-    def stepped(self, replicas: Iterable[Replica]) -> None:
-        """Note that these replicas have taken a step."""
-        for replica in replicas:
-            self._gathered.discard(replica.key)
 
     def _goes_on(self, now: float, wall: float) -> bool:
         """Tell whether the partition whose turn it is applies one more step in it."""

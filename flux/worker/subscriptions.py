@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from flux.dataflow.plan import FromDataFrame, FromSource, FromStage, Plan
 from flux.errors import QueryFailed
-from flux.exchange.inbound import Counters, Delivery, Inbound, Slice
+from flux.exchange.inbound import Counters, Delivery, Inbound
 from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep
 from flux.state.standby import Standby
 from flux.state.state_copy import StreamPosition
 from flux.wire.messages import (
@@ -144,7 +145,7 @@ def _waiting_for_room(replicas: Collection[Replica]) -> set[StreamId]:
     full = [
         replica
         for replica in replicas
-        if replica.primary and (not replica.has_room or replica.held_back or replica.compares)
+        if replica.primary and (not replica.output.room or replica.held_back or replica.output.compares)
     ]
     return {stream for replica in full for stream in replica.waiting()}
 
@@ -187,7 +188,7 @@ class Subscriptions:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
         waits = 0
         for replica in self._hosted.replicas.values():
-            begun = None if replica.between_steps else replica.applying
+            begun = None if replica.under_way is None else replica.under_way.slices
             for stream, slices in replica.waits.by_stream.items():
                 noted, count = self.streams[stream].waiting[replica.partition], len(slices)
                 waits += count
@@ -558,16 +559,16 @@ class Subscriptions:
             )
         self.answer(connection, Reset(*stream, f"batch {message.sequence} cannot be decoded"))
 
-    def applied(self, partition: int, slices: Sequence[Slice], now: float) -> None:
-        """Note that the oldest pending slices of a partition are in its state and its output logs."""
-        if not slices:
+    def applied(self, step: ReplicaStep, now: float) -> None:
+        """Return the credit of a step, whose slices were the oldest pending ones of its partition: they are in its state and its
+        output logs."""
+        if not step.slices:
             return
-        urgent = False
-        for slice_ in slices:
+        urgent, partition = False, step.key.partition
+        for slice_ in step.slices:
             inbound = self.streams[slice_.stream]
-            inbound.applied(partition, slice_)
-            urgent |= inbound.ack_urgent
-            if slice_.ends_stream and not any(inbound.waiting.values()):
+            urgent |= inbound.applied(partition, slice_)
+            if step.rows is None and slice_.ends_stream and not any(inbound.waiting.values()):
                 self.credit.release(slice_.stream)
         self._ack_within(0.0 if urgent else self.ack_s, now)
 

@@ -99,7 +99,7 @@ def feed(replica: Replica, sequence: int, *values: int) -> None:
     """One batch of these rows; none: the stream ends."""
     batch = pa.record_batch({"x": pa.array(values, pa.int64())}) if values else None
     if batch is None:
-        replica.expect(0, [0])
+        replica.waits.expected[0] = [0]
     packet = Packet(STREAM, sequence, 8)
     about = STREAM, sequence, packet, 0, 0.0, True
     replica.add(WordSlice(*about, End()) if batch is None else RowSlice(*about, batch))
@@ -109,7 +109,7 @@ def work(replica: Replica, now: float, most: int = 100) -> int:
     """Steps that are applied at this time."""
     steps = 0
     while steps < most and replica.ready(now):
-        replica.step(now)
+        replica.apply(replica.next_step(now))
         steps += 1
     return steps
 

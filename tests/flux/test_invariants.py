@@ -21,7 +21,7 @@ from flux.exchange.log import NEVER, Log
 from flux.exchange.producer import Producer
 from flux.replica.deltas import DeltaTracker
 from flux.replica.order_log import OrderLog
-from flux.replica.output import SinkBuffer
+from flux.replica.output import ReplicaOutput, SinkBuffer
 from flux.replica.output_checksums import OutputChecksums
 from flux.replica.release import CommittedOnly
 from flux.replica.replica import Replica
@@ -107,11 +107,11 @@ def secondary() -> Replica:
 def with_an_exit() -> Replica:
     """It has given a batch that has not left yet."""
     replica = made(Plain)
-    replica.exit = SinkBuffer(1 << 20)
+    replica.output.exit = SinkBuffer(1 << 20)
     replica.lead(0, [])
     feed(replica, 0, 7)
     work(replica, 1.0)
-    replica.exit.add(0, pa.record_batch({"x": [1]}))
+    replica.output.exit.add(0, pa.record_batch({"x": [1]}))
     return replica
 
 
@@ -205,18 +205,30 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (primary, lambda made: setattr(made.order, "term", 3), "leads since 0, and has heard 3"),
     (secondary, lambda made: setattr(made.order, "committed", 0), "has applied 1 steps, and may 0"),
     (secondary, lambda made: made.waits.arrange(), "gives slices their turn"),
-    (primary, lambda made: made._held._marks.clear(), "1 steps are not committed, 0 are held back"),
-    (primary, lambda made: made._held._marks.append((5, made._held._marks.popleft()[1])), "from step 5 on, not 0"),
+    (primary, lambda made: made.output._policy._marks.clear(), "1 steps are not committed, 0 are held back"),
+    (
+        primary,
+        lambda made: made.output._policy._marks.append((5, made.output._policy._marks.popleft()[1])),
+        "from step 5 on, not 0",
+    ),
     (primary, lambda made: setattr(made.outlets[0].producer, "release_from", NEVER), "on, not 0"),
     (primary, lambda made: setattr(made.outlets[0].producer, "finished", True), "its partition end apart"),
-    (primary, lambda made: setattr(made._checksums, "steps", 7), "the newest is that of 7 steps of 1"),
-    (with_an_exit, lambda made: setattr(made, "stage", replace(made.stage, edges_out=(1,))), "in the middle leaves"),
-    (with_an_exit, lambda made: setattr(made.exit, "position", 9), r"kept are \[0\], of 0 to 9"),
-    (with_an_exit, lambda made: made.exit._handed.append(made.exit._waiting.popleft()), "does not lead has handed on"),
-    (with_an_exit, lambda made: setattr(made.exit, "has_room", False), "bytes are kept, has_room is False"),
+    (primary, lambda made: setattr(made.output.checksums, "steps", 7), "the newest is that of 7 steps of 1"),
+    (
+        with_an_exit,
+        lambda made: setattr(made.output, "_stage", replace(made.stage, edges_out=(1,))),
+        "in the middle leaves",
+    ),
+    (with_an_exit, lambda made: setattr(made.output.exit, "position", 9), r"kept are \[0\], of 0 to 9"),
+    (
+        with_an_exit,
+        lambda made: made.output.exit._handed.append(made.output.exit._waiting.popleft()),
+        "does not lead has handed on",
+    ),
+    (with_an_exit, lambda made: setattr(made.output.exit, "has_room", False), "bytes are kept, has_room is False"),
     (producer, lambda made: setattr(made.log, "has_room", False), "bytes are logged, has_room is False"),
     (producer, lambda made: setattr(made, "finished", False), "and its log is closed"),
-    (primary, lambda made: setattr(made.room, "full", 1), "0 logs take nothing, and 1 have said so"),
+    (primary, lambda made: setattr(made.output.logs, "full", 1), "0 logs take nothing, and 1 have said so"),
     (primary, ended, "rows wait behind the end"),
     (primary, lambda made: made.waits.by_stream.update({StreamId(0, 3): deque()}), "and nothing does"),
     (
@@ -300,6 +312,7 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
         Log,
         Inbound,
         Replica,
+        ReplicaOutput,
         StepQueue,
         CommittedOnly,
         OutputChecksums,

@@ -15,6 +15,7 @@ import flux.replica.kinds as kinds
 from flux.errors import ProtocolError, QueryFailed
 from flux.exchange.producer import Producer
 from flux.replica.kinds import active
+from flux.replica.order_exchange import claim_of
 from flux.replica.order_log import OrderClaim, OrderLog
 from flux.replica.output_checksums import CHECKSUMS_KEPT
 from flux.replica.replica import Replica
@@ -134,7 +135,7 @@ def test_no_checksums_are_kept_for_a_kind_whose_output_is_not_compared() -> None
     for sequence in range(3 * CHECKSUMS_KEPT):
         feed(primary, sequence, sequence)
         work(primary, 10.0)
-    assert primary.checksum_at(CHECKSUMS_KEPT) is None
+    assert primary.output.checksums.at(CHECKSUMS_KEPT) is None
 
 
 class Passing(flux.Operator):
@@ -152,15 +153,15 @@ def test_output_is_compared_from_the_copy_on_whatever_the_plan_says() -> None:
     primary.lead(0, [])
     feed(primary, 0, 7)
     work(primary, 1.0)
-    assert primary.checksum_at(primary.applied) is None, "there is nobody to compare with"
-    primary.compare()
+    assert primary.output.checksums.at(primary.applied) is None, "there is nobody to compare with"
+    primary.output.compare(primary.applied)
     other.adopt(primary.state())
     for replica in (primary, other):
         replica.lead(1, [ReplicaAt(OTHER, 1)])
         feed(replica, 1, 8)
         work(replica, 2.0)
-    assert primary.applied == other.checked == 2
-    assert primary.checksum_at(2) == other.last_checksum != primary.checksum_at(1)
+    assert primary.applied == other.output.checksums.steps == 2
+    assert primary.output.checksums.at(2) == other.output.checksums.newest != primary.output.checksums.at(1)
     assert [replica.validate() for replica in (primary, other)] == [None, None]
 
 
@@ -169,14 +170,14 @@ def test_a_primary_without_others_does_not_keep_checksums() -> None:
     primary.lead(0, [ReplicaAt(OTHER, 0)])
     feed(primary, 0, 7)
     work(primary, 1.0)
-    assert primary.checksum_at(1) is not None
+    assert primary.output.checksums.at(1) is not None
     primary.lead(1, [])
     feed(primary, 1, 8)
     work(primary, 2.0)
-    assert primary.checksum_at(2) is None
+    assert primary.output.checksums.at(2) is None
     assert not primary.state()["compared"]
-    primary.compare()
-    assert primary.checksum_at(2) == primary.checksum
+    primary.output.compare(primary.applied)
+    assert primary.output.checksums.at(2) == primary.output.checksum
 
 
 def test_what_is_repeated_is_compared_to_its_end_though_nobody_else_is_left() -> None:
@@ -188,7 +189,7 @@ def test_what_is_repeated_is_compared_to_its_end_though_nobody_else_is_left() ->
         feed(heir, sequence, sequence)
         work(lost, 1.0)
     lost.order.on_seen(OTHER, 0, lost.order.end, 0)
-    claim = lost.claim()
+    claim = claim_of(lost)
     steps = claim.steps
     assert steps == lost.order.end > 1
     order = OrderLog()
@@ -196,9 +197,9 @@ def test_what_is_repeated_is_compared_to_its_end_though_nobody_else_is_left() ->
     heir.succeed(order, 0, claim)
     heir.lead(1, [])
     assert work(heir, 2.0, 1) == 1
-    heir.compare()
+    heir.output.compare(heir.applied)
     assert work(heir, 2.0) == steps - 1, "and there is no complaint"
-    assert heir.last_checksum == lost.last_checksum
+    assert heir.output.checksums.newest == lost.output.checksums.newest
 
 
 def test_what_is_repeated_and_differs_ends_the_query() -> None:

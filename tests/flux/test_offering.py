@@ -48,8 +48,8 @@ class Offered:
 
     @property
     def offer(self) -> ReaderBuffer:
-        assert isinstance(self.replica.exit, ReaderBuffer)
-        return self.replica.exit
+        assert isinstance(self.replica.output.exit, ReaderBuffer)
+        return self.replica.output.exit
 
     def steps(self, *numbers: int) -> None:
         for number in numbers:

@@ -316,7 +316,7 @@ def test_a_location_gets_no_new_steps_before_its_sink_is_compared_so_each_later_
 
 def test_the_end_of_a_partition_is_not_reported_before_its_sink_is_compared() -> None:
     replica = restored()
-    out = replica.exit
+    out = replica.output.exit
     assert out is not None
     assert not OutputDelivery._has_left(replica)
     assert out.recovered() == 0
@@ -342,7 +342,7 @@ def restored(state: dict[str, Any] | None = None, order: OrderLog | None = None)
     """A primary from a checkpoint location, or from a copy of the state of another one, as a standby if it has an order."""
     plan = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives))
     made = Replica(replace(plan.stages[0], sink=Strict("any")), 0, 0, [], plan.settings)
-    made.exit = SinkBuffer(1 << 20)
+    made.output.exit = SinkBuffer(1 << 20)
     if state is None:
         made.succeed(OrderLog(), 0, whole=True)
         made.lead(1, [])
@@ -355,8 +355,8 @@ def restored(state: dict[str, Any] | None = None, order: OrderLog | None = None)
 
 
 def end_of_what_is_known(replica: Replica) -> int | None:
-    assert replica.exit is not None
-    return replica.exit.recovered()
+    assert replica.output.exit is not None
+    return replica.output.exit.recovered()
 
 
 def test_a_copy_compares_too_if_its_primary_had_not_yet_compared() -> None:
@@ -364,8 +364,8 @@ def test_a_copy_compares_too_if_its_primary_had_not_yet_compared() -> None:
     second = restored(first.state())
     third = restored(second.state())
     assert [end_of_what_is_known(each) for each in (first, second, third)] == [0, 0, 0]
-    assert first.exit is not None
-    first.exit.outside_has(0, compared=True)
+    assert first.output.exit is not None
+    first.output.exit.outside_has(0, compared=True)
     assert end_of_what_is_known(restored(first.state())) is None, "it had: its own output is outside by now"
 
 
@@ -374,12 +374,12 @@ def test_a_standby_compares_if_its_checkpoint_is_of_a_primary_that_had_not_yet_c
     first = restored()
     state = first.state()
     heir = restored(state, OrderLog())
-    assert heir.compares, "it orders nothing new before"
+    assert heir.output.compares, "it orders nothing new before"
     assert end_of_what_is_known(heir) == 0
-    assert first.exit is not None
-    first.exit.outside_has(0, compared=True)
+    assert first.output.exit is not None
+    first.output.exit.outside_has(0, compared=True)
     heir = restored(first.state(), OrderLog())
-    assert (heir.compares, end_of_what_is_known(heir)) == (False, None)
+    assert (heir.output.compares, end_of_what_is_known(heir)) == (False, None)
 
 
 def test_an_outside_that_lacks_what_it_had_is_a_new_place_perhaps() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flux.replica.kinds import standby
 from flux.replica.order_exchange import CATCH_UP_MAX_S, ENTRIES_MAX, PROBE_S, CaughtUp, Diverged, on_seen, outgoing
-from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog
+from flux.replica.order_log import OrderLog
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.table import ReplicaAt
 
@@ -23,8 +23,9 @@ class Primary(SimpleNamespace):
         order.lead([ReplicaAt(worker, *peer) for worker, peer in peers.items()], 0)
         super().__init__(
             stage=SimpleNamespace(id=2), partition=3, incarnation=0, leads_since=9, order=order, checksums={},
-            held_back=False, step_s=0.5, exit=None, gone=[],
+            held_back=False, step_s=0.5, gone=[],
         )  # fmt: skip
+        self.output = SimpleNamespace(exit=None, compared=True, checksums=Checksums(self))
         self.decide(steps)
 
     def decide(self, steps: int) -> None:
@@ -35,16 +36,20 @@ class Primary(SimpleNamespace):
     def applied(self) -> int:
         return self.order.end
 
+
+class Checksums:
+    """Those that a test has given to a primary."""
+
+    def __init__(self, primary: Primary) -> None:
+        self._primary = primary
+
     @property
-    def checked(self) -> int:
-        return max(self.checksums, default=0)
+    def steps(self) -> int:
+        return max(self._primary.checksums, default=0)
 
-    def checksum_at(self, applied: int) -> int | None:
-        return self.checksums.get(applied)
-
-    def claim(self) -> OrderClaim:
-        steps = min(self.applied, self.order.committed)
-        return OrderClaim(steps, self.checksums[steps]) if steps in self.checksums else NO_CLAIM
+    def at(self, applied: int) -> int | None:
+        found: int | None = self._primary.checksums.get(applied)
+        return found
 
 
 def paired(steps: int = 0, live: bool = True) -> Primary:

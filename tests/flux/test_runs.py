@@ -236,11 +236,12 @@ def test_a_replica_cuts_its_slices_as_the_order_says() -> None:
     replica.order.on_orders(0, 0, orders, 3, 0)
     applied: list[list[int]] = []
     while replica.ready(1.0):
-        slices = replica.step(1.0)
-        for slice_ in slices:
+        step = replica.next_step(1.0)
+        assert replica.apply(step)
+        for slice_ in step.slices:
             at.applied(0, slice_)
             at.validate()
-        applied.append(values(slices))  # type: ignore[arg-type]
+        applied.append(values(step.slices))  # type: ignore[arg-type]
     assert applied == [stream.expected(0, 0, 1), stream.expected(0, 1, 3), stream.expected(0, 3, 5)]
     assert (at.held_bytes, at.next_to_apply(0)) == (0, 5)
     assert work(replica, 1.0) == 0
@@ -257,7 +258,7 @@ def test_an_order_that_names_a_batch_without_rows_in_the_run_shows_another_input
         replica.add(slice_)
     replica.order.on_orders(0, 0, [OrderEntry(1.0, 0.0, [(0, 0, 1)])], 1, 0)
     with pytest.raises(NonDeterministicInputError):
-        replica.step(1.0)
+        replica.apply(replica.next_step(1.0))
 
 
 def test_what_is_packed_for_a_worker_is_unpacked_there() -> None:
@@ -361,7 +362,7 @@ def test_another_reading_with_other_rows_is_noticed_and_not_waited_for(
     assert replica.ready(1.0)
     assert replica.missing() == []
     with pytest.raises(NonDeterministicInputError):
-        replica.step(1.0)
+        replica.apply(replica.next_step(1.0))
 
 
 def test_acks_of_very_many_partitions_are_several_messages() -> None:

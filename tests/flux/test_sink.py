@@ -99,8 +99,8 @@ def test_a_sink_hears_where_it_begins_and_then_gets_each_batch_once() -> None:
 
 def test_what_a_lost_primary_had_committed_and_not_handed_on_leaves_from_the_next_one() -> None:
     replica, found, sink = follower(steps=4)
-    assert replica.exit is not None
-    replica.exit.forget(2)  # its primary has said so; the rest was lost with it, or is not known to have come
+    assert replica.output.exit is not None
+    replica.output.exit.forget(2)  # its primary has said so; the rest was lost with it, or is not known to have come
     found.flush(0.0)
     assert sink.written == []
     replica.lead(1, [])
@@ -112,28 +112,28 @@ def test_output_is_kept_until_the_primary_says_that_the_outside_has_it() -> None
     replica, found, sink = follower(steps=4)
     sink.sure = 3
     found.flush(0.0)
-    assert replica.exit is not None
-    assert len(replica.exit) == 4, "what a sink here says is not about the primary elsewhere"
-    replica.exit.forget(3)
-    assert (len(replica.exit), replica.exit.left) == (1, 3)
+    assert replica.output.exit is not None
+    assert len(replica.output.exit) == 4, "what a sink here says is not about the primary elsewhere"
+    replica.output.exit.forget(3)
+    assert (len(replica.output.exit), replica.output.exit.left) == (1, 3)
 
 
 def test_who_hears_of_what_has_left_before_it_has_come_so_far_does_not_keep_it() -> None:
     replica, _, _ = follower(steps=2)
-    assert replica.exit is not None
-    replica.exit.forget(5)
+    assert replica.output.exit is not None
+    replica.output.exit.forget(5)
     replica.order.on_orders(0, 2, [OrderEntry(1.0, 1.0, [(*STREAM, step)]) for step in range(2, 7)], 7, 2)
     for step in range(2, 7):
         feed(replica, step, step)
     work(replica, 1.0)
-    assert (len(replica.exit), replica.exit.position) == (2, 7)
-    replica.exit.validate()
+    assert (len(replica.output.exit), replica.output.exit.position) == (2, 7)
+    replica.output.exit.validate()
 
 
 def test_a_copy_of_state_carries_what_has_not_left() -> None:
     replica, _, _ = follower(steps=3)
-    assert replica.exit is not None
-    replica.exit.forget(1)
+    assert replica.output.exit is not None
+    replica.output.exit.forget(1)
     copied = made(Echo, 2)
     found, sink, _ = leaving(copied)
     copied.adopt(replica.state())
@@ -168,7 +168,7 @@ def test_a_primary_waits_for_a_sink_that_is_slow_and_goes_on_when_there_is_room(
     for step in range(20):
         feed(replica, step, step)
     while replica.ready(1.0):
-        replica.step(1.0)
+        replica.apply(replica.next_step(1.0))
     assert 0 < replica.applied < 20
     found.flush(0.0)
     assert told == []

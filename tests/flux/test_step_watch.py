@@ -11,23 +11,22 @@ import pyarrow as pa
 import pytest
 from harness import LIMIT_S
 
-from flux.exchange.inbound import Inbound, Packet, RowSlice
+from flux.replica.step_queue import ReplicaStep
 from flux.shell.step_watch import StepWatch, first_row
 from flux.wire.control import InStep
+from flux.wire.messages import OrderEntry
 from flux.wire.pulse import IN_STEP, KIND, no_note
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey
 
 
-def replica(batch: pa.RecordBatch) -> Any:
-    stream = StreamId(0, 0)
-    slice_ = RowSlice(stream, 0, Packet(Inbound(stream, 0, 1), 1, 1), 0, 0.0, True, batch)
-    return SimpleNamespace(method="process", applying=[slice_])
+def step(batch: pa.RecordBatch) -> ReplicaStep:
+    return ReplicaStep(PartitionKey(0, 0), 0, OrderEntry(0.0, 0.0, []), [], batch)
 
 
 def test_a_row_without_a_text_is_left_out() -> None:
     no_text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
-    assert first_row(replica(pa.record_batch({"s": pa.array(["x"])}))) == "{'s': 'x'}"
-    assert first_row(replica(pa.record_batch({"s": no_text}))) == ""
+    assert first_row(step(pa.record_batch({"s": pa.array(["x"])}))) == "{'s': 'x'}"
+    assert first_row(step(pa.record_batch({"s": no_text}))) == ""
 
 
 class Replicas:
@@ -40,7 +39,7 @@ class Replicas:
         self.asked += 1
         if self.asked == 1:
             raise RuntimeError("the loop changes something just now")
-        return replica(pa.record_batch({"x": [1]}))
+        return SimpleNamespace(under_way=step(pa.record_batch({"x": [1]})))
 
 
 def test_it_goes_on_after_a_step_that_cannot_be_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ import flux
 from flux.errors import UserCodeError
 from flux.operators.operator import TIMERS_MAX, Timers
 from flux.replica.output_checksums import CHECKSUMS_KEPT
-from flux.replica.replica import UNCOMMITTED_MAX
+from flux.replica.step_queue import UNCOMMITTED_MAX
 from flux.wire.messages import OrderEntry, StepKind
 from partitioning.table import ReplicaAt
 
@@ -210,7 +210,7 @@ def test_the_other_replica_fires_at_the_same_step_when_that_is_committed_and_not
     told(primary, secondary)
     work(secondary, 50.0)
     assert calls(secondary) == calls(primary) == [(10.0, [7]), (11.0, "")]
-    assert secondary.checksum == primary.checksum != 0
+    assert secondary.output.checksum == primary.output.checksum != 0
 
 
 def test_a_new_primary_fires_what_is_due_and_its_time_goes_on_from_that_of_the_one_before() -> None:
@@ -273,7 +273,7 @@ def test_nothing_is_ordered_ahead_of_a_timer_that_a_step_before_it_may_set() -> 
             feed(replica, sequence, *range(5000))
             replica.decide_ahead(10.0 + 2 * sequence)
     assert untimed.order.end == 3, "so that the other replica need not wait"
-    timed.step(14.0)
+    timed.apply(timed.next_step(14.0))
     work(timed, 16.0)
     assert [(now, "" if what == "" else "rows") for now, what in calls(timed)] == [
         (14.0, "rows"), (16.0, ""), (16.0, "rows"), (16.0, "rows"),
@@ -315,12 +315,12 @@ def test_a_secondary_is_compared_however_far_it_is_behind() -> None:
         feed(primary, sequence, sequence)
         work(primary, 10.0)
     for applied in (1, CHECKSUMS_KEPT // 2, 2 * CHECKSUMS_KEPT, 3 * CHECKSUMS_KEPT):
-        assert primary.checksum_at(applied) is not None
+        assert primary.output.checksums.at(applied) is not None
     primary.order.peers[OTHER].checked = 2 * CHECKSUMS_KEPT
     feed(primary, 3 * CHECKSUMS_KEPT, 1)
     work(primary, 10.0)
-    assert primary.checksum_at(2 * CHECKSUMS_KEPT) is None, "all have been compared there"
-    assert primary.checksum_at(2 * CHECKSUMS_KEPT + 2) is not None
+    assert primary.output.checksums.at(2 * CHECKSUMS_KEPT) is None, "all have been compared there"
+    assert primary.output.checksums.at(2 * CHECKSUMS_KEPT + 2) is not None
 
 
 def test_for_a_copy_whose_state_is_still_to_be_taken_no_checksums_are_kept() -> None:
@@ -329,12 +329,12 @@ def test_for_a_copy_whose_state_is_still_to_be_taken_no_checksums_are_kept() -> 
     for sequence in range(2 * CHECKSUMS_KEPT):
         feed(primary, sequence, sequence)
         work(primary, 10.0)
-    assert primary.checksum_at(CHECKSUMS_KEPT) is None
+    assert primary.output.checksums.at(CHECKSUMS_KEPT) is None
     primary.order.note_copy(OTHER, primary.applied)
     for sequence in range(2 * CHECKSUMS_KEPT, 4 * CHECKSUMS_KEPT):
         feed(primary, sequence, sequence)
         work(primary, 10.0)
-    assert primary.checksum_at(2 * CHECKSUMS_KEPT + 1) is not None, "from there on it will be compared"
+    assert primary.output.checksums.at(2 * CHECKSUMS_KEPT + 1) is not None, "from there on it will be compared"
 
 
 # ---- errors

@@ -452,13 +452,13 @@ at_work: list[Any] = []
 def test_timers_and_ends_are_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are code of the user's, which may take long: whoever looks sees which partition it is."""
     Endings.at = []
-    step = WorkerCore._step
+    apply = WorkerCore._apply
 
-    def watched(self: WorkerCore, replicas: Sequence[Any], now: float) -> None:
+    def watched(self: WorkerCore, *given: Any) -> None:
         at_work[:] = [self]
-        step(self, replicas, now)
+        apply(self, *given)
 
-    monkeypatch.setattr(WorkerCore, "_step", watched)
+    monkeypatch.setattr(WorkerCore, "_apply", watched)
     source = flux.source(lambda p: iter([pairs(*[(k, 1) for k in range(40)])] * 6), PAIRS, 1)
     flow = flux.stage(key="k", partitions=6, output_mode="complete")(Endings), flux.stage(partitions=1)(Newest)
     core = worker(planned(*flow, source=source))
@@ -514,7 +514,7 @@ def test_what_waits_for_a_sink_is_its_own() -> None:
         while core.read(True, float(now)):
             pass
         work(core, float(now))
-    held = [kept for replica in core.replicas.values() for kept in replica.exit.state()[2]]  # type: ignore[union-attr]
+    held = [kept for replica in core.replicas.values() for kept in replica.output.exit.state()[2]]  # type: ignore[union-attr]
     assert len(held) > 3
     for _, _, batch in held:
         assert batch.column(0).buffers()[1].size < 8 * batch.num_rows + 64

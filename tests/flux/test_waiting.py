@@ -10,9 +10,11 @@ import pytest
 from flux.errors import NonDeterministicInputError
 from flux.exchange.inbound import Inbound, Packet, RowSlice, WordSlice
 from flux.exchange.log import End
+from flux.operators.operator import Timers
 from flux.replica.step_queue import STEP_BYTES, STEP_ROWS, STEP_S, StepQueue
+from flux.settings import Settings
 from flux.wire.messages import OrderEntry
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 
 STREAM = StreamId(0, 7)
 
@@ -26,7 +28,7 @@ def test_another_batch_than_the_one_ordered_is_the_fault_of_an_input_that_was_re
     from_sources: set[int], error: Any
 ) -> None:
     """An earlier primary had applied the end as batch 1; the second reading has it as batch 2."""
-    waits = StepQueue([0], 0, "stage s, partition 0")
+    waits = StepQueue(PartitionKey(0, 0), [0], Timers(), Settings.of(), "stage s, partition 0")
     waits.from_sources = from_sources
     waits.forget_turns()  # the order is that of an earlier primary
     waits.add(the_end_as_batch(2))
@@ -48,7 +50,7 @@ class Joining:
     """Steps of a replica whose rows all wait; each row takes ``row_s``."""
 
     def __init__(self, slices: int = 99, **column: Any) -> None:
-        self.waits = StepQueue([0], 0, "stage s, partition 0")
+        self.waits = StepQueue(PartitionKey(0, 0), [0], Timers(), Settings.of(), "stage s, partition 0")
         self.busy_s = 0.0
         for sequence in range(slices):
             self.waits.add(rows_as_batch(sequence, **column))

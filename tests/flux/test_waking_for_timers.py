@@ -9,7 +9,7 @@ import pytest
 from one_worker import SINK, Feeder, Kept, Split, kept, planned, rows, work, worker
 
 import flux
-from flux.replica.replica import UNCOMMITTED_MAX
+from flux.replica.step_queue import UNCOMMITTED_MAX
 from flux.wire.messages import Ack, OrdersSeen, PartitionSeen, Resume
 from flux.worker.core import WorkerCore
 from partitioning.table import ReplicaAt, Table

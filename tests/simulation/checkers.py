@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from flux.exchange.log import Log, LogEntry, Rows
 from flux.exchange.producer import Producer
 from flux.operators.operator import Context
 from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep
 from flux.state.standby import Standby
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Ack, Acks, ReadsElsewhere, Resume, StepKind
@@ -283,18 +284,19 @@ class Ledger:
                     "a secondary applies committed steps only", f"{replica.where}, step {before} on {core.worker}"
                 )
 
-        def ends(step: int, slices: list[Any] | None) -> None:
-            if slices is None:
+        def ends(step: ReplicaStep, applied: bool | None) -> None:
+            if applied is None:
                 return
+            number, kind = step.number, step.entry.kind
             context, (now, time, decides) = replica.context, began
-            watch.orders[step] = step_of(replica.kind, context.now, through(replica.applying))
+            watch.orders[number] = step_of(kind, context.now, through(step.slices))
             if context.now < time:
-                raise Violation("time never goes back", f"{replica.where}, step {step}: {context.now} after {time}")
-            if replica.applied > step:
+                raise Violation("time never goes back", f"{replica.where}, step {number}: {context.now} after {time}")
+            if applied:
                 self.counts["steps of a time that the clock has not reached"] += context.now > now
-                if replica.kind is StepKind.TICK:
+                if kind is StepKind.TICK:
                     self._note_tick(replica, decides)
-                self._stepped(watch, slices)
+                self._stepped(watch, step.slices)
 
         watch_steps(replica, begins, ends)
         watch_order(replica, self.plan.settings.order_max_steps, self.alive, self._ordered_unheard)
@@ -319,7 +321,7 @@ class Ledger:
             self.counts["ticks ordered by a moved copy"] += moved
             self.counts["ticks ordered by a promoted secondary"] += replica.leads_since > max(replica.incarnation, 0)
 
-    def _stepped(self, watch: Watch, slices: list[Any]) -> None:
+    def _stepped(self, watch: Watch, slices: Sequence[Any]) -> None:
         replica = watch.replica
         for slice_ in slices:
             batches = batches_of(slice_)

@@ -143,6 +143,6 @@ class Divergences:
             for copy in copies:
                 if copy is None or primary is None or copy is primary:
                     continue
-                expected = primary.checksum_at(copy.checked)
-                if expected is not None and expected != copy.last_checksum:
-                    yield f"{copy.where}: other output for the first {copy.checked} steps"
+                expected = primary.output.checksums.at(copy.output.checksums.steps)
+                if expected is not None and expected != copy.output.checksums.newest:
+                    yield f"{copy.where}: other output for the first {copy.output.checksums.steps} steps"

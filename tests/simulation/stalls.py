@@ -282,8 +282,8 @@ class StallWatch:
                 producer.log.base + producer.log.end + self._behind_head(producer.stream, producer.log)
                 for producer in producers
             )
-            if replica.exit is not None and not replica.exit.has_room:
-                known = self._given_way[id(replica)] = known + replica.order.committed + replica.exit.left
+            if replica.output.exit is not None and not replica.output.exit.has_room:
+                known = self._given_way[id(replica)] = known + replica.order.committed + replica.output.exit.left
         return known
 
     def _replicas(self, stage: int, partition: int) -> list[Replica]:
@@ -301,7 +301,7 @@ class StallWatch:
 
 
 def _is_full(replica: Replica) -> bool:
-    return not replica.has_room or not replica.between_steps
+    return not replica.output.room or not replica.between_steps
 
 
 def _others_first(replica: Replica, stream: StreamId) -> int:

@@ -26,7 +26,7 @@ def watch_standbys(core: WorkerCore, counts: Counter[str]) -> None:
         counts["take-overs from replay points"] += bool(state is not None and state.state.replica["silent"])
         counts["steps repeated by standbys"] += standby.order.end - standby.checkpoint.step
         took_over(replica, state, standby, now)
-        counts["take-overs that throw output away"] += replica._silent > replica.applied
+        counts["take-overs that throw output away"] += replica.output.silent > replica.applied
 
     def read(edge: int, partition: int) -> list[Producer]:
         counts["sources read again for a standby"] += 1

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flux.exchange.inbound import Slice
 from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep
 from flux.worker.core import WorkerCore
 from tests.simulation.violation import Key, Violation
 
 
 def watch_steps(
-    replica: Replica, begins: Callable[[float], None], ends: Callable[[int, list[Slice] | None], None]
+    replica: Replica, begins: Callable[[float], None], ends: Callable[[ReplicaStep, bool | None], None]
 ) -> None:
-    """``begins`` gets the worker's time, before the replica orders or takes anything; ``ends`` the number of the step, and the
-    slices that it has applied: none yet if it waits for room in the logs, and None if it raised."""
-    begin, go_on = replica.begin, replica.go_on
+    """``begins`` gets the worker's time, before the replica orders or takes anything; ``ends`` the step, and whether it is
+    applied: not yet if it waits for room in the logs, and None if it raised."""
+    begin, conclude = replica._begin, replica.conclude
 
     def watched_begin(now: float) -> Any:
         begins(now)
         return begin(now)
 
-    def watched_go_on() -> list[Slice]:
-        step, slices = replica.applied, None
+    def watched_conclude(step: ReplicaStep) -> bool:
+        applied = None
         try:
-            slices = go_on()
+            applied = conclude(step)
         finally:
-            ends(step, slices)
-        return slices
+            ends(step, applied)
+        return applied
 
-    replica.begin, replica.go_on = watched_begin, watched_go_on  # type: ignore[method-assign]
+    replica._begin, replica.conclude = watched_begin, watched_conclude  # type: ignore[method-assign]
 
 
 def watch_order(

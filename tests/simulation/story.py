@@ -18,6 +18,7 @@ from flux.exchange.log import End
 from flux.exchange.producer import Producer
 from flux.replica.kinds import kind_of
 from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep
 from flux.wire.codec import decode_command, decode_data, decode_report
 from flux.wire.control import NewTable, TableChanged
 from flux.wire.messages import StepKind
@@ -317,17 +318,17 @@ class Story:
             self._look_at_replicas(core)
             began[:] = [[outlet.producer.next_sequence for outlet in replica.outlets]]
 
-        def ends(step: int, slices: Any) -> None:
+        def ends(step: ReplicaStep, applied: bool | None) -> None:
             starts = began.pop() if began else [outlet.producer.next_sequence for outlet in replica.outlets]
             self._stepped(core, replica, step, starts)
 
         watch_steps(replica, begins, ends)
 
-    def _stepped(self, core: WorkerCore, replica: Replica, before: int, starts: list[int]) -> None:
-        key = replica.stage.id, replica.partition
-        text = f"applies step {before} of {self.words.key(key)}: {self._what(replica)}"
-        if replica.applied == before:
-            text = f"is in step {before} of {self.words.key(key)} and waits for room in its logs"
+    def _stepped(self, core: WorkerCore, replica: Replica, step: ReplicaStep, starts: list[int]) -> None:
+        key, number = (*step.key,), step.number
+        text = f"applies step {number} of {self.words.key(key)}: {self._what(step)}"
+        if replica.applied == number:
+            text = f"is in step {number} of {self.words.key(key)} and waits for room in its logs"
         for outlet, start in zip(replica.outlets, starts, strict=True):
             stream, end = outlet.producer.stream, outlet.producer.next_sequence
             if end > start:
@@ -336,17 +337,15 @@ class Story:
         self.note(f"{f'worker {core.worker}':<24}{text}", [key_tag(key)])
         self._look_at_commit(core.worker, key, replica)
 
-    def _what(self, replica: Replica) -> str:
-        if replica.kind is StepKind.TICK:
+    def _what(self, step: ReplicaStep) -> str:
+        if step.entry.kind is StepKind.TICK:
             return "the timers that are due"
-        if replica.kind is StepKind.FINISH:
+        if step.entry.kind is StepKind.FINISH:
             return "the end of its input"
-        if any(slice_.ends_stream for slice_ in replica.applying):
-            return f"the end of stream {replica.applying[0].stream}"
-        rows = sum(slice_.batch.num_rows for slice_ in replica.applying if isinstance(slice_, RowSlice))
-        batches = " and ".join(
-            f"{numbers('batch', batches_of(slice_))} of {slice_.stream}" for slice_ in replica.applying
-        )
+        if any(slice_.ends_stream for slice_ in step.slices):
+            return f"the end of stream {step.slices[0].stream}"
+        rows = sum(slice_.batch.num_rows for slice_ in step.slices if isinstance(slice_, RowSlice))
+        batches = " and ".join(f"{numbers('batch', batches_of(slice_))} of {slice_.stream}" for slice_ in step.slices)
         return f"{number_of('row', rows)}, {batches}"
 
     # ---- the controller

@@ -248,7 +248,7 @@ def a_worker_sleeps_for_too_long(sim: Simulation) -> None:
 def the_time_of_a_partition_goes_back(sim: Simulation) -> None:
     _, replica = some_primary(sim)
     replica.finished, replica.context.now, replica._latest = False, 2.0, 0.0
-    replica.step(1.0)
+    replica.apply(replica.next_step(1.0))
 
 
 def a_timer_fires_too_early(sim: Simulation) -> None:

@@ -110,8 +110,8 @@ def test_copies_that_take_the_same_steps_give_the_same_output() -> None:
         compared = 0
         for first, *others in replicas(sim).values():
             for other in others:
-                assert other.checked > 3
-                assert other.last_checksum == first.checksum_at(other.checked)
+                assert other.output.checksums.steps > 3
+                assert other.output.checksums.newest == first.output.checksums.at(other.output.checksums.steps)
                 compared += 1
         assert compared == 2 * len(replicas(sim))
 

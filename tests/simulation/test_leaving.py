@@ -81,8 +81,8 @@ def secondaries_keep_nothing(patch: Patch) -> None:
     follow = OrderExchange._follow
 
     def forgetful(self: OrderExchange, replica: Any, item: Any) -> bool:
-        if replica.exit is not None:
-            replica.exit.forget(replica.exit.position)
+        if replica.output.exit is not None:
+            replica.output.exit.forget(replica.output.exit.position)
         return follow(self, replica, item)
 
     patch.setattr(OrderExchange, "_follow", forgetful)

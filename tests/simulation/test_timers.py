@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from controller.balance.load import Move
+from flux.replica.order_log import OrderLog
 from flux.replica.replica import Replica
+from flux.replica.step_queue import StepQueue
+from flux.wire.messages import OrderEntry
 from flux.worker.core import WorkerCore
 from tests.simulation.faults import Faults
 from tests.simulation.flows import chain
@@ -185,7 +188,7 @@ def fires_by_its_own_clock(patch: Patch) -> None:
 
 def fires_without_being_told(patch: Patch) -> None:
     """A secondary fires what is due at any step."""
-    begin = Replica.begin
+    begin = Replica._begin
 
     def broken(self: Replica, now: float) -> Any:
         if not self.primary:
@@ -194,20 +197,20 @@ def fires_without_being_told(patch: Patch) -> None:
                     list(self.operator.on_timer(name) or ())
         return begin(self, now)
 
-    patch.setattr(Replica, "begin", broken)
+    patch.setattr(Replica, "_begin", broken)
 
 
 def lets_rows_go_first(patch: Patch) -> None:
     """Also rows of a later time."""
-    tick_due = Replica._tick_due
-    patch.setattr(Replica, "_tick_due", lambda self, now: not self._waiting and tick_due(self, now))
-    decide = Replica._decide
+    tick_due = StepQueue.tick_due
+    patch.setattr(StepQueue, "tick_due", lambda self, order, now: not self.by_stream and tick_due(self, order, now))
+    decide = StepQueue.decide
 
-    def broken(self: Replica, now: float) -> None:
-        self._latest = max(self._latest, now)
-        decide(self, now)
+    def broken(self: StepQueue, order: OrderLog, now: float, busy_s: float) -> OrderEntry:
+        self.latest = max(self.latest, now)
+        return decide(self, order, now, busy_s)
 
-    patch.setattr(Replica, "_decide", broken)
+    patch.setattr(StepQueue, "decide", broken)
 
 
 def goes_by_the_clock_of_a_new_primary(patch: Patch) -> None:
@@ -215,7 +218,7 @@ def goes_by_the_clock_of_a_new_primary(patch: Patch) -> None:
 
     def broken(self: Replica, *given: Any) -> None:
         lead(self, *given)
-        self._latest = 0.0
+        self.waits.latest = 0.0
 
     patch.setattr(Replica, "lead", broken)
 

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from flux.replica.replica import Replica
+from flux.replica.user_code_guard import UserCodeGuard
 from flux.state import replay_points
 from flux.state.replay_points import ReplayPoint
 from tests.simulation.checkers import Ledger
@@ -95,7 +96,7 @@ def gives_again_what_everybody_has(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_what_operators_need(patch: pytest.MonkeyPatch) -> None:
     """An operator that looks back begins too late."""
-    patch.setattr(Replica, "needs_from", lambda self: self.applied)
+    patch.setattr(UserCodeGuard, "needs_from", lambda self: self._context.step + 1)
 
 
 def acks_what_is_still_needed(patch: pytest.MonkeyPatch) -> None:

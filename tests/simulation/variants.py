@@ -24,6 +24,7 @@ from flux.replica.order_exchange import OrderExchange
 from flux.replica.order_log import OrderLog, Peer
 from flux.replica.replica import Replica
 from flux.replica.step_queue import StepQueue
+from flux.replica.user_code_guard import UserCodeGuard
 from flux.worker.core import WorkerCore
 from flux.worker.effects import LOCAL
 from flux.worker.replica_lifecycle import ReplicaLifecycle
@@ -383,7 +384,7 @@ def follows_in_its_own_order(patch: Patch) -> None:
 
 
 def leaves_the_state_out_of_the_copy(patch: Patch) -> None:
-    patch.setattr(Replica, "restore", lambda *given: None)
+    patch.setattr(UserCodeGuard, "restore", lambda *given: None)
 
 
 def takes_no_attributes_for_state(patch: Patch) -> None:
