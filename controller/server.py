@@ -130,16 +130,16 @@ class Server:
             self._awaiting.pop()
 
     def edge_complete(self, edge: int, producers: list[int]) -> None:
-        self._commands.put(lambda: self.core.on_edge_complete(edge, producers))
+        self._commands.put(lambda: self.core.driver.on_edge_complete(edge, producers))
 
     def job_failed(self, what: str, reason: str) -> None:
-        self._commands.put(lambda: self.core.on_job_failed(what, reason))
+        self._commands.put(lambda: self.core.driver.on_job_failed(what, reason))
 
     def tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> None:
-        self._commands.put(lambda: self.core.on_tasks_ended(slots, what, reason))
+        self._commands.put(lambda: self.core.driver.on_tasks_ended(slots, what, reason))
 
     def stop(self) -> None:
-        self._commands.put(lambda: self.core.on_pause(time.monotonic()))
+        self._commands.put(lambda: self.core.driver.on_pause(time.monotonic()))
 
     def look(self, at: Callable[[], T]) -> T:
         """Make a call in the controller's thread, and return its result or raise its FluxError. No other thread may use the
@@ -226,7 +226,7 @@ class Server:
         if self.core.phase == QueryPhase.ENDED:
             raise error  # not even telling all processes to stop works
         log.exception("the controller failed", exc_info=error)
-        self._tell(port, self.core.on_job_failed("the controller", described(error)))
+        self._tell(port, self.core.driver.on_job_failed("the controller", described(error)))
         self._announce()
 
     def _turn(self, sockets: Sockets, port: Port, lifelines: Lifelines) -> None:

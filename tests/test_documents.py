@@ -254,7 +254,7 @@ def test_every_module_but_the_kernels_is_short_enough_for_one_idea() -> None:
 FUNCTION_MAX, CONSTRUCTOR_MAX = 60, 70
 #: Methods of a class that others may call. Classes with more, and files of rooms with more, may only lose some.
 METHODS_MAX, ROOM_MAX = 30, 14
-LARGE_CLASSES = {"Controller": 39}
+LARGE_CLASSES: dict[str, int] = {}
 IMPORTS_MAX = 15
 WIRING = {
     "controller/decide/controller.py",

@@ -17,6 +17,7 @@ from controller.balance.rounds import Rounds
 from controller.decide.balancer import Balancer
 from controller.decide.board import Board, Tell
 from controller.decide.departures import Departures
+from controller.decide.driver_events import DriverEvents
 from controller.decide.losses import Losses, without_copies
 from controller.decide.protection import Protection
 from controller.decide.query_phases import QueryEvent, QueryPhase
@@ -35,7 +36,6 @@ from flux.dataflow.plan import Plan
 from flux.errors import FluxError, QueryFailed, QueryTimeout, rebuilt
 from flux.wire.control import (
     Checkpointed,
-    EdgeComplete,
     Failure,
     Goodbye,
     GoodbyeSeen,
@@ -66,7 +66,8 @@ class Controller:
     ``board``: the table, the processes that take part, and the commands; ``repairs``, ``moving``, ``places``: state of
     replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``protecting``: stages whose replicas become
     others; ``losses``: workers that are given up, and take-overs; ``departures``: workers that leave; ``attendance``: processes
-    that register; ``balancer``: loads for policies, and their suggestions; ``people``: requests. No part knows this class."""
+    that register; ``balancer``: loads for policies, and their suggestions; ``driver``: events of Spark's driver, which
+    reports them to this part itself; ``people``: requests. No part knows this class."""
 
     def __init__(self, plan: Plan, slots: int, now: float) -> None:
         self.plan = plan
@@ -81,8 +82,9 @@ class Controller:
         self.protecting = protecting = Protection(board, repairs, moving)
         self.sweeper = sweeper = Sweep(board, repairs, moving, departures, protecting)
         self.losses = losses = Losses(board, repairs, moving, balancer, departures, sweeper)
+        self.driver = driver = DriverEvents(board, places, departures)
         self.people = UserRequests(
-            board, places, repairs, moving, departures, losses, sweeper, protecting, lambda: balancer.rounds
+            board, places, repairs, moving, departures, losses, sweeper, protecting, driver, lambda: balancer.rounds
         )
         self.attendance = Registration(board, places, departures, losses, sweeper, balancer, self._start)
         #: Partitions of the last stages whose end has not been reported.
@@ -297,61 +299,6 @@ class Controller:
             "installation compiles for up to a minute on each executor: run python -m partitioning.warm_up there, or set "
             "spark.flux.workers.timeout longer"
         )
-
-    # ---- events of the driver
-
-    def on_edge_complete(self, edge: int, producers: list[int]) -> list[Tell]:
-        """Note that the Spark job that feeds this edge is over. ``producers`` are the partitions that it had."""
-        self.complete[edge] = producers
-        for member in self.members.ingress.values():
-            member.left |= edge in member.about.edges  # also attempts that died without a goodbye
-        if self.table is not None:
-            self.board.tell_all(EdgeComplete(edge=edge, producers=producers))
-        return self.board.take()
-
-    def on_job_failed(self, what: str, reason: str) -> list[Tell]:
-        self.board.end(QueryFailed(f"{what} failed: {reason}"))
-        return self.board.take()
-
-    def on_tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> list[Tell]:
-        """Note that the Spark tasks for these slots are over and will not be started again. This ends the query unless the
-        slots are closed."""
-        for slot in slots:
-            self.places.vacate(slot)
-        wanted = [slot for slot in slots if slot not in self.places.closed]
-        if wanted:
-            self.board.end(QueryFailed(f"{what} failed: {reason} ({named('slot', wanted)})"))
-        return self.board.take()
-
-    def on_stop(self) -> list[Tell]:
-        self.board.end(None)
-        return self.board.take()
-
-    def on_pause(self, now: float) -> list[Tell]:
-        """Stop the query by its program; if it may go on later, with last checkpoints."""
-        if self.plan.durable and self.phase == QueryPhase.RUNNING:
-            self.departures.wait_for_checkpoints(now)
-        else:
-            self.board.end(None)
-        return self.board.take()
-
-    def allow(self, workers: int, why: str) -> None:
-        """Note that there is room for this number of workers; ``why`` explains why not for more. Called again whenever the task
-        slots change."""
-        self.people.allow(workers, why)
-
-    def missing_slots(self) -> list[int]:
-        """Return the slots that are to get Spark tasks. The caller starts these, and then calls ``tasks_started``."""
-        return self.people.missing_slots()
-
-    def tasks_started(self, slots: Sequence[int]) -> None:
-        """Note that tasks for these slots are on their way; Spark starts them again if they die."""
-        self.places.tasked |= set(slots)
-
-    def replace(self, workers: Sequence[int], room: int, now: float) -> list[Tell]:
-        """Open other slots in place of workers whose executors leave (``UserRequests.replace``)."""
-        self.people.replace(workers, room, now)
-        return self.board.take()
 
     # ---- policies and people
 

@@ -132,7 +132,7 @@ class Asked:
 
 
 class RequestBook:
-    """The requests of a query. ``missing_slots``: see ``UserRequests``."""
+    """The requests of a query. ``missing_slots``: see ``DriverEvents``."""
 
     def __init__(
         self,

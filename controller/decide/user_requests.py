@@ -11,9 +11,9 @@ from controller.balance.load import Move
 from controller.balance.rounds import Rounds
 from controller.decide.board import Board
 from controller.decide.departures import Departures
+from controller.decide.driver_events import DriverEvents
 from controller.decide.losses import Losses
 from controller.decide.protection import Protection
-from controller.decide.query_phases import QueryPhase
 from controller.decide.request_book import RequestBook
 from controller.decide.slots import Slots, held_by
 from controller.decide.sweep import Sweep
@@ -40,6 +40,7 @@ class UserRequests:
         losses: Losses,
         sweeper: Sweep,
         protecting: Protection,
+        driver: DriverEvents,
         rounds: Callable[[], Rounds],
     ) -> None:
         self._board = board
@@ -50,8 +51,8 @@ class UserRequests:
         self._losses = losses
         self._sweeper = sweeper
         self._protecting = protecting
-        self._room: tuple[int | None, str] = None, ""
-        self.book = RequestBook(board, repairs, departures, rounds, self.missing_slots)
+        self._driver = driver
+        self.book = RequestBook(board, repairs, departures, rounds, driver.missing_slots)
 
     # ---- moves
 
@@ -125,20 +126,15 @@ class UserRequests:
 
     # ---- more workers and fewer
 
-    def allow(self, workers: int, why: str) -> None:
-        """Note that there is room for this number of workers; ``why`` explains why not for more. Called again whenever the task
-        slots change."""
-        self._room = workers, why
-
     def scale(self, workers: int, now: float, request: int) -> None:
-        """Change the number of workers. More workers get ``missing_slots``; for fewer, the workers in the highest slots are
-        drained."""
+        """Change the number of workers. More workers get ``DriverEvents.missing_slots``; for fewer, the workers in the highest
+        slots are drained."""
         board, slots = self._board, self._slots
         board.require_running("change the number of workers")
         if not 1 <= workers <= WORKERS_MAX:
             raise UsageError(f"cannot scale to {count(workers, 'worker')}: 1 to {WORKERS_MAX} are accepted")
         before = len(slots.open)
-        room, arithmetic = self._room
+        room, arithmetic = self._driver.room
         if room is not None and workers > max(before, room):
             raise UsageError(f"cannot scale to {count(workers, 'worker')}: {arithmetic}")
         if workers < before:
@@ -170,30 +166,3 @@ class UserRequests:
                     f"cannot {to}: stage {stage.name} has replicas={stage.replicas}: that takes more workers, or fewer replicas "
                     "(flux protect)"
                 )
-
-    def replace(self, workers: Sequence[int], room: int, now: float) -> None:
-        """Open other slots in place of workers whose executors leave, as far as there is ``room`` for that many workers on
-        executors that stay. Call it again later, as there may be more room then. A later ``scale`` overrides it."""
-        board, slots = self._board, self._slots
-        for worker in workers:
-            member = board.members.workers.get(worker)
-            if member is not None:
-                slots.owe(member.about.index)
-        if board.phase == QueryPhase.RUNNING:
-            for slot in slots.replace(room):
-                board.note(f"another worker in place of the one in slot {slot}, whose executor goes", now, "scale")
-
-    @property
-    def awaits_workers(self) -> bool:
-        """True if an open slot has no worker."""
-        filled = {member.about.index for member in self._board.members.workers.values()}
-        return not filled.issuperset(self._slots.open)
-
-    def missing_slots(self) -> list[int]:
-        """Return the open slots that have neither a worker nor a task that will bring one, as far as there is room. The caller
-        starts tasks for them, and then calls ``tasks_started``."""
-        filled = {member.about.index for member in self._board.members.workers.values()}
-        room = max(
-            self._room[0] or 0, len(self._slots.open)
-        )  # there was room for the open ones at the time of the request
-        return self._slots.missing(filled, room) if self._board.phase == QueryPhase.RUNNING else []

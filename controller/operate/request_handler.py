@@ -15,6 +15,7 @@ import msgspec
 from controller.balance.load import LoadTable, Move, ReplicaLoad, Suggestion
 from controller.balance.rounds import Rounds
 from controller.decide.board import Tell
+from controller.decide.driver_events import DriverEvents
 from controller.decide.request_book import Asked
 from controller.operate.requests import (
     Accepted,
@@ -135,6 +136,8 @@ class Core(Protocol):
     def members(self) -> Membership: ...
     @property
     def rounds(self) -> Rounds: ...
+    @property
+    def driver(self) -> DriverEvents: ...
     def load_table(self) -> LoadTable | None: ...
     def levels(self) -> list[Level]: ...
     def suggest(self, policy: str, now: float) -> Suggestion: ...
@@ -149,7 +152,6 @@ class Core(Protocol):
         self, stage: int, replicas: int | None, recovery: str | None, now: float, request: int
     ) -> list[Tell]: ...
     def moves_pending(self) -> list[Move]: ...
-    def missing_slots(self) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,7 @@ class RequestHandler:
                 for a in core.repairs.under_way.values()
                 if a.from_worker is None
             ],
-            missing_slots=core.missing_slots(),
+            missing_slots=core.driver.missing_slots(),
             balancing=core.rounds.on,
             evening_out=core.rounds.evening_out,
             copies_on=report.get("copiesOn", ""),

@@ -43,7 +43,7 @@ class Decommissioning:
         if going or owed:
             room = self._room()
             all_going = [worker for workers in going.values() for worker in workers]
-            self._server.command(lambda now: self._server.core.replace(all_going, room, now))
+            self._server.command(lambda now: self._server.core.driver.replace(all_going, room, now))
         for executor, workers in going.items():
             self._drain(executor, workers)
 

@@ -103,14 +103,14 @@ class WorkerTasks:
         """Return the slots without a task. Runs in the controller's thread, like ``_tell``. The controller may have been too
         busy before to be told of tasks that were started."""
         self._tell()
-        self.awaits_workers = self._server.core.people.awaits_workers
-        return self._server.core.missing_slots()
+        self.awaits_workers = self._server.core.driver.awaits_workers
+        return self._server.core.driver.missing_slots()
 
     def _tell(self) -> None:
         """Tell the controller of started tasks, but not of those that have ended since: it hears of their end in this thread,
         too, and only after this."""
         started = list(self._untold)
-        self._server.core.tasks_started(started)
+        self._server.core.driver.tasks_started(started)
         self._untold.difference_update(started)
 
     def _ask_spark(self) -> None:
@@ -123,7 +123,7 @@ class WorkerTasks:
     def renew_room(self) -> None:
         """Tell the controller the number of workers that have room: it refuses more, from any caller."""
         room = self._room(task_slots(self._spark))
-        self._server.look(lambda: self._server.core.allow(room.workers, room.arithmetic))
+        self._server.look(lambda: self._server.core.driver.allow(room.workers, room.arithmetic))
 
 
 #: Variable by which the environment of tasks of Spark's SQL differs from that of RDDs, and its setting. Spark has a daemon

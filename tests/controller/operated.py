@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ class FakeCore:
         self.asked: dict[int, Asked] = {}
         self.numbers = 0
         self.missing: list[int] = []
+        self.driver = SimpleNamespace(missing_slots=lambda: list(self.missing))
         self.leaving: set[int] = set()
         self.joins: list[Member] = []
         self.notes = ["Delays/3 alone is heavier than a worker: no move helps"]
@@ -210,9 +212,6 @@ class FakeCore:
 
     def moves_pending(self) -> list[Move]:
         return list(self.pending)
-
-    def missing_slots(self) -> list[int]:
-        return list(self.missing)
 
     def _check(self, worker: int) -> None:
         if worker not in self.members.workers:

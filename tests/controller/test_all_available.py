@@ -78,7 +78,7 @@ def test_sources_that_have_all_ended_let_it_wait_for_the_end_of_the_query() -> N
     assert "partition 1" in r.report()
     r.ended = [True, True]
     assert r.report() == "the end of the query"
-    r.cluster.take(r.cluster.core.on_stop())
+    r.cluster.take(r.cluster.core.driver.on_stop())
     assert r.look() == ""
 
 

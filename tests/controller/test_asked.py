@@ -164,7 +164,7 @@ def test_a_drain_ends_a_change_of_scale_that_still_waits_and_is_named_as_the_rea
 def test_a_change_of_scale_after_a_drain_counts_the_worker_that_leaves_no_more() -> None:
     c = Cluster(slots=4, partitions=4, balance_enabled=False)
     drained, scaled = asked_to_drain(c, 1), asked_to_scale(c, 4)
-    assert c.core.missing_slots() == [4], "another worker comes in its place"
+    assert c.core.driver.missing_slots() == [4], "another worker comes in its place"
     c.join(4)
     c.settle()
     assert (state(c, drained), state(c, scaled)) == (State.DONE, State.DONE)
@@ -181,12 +181,12 @@ def test_who_asks_for_the_same_number_of_workers_again_ends_no_request() -> None
 def test_a_worker_that_is_replaced_because_its_executor_goes_ends_no_change_of_scale() -> None:
     c = Cluster(slots=3, partitions=3, balance_enabled=False)
     number = asked_to_scale(c, 4)
-    c.take(c.core.replace([0], 3, c.now))
+    c.take(c.core.driver.replace([0], 3, c.now))
     c.take(c.core.leave([0], "its executor goes", c.now))
     assert state(c, number) is State.UNDER_WAY, "another worker is owed in its place"
     c.settle()
     c.join(3)
-    c.take(c.core.replace([], 9, c.now))
+    c.take(c.core.driver.replace([], 9, c.now))
     assert state(c, number) is State.WAITING
     c.join(4)
     assert state(c, number) is State.DONE
@@ -208,7 +208,7 @@ def test_requests_that_are_open_when_the_query_comes_to_its_end_are_given_up(col
 def test_requests_that_are_open_when_the_query_fails_say_so() -> None:
     c = Cluster(slots=3)
     number = asked_to_scale(c, 4)
-    c.take(c.core.on_job_failed("the Spark job 'workers'", "no executor is left"))
+    c.take(c.core.driver.on_job_failed("the Spark job 'workers'", "no executor is left"))
     assert c.core.request(number).standing.why == (
         "the query has failed: the Spark job 'workers' failed: no executor is left"
     )

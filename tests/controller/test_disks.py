@@ -391,7 +391,7 @@ def test_a_query_without_workers_ends_when_it_is_stopped_or_its_vault_is_lost(wa
     c = Durable(slots=1, replicas=1, journal_timeout=3.0)
     c.lose(c.holders()[0])
     if waits:
-        c.take(c.core.on_pause(c.now))
+        c.take(c.core.driver.on_pause(c.now))
         assert (c.core.error, c.core.phase) == (None, QueryPhase.ENDED)
     else:
         c.tick(3.5)
@@ -404,7 +404,7 @@ def test_a_query_that_is_stopped_waits_for_the_successors_of_a_worker_that_is_lo
     c = Durable(slots=3, replicas=2, partitions=3)
     lost = c.table.stages[0][0][0].worker
     others = [worker for worker in c.core.members.workers if worker != lost]
-    c.take(c.core.on_pause(c.now))
+    c.take(c.core.driver.on_pause(c.now))
     first = c.table.epoch
     for worker in others:
         c.report(worker, Checkpointed(node=worker, epoch=first))
@@ -470,7 +470,7 @@ def test_a_query_whose_vault_ends_before_the_first_table_ends_too() -> None:
 
 def test_a_vault_that_ends_after_the_query_is_no_loss() -> None:
     c = Durable()
-    c.take(c.core.on_stop())
+    c.take(c.core.driver.on_stop())
     assert c.stops("v")
     c.take(c.core.on_report("v", Goodbye(node=c.vault), c.now))
     c.lose(c.vault)
@@ -565,5 +565,5 @@ def test_workers_hear_with_how_many_the_query_began() -> None:
 
 def test_all_are_told_to_stop_when_the_query_is_through() -> None:
     c = Durable()
-    c.take(c.core.on_stop())
+    c.take(c.core.driver.on_stop())
     assert len(c.sent(Stop)) == 4

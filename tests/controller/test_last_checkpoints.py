@@ -12,7 +12,7 @@ from tests.controller.test_disks import Durable
 
 def stopped(**more: Any) -> Durable:
     c = Durable(**{"slots": 2, "replicas": 2, "readers": 2} | more)
-    c.take(c.core.on_pause(c.now))
+    c.take(c.core.driver.on_pause(c.now))
     assert orders(c, "w0.0") == orders(c, "w1.0") == [c.table.epoch]
     return c
 

@@ -257,7 +257,7 @@ def test_copies_without_an_order_cannot_be_moved() -> None:
 
 def test_there_is_nothing_to_move_before_the_start_and_after_the_end() -> None:
     c = Cluster(slots=4)
-    c.take(c.core.on_stop())
+    c.take(c.core.driver.on_stop())
     with pytest.raises(UsageError, match="cannot move partitions: the query is ended"):
         c.move_all(Move(0, 0, 0, 3))
 

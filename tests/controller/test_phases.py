@@ -123,9 +123,9 @@ def test_a_query_whose_output_is_kept_is_finished_before_it_ends() -> None:
         node = c.table.stages[stage][partition][0].worker
         c.report(node, PartitionFinished(node=node, stage=stage, partition=partition))
     assert c.core.phase == QueryPhase.FINISHED
-    c.take(c.core.on_stop())
+    c.take(c.core.driver.on_stop())
     assert c.core.phase == QueryPhase.ENDED
-    c.take(c.core.on_stop())
+    c.take(c.core.driver.on_stop())
     assert c.core.error is None, "to stop it again is nothing"
 
 

@@ -220,7 +220,7 @@ def test_the_end_of_the_job_is_the_end_of_all_its_attempts() -> None:
     c.take(c.core.on_report("dead", register(0, "ingress", attempt=6), c.now))
     c.lose(0)
     assert c.sent(CopyState) == []
-    c.take(c.core.on_edge_complete(0, [0]))
+    c.take(c.core.driver.on_edge_complete(0, [0]))
     c.tick(0.01)
     assert len(c.sent(CopyState)) == 1
 
@@ -257,7 +257,7 @@ def test_a_silent_worker_is_given_up_also_while_output_is_fetched_and_tasks_are_
     welcome, table = c.told("task")
     assert (welcome.node, table.table.epoch) == (-1, c.table.epoch)
     assert c.core.members.ingress == {}, "it takes no part"
-    c.take(c.core.on_stop())
+    c.take(c.core.driver.on_stop())
     c.take(c.core.on_report("task", register(0, "egress", attempt=9, edges=[]), c.now))
     assert c.told("task")[-1] == Stop(reason="the query has ended")
 
@@ -335,7 +335,7 @@ def test_a_worker_that_was_given_up_and_comes_again_is_shown_the_table_without_i
 
 def test_whoever_reports_after_the_end_is_told_so() -> None:
     c = Cluster()
-    c.take(c.core.on_stop())
+    c.take(c.core.driver.on_stop())
     c.take(c.core.on_report("somebody", Heartbeat(node=1, progress=3, stats={}), c.now))
     assert isinstance(c.orders[-1][1], Stop)
 

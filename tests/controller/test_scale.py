@@ -11,11 +11,11 @@ from tests.controller.cluster import Cluster
 
 def test_growing_opens_slots_whose_tasks_are_to_be_started() -> None:
     c = Cluster(slots=2)
-    assert c.core.missing_slots() == []
+    assert c.core.driver.missing_slots() == []
     c.scale(4)
-    assert (c.core.slots, c.core.missing_slots()) == (4, [2, 3])
-    c.core.tasks_started([2, 3])
-    assert c.core.missing_slots() == []
+    assert (c.core.slots, c.core.driver.missing_slots()) == (4, [2, 3])
+    c.core.driver.tasks_started([2, 3])
+    assert c.core.driver.missing_slots() == []
     assert c.join(2) == 2
     assert c.join(3) == 3
     assert sorted(c.table.endpoints) == [0, 1, 2, 3]
@@ -39,14 +39,14 @@ def test_shrinking_drains_the_workers_in_the_highest_slots() -> None:
     assert (sorted(c.core.members.workers), c.all_holders()) == ([0, 1], {0, 1})
     assert c.stops("w2.0")
     assert c.stops("w3.0")
-    assert c.core.missing_slots() == []
+    assert c.core.driver.missing_slots() == []
 
 
 def test_slots_that_nobody_has_come_for_are_closed_first() -> None:
     c = Cluster(slots=2)
     c.scale(4)
     c.scale(2)
-    assert (c.core.report()["leaving"], c.core.missing_slots()) == ([], [])
+    assert (c.core.report()["leaving"], c.core.driver.missing_slots()) == ([], [])
     c.join(3)
     assert isinstance(c.told("w3.0")[-1], Stop)
 
@@ -57,7 +57,7 @@ def test_growing_after_shrinking_takes_a_number_that_was_never_used() -> None:
     c.scale(2)
     c.settle()
     c.scale(3)
-    assert (c.core.slots, c.core.missing_slots()) == (5, [4])
+    assert (c.core.slots, c.core.driver.missing_slots()) == (5, [4])
     c.join(4, attempt=9)
     assert len(c.core.members.workers) == 3
 
@@ -66,7 +66,7 @@ def test_growing_while_a_worker_still_leaves_takes_another_slot() -> None:
     c = Cluster(slots=3, partitions=3)
     c.scale(2)
     c.scale(3)
-    assert c.core.missing_slots() == [3]
+    assert c.core.driver.missing_slots() == [3]
     c.settle()
     assert sorted(member.about.index for member in c.core.members.workers.values()) == [0, 1]
 
@@ -88,21 +88,21 @@ def test_a_number_of_workers_that_makes_no_sense_is_refused(workers: int) -> Non
 def test_as_many_as_there_are_changes_nothing() -> None:
     c = Cluster(slots=3)
     c.scale(3)
-    assert (c.events("scale"), c.core.missing_slots()) == ([], [])
+    assert (c.events("scale"), c.core.driver.missing_slots()) == ([], [])
 
 
 @pytest.mark.parametrize(("room", "accepted"), [(2, False), (3, False), (4, True)])
 def test_more_workers_than_there_are_task_slots_are_refused_with_the_arithmetic(room: int, accepted: bool) -> None:
     c = Cluster(slots=3)
-    c.core.allow(room, f"{room} task slots exist")
+    c.core.driver.allow(room, f"{room} task slots exist")
     c.scale(3)  # no more than there are
     if accepted:
         c.scale(4)
-        assert c.core.missing_slots() == [3]
+        assert c.core.driver.missing_slots() == [3]
     else:
         with pytest.raises(UsageError, match=f"cannot scale to 4 workers: {room} task slots exist"):
             c.scale(4)
-        assert c.core.missing_slots() == []
+        assert c.core.driver.missing_slots() == []
 
 
 def test_shrinking_below_what_the_replicas_need_is_refused_in_its_own_words() -> None:

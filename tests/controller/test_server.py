@@ -82,11 +82,11 @@ def test_the_program_asks_what_the_command_asks_also_where_no_command_may(query:
 
 
 def test_more_workers_than_there_is_room_for_are_refused_with_the_arithmetic(query: ThreadQuery) -> None:
-    query.server.look(lambda: query.server.core.allow(3, "4 task slots exist, 1 for others"))
+    query.server.look(lambda: query.server.core.driver.allow(3, "4 task slots exist, 1 for others"))
     with pytest.raises(UsageError, match="cannot scale to 4 workers: 4 task slots exist, 1 for others"):
         query.server.ask(SetWorkers(workers=4))
     query.server.ask(SetWorkers(workers=3))
-    assert query.server.look(query.server.core.missing_slots) == [2]
+    assert query.server.look(query.server.core.driver.missing_slots) == [2]
 
 
 def test_what_is_asked_is_done_in_the_controllers_thread_and_after_its_end_in_the_callers(query: ThreadQuery) -> None:

@@ -26,7 +26,7 @@ def test_the_task_of_a_worker_that_was_given_up_ends_well_and_a_slot_is_open_in_
         query._threads[slot].join(LIMIT_S)
         assert not query._threads[slot].is_alive()
         assert not query.raised
-        assert query.server.look(core.missing_slots) == [3]
+        assert query.server.look(core.driver.missing_slots) == [3]
 
 
 def held_alone(query: ThreadQuery, worker: int) -> bool:

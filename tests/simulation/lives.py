@@ -74,7 +74,7 @@ class _Part:
         try:
             sim.run_until(lambda: sim.world.now >= self._ends_at or controller.phase == "ended")
             if self._stops and controller.phase == "running":
-                sim.server.perform(controller.on_pause(sim.world.now))
+                sim.server.perform(controller.driver.on_pause(sim.world.now))
                 sim.run_until(lambda: controller.phase == "ended")
                 sim.counts["queries that were stopped"] += 1
                 kept = controller.departures._kept

@@ -158,8 +158,8 @@ class Operators:
     def start_missing(self) -> list[int]:
         """Spark starts tasks for slots that have none."""
         sim = self.sim
-        slots = sim.controller.missing_slots()
-        sim.controller.tasks_started(slots)
+        slots = sim.controller.driver.missing_slots()
+        sim.controller.driver.tasks_started(slots)
         for slot in slots:
             if slot in sim.executors:
                 raise Violation("a closed slot stays closed", f"slot {slot} is to have another task")

@@ -83,7 +83,7 @@ class Rivals:
             return
         sim.counts["tasks of closed slots that ended"] += 1
         sim.server.perform(
-            sim.controller.on_tasks_ended([slot], "the Spark job 'workers'", "its tasks ended before the query")
+            sim.controller.driver.on_tasks_ended([slot], "the Spark job 'workers'", "its tasks ended before the query")
         )
 
     def look(self, events: list[Event]) -> None:

@@ -246,7 +246,7 @@ class Simulation:
         if self.dataflow.collected:
             self.run_until(lambda: self.controller.phase in ("finished", "ended"))
             self.fetches.all()
-            self.server.perform(self.controller.on_stop())
+            self.server.perform(self.controller.driver.on_stop())
         self.run_until(lambda: self.controller.phase == "ended" and self.at_rest())
         self.end.check()
 

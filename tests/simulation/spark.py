@@ -63,7 +63,7 @@ class Spark:
 
     def _edges_complete(self, job: SparkJob) -> None:
         for edge in self.plan.edges_of_source(job.source):
-            self.sim.server.perform(self.controller.on_edge_complete(edge.id, list(range(job.partitions))))
+            self.sim.server.perform(self.controller.driver.on_edge_complete(edge.id, list(range(job.partitions))))
 
     def attempt(self, job: SparkJob, partition: int) -> None:
         if self.controller.phase == "ended" or partition in job.done:
