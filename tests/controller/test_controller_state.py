@@ -155,10 +155,10 @@ def test_an_ingress_task_gets_the_table_and_its_attempt_as_incarnation() -> None
 def test_everybody_hears_that_an_edge_is_complete_also_who_comes_later() -> None:
     c = controller()
     c.on_report("a", register(0), 1.0)
-    assert c.on_edge_complete(0, [0, 1]) == []  # nobody has a table yet
+    assert c.driver.on_edge_complete(0, [0, 1]) == []  # nobody has a table yet
     (table,) = [order for order in orders(c.on_report("b", register(1), 1.0), "b") if isinstance(order, NewTable)]
     assert table.complete == {0: [0, 1]}
-    assert orders(c.on_edge_complete(1, [0])) == [EdgeComplete(edge=1, producers=[0])] * 2
+    assert orders(c.driver.on_edge_complete(1, [0])) == [EdgeComplete(edge=1, producers=[0])] * 2
 
 
 def test_heartbeats_are_answered() -> None:
@@ -185,7 +185,7 @@ def test_with_output_to_fetch_the_workers_stay_until_they_are_told_to_go() -> No
     c = running(collect=1)
     assert finish(c, 1, 0) == []
     assert c.phase == "finished"
-    assert len(orders(c.on_stop())) == 2
+    assert len(orders(c.driver.on_stop())) == 2
     assert (c.phase, c.error) == ("ended", None)
 
 
@@ -211,7 +211,7 @@ def test_a_failure_ends_the_query_with_the_error_that_the_process_had(kind: str,
 
 def test_the_first_error_stays_and_who_comes_later_is_sent_home() -> None:
     c = running()
-    c.on_job_failed("the Spark job 'workers'", "killed")
+    c.driver.on_job_failed("the Spark job 'workers'", "killed")
     c.on_report("worker 0", Failure(node=0, kind="UserCodeError", message="later"), 5.0)
     assert str(c.error) == "the Spark job 'workers' failed: killed"
     assert isinstance(orders(c.on_report("late", register(0, attempt=9), 99.0))[0], Stop)

@@ -17,6 +17,7 @@ import controller.replicas.addition_tracker
 import flux.replica.order_exchange
 from controller.decide.board import Board
 from controller.decide.controller import Controller
+from controller.decide.driver_events import DriverEvents
 from controller.decide.slots import Slots
 from controller.decide.sweep import Sweep
 from controller.replicas.addition_tracker import AdditionTracker
@@ -396,16 +397,16 @@ def closed_slots_are_opened_again(patch: Patch) -> None:
 
 def the_end_of_any_task_ends_the_query(patch: Patch) -> None:
     """Also that of a slot which is closed."""
-    on_tasks_ended = Controller.on_tasks_ended
+    on_tasks_ended = DriverEvents.on_tasks_ended
 
-    def broken(self: Controller, slots: Any, what: str, reason: str) -> Any:
-        closed, self.places.closed = self.places.closed, set()
+    def broken(self: DriverEvents, slots: Any, what: str, reason: str) -> Any:
+        closed, self._slots.closed = self._slots.closed, set()
         try:
             return on_tasks_ended(self, slots, what, reason)
         finally:
-            self.places.closed = closed
+            self._slots.closed = closed
 
-    patch.setattr(Controller, "on_tasks_ended", broken)
+    patch.setattr(DriverEvents, "on_tasks_ended", broken)
 
 
 # ---- fetching of output
