@@ -236,6 +236,7 @@ class Census:
         self._total: Counter[int] = Counter()
 
     def look(self, table: Table) -> None:
+        """Count the stages of a table anew whose replicas or wishes have changed since the last look."""
         for stage, rows in enumerate(table.stages):
             wish = self.wishes.plan.stages[stage]
             if rows is not self._counted[stage] or wish is not self._wished[stage]:

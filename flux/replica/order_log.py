@@ -117,26 +117,31 @@ class Heard(IntEnum):
 
 
 class OrderLog:
-    """The order log of one replica: entries ``base`` to ``end`` - 1.
-
-    ``committed``: all entries below are committed, as far as is known here. ``verified``: as a secondary, entries below are
-    those of the primary of ``term``; beyond may lie entries of an earlier one, kept because they may have been committed.
-    ``slowest``: as primary, steps that every other replica has applied that applies any, as far as they have answered; None:
-    none has. ``oldest``: the first step that is in the longest log of this partition, this one or that of a replica that has
-    received the order and whose state is behind."""
+    """The order log of one replica: entries ``base`` to ``end`` - 1."""
 
     def __init__(self, start: int = 0) -> None:
         self.base = start
-        self.committed = start
-        self.term = -1
-        self.verified = start
-        self.promised = start  # as primary, to replicas that are gone
         self.end = start
+        #: All entries below are committed, as far as is known here.
+        self.committed = start
+        #: The epoch in which the primary that this log follows became primary.
+        self.term = -1
+        #: As a secondary: entries below are those of the primary of ``term``; beyond may lie entries of an earlier one, kept
+        #: because they may have been committed.
+        self.verified = start
+        #: As primary: entries below were promised to replicas that are gone since.
+        self.promised = start
+        #: As primary: steps that every other replica that applies any has applied, by their answers; None: none has answered.
         self.slowest: int | None = None
-        self._longest: int | None = None  # steps that are in the state of every other replica
-        self.unanswered = False  # a live replica that keeps checkpoints has not said in this term how far they go
+        #: Steps that are in the state of every other replica.
+        self._applied_by_all: int | None = None
+        #: A live replica that keeps checkpoints has not said in this term how far they go.
+        self.unanswered = False
+        #: The first step that is in the longest log of this partition: in this one, or in that of a replica that has received the
+        #: order and whose state is behind.
         self.oldest = start
-        self.cut = 0  # entries thrown away because a new primary had others
+        #: Number of entries thrown away because a new primary had others.
+        self.cut = 0
         self.peers: dict[int, Peer] = {}
         self._entries: deque[OrderEntry] = deque()
 
@@ -265,14 +270,16 @@ class OrderLog:
     def _note_slowest(self) -> None:
         greeted = [peer for peer in self.peers.values() if peer.greeted]
         self.slowest = min((peer.applied for peer in greeted if peer.kind.applies), default=None)
-        self._longest = min((peer.applied for peer in greeted), default=None)
+        self._applied_by_all = min((peer.applied for peer in greeted), default=None)
         self.unanswered = any(
             peer.live and not peer.greeted and keeps_checkpoints(peer.kind) for peer in self.peers.values()
         )
         self._note_oldest()
 
     def _note_oldest(self) -> None:
-        self.oldest = self.base if self._longest is None or self._longest > self.base else self._longest
+        self.oldest = (
+            self.base if self._applied_by_all is None or self._applied_by_all > self.base else self._applied_by_all
+        )
 
     @property
     def untold(self) -> bool:

@@ -77,6 +77,7 @@ class ReplayPoints:
         return _point(replica, first, now) if after < first.step <= needed else None
 
     def _note(self, now: Boundary) -> None:
+        """Note a step boundary, and forget every second one if there are too many."""
         if self._known and self._known[-1].step == now.step:
             return
         self._known.append(now)

@@ -100,11 +100,8 @@ def _told_to_nobody(standby: Standby, change: StandbyChange) -> None:
 class Standby:
     """A standby of one partition.
 
-    ``checkpoint`` is the newest whose steps are all committed, ``beside`` a newer one with steps that may not be. ``order`` has
-    the steps after the checkpoint. ``leads``: it is to take over, and takes no more orders. ``left``: the outside has the
-    positions of its partition's output below this. ``claim`` is the newest claim about committed output. ``taken`` is called
-    with each new checkpoint, ``changed`` with each input that has changed the standby: a fresh standby with the same inputs gets
-    the same state."""
+    ``taken`` is called with each new checkpoint, ``changed`` with each input that has changed the standby: a fresh standby with
+    the same inputs gets the same state."""
 
     def __init__(
         self,
@@ -115,17 +112,23 @@ class Standby:
     ) -> None:
         self.key = key
         self.incarnation = incarnation
+        #: The newest checkpoint whose steps are all committed, and a newer one with steps that may not be.
         self.checkpoint = Checkpoint()
         self.beside: Checkpoint | None = None
+        #: The steps after the checkpoint.
         self.order = OrderLog()
+        #: It is to take over, and takes no more orders.
         self.leads = False
-        self.from_vault = False  # it came from a checkpoint location
+        #: It came from a checkpoint location.
+        self.from_vault = False
+        #: The outside has the positions of its partition's output below this.
         self.left = 0
+        #: The newest claim about committed output.
         self.claim = NO_CLAIM
-        self.reads_since = -1  # as primary: the epoch in which it became primary
-        self.settled: dict[
-            StreamId, Mark
-        ] = {}  # no row through these is missing in the checkpoint (design: needed-no-more)
+        #: As primary: the epoch in which it became primary.
+        self.reads_since = -1
+        #: No row of a stream through its mark is missing in the checkpoint (design: needed-no-more).
+        self.settled: dict[StreamId, Mark] = {}
         self._taken = taken
         self._changed = changed
 
@@ -181,6 +184,7 @@ class Standby:
         return tuple(found.values())
 
     def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
+        """Take orders of a primary, and return the answer. None: the primary is deposed, or this standby takes over."""
         order = self.order
         if self.leads:
             return None
@@ -230,9 +234,8 @@ class Standby:
     def fence(self, term: int) -> None:
         """Accept no primary of an earlier term any more: the content of this standby is given to the next one."""
         if term > self.order.term:
-            self.order.on_orders(
-                term, 0, [], 0, self.checkpoint.step
-            )  # no entries: it learns the term, and nothing else
+            # Without entries: it learns the term, and nothing else.
+            self.order.on_orders(term, 0, [], 0, self.checkpoint.step)
             self.settle()
             self._changed(self, EarlierFenced(term))
 

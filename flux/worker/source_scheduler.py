@@ -205,7 +205,9 @@ class SourceScheduler:
         self.first_row_at: float | None = None
         #: Partitions of sources that have ended here.
         self.ends = 0
+        #: A field, so that tests and the simulation can open readers of their own.
         self.open_reader: Callable[[WorkerSourcePlan, int, ReaderPosition], PartitionReader] = open_reader
+        #: See the constants.
         self.idle_s, self.idle_max_s = IDLE_SOURCE_S, IDLE_SOURCE_MAX_S
         self.done_every_s, self.idle_done_s = DONE_EVERY_S, IDLE_DONE_S
         #: Nothing more is read, except rows that consumers have had from an earlier life: ordered steps may wait for them, or
@@ -232,6 +234,7 @@ class SourceScheduler:
         self._paused_until = 0.0
         #: Time of the next report to readers of the rows that all consumers have applied.
         self._done_at = 0.0
+        #: Seconds for which a log has nothing more before its end is believed.
         self._end_s = END_PATIENCE * plan.settings.resend_timeout
 
     # ---- the table
