@@ -43,7 +43,7 @@ class Service:
         self._core = core
         self._about = about
         self._report = report
-        self._desk: RequestHandler | None = None
+        self._handler: RequestHandler | None = None
         self._file: Path | None = None
 
     # ---- opening and closing
@@ -57,11 +57,11 @@ class Service:
             self._about = replace(self._about, metrics=address)
             log.info("metrics of query %s are served at %s", self._about.id, address)
         secret = secrets.token_bytes(SECRET_BYTES)
-        self._desk = RequestHandler(self._core, self._about, self._report, self.metrics, self.observe)
+        self._handler = RequestHandler(self._core, self._about, self._report, self.metrics, self.observe)
         if settings.operate:
             if endpoint:
                 pair = (keys.public, keys.private) if keys else (b"", b"")
-                self._desk.reach = Reach(endpoint, secret, *pair)
+                self._handler.reach = Reach(endpoint, secret, *pair)
             self.port = sockets.port(HOST, REQUEST_BYTES_MAX, WAITING_MAX, sealed=True, secret=secret)
             self._publish(secret, keys)
 
@@ -100,21 +100,21 @@ class Service:
 
     def ask(self, request: AnyRequest, now: float) -> tuple[AnyAnswer, list[Tell]]:
         """Answer a request of the query's own process, which needs no port and no secret."""
-        assert self._desk is not None, "asked before it was opened"
-        return self._desk.answer(request, now)
+        assert self._handler is not None, "asked before it was opened"
+        return self._handler.answer(request, now)
 
     def answer(self, now: float) -> list[Tell]:
         """Answer the requests that have arrived. Return the commands that they lead to."""
         effects: list[Tell] = []
-        if self.port is not None and self._desk is not None:
+        if self.port is not None and self._handler is not None:
             for connection, frames in self.port.receive():
-                answer, orders = self._desk.handle(frames, now)
+                answer, orders = self._handler.handle(frames, now)
                 self.port.send(connection, [answer])
                 effects.extend(orders)
         return effects
 
     def _refused(self) -> int:
-        return (self._desk.refused if self._desk else 0) + (self.port.refused if self.port else 0)
+        return (self._handler.refused if self._handler else 0) + (self.port.refused if self.port else 0)
 
     def note(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -231,7 +231,7 @@ class WorkerLoop:
         self._pace.turn(worked_s, waited_s, rows, steps, core.aged_s - aged_s)
         core.reading.interval_s = self._pace.interval_s
         core.turns.gather_s = self._pace.gather_s
-        core.pairing.patience_s = max(core.pairing.least_patience_s, self._pace.order_s)
+        core.order_exchange.patience_s = max(core.order_exchange.least_patience_s, self._pace.order_s)
         settings = self.plan.settings
         core.subscriptions.ack_s = max(
             settings.ack_interval, min(self._pace.ack_s, settings.resend_timeout / ACK_SHARE)

@@ -82,7 +82,7 @@ _ABOUT = struct.Struct("!5q")
 
 
 class ReceiverHost(Protocol):
-    """The worker, as seen by its arrivals."""
+    """The worker, as its ``StateReceiver`` sees it."""
 
     replicas: dict[PartitionKey, Replica]
     #: Incarnations of replicas that are placed here and have no state yet.

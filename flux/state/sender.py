@@ -65,7 +65,7 @@ Effect = Aside | ToWorker | ToSender
 
 
 class SenderHost(receiver.ReceiverHost, Protocol):
-    """The worker, as seen by its transfers."""
+    """The worker, as its ``StateSender`` sees it."""
 
     def inbounds_of(self, replica: Replica) -> Iterable[Inbound]: ...
 
@@ -106,7 +106,7 @@ class OutgoingCopy:
     inline: bool = False
     #: Memory prepared for a large copy.
     room: np.ndarray | None = None
-    #: Time, by the clock of the transfers, at which the partition stopped.
+    #: Time, by the sender's clock, at which the partition stopped.
     began: float = 0.0
     #: The replay point, once it is known.
     point: ReplayPoint | None = None
@@ -125,7 +125,8 @@ class OutgoingCopy:
 
 
 class StateSender:
-    """The transfers of one worker. ``clock`` (seconds) only measures how long a partition stands still."""
+    """The copies of state that leave one worker, and (``incoming``) those that arrive there. ``clock`` (seconds) only measures
+    how long a partition stands still."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class StateSender:
         self._effects: deque[Effect] = deque()
         self._number = 0
         self._token = 0
-        self.arrivals = StateReceiver(host, secret, self._limits.inline_bytes, self._aside, self._answer)
+        self.incoming = StateReceiver(host, secret, self._limits.inline_bytes, self._aside, self._answer)
 
     # ---- the primary's side
 

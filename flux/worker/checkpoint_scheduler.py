@@ -99,10 +99,10 @@ class CheckpointScheduler:
         self,
         replicas: Mapping[PartitionKey, Replica],
         settings: Settings,
-        transfers: StateSender,
+        sender: StateSender,
     ) -> None:
         self._replicas = replicas
-        self._transfers = transfers
+        self._sender = sender
         self._interval_s = settings.checkpoint_interval
         self._again_s = settings.resend_timeout
         self._rate = settings.checkpoint_max_bytes_per_second
@@ -175,7 +175,7 @@ class CheckpointScheduler:
             self._anew.clear()
             self._look_at = now + min(self._interval_s, IDLE_LOOK_MAX_S)
             return []
-        busy = self._transfers.checkpoints
+        busy = self._sender.checkpoints
         wanted: list[tuple[bool, float, Begin, Replica, Peer]] = []
         later: set[PartitionKey] = set()
         for to, replica, peer in standbys:
@@ -192,7 +192,7 @@ class CheckpointScheduler:
                 continue
             # The standby may have all steps, and not know yet that they are committed.
             waits = sent.step >= replica.applied and now < sent.at + self._again_s and not anew
-            phase = self._transfers.under_way(*to)
+            phase = self._sender.under_way(*to)
             pressed = (
                 to.key in self._pressed or replica.finished or replica.order.end - peer.applied >= self._pressed_steps
             )

@@ -177,11 +177,11 @@ class WorkerCore:
         self.turns = StepScheduler(self.replicas)
         self._effects: deque[Effect] = deque()
         self.leaving = OutputDelivery(worker, plan, self.replicas, self._effects.append, self.turns.wake)
-        self.pairing = OrderExchange(
+        self.order_exchange = OrderExchange(
             self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
         )  # fmt: skip
         self.lifecycle = ReplicaLifecycle(
-            plan, self.hosted, self.subscriptions, self.turns, self.leaving, self.pairing, standby_store or StandbyStore(),
+            plan, self.hosted, self.subscriptions, self.turns, self.leaving, self.order_exchange, standby_store or StandbyStore(),
             workers, self._look_for_timers,
         )  # fmt: skip
         self.producers = self.lifecycle.producers
@@ -206,9 +206,9 @@ class WorkerCore:
         #: ``wall_ahead`` at the last look for timers.
         self._looked_ahead = 0.0
         parts = (limits or PartLimits()).within(plan.settings.message_max_bytes)
-        self._transfers = StateSender(self.lifecycle, plan.secret, plan.settings.resend_timeout, clock, parts)
-        self._arrivals = self._transfers.arrivals
-        self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._transfers)
+        self._state_sender = StateSender(self.lifecycle, plan.secret, plan.settings.resend_timeout, clock, parts)
+        self._state_receiver = self._state_sender.incoming
+        self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._state_sender)
 
     @property
     def epoch(self) -> int:
@@ -238,8 +238,8 @@ class WorkerCore:
         """Check the invariants that hold between any two events, beside those that each state machine in it checks itself.
         AssertionError names the broken one."""
         self.hosted.validate()
-        self._transfers.validate()
-        self._arrivals.validate()
+        self._state_sender.validate()
+        self._state_receiver.validate()
         made = sum([len(source.producers) for source in self.sources.values()])
         for replica in self.replicas.values():
             made += len(replica.outlets)
@@ -262,7 +262,7 @@ class WorkerCore:
         update = self.hosted.follow(table)
         # Replicas first, as all that follows goes by them; then their roles, before producers and subscriptions act on the table.
         rising = self.lifecycle.on_table(update)
-        self._arrivals.on_table()
+        self._state_receiver.on_table()
         self._assigned.on_table(table, update.before)
         for producer in self.producers.values():
             self.lifecycle.show(producer, now)
@@ -270,7 +270,7 @@ class WorkerCore:
         self._tick_at = 0.0  # new primaries have timers to fire
         self.subscriptions.on_table(update.changed)
         for standby in rising:
-            self._arrivals.promote(standby, table.epoch, now)
+            self._state_receiver.promote(standby, table.epoch, now)
         self._reviving.on_table()
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
         if self._extension is not None:
@@ -331,7 +331,7 @@ class WorkerCore:
             self._on_orders_seen(worker, message, now)
             return
         if isinstance(message, Installed):
-            (self._extension or self._transfers).on_installed(worker, message, now)
+            (self._extension or self._state_sender).on_installed(worker, message, now)
             return
         if isinstance(message, Acks):
             for ack in message.items:
@@ -358,30 +358,30 @@ class WorkerCore:
     # ---- order of steps
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
-        answers = self.pairing.on_orders(message)
+        answers = self.order_exchange.on_orders(message)
         if answers:
             self._answer(connection, OrdersSeen(answers))
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
-        for report in self.pairing.on_orders_seen(worker, message, now):
+        for report in self.order_exchange.on_orders_seen(worker, message, now):
             self._effects.append(ToController(to_control(self.worker, report)))
 
     # ---- copies of state
 
     def on_copy_state(self, order: CopyState) -> None:
         """Copy a state at the next step boundary; safe to repeat."""
-        self._transfers.on_copy_state(order)
+        self._state_sender.on_copy_state(order)
 
     def on_install(self, connection: Hashable, message: Install, part: bytes | memoryview, now: float) -> None:
         """Take a part of a copy of a replica's state."""
-        if not self._arrivals.on_install(connection, message, part, now):
+        if not self._state_receiver.on_install(connection, message, part, now):
             self.counters.stale += 1
-        self.counters.refused += self._arrivals.newly_forged()
+        self.counters.refused += self._state_receiver.newly_forged()
 
     def on_done(self, token: int, result: Any, now: float) -> None:
         """Take the result of a job that was done in another thread."""
-        self._transfers.on_done(token, result, now)
-        self.counters.refused += self._arrivals.newly_forged()
+        self._state_sender.on_done(token, result, now)
+        self.counters.refused += self._state_receiver.newly_forged()
 
     def _look_for_timers(self) -> None:
         self._tick_at = 0.0
@@ -401,7 +401,7 @@ class WorkerCore:
         """Wake a replica that has more to apply; as primary it also has more to order."""
         self.turns.wake(replica.key)
         if replica.order.peers:
-            self.pairing.tell(replica.key)
+            self.order_exchange.tell(replica.key)
 
     # ---- work
 
@@ -460,7 +460,7 @@ class WorkerCore:
         if replica.context.timers.pending:
             self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
-            self.pairing.tell(replica.key)
+            self.order_exchange.tell(replica.key)
         if done:
             self.subscriptions.applied(step, now)
             if step.rows is not None:
@@ -478,7 +478,7 @@ class WorkerCore:
         for replica in self.replicas.values():
             replica.said_complete = False
             replica.order.report_again()
-            self.pairing.tell(replica.key)
+            self.order_exchange.tell(replica.key)
             self.leaving.report(replica)
 
     # ---- sources
@@ -518,8 +518,8 @@ class WorkerCore:
         if now >= self._keep_at:
             self._keep_last(now)
         for begin in self.checkpoints.next(now):
-            self._transfers.checkpoint(*begin)
-        if self._transfers.active:
+            self._state_sender.checkpoint(*begin)
+        if self._state_sender.active:
             yield from self._copies_of_state(now)
         yield from self._reviving.poll(now)
         self.leaving.flush(now)  # output that became committed, or left, since the last time
@@ -541,7 +541,7 @@ class WorkerCore:
                 else:
                     yield effect
         # After the rows that were just read here, so that their order travels with the other pending orders.
-        yield from self.pairing.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
+        yield from self.order_exchange.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
 
     def on_last_checkpoints(self, now: float, epoch: int = -1) -> None:
         """Prepare the stop of the query. Nothing more is read, and the vault gets all rows that were read, unless there is no
@@ -573,7 +573,7 @@ class WorkerCore:
             self._effects.append(ToController(said))
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
-        for effect in self._transfers.poll(now):
+        for effect in self._state_sender.poll(now):
             if isinstance(effect, ToSender):
                 self._answer(effect.connection, effect.message)
             else:
@@ -582,7 +582,7 @@ class WorkerCore:
     def due(self) -> float:
         """Return the time at which ``poll`` must be called again at the latest, if nothing happens before."""
         return min(
-            self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.pairing.due(),
+            self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
             self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
             self.turns.gathered_at, self._keep_at, inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
@@ -595,6 +595,6 @@ class WorkerCore:
     def close(self) -> None:
         """Close every reader and operator; an exception of one is logged."""
         self.reading.close()
-        self._arrivals.close()
+        self._state_receiver.close()
         for replica in self.replicas.values():
             replica.close()

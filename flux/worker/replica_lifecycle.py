@@ -80,7 +80,7 @@ class ReplicaLifecycle:
         subscriptions: Subscriptions,
         turns: StepScheduler,
         leaving: OutputDelivery,
-        pairing: OrderExchange,
+        order_exchange: OrderExchange,
         standby_store: StandbyStore,
         workers: int,
         look_for_timers: Callable[[], None],
@@ -98,7 +98,7 @@ class ReplicaLifecycle:
         self._subscriptions = subscriptions
         self._turns = turns
         self._leaving = leaving
-        self._pairing = pairing
+        self._order_exchange = order_exchange
         self._workers = workers
         self._look_for_timers = look_for_timers
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
@@ -150,7 +150,7 @@ class ReplicaLifecycle:
             replica.lead(epoch, [])  # replicas are independent of each other
         elif first.worker == self._hosted.worker:
             replica.lead(epoch, others)
-            self._pairing.tell(replica.key)
+            self._order_exchange.tell(replica.key)
             self._leaving.report(replica)
         else:
             replica.follow()
@@ -207,7 +207,7 @@ class ReplicaLifecycle:
         """Wake a replica that stood still and may take steps again, or that has orders to send."""
         if key in self.replicas:
             self._turns.wake(key)
-            self._pairing.tell(key)
+            self._order_exchange.tell(key)
 
     def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
         return self._plan.stages[key.stage].make().snapshot_classes

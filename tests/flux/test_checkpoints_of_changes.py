@@ -160,7 +160,7 @@ class Scene:
             assert isinstance(part.message, Install)
             assert part.payload is not None
             self.sent[part.message.copy] = part.message.total
-            self.receivers[part.worker].arrivals.on_install(part.worker, part.message, part.payload, 0.0)
+            self.receivers[part.worker].incoming.on_install(part.worker, part.message, part.payload, 0.0)
             self.think()
 
     def checkpoint(self, worker: int) -> int:
@@ -179,7 +179,7 @@ class Scene:
     def led_by(self, worker: int) -> dict[str, bytes]:
         """What the operator has when this standby takes over."""
         self.commit(worker)
-        self.receivers[worker].arrivals.promote(self.standby(worker), 9, 0.0)
+        self.receivers[worker].incoming.promote(self.standby(worker), 9, 0.0)
         self.think()
         operator: Any = self.hosts[worker].replicas[KEY].operator
         state: dict[str, bytes] = operator.state
@@ -277,7 +277,7 @@ def test_what_they_are_the_changes_of_may_be_lost_while_they_travel(scene: Scene
     first = scene.parts.popleft()
     assert isinstance(first.message, Install)
     assert first.message.base >= 0
-    scene.receivers[ONE].arrivals.on_install(ONE, first.message, first.payload or b"", 0.0)
+    scene.receivers[ONE].incoming.on_install(ONE, first.message, first.payload or b"", 0.0)
     scene.standby(ONE).beside = None
     scene.carry()
     assert scene.led_by(ONE) == {"a": b"v", "b": b"x" * 1200}
@@ -349,14 +349,14 @@ def test_a_forged_base_is_seen() -> None:
     scene.step("b")
     scene.sender.checkpoint(KEY, ONE)
     scene.think()
-    arrivals: StateReceiver = scene.receivers[ONE].arrivals
+    incoming: StateReceiver = scene.receivers[ONE].incoming
     standby = scene.standby(ONE)
     standby.checkpoint = Checkpoint(0, memoryview(b"other"), term=5, number=0)
     for part in scene.parts:
         assert isinstance(part.message, Install)
         values = {name: getattr(part.message, name) for name in part.message.__struct_fields__}
-        arrivals.on_install(ONE, Install(**(values | {"base": 0})), part.payload or b"", 0.0)
-    assert arrivals.newly_forged() == 1
+        incoming.on_install(ONE, Install(**(values | {"base": 0})), part.payload or b"", 0.0)
+    assert incoming.newly_forged() == 1
     assert standby.beside is not None
     assert len(standby.beside.changes) == 1
 

@@ -147,7 +147,7 @@ def sends() -> StateSender:
 def receives() -> StateReceiver:
     two = Two().copied()
     two.deliver(two.parts.popleft())
-    return two.receiver.arrivals
+    return two.receiver.incoming
 
 
 def standby() -> Standby:

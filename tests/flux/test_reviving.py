@@ -158,9 +158,9 @@ def test_a_source_that_greets_waits_until_it_is_known_where_to_read_on(both: Bot
 
 def test_from_its_question_on_the_vault_heeds_no_earlier_primary(both: Both) -> None:
     late = both.orders[-1]
-    assert both.vault.pairing.on_orders(late), "a primary that has been replaced may not know yet"
+    assert both.vault.order_exchange.on_orders(late), "a primary that has been replaced may not know yet"
     both.turn()
-    assert both.vault.pairing.on_orders(late) == []
+    assert both.vault.order_exchange.on_orders(late) == []
     assert Journal(both.store).standbys[0, 0].order.term == 1, "nor after a loss of everything"  # type: ignore[index]
 
 

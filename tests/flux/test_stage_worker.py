@@ -321,5 +321,5 @@ def test_a_worker_that_the_newest_table_does_not_know_is_fenced() -> None:
 
 def test_parts_of_a_copy_are_no_larger_than_a_port_accepts() -> None:
     """The port cut the connection, again and again, and the repair never came to its end."""
-    assert worker(planned(SINK, message_max_bytes=1 << 16))._transfers._limits.part_bytes == 1 << 16
-    assert worker(planned(SINK))._transfers._limits.part_bytes == PartLimits().part_bytes
+    assert worker(planned(SINK, message_max_bytes=1 << 16))._state_sender._limits.part_bytes == 1 << 16
+    assert worker(planned(SINK))._state_sender._limits.part_bytes == PartLimits().part_bytes

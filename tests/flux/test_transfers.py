@@ -151,7 +151,7 @@ class Two:
     def deliver(self, part: ToWorker) -> None:
         assert isinstance(part.message, Install)
         assert part.payload is not None
-        self.receiver.arrivals.on_install("there", part.message, part.payload, self.now)
+        self.receiver.incoming.on_install("there", part.message, part.payload, self.now)
         self.poll()
 
     def carry(self, until: Callable[[], object] = lambda: False) -> None:
@@ -346,7 +346,7 @@ def test_what_comes_for_a_replica_that_was_dropped_is_forgotten() -> None:
     two = Two().copied()
     two.carry()
     two.target.awaited.clear()
-    two.receiver.arrivals.on_table()
+    two.receiver.incoming.on_table()
     two.do_aside("decode")
     assert two.target.built == []
     assert two.text is None
@@ -357,7 +357,7 @@ def test_a_replica_that_is_dropped_while_it_gets_its_state_is_closed() -> None:
     two.carry()
     two.do_aside("decode")
     two.target.awaited[KEY] = INCARNATION + 1  # another one is placed here
-    two.receiver.arrivals.on_table()
+    two.receiver.incoming.on_table()
     two.do_aside("restore")
     assert two.text is None
     assert two.target.built[0].operator.closed  # type: ignore[attr-defined]
@@ -369,7 +369,7 @@ def test_a_part_for_another_life_of_the_replica_is_refused() -> None:
     part = two.parts.popleft()
     assert isinstance(part.message, Install)
     assert part.payload is not None
-    assert not two.receiver.arrivals.on_install("there", part.message, part.payload, 0.0)
+    assert not two.receiver.incoming.on_install("there", part.message, part.payload, 0.0)
 
 
 def test_a_copy_of_another_primary_takes_the_place_of_the_one_that_was_not_complete() -> None:
@@ -391,7 +391,7 @@ def test_a_part_beyond_the_end_is_malformed() -> None:
     two = Two()
     message = Install(*KEY, INCARNATION, 1, 0, 10)
     with pytest.raises(ProtocolError, match="10 bytes goes to 11"):
-        two.receiver.arrivals.on_install("there", message, b"x" * 11, 0.0)
+        two.receiver.incoming.on_install("there", message, b"x" * 11, 0.0)
 
 
 class Spy:
@@ -411,10 +411,10 @@ def test_a_copy_without_the_signature_of_the_query_is_not_read(limits: PartLimit
     forged = struct.pack("<Q", len(data)) + data + b"N"
     forged += sign(b"guess", (*KEY, INCARNATION, 1, -1), memoryview(forged))
     message = Install(*KEY, INCARNATION, 1, 0, len(forged))
-    assert two.receiver.arrivals.on_install("there", message, forged, 0.0)
+    assert two.receiver.incoming.on_install("there", message, forged, 0.0)
     if limits is SMALL:
         two.do_aside("decode")
-    assert two.receiver.arrivals.newly_forged() == 1
+    assert two.receiver.incoming.newly_forged() == 1
     assert (Spy.noticed, two.target.built, two.text) == ([], [], None)
     two.copied() if limits is SMALL else two.sender.on_copy_state(ORDER)
     two.finish() if limits is SMALL else two.carry()
@@ -428,9 +428,9 @@ def test_a_signature_is_good_for_one_copy_of_one_replica(changed: str) -> None:
     about = {"partition": KEY[1], "incarnation": INCARNATION, "copy": 1} | {changed: 9}
     two.target.awaited[KEY[0], about["partition"]] = about["incarnation"]
     message = Install(KEY[0], about["partition"], about["incarnation"], about["copy"], 0, len(data))
-    two.receiver.arrivals.on_install("there", message, data, 0.0)
+    two.receiver.incoming.on_install("there", message, data, 0.0)
     two.do_aside("decode")
-    assert two.receiver.arrivals.newly_forged() == 1
+    assert two.receiver.incoming.newly_forged() == 1
     assert two.target.built == []
 
 
@@ -446,7 +446,7 @@ def test_parts_travel_while_the_copy_is_signed() -> None:
     two.do_aside("room")
     two.do_aside("copy")
     two.carry()
-    (found,) = two.receiver.arrivals._incoming.values()
+    (found,) = two.receiver.incoming._incoming.values()
     assert found.received == found.total - 32
     two.do_aside("sign")
     two.finish()
@@ -477,7 +477,7 @@ def test_an_operator_that_cannot_take_its_state_says_so(monkeypatch: pytest.Monk
     monkeypatch.setattr(Words, "broken", True)
     with pytest.raises(UserCodeError, match=r"stage words, partition 3: restore.*not my state"):
         two.do_aside("restore")
-    two.receiver.arrivals.close()
+    two.receiver.incoming.close()
     assert two.target.built[0].operator.closed  # type: ignore[attr-defined]
 
 

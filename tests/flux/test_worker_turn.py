@@ -35,7 +35,7 @@ class Core:
         self.work, self.read = loop.applies, loop.reads
         self.turns = SimpleNamespace(gather_s=0.0)
         self.subscriptions = SimpleNamespace(ack_s=0.0)
-        self.pairing = SimpleNamespace(patience_s=0.0, least_patience_s=0.01)
+        self.order_exchange = SimpleNamespace(patience_s=0.0, least_patience_s=0.01)
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +98,7 @@ def test_orders_wait_for_as_long_as_the_pace_says_but_not_for_less_than_ever(ord
     loop._pace.order_s = order_s
     loop.turn()
     assert loop.core is not None
-    assert loop.core.pairing.patience_s == patience_s
+    assert loop.core.order_exchange.patience_s == patience_s
 
 
 def test_what_waits_is_applied_before_sources_are_read() -> None:
