@@ -27,8 +27,8 @@ def primary(needs: Any = None) -> Any:
     """As far as replay points ask it: between two steps, with one outgoing edge of two partitions."""
     producer = Producer(StreamId(1, 0), 0, 2, 1 << 20, resend_s=1.0)
     made = SimpleNamespace(
-        where="stage x, partition 0", applied=0, finished=False, exit=None, leads_since=3, partition=0,
-        outlets=[SimpleNamespace(producer=producer)],
+        where="stage x, partition 0", applied=0, finished=False, leads_since=3, partition=0,
+        outlets=[SimpleNamespace(producer=producer)], output=SimpleNamespace(exit=None),
     )  # fmt: skip
     made.silent = 0
     made.state = lambda: {
@@ -38,7 +38,7 @@ def primary(needs: Any = None) -> Any:
         "marks": [(9, [9])],
         "silent": made.silent,
     }
-    made.needs_from = needs or (lambda: made.applied)
+    made.guard = SimpleNamespace(needs_from=needs or (lambda: made.applied))
     return made
 
 
