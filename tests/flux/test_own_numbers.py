@@ -21,7 +21,9 @@ from flux.exchange.inbound import Counters, Inbound, RowSlice
 from flux.exchange.producer import Producer
 from flux.exchange.slices import ROTATION_ROWS
 from flux.exchange.source_streams import SourceStreams, packed
+from flux.operators.operator import Timers
 from flux.replica.step_queue import StepQueue
+from flux.settings import Settings
 from flux.state import standby as image
 from flux.state.standby import Checkpoint, Standby
 from flux.state.state_copy import StreamPosition
@@ -250,7 +252,7 @@ def test_a_step_whose_rows_are_gone_cannot_be_repeated_and_the_query_says_why(th
     life = Life(at)
     life.give(*there)
     (partition,) = [p for p in HOSTED if 7 in values(life.got[p])] if 7 in there else [0]
-    waits = StepQueue([0], partition, "stage kept")
+    waits = StepQueue(PartitionKey(0, partition), [0], Timers(), Settings.of(), "stage kept")
     waits.from_sources = waits.from_logs = {0}
     waits.forget_turns()
     for slices in life.got.values():
