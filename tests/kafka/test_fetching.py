@@ -13,12 +13,17 @@ from flux.connectors.kafka.read.fetch_schedule import (
     GATHER_S,
     GONE,
     LATE_S,
+    LOOKED_UP,
     LOST,
     PAUSE_MAX_S,
     PAUSE_S,
+    READY,
     STALE_S,
+    TRANSITIONS,
     WAIT_S,
+    WORKED_OFF,
     FetchedPartition,
+    FetchPhase,
     FetchRequest,
     FetchSchedule,
 )
@@ -226,9 +231,25 @@ def test_nothing_comes_back_for_who_has_gone() -> None:
         lambda: fetching.pauses(gone, 2.0),
         lambda: fetching.found(gone, HERE, 1.0),
         lambda: fetching.failed(gone, 1, 1.0, RETRY_S),
+        lambda: fetching.works_off(gone, 1.0),
+        lambda: fetching.remove(gone),
     ):
         late()
         assert (gone.phase, fetching.due(), len(fetching)) == (GONE, inf, 1)
+
+
+def test_a_partition_fails_and_goes_from_any_phase_and_comes_back_from_none() -> None:
+    for phase in FetchPhase:
+        assert GONE in TRANSITIONS[phase]
+        assert (LOST in TRANSITIONS[phase]) == (phase is not GONE)
+
+
+def test_a_phase_that_cannot_follow_is_an_error_that_names_both() -> None:
+    part = FetchedPartition("reader", "clicks", 3, 0, 0.0)
+    part.become(LOOKED_UP)
+    part.become(READY)
+    with pytest.raises(AssertionError, match="partition 3 of clicks was ready, and is worked off"):
+        part.become(WORKED_OFF)
 
 
 def test_who_is_to_be_asked_for_alone_is() -> None:

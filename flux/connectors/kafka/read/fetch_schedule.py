@@ -4,8 +4,8 @@
 All partitions that a broker leads, and that want rows, are asked for in one request. Law: a partition is in at most one
 request at a time, and in none while its rows are being worked off; one that fails, or is held up, holds up no other one.
 
-    its leader is not known -> looked up -> it wants rows -> asked for -> worked off (perhaps a pause on the way) -> it wants rows
-           ^--------------- a failure, from anywhere; after a pause that gets longer until an answer comes --------------'
+    LOST -> LOOKED_UP -> READY -> ASKED -> WORKED_OFF (perhaps PAUSED on the way) -> READY
+     ^------ a failure, from any phase; after a pause that gets longer until an answer comes --'
 
 A request may wait at the broker for half a second, and no partition can join it meanwhile. A partition that wants rows
 later than the others goes over a second connection, whose requests wait for a shorter time. As soon as both want rows at
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from math import inf
 from typing import Any, NamedTuple
 
@@ -42,8 +43,37 @@ PAUSE_S, PAUSE_MAX_S = 0.1, 2.0
 #: A partition that asks again within this time sees the errors of a broker whose topic is deleted.
 STALE_S = 1.0
 
-# Phases of a partition.
-LOST, LOOKED_UP, READY, ASKED, WORKED_OFF, PAUSED, GONE = range(7)
+
+class FetchPhase(Enum):
+    """A phase of a partition that is read."""
+
+    #: Its leader is not known, and is to be looked up.
+    LOST = "lost"
+    #: Its leader is being looked up.
+    LOOKED_UP = "looked up"
+    #: It wants rows.
+    READY = "ready"
+    #: A request for rows of it is under way.
+    ASKED = "asked"
+    #: Its reader has rows to decode, or waits for room for them.
+    WORKED_OFF = "worked off"
+    #: Its reader goes on with the rows that it has at a known time.
+    PAUSED = "paused"
+    #: It was removed. Nothing comes back for it.
+    GONE = "gone"
+
+
+LOST, LOOKED_UP, READY, ASKED, WORKED_OFF, PAUSED, GONE = FetchPhase
+#: The phases that may follow each phase.
+TRANSITIONS: dict[FetchPhase, frozenset[FetchPhase]] = {
+    LOST: frozenset({LOOKED_UP, LOST, GONE}),
+    LOOKED_UP: frozenset({READY, LOST, GONE}),
+    READY: frozenset({ASKED, LOST, GONE}),
+    ASKED: frozenset({READY, WORKED_OFF, LOST, GONE}),
+    WORKED_OFF: frozenset({READY, PAUSED, LOST, GONE}),
+    PAUSED: frozenset({READY, WORKED_OFF, LOST, GONE}),
+    GONE: frozenset({GONE}),
+}
 
 
 @dataclass(eq=False)
@@ -60,8 +90,8 @@ class FetchedPartition:
     good: float
     #: Id of the topic that ``offset`` belongs to.
     topic_id: str = UNKNOWN
-    #: One of the phases above.
-    phase: int = LOST
+    #: ``become`` alone changes it.
+    phase: FetchPhase = LOST
     #: Leader, once it was found.
     broker: Address | None = None
     #: The partition is not asked for, looked up or resumed before this time.
@@ -79,6 +109,12 @@ class FetchedPartition:
     alone: bool = False
     #: The broker that was asked last looks topics up by id.
     by_id: bool = False
+
+    def become(self, phase: FetchPhase) -> None:
+        assert phase in TRANSITIONS[self.phase], (
+            f"partition {self.number} of {self.topic} was {self.phase.value}, and is {phase.value}"
+        )
+        self.phase = phase
 
     @property
     def wanted(self) -> Wanted:
@@ -152,7 +188,7 @@ class FetchSchedule:
         """Remove a partition. A request that is under way brings nothing for it any more."""
         self._leave(part)
         self._parts.discard(part)
-        part.phase = GONE
+        part.become(GONE)
 
     def waited(self, share: float) -> None:
         """Adapt the time for gathering. ``share`` is the part of its recent time in which the thread that asks could have run,
@@ -169,11 +205,11 @@ class FetchSchedule:
         found = [part for part in self._lost if part.due <= now]
         for part in found:
             self._leave(part)
-            part.phase = LOOKED_UP
+            part.become(LOOKED_UP)
         return found
 
     def found(self, part: FetchedPartition, broker: Address, now: float) -> None:
-        if part.phase == LOOKED_UP:
+        if part.phase is LOOKED_UP:
             part.broker = broker
             self._brokers.setdefault(broker, _Broker((BrokerSlot(broker, 0), BrokerSlot(broker, 1))))
             self._wants_rows(part, now, now)
@@ -192,18 +228,21 @@ class FetchSchedule:
                 chosen = (first,) if first.alone else tuple(part for part in broker.ready if not part.alone)
                 for part in chosen:
                     self._leave(part)
-                    part.phase, part.asked_at, part.among = ASKED, now, len(chosen) > 1
+                    part.become(ASKED)
+                    part.asked_at, part.among = now, len(chosen) > 1
                 slot.busy = True
                 yield FetchRequest(slot, chosen, WAIT_S[slot.index])
 
     def answered(self, ask: FetchRequest, now: float, throttle_s: float = 0.0) -> list[FetchedPartition]:
         """Note that an answer has come, or that none will. Returns the partitions of the request that still wait for it."""
         ask.slot.busy, ask.slot.free_at = False, now + throttle_s
-        return [part for part in ask.parts if part.phase == ASKED]
+        return [part for part in ask.parts if part.phase is ASKED]
 
     def works_off(self, part: FetchedPartition, now: float) -> None:
         """Note that rows have come for a partition, which are now decoded."""
-        part.good, part.pause, part.phase = now, PAUSE_S, WORKED_OFF
+        if part.phase is ASKED:
+            part.become(WORKED_OFF)
+            part.good, part.pause = now, PAUSE_S
 
     def goes_on(self, part: FetchedPartition, offset: int, now: float, lags: bool, alone: bool = False) -> None:
         """Ask for rows from an offset on. ``lags``: the log has more already."""
@@ -219,28 +258,31 @@ class FetchSchedule:
 
     def pauses(self, part: FetchedPartition, until: float) -> None:
         """Pause a partition: its reader goes on with the rows that it has at the time ``until``."""
-        if part.phase == WORKED_OFF:
+        if part.phase is WORKED_OFF:
             self._paused.add(part)
-            part.phase, part.due = PAUSED, until
+            part.become(PAUSED)
+            part.due = until
 
     def resumed(self, now: float) -> list[FetchedPartition]:
         """Return the partitions whose pause is over: their readers go on with the rows that they have."""
         found = [part for part in self._paused if part.due <= now]
         for part in found:
             self._paused.discard(part)
-            part.phase, part.good = WORKED_OFF, now
+            part.become(WORKED_OFF)
+            part.good = now
         return found
 
     def failed(self, part: FetchedPartition, offset: int, now: float, retry_s: float) -> float | None:
         """Note a failure that may pass: the leader is looked up again after a pause, and rows from ``offset`` on are asked
         for. Returns the time without an answer of a broker, in seconds, if that is too long."""
         self._leave(part)
-        if part.phase == GONE:
+        if part.phase is GONE:
             return None
         silent = now - part.good
         if silent >= retry_s:
             return silent
-        part.phase, part.offset, part.due = LOST, offset, now + part.pause
+        part.become(LOST)
+        part.offset, part.due = offset, now + part.pause
         part.pause = min(2 * part.pause, PAUSE_MAX_S)
         self._lost.add(part)
         return None
@@ -273,7 +315,8 @@ class FetchSchedule:
 
     def _wants_rows(self, part: FetchedPartition, due: float, late_at: float) -> None:
         assert part.broker is not None
-        part.phase, part.due, part.late_at = READY, due, late_at
+        part.become(READY)
+        part.due, part.late_at = due, late_at
         self._brokers[part.broker].ready[part] = None
 
     def _leave(self, part: FetchedPartition) -> None:

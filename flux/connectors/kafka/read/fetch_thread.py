@@ -391,7 +391,7 @@ class _FetchRun:
 
     def resume(self, reader: PartitionOwner) -> None:
         part = self._parts.get(reader)
-        if part is not None and part.phase == WORKED_OFF and reader not in self._in_job:
+        if part is not None and part.phase is WORKED_OFF and reader not in self._in_job:
             part.good = time.monotonic()  # the pause was caused here, not by a broker
             self._work_off(part)
 
