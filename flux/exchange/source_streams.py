@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.plan import EdgePlan
+from flux.dataflow.plan import NUMBER, EdgePlan
 from flux.dataflow.source import RowStart
 from flux.errors import QueryFailed, RefusedError, UsageError
 from flux.exchange.checksum import extend, extend_each
@@ -117,7 +117,12 @@ class SourceStreams:
         self.first: int | None = None if seeks else 0  # the first element; None: not known until workers have answered
         self._positions = positions
         self._own_numbers = own_numbers
-        self._clusterings: list[Clustering | None] = [None] * len(edges)
+        #: By edge: the clustering of its rows. It is made before the first rows come, because that takes longer than clustering
+        #: a small batch.
+        self._clusterings = [
+            Clustering(edge.schema.append(NUMBER) if positions else edge.schema, edge.key, edge.partitions)
+            for edge in edges
+        ]
         wanted = [edge.columns for edge in edges]
         # Columns that no stage reads may differ when the source is read again.
         self._read = None if None in wanted else sorted({column for columns in wanted for column in columns or ()})
@@ -134,6 +139,8 @@ class SourceStreams:
         self._waiting: list[Mark] = []  # earlier ones, which were not applied when ``applied`` was called
         self._settled: Mark | None = None  # the last applied one of these
         self._awaited = False  # a worker has answered
+        #: The first element is known, and a worker waits for rows: ``find_start`` has said so.
+        self.start_known = False
 
     def find_start(self) -> bool:
         """Find the first element, and tell whether it is known.
@@ -150,7 +157,8 @@ class SourceStreams:
             if len(known) == len(floors):
                 # Edges that have applied as much know the same rows, but not all of them need to know a position.
                 self._begin(min(known, key=lambda each: (each.sequence, not each.position)))
-        return self.first is not None
+        self.start_known = self.first is not None
+        return self.start_known
 
     def _begin(self, beginning: Beginning) -> None:
         self._start, self.first, self._checksum = beginning, beginning.sequence, beginning.checksum
@@ -244,12 +252,11 @@ class SourceStreams:
         Rows must not be numbered."""
         assert not self._positions
         together, sizes = pa.concat_batches([batch for batch, _ in batches]), [batch.num_rows for batch, _ in batches]
-        checksums = extend_each(self._checksum, picked(together, self._read), sizes)
-        clustered = [
-            self._each_clustered(picked(together, edge.columns), sizes, at) for at, edge in enumerate(self.edges)
-        ]
+        read = together if self._read is None else picked(together, self._read)
+        checksums = extend_each(self._checksum, read, sizes)
+        clustered = [self._each_clustered(together, sizes, at) for at in range(len(self.edges))]
         appended = 0
-        while appended < len(batches) and self.has_room:
+        while appended < len(batches) and (not self.room.full or self.has_room):
             self.rows += sizes[appended]
             self.batches += 1
             self._checksum = checksums[appended]
@@ -260,25 +267,19 @@ class SourceStreams:
 
     def _each_clustered(self, together: pa.RecordBatch, sizes: Sequence[int], at: int) -> list[Clustered]:
         edge, producer = self.edges[at], self.producers[at]
+        if edge.columns is not None:
+            together = picked(together, edge.columns)
         if edge.key:
-            return self._clustering(together, at).each_by_key(together, sizes, producer.by_rank)
+            return self._clusterings[at].each_by_key(together, sizes, producer.by_rank)
         first = producer.stream.producer + producer.next_sequence
         return [self._clustered(batch, at, turn) for turn, batch in enumerate(pieces(together, sizes), first)]
 
     def _clustered(self, batch: pa.RecordBatch, at: int, turn: int) -> Clustered:
         """Cluster a batch for the edge with index ``at``. ``turn`` chooses the partition if there is no key."""
-        edge, clustering = self.edges[at], self._clustering(batch, at)
+        edge, clustering = self.edges[at], self._clusterings[at]
         if edge.key:
             return clustering.by_key(batch, self.producers[at].by_rank)
         return clustering.whole(batch, turn % edge.partitions)
-
-    def _clustering(self, batch: pa.RecordBatch, at: int) -> Clustering:
-        """Return the clustering for batches like this one."""
-        clustering = self._clusterings[at]
-        if clustering is None:
-            edge = self.edges[at]
-            clustering = self._clusterings[at] = Clustering(batch.schema, edge.key, edge.partitions)
-        return clustering
 
     def until_cut(self, rows: int, numbers: np.ndarray | None = None) -> int:
         """Return the number of the next ``rows``, which may bring their ``numbers``, that may be one batch. Batches that are

@@ -390,11 +390,11 @@ class WorkerCore:
         taken = self.subscriptions.take(connection, message, batches, now)
         if not taken:
             return  # the stream may not exist in the plan
-        mine = self.hosted.of_stage(self.plan.edges[message.edge].consumer)
+        mine = self.hosted.of_stage[self.plan.edges[message.edge].consumer]
         for partition, slice_ in taken:
             replica = mine[partition]
             replica.add(slice_)
-            if not self.turns.gathers(replica, slice_, now):
+            if not (self.turns.gather_s and self.turns.gathers(replica, slice_, now)):
                 self._wake(replica)
 
     def _wake(self, replica: Replica) -> None:

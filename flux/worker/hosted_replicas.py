@@ -55,14 +55,18 @@ class HostedReplicas:
         self._stages = [stage.id for stage in plan.stages]
         self._edges = plan.edges
         self._ordered = plan.settings.ordered
-        self._of_stage: dict[int, dict[int, Replica]] = {}
-        self._partitions: dict[int, dict[int, None]] = {}
-        self._newest: dict[int, int] = {}
-        self._secondary: dict[int, frozenset[int]] = {}
+        #: By stage, for others to read: its replicas with an operator here, by partition.
+        self.of_stage: dict[int, dict[int, Replica]] = {}
+        #: By stage: the partitions of these replicas, ascending.
+        self.partitions: dict[int, Collection[int]] = {}
+        #: By stage: the epoch since which all of these replicas read; -1 without any.
+        self.newest: dict[int, int] = {}
+        #: By stage: the partitions that follow a primary elsewhere.
+        self.secondary: dict[int, frozenset[int]] = {}
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
-        table, secondary = self.table, self._secondary
+        table, secondary = self.table, self.secondary
         for kept in self.followers.values():
             if isinstance(kept, Standby):
                 kept.validate()
@@ -80,7 +84,7 @@ class HostedReplicas:
                 self._validate_role(replica, table.stages[key.stage][key.partition])
         held = len(self.replicas) + len(self.followers) + len(self.awaited)
         assert held == len(self.placed), f"{held} replicas are here, the table lists {len(self.placed)}"
-        noted = sum([len(mine) for mine in self._partitions.values()])
+        noted = sum([len(mine) for mine in self.partitions.values()])
         assert noted == len(self.replicas), f"{noted} partitions are noted, {len(self.replicas)} are here"
 
     def _validate_role(self, replica: Replica, row: tuple[ReplicaAt, ...]) -> None:
@@ -113,17 +117,17 @@ class HostedReplicas:
     def note(self) -> None:
         for stage in self._stages:
             mine = {key.partition: replica for key, replica in self.replicas.items() if key.stage == stage}
-            self._of_stage[stage] = mine
-            self._partitions[stage] = dict.fromkeys(sorted(mine))
-            self._newest[stage] = max((replica.reads_since for replica in mine.values()), default=-1)
+            self.of_stage[stage] = mine
+            self.partitions[stage] = dict.fromkeys(sorted(mine))
+            self.newest[stage] = max((replica.reads_since for replica in mine.values()), default=-1)
 
     def note_roles(self) -> None:
         for stage in self._stages:
-            mine = self._of_stage[stage]
-            self._secondary[stage] = frozenset(p for p, replica in mine.items() if not replica.primary)
+            mine = self.of_stage[stage]
+            self.secondary[stage] = frozenset(p for p, replica in mine.items() if not replica.primary)
 
     def note_secondary(self, stage: int, partition: int) -> None:
-        self._secondary[stage] |= {partition}
+        self.secondary[stage] |= {partition}
 
     def leads(self, key: PartitionKey) -> bool:
         """Tell whether the table names this worker's replica of a partition as the primary."""
@@ -148,26 +152,10 @@ class HostedReplicas:
         """Return the kind of the replica that the table places here."""
         return kind_of(self.placed[key])
 
-    def of_stage(self, stage: int) -> dict[int, Replica]:
-        """Return the replicas of a stage here, by partition."""
-        return self._of_stage[stage]
-
-    def partitions(self, stage: int) -> Collection[int]:
-        """Return the partitions of a stage with a replica here, ascending."""
-        return self._partitions[stage]
-
     def besides(self, replica: Replica) -> list[int]:
         """List the other partitions of its stage that have a replica here at this moment."""
         stage, but = replica.stage.id, replica.partition
         return [partition for s, partition in self.replicas if s == stage and partition != but]
-
-    def newest(self, stage: int) -> int:
-        """Return the epoch since which all replicas of a stage here read; -1 without any."""
-        return self._newest[stage]
-
-    def secondary(self, stage: int) -> frozenset[int]:
-        """Return the partitions of a stage that follow a primary elsewhere."""
-        return self._secondary[stage]
 
     def orders_of(self, stage: int) -> list[OrderLog]:
         """List the order logs of all replicas of a stage here."""

@@ -181,6 +181,9 @@ class OpenReader:
     #: Small batches that were read in this turn, or for which the log had no room, with the time of reading each.
     small: list[tuple[pa.RecordBatch, float]] = field(default_factory=list)
     small_bytes: int = 0
+    #: Bytes for which all logs had room when the first of these batches was read, or when this turn began. Logs fill only when
+    #: these batches are appended.
+    room_bytes: int = 0
     #: It has no more batches.
     over: bool = False
     #: It rings a bell when it has something.
@@ -269,7 +272,9 @@ class SourceScheduler:
     def wants(self, key: SourcePartition) -> bool:
         """Tell whether a source may be read: its logs have room, and its beginning is known."""
         streams = self.sources.get(key)
-        if streams is None or not streams.has_room or not streams.find_start():
+        if streams is None or (streams.room.full and not streams.has_room):
+            return False
+        if not streams.start_known and not streams.find_start():
             return False
         return not self.stopped or streams.comes_again(len(self._open[key].small) if key in self._open else 0)
 
@@ -297,6 +302,9 @@ class SourceScheduler:
             if now < self._paused_until or not self._turn.begins(idle, now, self.interval_s):
                 return False
             self._in_turn, self._rows_before = 0, self._rows
+            for key, source in self._open.items():
+                if source.small:
+                    source.room_bytes = self.sources[key].room_bytes
         goes_on = self._turn.goes_on(self._in_turn, now)
         if goes_on and self._read_next(now, created, note):
             self._in_turn += 1
@@ -352,6 +360,8 @@ class SourceScheduler:
                 nbytes = self._if_small(key, source, batch)
                 if nbytes:
                     # Copied, because the reader may use its memory again when it is asked next.
+                    if not source.small:
+                        source.room_bytes = self.sources[key].room_bytes
                     source.small.append((source.copy(batch), created))
                     source.small_bytes += nbytes
                     if self._enough(key, source):
@@ -392,7 +402,7 @@ class SourceScheduler:
     def _enough(self, key: SourcePartition, source: OpenReader) -> bool:
         """Tell whether the pending small batches are to be handed on before more are read."""
         several = len(source.small)
-        return several >= TOGETHER or (several > 0 and source.small_bytes >= self.sources[key].room_bytes)
+        return several >= TOGETHER or (several > 0 and source.small_bytes >= source.room_bytes)
 
     def _if_small(self, key: SourcePartition, source: OpenReader, batch: Any) -> int:
         """Return the bytes of a batch that is appended together with others; 0: it is appended alone. Numbered rows always are:

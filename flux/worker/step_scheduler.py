@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from flux.exchange.inbound import Slice
 from flux.replica.batched_steps import may_go_together, next_together
@@ -33,6 +33,8 @@ class StepScheduler:
         """Begin without turns. ``replicas``: those that the worker hosts at any time, a live mapping."""
         self._replicas = replicas
         self._ready: set[PartitionKey] = set()
+        #: Notes that a replica may have something to do by now. It is called for each received slice.
+        self.wake: Callable[[PartitionKey], None] = self._ready.add
         #: Partitions by stage, the stage and the partition whose turn it is first.
         self._order: deque[deque[PartitionKey]] = deque()
         self._steps = 0
@@ -57,10 +59,6 @@ class StepScheduler:
             by_stage.setdefault(key[0], deque()).append(key)
         self._order, self._steps = deque(by_stage.values()), 0
 
-    def wake(self, key: PartitionKey) -> None:
-        """Note that a replica may have something to do by now."""
-        self._ready.add(key)
-
     def wake_all(self, keys: Iterable[PartitionKey]) -> None:
         self._ready.update(keys)
 
@@ -71,7 +69,7 @@ class StepScheduler:
     def gathers(self, replica: Replica, slice_: Slice, now: float) -> bool:
         """Tell whether a received slice is not to be ordered yet, because more slices are expected soon (design: gather). Even if
         the replica is woken meanwhile, it waits until ``gathered`` names it."""
-        if not self.gather_s or not replica.primary or replica.timed or slice_.rows > SMALL_ROWS:
+        if not replica.primary or replica.timed or slice_.rows > SMALL_ROWS:
             return False  # between two ticks all pending slices are applied: otherwise a timer would be late
         if replica.applied < replica.order.end:
             return False  # a step that is ordered may have waited for this very slice

@@ -206,7 +206,7 @@ class Subscriptions:
 
     def expect(self) -> None:
         """Share the credit anew among the streams to read, because the worker hosts other partitions than before."""
-        inbound = [edge for edge in self._plan.edges if len(self._hosted.partitions(edge.consumer))]
+        inbound = [edge for edge in self._plan.edges if len(self._hosted.partitions[edge.consumer])]
         of_stages = sum(edge.producers for edge in inbound if edge.from_stage)
         self.credit.expect(sources=sum(edge.producers for edge in inbound) - of_stages, stages=of_stages)
 
@@ -307,7 +307,7 @@ class Subscriptions:
             self._counters.stale += 1
             return None
         # A producer that does not know a replica here repeats its statement once it does.
-        return inbound if self._hosted.newest(self._plan.edges[message.edge].consumer) <= epoch else None
+        return inbound if self._hosted.newest[self._plan.edges[message.edge].consumer] <= epoch else None
 
     def on_settled(self, connection: Hashable, message: Settled) -> None:
         """Note a producer's report that no row through a mark is needed any more. A new replica may begin with an older state, so
@@ -346,7 +346,7 @@ class Subscriptions:
         elif self._plan.durable and self._begins(hello):
             # The beginning of its replicas here is not known yet, and a source has to be read from there.
             self._wait(connection, hello)
-        elif hello.epoch < self._hosted.newest(self._plan.edges[hello.edge].consumer):
+        elif hello.epoch < self._hosted.newest[self._plan.edges[hello.edge].consumer]:
             # It does not know of all replicas here and would leave out rows for them. It will learn of them, and then greet
             # again.
             self._counters.stale += 1
@@ -452,7 +452,7 @@ class Subscriptions:
         that does not know yet all replicas that read here would leave out rows for them. It will learn of them, and then greet
         again."""
         listed = self._producers_of(inbound.stream)
-        newest = self._hosted.newest(self._plan.edges[inbound.stream.edge].consumer)
+        newest = self._hosted.newest[self._plan.edges[inbound.stream.edge].consumer]
         return [w for w in inbound.offers if listed.get(w, (-1, False))[1] and inbound.offered[w] >= newest]
 
     def _subscribe(
@@ -535,7 +535,7 @@ class Subscriptions:
             self.answer(connection, Reset(*stream, "say Hello first"))
             return []
         stage = self._plan.edges[stream.edge].consumer
-        hosted, secondary = self._hosted.partitions(stage), self._hosted.secondary(stage)
+        hosted, secondary = self._hosted.partitions[stage], self._hosted.secondary[stage]
         taken = inbound.take(message, batches, hosted, secondary, self._counters)
         if isinstance(taken, Reset):
             self.answer(connection, taken)
@@ -623,7 +623,7 @@ class Subscriptions:
         """Return the number below which all rows have come, or are in an order here or in the checkpoint of a standby (design:
         numbered-rows, ordered-room)."""
         stage = self._plan.edges[inbound.stream.edge].consumer
-        fronts = [inbound.received[partition] for partition in self._hosted.partitions(stage)]
+        fronts = [inbound.received[partition] for partition in self._hosted.partitions[stage]]
         fronts += [order.ordered_below(inbound.stream) for order in self._hosted.orders_of(stage)]
         if self._plan.brings_numbers(inbound.stream.edge):
             fronts += [standby.position(inbound.stream) for standby in self._hosted.standbys_of(stage)]
@@ -642,7 +642,7 @@ class Subscriptions:
 
     def hosted_by(self, stream: StreamId) -> Collection[int]:
         """Return the partitions here that read a stream."""
-        return self._hosted.partitions(self._plan.edges[stream.edge].consumer)
+        return self._hosted.partitions[self._plan.edges[stream.edge].consumer]
 
     def _not_reading(self, stream: StreamId) -> list[AppliedThrough]:
         """Return the progress of replicas here that do not read a stream themselves: none for a replica whose state has not come

@@ -168,11 +168,11 @@ def answers_who_does_not_know_new_replicas(patch: Patch) -> None:
 
     def broken(self: Subscriptions, connection: Any, hello: Any) -> None:
         hosted = self._hosted
-        newest, hosted._newest = hosted._newest, dict.fromkeys(hosted._newest, -1)
+        newest, hosted.newest = hosted.newest, dict.fromkeys(hosted.newest, -1)
         try:
             on_hello(self, connection, hello)
         finally:
-            hosted._newest = newest
+            hosted.newest = newest
 
     patch.setattr(Subscriptions, "on_hello", broken)
 

@@ -369,11 +369,15 @@ class WorkerProcess(Process):
         self.sim.counts["sources read by another worker"] += streams.producers[0].incarnation > 0
         return IteratorReader(self._patiently((about.id, partition), open_reader(about, partition, position)))
 
-    def _patiently(
-        self, key: tuple[int, int], reader: Iterator[pa.RecordBatch | None]
-    ) -> Iterator[pa.RecordBatch | None]:
+    def _patiently(self, key: tuple[int, int], reader: PartitionReader) -> Iterator[pa.RecordBatch | None]:
         """With nothing to read at the end, as long as the sources may not end."""
-        yield from reader
+        take = reader.next
+        while True:  # as the scheduler takes them
+            try:
+                batch = take()
+            except StopIteration:
+                break
+            yield batch
         while not self.sim.may_end(*key):
             self._held_back.add(key)
             yield None
