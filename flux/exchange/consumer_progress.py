@@ -1,30 +1,56 @@
-"""The progress of a producer towards one worker, and the messages made of log entries for it (design: handshake, run)."""
+"""The progress of a producer towards one worker, and the messages made of log entries for it (design: handshake, run).
+
+    GREETING -> CATCHING_UP -> READING         the worker has answered with Resume: data is sent
+        |  ^         |            |
+        |  +---------+------------+            it has answered with Reset: it is greeted again
+        v
+    STANDING_BY                                it reads the stream from another replica of the producer
+
+A Resume leads to CATCHING_UP from any phase, an answer ReadsElsewhere to STANDING_BY.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from flux.exchange.consumer_map import ConsumersAt, Ranks
-from flux.exchange.log import LogEntry, Rows
+from flux.exchange.log import NEVER, Log, LogEntry, Rows
 from flux.exchange.slices import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_BYTES, SMALL_ROWS, Span, pack, span
-from flux.wire.messages import RUN_BATCHES, Data
+from flux.wire.messages import RUN_BATCHES, Data, Resume
 from partitioning import kernels
 from partitioning.ids import StreamId
 
 #: Ack in a place without a replica: never the minimum.
 NOBODY = np.iinfo(np.int64).max
-#: Values of ``settled_at`` below all versions: it is not known whether the worker owes an ack; it owes one.
-UNKNOWN, OWES = -1, -2
+
+
+class HandshakePhase(Enum):
+    """A phase of the handshake with one worker."""
+
+    #: No data may be sent before the worker answers a greeting.
+    GREETING = "greeting"
+    #: Data is sent, and some replicas want more of it than others.
+    CATCHING_UP = "catching up"
+    #: Data is sent to all replicas alike.
+    READING = "reading"
+    #: The worker reads the stream from another replica of the producer, and acks it here.
+    STANDING_BY = "standing by"
+
+
+GREETING, CATCHING_UP, READING, STANDING_BY = HandshakePhase
 
 
 @dataclass(slots=True)
 class ConsumerProgress:
-    """The progress of a producer towards one worker (design: handshake, consumers-at)."""
+    """The progress of a producer towards one worker (design: handshake, consumers-at). The methods ``become_...`` alone change
+    its phase, and all that depends on the phase."""
 
     #: The replicas on the worker.
     at: ConsumersAt
@@ -32,6 +58,7 @@ class ConsumerProgress:
     acked: np.ndarray
     #: The epoch of the table that brought the last change of these replicas.
     epoch: int
+    phase: HandshakePhase = GREETING
     #: The worker has answered a greeting.
     answered: bool = False
     #: That of the last Resume; None: no data may be sent before the next one.
@@ -44,7 +71,7 @@ class ConsumerProgress:
     first: int = 0
     #: By replica: the first batch that it wants, by the last Resume.
     wanted_from: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    #: Elements below this may be wanted by some of the replicas only.
+    #: While it catches up: elements below this may be wanted by some of the replicas only.
     catching_up_to: int = 0
     #: The worker waits to hear that no row below this number comes any more; 0: it has heard it, or does not ask.
     front: int = 0
@@ -54,12 +81,56 @@ class ConsumerProgress:
     granted: int = 0
     #: Time of the next greeting.
     hello_due: float = 0.0
-    #: Time at which the worker was last known to receive messages, or had nothing to ack.
-    heard: float = 0.0
     #: Factor of the resend timeout until the next greeting.
     patience: float = 1.0
-    #: Version of the stream at which the worker owed no ack; or UNKNOWN or OWES.
-    settled_at: int = UNKNOWN
+    #: Time from which the silence of the worker counts: it owes an ack, and was last known to receive messages then. None: it
+    #: owed none at the last look.
+    owes_since: float | None = 0.0
+    #: The last look is out of date: there are newer acks, or newer elements to be acked.
+    look_again: bool = True
+
+    def become_greeting(self, now: float) -> None:
+        """Send no data before the next answer."""
+        self.phase, self.nonce = GREETING, None
+        self.hello_due = min(self.hello_due, now)
+
+    def become_standing_by(self, hello_due: float) -> None:
+        """Send no data, because the worker reads elsewhere. Greet it now and then, in case its Resume for this replica was
+        lost."""
+        self.phase, self.nonce = STANDING_BY, None
+        self.hello_due = hello_due
+        self.patience = 1.0  # the consumer listens, so a loss after a later Resume is noticed soon
+
+    def become_catching_up(self, resume: Resume, wanted: np.ndarray, base: int, front: int, now: float) -> None:
+        """Send to each replica from its place on. ``wanted``, by replica: its first element, beyond all elements for a replica
+        that wants nothing until it says so in another Resume; ``base``: the first element in the log, below which all that are
+        listed have acked."""
+        self.phase, self.nonce, self.number = CATCHING_UP, resume.nonce, 0
+        self.first = int(wanted.min())
+        self.next = max(self.first, base)
+        newest = int(wanted.max())
+        self.wanted_from, self.catching_up_to = wanted, NEVER if newest == NOBODY else newest
+        self.sent_bytes, self.granted, self.front = 0, resume.granted, front
+        self.hello_due = inf
+        self.heard(now)
+        if self.next >= self.catching_up_to:
+            self.become_reading()
+
+    def become_reading(self) -> None:
+        """Send to all replicas alike: none lacks an element that others have."""
+        self.phase = READING
+
+    def heard(self, now: float) -> None:
+        """Note that the worker is known to receive messages."""
+        if self.owes_since is not None:
+            self.owes_since = now
+
+    def validate(self, worker: int) -> None:
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
+        sends = self.phase in (CATCHING_UP, READING)
+        assert sends == (self.nonce is not None), f"worker {worker} is {self.phase.value} under nonce {self.nonce}"
+        assert not sends or self.answered, f"worker {worker} is sent what it has not asked for"
+        assert not sends or self.first <= self.next, f"worker {worker} is told of {self.first}, sent up to {self.next}"
 
 
 #: Credit for a message beside its rows, so that credit also bounds the number of small messages.
@@ -92,7 +163,7 @@ class Spans:
 class OutgoingEntries:
     """Messages made from entries of a log, for one worker: a large entry alone, small ones together as a run (design: run).
 
-    ``add`` and at last ``rest`` give them, in the order of the entries.
+    ``messages`` gives them, in the order of the entries.
     ``nbytes`` are those of entries still kept for a run, no more than the credit allows."""
 
     def __init__(
@@ -109,11 +180,28 @@ class OutgoingEntries:
         self._kept: list[LogEntry] = []
         self._rows = 0
 
-    def add(self, entry: LogEntry) -> Iterator[Sent]:
+    def messages(self, log: Log, end: int) -> Iterator[Sent]:
+        """Make the messages that the worker may get now: entries below ``end``, as far as its credit goes."""
+        cursor = self._cursor
+        # Entries without rows for this worker may have been evicted while it was out of credit.
+        cursor.next = max(cursor.next, log.base)
+        # Repeated, because entries kept for a run count as if each travelled alone, and whole: there may be credit left.
+        while cursor.next < end and cursor.sent_bytes < cursor.granted:
+            while cursor.next < end and (credit := cursor.granted - cursor.sent_bytes - self.nbytes) > 0:
+                for entry in log.some(cursor.next, end, credit):
+                    if cursor.sent_bytes + self.nbytes >= cursor.granted:
+                        break
+                    cursor.next = entry.sequence + 1
+                    if cursor.phase is not READING and entry.sequence >= cursor.catching_up_to and not self._kept:
+                        cursor.become_reading()
+                    yield from self._add(entry)
+            yield from self._rest()
+
+    def _add(self, entry: LogEntry) -> Iterator[Sent]:
         rows = entry.element.data.batch.num_rows if isinstance(entry.element, Rows) else -1
         small = 0 <= rows <= self._small_rows and entry.nbytes <= SMALL_BYTES
         if self._kept and not (small and self._takes(rows, entry.nbytes)):
-            yield from self.rest()
+            yield from self._rest()
         if small:
             self._kept.append(entry)
             self._rows += rows
@@ -129,7 +217,7 @@ class OutgoingEntries:
             and self.nbytes + nbytes <= RUN_BYTES
         )
 
-    def rest(self) -> Iterator[Sent]:
+    def _rest(self) -> Iterator[Sent]:
         kept, self._kept, self._rows, self.nbytes = self._kept, [], 0, 0
         return self._together(kept)
 
@@ -139,7 +227,7 @@ class OutgoingEntries:
                 yield from self._alone(entry)
             return
         at, wanted_from = self._cursor.at, _FROM_ANY
-        if entries[0].sequence < self._cursor.catching_up_to:
+        if self._cursor.phase is CATCHING_UP:
             wanted_from = np.zeros(len(at.hosts), np.int64)
             wanted_from[at.partitions] = self._cursor.wanted_from
         packed = pack(self._spans.of(entries), at.hosts, wanted_from, self._ranks)
@@ -164,7 +252,7 @@ class OutgoingEntries:
     def _wanted(self, entry: LogEntry) -> np.ndarray:
         """Mark the partitions of the entry that are on the worker and do not have it; empty: all that are on the worker."""
         cursor = self._cursor
-        if entry.sequence >= cursor.catching_up_to:
+        if cursor.phase is READING:
             return _ALL
         mine: np.ndarray = cursor.at.hosts[entry.touches]
         wanted = cursor.wanted_from[np.searchsorted(cursor.at.partitions, entry.touches[mine])]

@@ -24,6 +24,8 @@ from flux.wire.messages import ElementKind, Mark
 from partitioning import kernels
 from partitioning.clustering import Clustered
 
+#: Limit of entries that are taken from a log at a time.
+AT_ONCE = 64
 #: No sequence is held back.
 NEVER = 1 << 62
 
@@ -154,15 +156,32 @@ class Log:
         self.end = entry.sequence + 1
         self.bytes += entry.nbytes
         self.meter.add(entry.nbytes)
-        if self.has_room:
+        if self.has_room and not self._fits():
             self._note_room()
 
     def __getitem__(self, sequence: int) -> LogEntry:
         """Return the first entry from ``sequence`` on."""
+        return self._entries[self._place(sequence)]
+
+    def some(self, sequence: int, end: int, nbytes: int) -> list[LogEntry]:
+        """Return entries from ``sequence`` on, below ``end``: until they have this number of bytes, and not too many at once."""
+        if sequence == self.end - 1:  # most workers have all but the newest
+            return [self._entries[-1]]
+        found: list[LogEntry] = []
+        begin = self._place(sequence)
+        for place in range(begin, min(begin + AT_ONCE, len(self._entries))):
+            entry = self._entries[place]
+            if nbytes <= 0 or entry.sequence >= end:
+                break
+            found.append(entry)
+            nbytes -= entry.nbytes
+        return found
+
+    def _place(self, sequence: int) -> int:
         assert self.base <= sequence < self.end, (self.base, sequence, self.end)
         if len(self._entries) == self.end - self.base:
-            return self._entries[sequence - self.base]
-        return self._entries[bisect_left(self._entries, sequence, key=lambda entry: entry.sequence)]
+            return sequence - self.base
+        return bisect_left(self._entries, sequence, key=lambda entry: entry.sequence)
 
     def entries(self) -> list[LogEntry]:
         return list(self._entries)
@@ -187,7 +206,7 @@ class Log:
             dropped += 1
             if len(self.gone):
                 self.gone[head.touches] = head.sequence
-        if dropped and not self.has_room:
+        if dropped and not self.has_room and self._fits():
             self._note_room()
         return dropped
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from flux.errors import RefusedError
 from flux.exchange.consumer_map import Consumers
-from flux.exchange.consumer_progress import NOBODY, OWES, UNKNOWN, ConsumerProgress, OutgoingEntries, Spans
+from flux.exchange.consumer_progress import NOBODY, ConsumerProgress, OutgoingEntries, Sent, Spans
 from flux.exchange.log import NEVER, End, Log, LogEntry, LogMeter, Rows, Word
 from flux.exchange.replay_check import Beginning, PriorAttempts
 from flux.exchange.retention import CheckpointRequests, Settling, idle
@@ -118,8 +118,7 @@ class Producer:
         self._last = np.full(partitions, -1, np.int64)
         #: The first element of this life.
         self._first = base
-        #: Grows with ``_sendable``, the end of the elements that may be sent.
-        self._version = 0
+        #: The end of the elements that may be sent, at the last poll.
         self._sendable = NEVER
         self._checksum = 0
         self.earlier = PriorAttempts(stream)
@@ -292,10 +291,11 @@ class Producer:
     def finish(self, created: float) -> None:
         """End the stream. Rows that bring their numbers may be gone before its end (``PriorAttempts.end_number``)."""
         if not self.finished:
-            number = self.earlier.end_number(self.log.end)
+            number = self.earlier.end_number(self.log.end) if self.earlier.own_numbers else self.log.end
             self.say(End(), created, -1 if number == self.log.end else number)
             self.has_ended()
-            self.earlier.on_end(self.log.end)
+            if self.earlier.expected or self.earlier.front:
+                self.earlier.on_end(self.log.end)
 
     def has_ended(self) -> None:
         """Note that the end of the stream is given, by this life or by the one whose log is copied."""
@@ -314,7 +314,8 @@ class Producer:
         self._last[entry.touches] = entry.sequence
         self._checksum = entry.checksum
         self.log.append(entry)
-        self.earlier.on_made(entry)
+        if self.earlier.expected:
+            self.earlier.on_made(entry)
         touches, acked = entry.touches, self._acked
         # The first is checked alone: that is enough except for a retried task, which makes batches again that are applied
         # already.
@@ -337,11 +338,7 @@ class Producer:
             )
             assert (self._acks[places] == cursor.acked).all(), f"the acks of worker {worker} are booked elsewhere"
             listed[places] = True
-            if cursor.nonce is not None:
-                assert cursor.first <= cursor.next, (
-                    f"worker {worker} is told of {cursor.first}, sent up to {cursor.next}"
-                )
-                assert cursor.answered, f"worker {worker} is sent what it has not asked for"
+            cursor.validate(worker)
         assert (self._acks[~listed] == NOBODY).all(), "an ack where there is no replica"
 
     # ---- the other side
@@ -380,7 +377,7 @@ class Producer:
                 cursor.at = at
             else:
                 acked = np.full(len(at.partitions), -1) if cursor is None else at.kept_from(cursor.at, cursor.acked, -1)
-                cursor = self._cursors[worker] = ConsumerProgress(at, acked, self._epoch, hello_due=now, heard=now)
+                cursor = self._cursors[worker] = ConsumerProgress(at, acked, self._epoch, hello_due=now, owes_since=now)
             self._acks[at.partitions, at.slots] = cursor.acked
             touched.append(at.partitions)
         self._settle(*touched)
@@ -416,26 +413,16 @@ class Producer:
             place = cursor.at.at.get(partition)
             if place is not None:
                 wanted[place] = sequence
-        start = int(wanted.min())
-        if start == NOBODY:
+        if int(wanted.min()) == NOBODY:
             if cursor.at.any_reads:
-                self._take_ack(cursor, message.epoch, message.through, message.behind)
+                self._take_ack(cursor, message.epoch, message.through, message.behind, now)
             else:
                 self._stand_by(cursor, message, now)
             return
         self._still_here(worker, cursor, wanted)
-        cursor.nonce, cursor.number = message.nonce, 0
-        cursor.wanted_from = wanted
-        # Partitions whose state has not come yet want nothing until they say so in another Resume.
-        newest = int(wanted.max())
-        cursor.catching_up_to = NEVER if newest == NOBODY else newest
-        # Batches below the log were acked by every listed replica, so no replica can need them.
-        cursor.first = start
-        cursor.next = max(start, self.log.base)
-        cursor.sent_bytes, cursor.granted = 0, message.granted
-        cursor.front = message.front if self.earlier.own_numbers or self.may_lose else 0
-        cursor.hello_due, cursor.heard = np.inf, now
-        self._take_ack(cursor, message.epoch, message.through, message.behind)
+        front = message.front if self.earlier.own_numbers or self.may_lose else 0
+        cursor.become_catching_up(message, wanted, self.log.base, front, now)
+        self._take_ack(cursor, message.epoch, message.through, message.behind, now)
         self._evict()  # the eviction may have waited for this answer
 
     def _outdated(self, cursor: ConsumerProgress, epoch: int, now: float) -> bool:
@@ -464,12 +451,13 @@ class Producer:
         if cursor is None:
             return
         # An ack is cumulative, and true in whatever handshake it was sent; only its epoch matters.
-        news = self._take_ack(cursor, message.epoch, message.through, message.behind)
+        news = self._take_ack(cursor, message.epoch, message.through, message.behind, now)
         if message.nonce == cursor.nonce:
             if news or message.granted > cursor.granted:  # otherwise the ack does not show that messages have arrived
-                cursor.heard, cursor.patience = now, 1.0
+                cursor.heard(now)
+                cursor.patience = 1.0
                 if news and not self._owes(cursor):
-                    cursor.settled_at = self._version  # the time of the next appended batch begins with it
+                    cursor.owes_since, cursor.look_again = None, False
             cursor.granted = max(cursor.granted, message.granted)
             self.dirty |= cursor.next < min(self.log.end, self.release_from)  # data may have waited for credit
         self.dirty |= self._presses
@@ -483,10 +471,8 @@ class Producer:
             self._stand_by(cursor, message, now)
 
     def _stand_by(self, cursor: ConsumerProgress, message: ReadsElsewhere | Resume, now: float) -> None:
-        cursor.nonce = None
-        cursor.hello_due = now + self._resend_s * STANDBY_PATIENCE
-        cursor.patience = 1.0  # the consumer listens, so a loss after a later Resume is noticed soon
-        self._take_ack(cursor, message.epoch, message.through, message.behind)
+        cursor.become_standing_by(now + self._resend_s * STANDBY_PATIENCE)
+        self._take_ack(cursor, message.epoch, message.through, message.behind, now)
         self._evict()
 
     def on_reset(self, worker: int, now: float) -> None:
@@ -494,10 +480,11 @@ class Producer:
         # Without a nonce, a greeting is on its way already, and this Reset answers data from before it: every message
         # after a gap is answered by a Reset, and one new handshake is enough for all of them.
         if cursor is not None and cursor.nonce is not None:
-            cursor.nonce = None
-            cursor.hello_due = min(cursor.hello_due, now)
+            cursor.become_greeting(now)
 
-    def _take_ack(self, cursor: ConsumerProgress, epoch: int, through: int, behind: Sequence[tuple[int, int]]) -> bool:
+    def _take_ack(
+        self, cursor: ConsumerProgress, epoch: int, through: int, behind: Sequence[tuple[int, int]], now: float
+    ) -> bool:
         """Take an ack, and tell whether it says anything new."""
         at, places, sequences = cursor.at, _NONE, _NONE
         if behind:
@@ -509,7 +496,9 @@ class Producer:
             self._left_out, NOBODY, self._acked,
         )  # fmt: skip
         if news:
-            cursor.settled_at = UNKNOWN
+            cursor.look_again = True
+            if cursor.owes_since is None:
+                cursor.owes_since = now
             self._evict()
         return bool(news)
 
@@ -552,7 +541,9 @@ class Producer:
         self.dirty = False
         end = min(self.log.end, self.release_from)
         if end != self._sendable:
-            self._sendable, self._version = end, self._version + 1
+            self._sendable = end
+            for cursor in self._cursors.values():
+                cursor.look_again |= cursor.owes_since is None
         if self._presses:
             assert self._consumers is not None
             for worker, press in self._pressing.look(
@@ -564,14 +555,15 @@ class Producer:
         self._spans.forget()
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < end:
-                yield from self._data(worker, cursor, now)
+                for sent in self._data(worker, cursor, end):
+                    yield ToWorker(worker, *sent)
             if cursor.front and cursor.nonce is not None and self._has_passed(cursor):
                 yield ToWorker(worker, Passed(*self.stream, cursor.nonce, cursor.number, cursor.front))
                 cursor.front = 0
             if cursor.nonce is not None and self._silent(cursor, now):
                 cursor.hello_due = min(cursor.hello_due, now)
                 self.resent_handshakes += 1
-            if self._settling.due(worker, cursor.acked, cursor.at.any_reads, now):
+            if self._settling.begun and self._settling.due(worker, cursor.acked, cursor.at.any_reads, now):
                 again_at = now + self._resend_s
                 yield ToWorker(
                     worker,
@@ -579,7 +571,7 @@ class Producer:
                 )
             if now >= cursor.hello_due:
                 cursor.hello_due = now + self._resend_s * cursor.patience
-                cursor.heard = now
+                cursor.heard(now)
                 # Each greeting waits twice as long as the one before. A consumer that comes back from a long step then finds a
                 # few greetings, and not a queue of them with a retransmission each.
                 cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
@@ -621,15 +613,16 @@ class Producer:
 
         Every worker is checked, and not only the one that holds the head of the log: that worker may be waiting for another,
         which in turn waits for a message that was lost on its way to this one."""
-        late = now >= cursor.heard + self._resend_s * cursor.patience
-        if cursor.settled_at == self._version or (cursor.settled_at == OWES and not late):
+        since = cursor.owes_since
+        late = since is not None and now >= since + self._resend_s * cursor.patience
+        if not late and not cursor.look_again:
             return False
+        cursor.look_again = False
         if not self._owes(cursor):
-            cursor.heard, cursor.settled_at = now, self._version  # its time begins with the next message
+            cursor.owes_since = None  # its time begins with the next message
             return False
-        if cursor.settled_at >= 0:
-            cursor.heard, late = now, False
-        cursor.settled_at = OWES
+        if since is None:
+            cursor.owes_since = now
         return late
 
     def _owes(self, cursor: ConsumerProgress) -> bool:
@@ -637,18 +630,8 @@ class Producer:
         at = cursor.at
         return bool(kernels.any_owed(cursor.acked, self._last, at.partitions, self.release_from - 1, at.reads))
 
-    def _data(self, worker: int, cursor: ConsumerProgress, now: float) -> Iterator[ToWorker]:
+    def _data(self, worker: int, cursor: ConsumerProgress, end: int) -> Iterator[Sent]:
+        """Make the messages that a worker may get now, of elements below ``end``."""
         assert self._consumers is not None
-        # Entries without rows for this worker may have been evicted while it was out of credit.
-        cursor.next = max(cursor.next, self.log.base)
-        end = min(self.log.end, self.release_from)
         out = OutgoingEntries(self.stream, cursor, self._consumers.ranks, self._run_max_rows, self._spans)
-        # Repeated, because entries kept for a run count as if each travelled alone, and whole: there may be credit left.
-        while cursor.next < end and cursor.sent_bytes < cursor.granted:
-            while cursor.next < end and cursor.sent_bytes + out.nbytes < cursor.granted:
-                entry = self.log[cursor.next]
-                cursor.next = entry.sequence + 1
-                for sent in out.add(entry):
-                    yield ToWorker(worker, *sent)
-            for sent in out.rest():
-                yield ToWorker(worker, *sent)
+        return out.messages(self.log, end)

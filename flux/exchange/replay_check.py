@@ -41,17 +41,18 @@ class PriorAttempts:
 
     def __init__(self, stream: StreamId) -> None:
         self._stream = stream
-        self._expected: dict[int, Shown] = {}  # by sequence
+        #: By sequence: the elements that consumers have shown, and that this life has not made yet.
+        self.expected: dict[int, Shown] = {}
         self.numbered = False  # rows are numbered: only marks with a position are beginnings
         self.own_numbers = False  # numbered rows bring their numbers: any of them is a beginning, and some may be gone
         self.front = 0  # numbered rows below this have been given before, as far as consumers have shown
         self.left_out = 0  # comparisons that were not made, because rows are gone since
 
     def __len__(self) -> int:
-        return len(self._expected)
+        return len(self.expected)
 
     def expect(self, mark: Mark, worker: int) -> None:
-        self._expected[mark.sequence] = Shown(mark, worker)
+        self.expected[mark.sequence] = Shown(mark, worker)
 
     def before(self, applied: int) -> Beginning:
         """Return the beginning of a life if the elements through ``applied`` are applied everywhere: behind them if rows bring
@@ -60,9 +61,9 @@ class PriorAttempts:
         Rows need not be made again for a comparison: a log may have lost them, and rows that are applied are never needed.
         Counted batches are made again from one batch before, because the last one may be the end of the stream."""
         least = applied if self.numbered else applied - 1
-        known = self._expected.items()
+        known = self.expected.items()
         at = max((at for at, shown in known if at <= least and (shown.mark.position or not self.numbered)), default=-1)
-        mark = self._expected[at].mark if at >= 0 else _NOTHING
+        mark = self.expected[at].mark if at >= 0 else _NOTHING
         if self.own_numbers and 0 <= applied < NOBODY:
             # Nothing comes behind the end, which has to have the same number again.
             ends = [at for at, shown in known if at <= applied and shown.mark == end_mark(at)]
@@ -73,35 +74,33 @@ class PriorAttempts:
     @property
     def shown_end(self) -> int:
         """The number behind the last element that a worker has shown and this life has not made."""
-        return max(self._expected, default=-1) + 1
+        return max(self.expected, default=-1) + 1
 
     def newest(self) -> Mark | None:
         """Return the last mark with a position that any worker has shown."""
-        marks = [shown.mark for shown in self._expected.values() if shown.mark.position]
+        marks = [shown.mark for shown in self.expected.values() if shown.mark.position]
         return max(marks, key=lambda mark: mark.sequence, default=None)
 
     def forget_below(self, sequence: int) -> None:
-        self._expected = {at: shown for at, shown in self._expected.items() if at >= sequence}
+        self.expected = {at: shown for at, shown in self.expected.items() if at >= sequence}
 
     def cuts(self, begin: int, end: int) -> list[int]:
         """Return the points at which rows ``begin`` to ``end`` - 1 have to be cut, so that they can be compared with earlier
         lives. If rows are not numbered, the reader makes the same batches again."""
-        if not self._expected:
+        if not self.expected:
             return []
-        points = {point for shown in self._expected.values() for point in (shown.mark.begin, shown.mark.sequence + 1)}
+        points = {point for shown in self.expected.values() for point in (shown.mark.begin, shown.mark.sequence + 1)}
         return sorted(point for point in points if begin < point < end)
 
     def on_made(self, entry: LogEntry) -> None:
         """Compare a new entry with earlier lives. NonDeterministicInputError: an earlier life has made another one."""
-        if not self._expected:
-            return
         if self.own_numbers:
             # The last row before a mark may be gone, so that no entry ends there.
-            for at in sorted(at for at in self._expected if at <= entry.sequence):
-                shown = self._expected.pop(at)
+            for at in sorted(at for at in self.expected if at <= entry.sequence):
+                shown = self.expected.pop(at)
                 self.compare(entry, shown.mark, shown.worker)
             return
-        made = self._expected.pop(entry.sequence, None)
+        made = self.expected.pop(entry.sequence, None)
         if made is not None:
             self.compare(entry, made.mark, made.worker)
 
@@ -130,16 +129,16 @@ class PriorAttempts:
         with them, and would take an end with such a number for a row that they know. An end that was shown keeps its number."""
         if not self.own_numbers:
             return least
-        ends = [at for at, shown in self._expected.items() if at >= least and shown.mark == end_mark(at)]
+        ends = [at for at, shown in self.expected.items() if at >= least and shown.mark == end_mark(at)]
         return min(ends, default=max(least, self.front))
 
     def on_end(self, end: int) -> None:
         """Check the end of the stream, below ``end``. NonDeterministicInputError: an earlier life has gone on."""
         if self.front > end:
             raise self.not_deterministic(self.front - 1, -1)
-        if self._expected:
-            sequence = max(self._expected)
-            raise self.not_deterministic(sequence, self._expected[sequence].worker)
+        if self.expected:
+            sequence = max(self.expected)
+            raise self.not_deterministic(sequence, self.expected[sequence].worker)
 
     def behind_end(self, sequence: int, worker: int, end: int) -> FluxError:
         """Make the error for a worker that shows an element behind the end of the stream, which is below ``end``."""

@@ -89,6 +89,8 @@ class Settling:
     brought may have begun with an older state, and is told nothing until its own acks have been examined."""
 
     def __init__(self) -> None:
+        #: Some point is settled.
+        self.begun = False
         self.mark = Mark(-1, 0)
         self.epoch = -1
         #: The newest point through which all checkpoints have their rows, even if reading replicas lack some, and its epoch.
@@ -98,11 +100,11 @@ class Settling:
         self._again_at: dict[int, float] = {}  # by worker
 
     def begin(self, mark: Mark, epoch: int) -> None:
-        self.mark, self.epoch = mark, epoch
+        self.begun, self.mark, self.epoch = True, mark, epoch
         self._again_at.clear()
 
     def begin_kept(self, mark: Mark, epoch: int) -> None:
-        self.kept, self._kept_epoch = mark, epoch
+        self.begun, self.kept, self._kept_epoch = True, mark, epoch
         self._again_at.clear()
 
     def due(self, worker: int, acked: np.ndarray, reads: bool, now: float) -> bool:

@@ -16,6 +16,7 @@ from scripted import STREAM, Plain, feed, made, work
 from test_transfers import Two
 
 import flux
+from flux.exchange.consumer_progress import ConsumerProgress
 from flux.exchange.inbound import Counters, Inbound
 from flux.exchange.log import NEVER, Log
 from flux.exchange.producer import Producer
@@ -195,6 +196,7 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (producer, lambda made: made._acks.fill(9), "are booked elsewhere"),
     (producer, without_its_cursor, "where there is no replica"),
     (producer, lambda made: setattr(made._cursors[OTHER], "first", 7), "is told of 7"),
+    (producer, lambda made: setattr(made._cursors[OTHER], "nonce", None), "is reading under nonce None"),
     (producer, lambda made: setattr(made._cursors[OTHER], "answered", False), "has not asked for"),
     (inbound, lambda made: setattr(made, "held_bytes", -1), "given back twice"),
     (inbound, lambda made: setattr(made, "unacked_bytes", -9), "acked what has not come"),
@@ -242,7 +244,7 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (worker, lambda core: core.awaited.update({(5, 0): 0}), "3 replicas are here, the table lists 2"),
     (
         worker,
-        lambda core: core.hosted._partitions.update({0: {0: None, 1: None}}),
+        lambda core: core.hosted.partitions.update({0: {0: None, 1: None}}),
         "3 partitions are noted, 2 are here",
     ),
     (worker, lambda core: core.hosted.note_secondary(0, 0), "is noted as secondary"),
@@ -309,6 +311,7 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
     machines = (
         OrderLog,
         Producer,
+        ConsumerProgress,
         Log,
         Inbound,
         Replica,

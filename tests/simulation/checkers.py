@@ -137,7 +137,7 @@ class Ledger:
             if cursor is not None and cursor.nonce == message.nonce and producer.log.base < cursor.next and chance():
                 self.counts["resumed too early on purpose"] += 1
                 cursor.first = cursor.next = producer.log.base
-                cursor.catching_up_to = 0
+                cursor.become_reading()
 
         producer.on_resume = careless_resume  # type: ignore[method-assign]
 

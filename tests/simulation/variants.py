@@ -147,8 +147,8 @@ def room_is_told_once(patch: Patch) -> None:
     note = Log._note_room
 
     def broken(self: Log) -> None:
-        if self.has_room or not getattr(self, "drained_once", False):
-            self.drained_once = not self.has_room  # type: ignore[attr-defined]
+        if self.has_room or not getattr(self, "told", False):
+            self.told = not self.has_room or getattr(self, "told", False)  # type: ignore[attr-defined]
             note(self)
 
     patch.setattr(Log, "_note_room", broken)
