@@ -14,7 +14,7 @@ import pytest
 import flux
 from flux.connectors.kafka.client import connection
 from flux.connectors.kafka.client.cluster import FETCH_BY_ID, PRODUCE_BY_ID
-from flux.connectors.kafka.client.topic_ids import UNKNOWN, LogPosition, differ, text_of, uuid_of
+from flux.connectors.kafka.client.topic_ids import GENERATION, UNKNOWN, LogPosition, differ, text_of, uuid_of
 from flux.connectors.kafka.errors import DataLost
 from flux.connectors.kafka.sink_options import GUARANTEES
 from flux.connectors.kafka.write.sink import KafkaSink
@@ -93,6 +93,12 @@ def test_a_row_number_leads_to_the_place_in_the_topic_that_had_the_row() -> None
         "not before the start of the query"
     )
     assert LogPosition(30, old).at(40, [45, old], LogPosition(100, old)) == LogPosition(45, old)
+
+
+def test_a_row_of_a_topic_that_a_start_knows_to_be_gone_leads_to_the_new_topic() -> None:
+    """Orders have rows of the first generation, and no consumer knows a position."""
+    begin = LogPosition(0, text_of(uuid.uuid4()), 1)
+    assert begin.at(7, None, None) == begin
 
 
 # ---- read
@@ -182,7 +188,12 @@ def test_a_partition_without_a_position_is_of_the_topic_that_the_checkpoint_know
     goes_on = reader(topic, broker.address, fail_on_data_loss=False)
     news = goes_on.prepare(kept)
     assert (news["partitions"], news["topics"] == kept["topics"]) == ([[topic, 0, 0]], False)
-    assert taken(read_all(goes_on, 5)) == records(5, "new")
+    assert (kept.get("generations"), news["generations"]) == (None, {topic: 1}), "orders may have rows of the old topic"
+    assert goes_on.prepare(news) == news
+    with reading(goes_on) as batches:
+        found = until(batches, 5)
+    assert taken(rows(found)) == records(5, "new")
+    assert min(batch.numbers[0] for batch in found) == GENERATION
 
 
 def test_a_query_begins_with_the_topic_that_is_there_when_it_starts(broker: Broker, topic: str) -> None:

@@ -72,6 +72,9 @@ class KafkaReader(SourceReader):
             )
         # Shared by the partitions that are read in a process.
         self._committer: GroupCommit | None = None
+        #: By topic, how often a start has found that it was made anew. A life that knows no position begins in this generation:
+        #: orders may have rows of earlier ones, whose numbers the new records must not get.
+        self.generations: dict[str, int] = {}
         self._fetcher: Fetcher | None = None
         # Wrong values of ``starting`` are refused at once.
         self.starts, self.topic_ids = self._first_offsets(partitions, starting)
@@ -94,6 +97,7 @@ class KafkaReader(SourceReader):
                 )
             began = {(topic, partition): offset for topic, partition, offset in kept["partitions"]}
             known_ids = kept.get("topics", {})  # none in locations of releases before 0.4
+            self.generations = dict(kept.get("generations", {}))
             self._check_kept(began, known_ids)
             new = [each for each in self.topic_partitions if each not in began]
             if not self.how.fail_on_data_loss:  # positions in the old topic carry its id
@@ -101,6 +105,7 @@ class KafkaReader(SourceReader):
                     topic for topic, known in known_ids.items() if differ(known, self.topic_ids.get(topic, UNKNOWN))
                 }
                 new = [each for each in self.topic_partitions if each not in began or each[0] in anew]
+                self.generations |= {topic: self.generations.get(topic, 0) + 1 for topic in anew}
                 known_ids = {topic: known for topic, known in known_ids.items() if topic not in anew}
             offsets, ids = self._first_offsets(new, "earliest")
             began |= dict(zip(new, offsets, strict=True))
@@ -111,6 +116,7 @@ class KafkaReader(SourceReader):
             "partitions": [[*each, offset] for each, offset in zip(self.topic_partitions, self.starts, strict=True)],
             "topics": {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic_id != UNKNOWN},
             "numbers": _NUMBERS,
+            **({"generations": self.generations} if self.generations else {}),
         }
 
     def _check_kept(self, began: Iterable[tuple[str, int]], known_ids: Mapping[str, str]) -> None:
@@ -166,7 +172,7 @@ class KafkaReader(SourceReader):
         """Read a partition, without end. ``start`` is the beginning of the rows that some replica needs; None: the start of
         the query."""
         topic, number = self.topic_partitions[partition]
-        first = LogPosition(self.starts[partition], self.topic_ids.get(topic, UNKNOWN))
+        first = LogPosition(self.starts[partition], self.topic_ids.get(topic, UNKNOWN), self.generations.get(topic, 0))
         # The newest known place may lie behind the rows to come. It tells whether the log was made anew or cut off since.
         newest = LogPosition.of(start.newest) if isinstance(start, RowStart) and start.newest is not None else None
         if isinstance(start, RowStart):

@@ -65,11 +65,14 @@ class LogPosition(NamedTuple):
 
         ``position`` is the newest one before it. It may lie further on than the number, because no row stands between, for
         instance where a transaction ends. ``newest`` is a place that may lie further on. The topic is that of one of them
-        in the same generation, or that of this place, which is the beginning of the query."""
+        in the same generation, or that of this place, which is the beginning of the query. A row of a topic that is known
+        to be gone leads to this place."""
         generation, offset = divmod(number, GENERATION)
         before = None if position is None else LogPosition.of(position)
         if before is not None and before.generation == generation:
             return before._replace(offset=max(offset, before.offset))
+        if newest is None and self.generation > generation:
+            return self  # the row was in a topic that was gone before this start
         same = newest if newest is not None and newest.generation == generation else self
         if newest is not None and newest.generation > generation and newest.topic_id != self.topic_id:
             return LogPosition(offset, UNKNOWN, generation)  # this topic may be one that was made anew since
