@@ -205,7 +205,7 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
             claim = NO_CLAIM if peer.kind.applies else claim_of(replica)
             item = PartitionOrder(
                 replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries, peer.told,
-                left, claim.steps, claim.checksum,
+                left, claim.steps, claim.checksum, replica.steady,
             )  # fmt: skip
             by_worker.setdefault(worker, []).append(item)
     return by_worker

@@ -37,6 +37,8 @@ from partitioning.table import ReplicaAt
 
 log = logging.getLogger("flux")
 
+#: More rows than the steps of a partition lack.
+EXTRA = 1 << 32
 #: Kinds of steps under module names, because they are looked up often.
 _TICK, _FINISH = StepKind.TICK, StepKind.FINISH
 
@@ -96,7 +98,8 @@ class Replica:
         self.limits = limits
         #: It applies steps while another replica is primary.
         self._applies = kind.applies
-        #: Steps that went on without rows that are gone, and the number of these rows (design: rows-that-are-gone).
+        #: Steps that went on without rows that are gone, and the number of these rows; negative: with rows that the primary
+        #: that ordered the step had not got (design: rows-that-are-gone).
         self.gone: list[tuple[int, int]] = []
         #: By stream from a source: rows that this primary has passed over.
         self.lost: dict[StreamId, int] = {}
@@ -191,14 +194,17 @@ class Replica:
         self.follow()
         self.release()
 
-    def succeed(self, order: OrderLog, left: int, claim: OrderClaim = NO_CLAIM, whole: bool = False) -> None:
+    def succeed(
+        self, order: OrderLog, left: int, claim: OrderClaim = NO_CLAIM, whole: bool = False, steady: bool = True
+    ) -> None:
         """Go on with a standby's order, from the state of the standby's checkpoint, which has been restored.
 
         ``left``: the outside has the positions of the output below this; ``claim``: the checksum of the output that the
-        repeated steps gave before; ``whole``: no earlier primary has shown anything of steps that are not in this order. That is
-        also true of a standby, but only a checkpoint of a primary that had not compared its sink yet makes it necessary to
-        compare."""
+        repeated steps gave before; ``steady``: by the word of the lost primary, each of its steps gave one batch; ``whole``: no
+        earlier primary has shown anything of steps that are not in this order. That is also true of a standby, but only a
+        checkpoint of a primary that had not compared its sink yet makes it necessary to compare."""
         self.follow()
+        self.steady = self.steady and steady
         self.order, self._claim = order, claim if claim.steps >= self.output.silent else NO_CLAIM
         if self.output.exit is not None:
             self.output.exit.forget(left)
@@ -294,8 +300,9 @@ class Replica:
         return stream in self.missing() and self.waits.note_passed(self.order[self.applied], stream, below)
 
     def gone_before(self, step: int) -> int:
-        """Count the rows that are gone of the steps before this one."""
-        return sum([rows for at, rows in self.gone if at < step])
+        """Count the rows that are gone of the steps before this one. A row too many counts ``EXTRA`` times, so that it makes up
+        for none that is gone."""
+        return sum([rows if rows > 0 else -rows * EXTRA for at, rows in self.gone if at < step])
 
     def next_step(self, now: float) -> ReplicaStep:
         """Return the step to apply now, of a replica that is ``ready``: the next one, or the one whose output waited for room."""
@@ -370,13 +377,13 @@ class Replica:
                 else "its steps give no batch of output or several, so the numbers of later output are not known without the rows"
             )
             raise DataLost(
-                f"{self.where}: {gone} rows of a step that has to be repeated are gone, and the stage cannot go on without them: "
-                f"{why}. Start with another checkpointLocation to read what the log has. Keep records for longer than a query "
-                "may be down after a kill; query.stop() leaves nothing to repeat"
+                f"{self.where}: {abs(gone)} rows of a step that has to be repeated are gone{' elsewhere' * (gone < 0)}, and the "
+                f"stage cannot go on without them: {why}. Start with another checkpointLocation to read what the log has. Keep "
+                "records for longer than a query may be down after a kill; query.stop() leaves nothing to repeat"
             )
         self.gone.append((step.number, gone))
         of_logs = [StreamId(*of) for *of, _ in entry.slices if of[0] in self.waits.from_logs]
-        if self.primary and of_logs:
+        if self.primary and of_logs and gone > 0:
             self.lost[of_logs[0]] = self.lost.get(of_logs[0], 0) + gone
             log.warning(
                 "%s: %d of %d rows of a step that has to be repeated are gone from the log of partition %d of its input; it goes "

@@ -52,7 +52,8 @@ class ReplicaStep(msgspec.Struct, frozen=True):
     slices: Sequence[Slice]
     #: The rows of its slices as one batch. None: a timer, the end, an element without rows, or all its rows are gone.
     rows: pa.RecordBatch | None
-    #: Its rows that are gone, without which it goes on (design: rows-that-are-gone).
+    #: Its rows that are gone, without which it goes on (design: rows-that-are-gone). Negative: it has more rows than were
+    #: ordered, because the primary that ordered it had not got some that were gone by then.
     gone: int = 0
     #: The method of the operator that it calls.
     method: str = "process"
@@ -79,7 +80,7 @@ class StepQueue:
         self.loses: AbstractSet[int] = frozenset()
         #: By stream: rows below this number do not come any more, though steps may want them.
         self._passed: dict[StreamId, int] = {}
-        #: Rows of the step taken last that were passed over.
+        #: Rows that the step taken last lacked; see ``ReplicaStep.gone``.
         self._gone = 0
         #: Pending slices. A stream without any is not in it.
         self.by_stream: dict[StreamId, deque[Slice]] = {}
@@ -301,7 +302,10 @@ class StepQueue:
         return slices
 
     def _take_there(self, entry: OrderEntry) -> list[Slice]:
-        """Remove and return the slices of a step as far as they are here, and count the rows that are gone."""
+        """Remove and return the slices of a step as far as they are here, and count the rows that are gone.
+
+        A log may lose rows that one replica has got and the primary has not. An order names the last row only, so this replica
+        applies the others with the step (design: rows-that-are-gone)."""
         slices: list[Slice] = []
         for edge, producer, through in entry.slices:
             stream = StreamId(edge, producer)
@@ -322,9 +326,7 @@ class StepQueue:
                 self.by_stream.pop(stream, None)
         rows = rows_of(slices)
         self._rows += rows
-        self._gone = max(entry.rows - rows, 0)
-        if rows > entry.rows >= 0 and stream.edge in self.from_sources:
-            raise self._nondeterministic(stream, through)
+        self._gone = entry.rows - rows if entry.rows >= 0 else 0
         return slices
 
     def _other_rows(self, stream: StreamId, through: int) -> Exception:

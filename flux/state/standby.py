@@ -125,6 +125,8 @@ class Standby:
         self.left = 0
         #: The newest claim about committed output.
         self.claim = NO_CLAIM
+        #: No primary has said that a step with rows gave no batch of output, or several (design: rows-that-are-gone).
+        self.steady = True
         #: As primary: the epoch in which it became primary.
         self.reads_since = -1
         #: No row of a stream through its mark is missing in the checkpoint (design: needed-no-more).
@@ -191,8 +193,9 @@ class Standby:
         heard = order.on_orders(item.term, item.first, item.entries, item.committed, self.checkpoint.step)
         if not heard:
             return None
-        news = heard is Heard.NEWS or item.left > self.left
+        news = heard is Heard.NEWS or item.left > self.left or (self.steady and not item.steady)
         self.left = max(self.left, item.left)
+        self.steady = self.steady and item.steady
         self.claim = max(self.claim, OrderClaim(item.checked, item.checksum), key=lambda claim: claim.steps)
         self.settle()
         if news:
@@ -290,6 +293,7 @@ class _Head(msgspec.Struct, array_like=True):
     claim: tuple[int, int] = NO_CLAIM
     #: Edge, producer and mark: the checkpoint has all rows of that stream through the mark.
     settled: list[tuple[int, int, Mark]] = []
+    steady: bool = True
 
 
 _head = msgspec.msgpack.Decoder(_Head)
@@ -302,6 +306,7 @@ def encode(standby: Standby) -> memoryview:
         _Head(
             [piece.nbytes for piece in kept.pieces], kept.term, kept.number, kept.step, order.since(order.base), order.committed,
             standby.left, standby.claim, [(*stream, mark) for stream, mark in standby.settled.items()],
+            standby.steady,
         )
     )  # fmt: skip
     starts, end = _places(_LENGTH.size + len(head), [piece.nbytes for piece in kept.pieces])
@@ -327,7 +332,7 @@ def decode(
         standby.checkpoint = replace(newest, changes=tuple(changes))
     standby.order = OrderLog(head.step)
     standby.order.adopt(head.entries, head.committed)
-    standby.left, standby.claim = head.left, OrderClaim(*head.claim)
+    standby.left, standby.claim, standby.steady = head.left, OrderClaim(*head.claim), head.steady
     standby.settled = {StreamId(edge, producer): mark for edge, producer, mark in head.settled}
     return standby
 

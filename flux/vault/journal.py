@@ -121,6 +121,8 @@ class Whole(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     claim: tuple[int, int] = (0, 0)
     #: Edge, producer and mark: the checkpoint has all rows of that stream through the mark.
     settled: list[tuple[int, int, Mark]] = []
+    #: No primary has said that a step with rows gave no batch of output, or several.
+    steady: bool = True
 
 
 Record = Seen | Ordered | FencedRecord | Taken | Through | Whole
@@ -261,6 +263,7 @@ def whole_of(standby: Standby) -> Whole:
     return Whole(
         *standby.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, standby.left,
         order.since(order.base), standby.claim, [(*stream, mark) for stream, mark in standby.settled.items()],
+        standby.steady,
     )  # fmt: skip
 
 
@@ -277,7 +280,7 @@ def restore(standby: Standby, whole: Whole, load: Callable[[KeptState], Checkpoi
     standby.order = OrderLog(whole.step)
     standby.order.adopt(whole.entries, whole.committed)
     standby.order.term, standby.order.verified, standby.left = whole.term, whole.verified, whole.left
-    standby.claim = OrderClaim(*whole.claim)
+    standby.claim, standby.steady = OrderClaim(*whole.claim), whole.steady
     standby.settled = {StreamId(edge, producer): mark for edge, producer, mark in whole.settled}
 
 

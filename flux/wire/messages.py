@@ -299,6 +299,8 @@ class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
     checked: Natural = 0
     #: The running checksum of the primary's output.
     checksum: Checksum = 0
+    #: Each applied step with rows has given one batch of output until now (design: rows-that-are-gone).
+    steady: bool = True
 
 
 class Orders(Message, frozen=True):

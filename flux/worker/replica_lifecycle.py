@@ -232,7 +232,7 @@ class ReplicaLifecycle:
         if state is not None:
             restore(state, replica)
         # A vault has acked every step before any output of it was shown.
-        replica.succeed(standby.order, standby.left, standby.claim, whole=standby.from_vault)
+        replica.succeed(standby.order, standby.left, standby.claim, standby.from_vault, standby.steady)
         self._add(replica)
         assert self._hosted.table is not None
         self._assign_role(replica, self._hosted.table.replicas(*replica.key), self._hosted.epoch)
