@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from flux.connectors.kafka.client.topic_ids import LogPosition
 from flux.dataflow.plan import WorkerSourcePlan
 from flux.exchange.producer import Producer
 from flux.exchange.replay_check import Beginning, PriorAttempts
 from flux.exchange.slices import RowNumbers
 from flux.exchange.source_streams import SourceStreams
+from flux.replica.output import ReplicaOutput
+from tests.simulation import losing_logs
 
 Patch = pytest.MonkeyPatch
 
@@ -86,3 +89,23 @@ def has_room_only_where_rows_were_there(patch: Patch) -> None:
 
     more_room = SourceStreams._has_more_room
     patch.setattr(SourceStreams, "_has_more_room", broken)
+
+
+def passes_over_rows_whatever_a_source_says(patch: Patch) -> None:
+    """A step goes on without rows that are gone, also of a source that ends the query then."""
+    patch.setattr(WorkerSourcePlan, "goes_on_after_loss", property(lambda self: self.own_numbers))
+
+
+def gives_nothing_for_a_step_without_rows(patch: Patch) -> None:
+    """Output behind a step whose rows are gone has the numbers of that step."""
+    patch.setattr(ReplicaOutput, "fill", lambda self, step: None)
+
+
+def numbers_a_new_topic_like_the_old_one(patch: Patch) -> None:
+    """Rows of a topic that was made anew have the numbers of rows of the old one."""
+    patch.setattr(LogPosition, "first_number", 0)
+
+
+def believes_every_topic_of_the_name(patch: Patch) -> None:
+    """A reader goes on at the offset of the old topic."""
+    patch.setattr(losing_logs, "differ", lambda one, other: False)

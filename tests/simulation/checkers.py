@@ -70,6 +70,14 @@ class Ledger:
         self.alive: Callable[[int], WorkerCore | None] = lambda worker: None
         self._home: dict[tuple[str, Any], int] = {}
         self._given: dict[StreamId, list[Any]] = defaultdict(list)  # what streams have given out, by sequence
+        #: Rows that streams of numbered rows have given out, and their ends, by ascending number.
+        self._given_rows: dict[StreamId, dict[int, tuple[tuple[int, ...], Any]]] = defaultdict(dict)
+        #: Some log has lost a record before all replicas had applied it: what is made again may have fewer rows.
+        self.lossy = False
+        #: Some source goes on after a loss.
+        self.goes_on = False
+        #: Whether the record with this number of a stream has been lost like that.
+        self.is_gone: Callable[[StreamId, int], bool] = lambda stream, number: False
         self._touching: dict[tuple[StreamId, int], list[int]] = defaultdict(list)
         self._largest: dict[StreamId, int] = defaultdict(int)
         self._credit: dict[tuple[int, StreamId], int] = defaultdict(int)
@@ -83,6 +91,11 @@ class Ledger:
         self._ordered_unheard: dict[Key, int] = {}
         self._turns = 0  # of all workers
         self.tables = TableLaws(self)
+
+    def newest_given(self, stream: StreamId) -> Any:
+        """The last batch, row or end that a stream has given out; None if there is none."""
+        rows = self._given_rows[stream]
+        return rows[next(reversed(rows))] if rows else next(reversed(self._given[stream]), None)
 
     # ---- rows, as operators see them
 
@@ -278,6 +291,9 @@ class Ledger:
             nonlocal began
             before, order = replica.applied, replica.order
             began = now, replica.context.now, before == order.end
+            if self.lossy and before < order.end:  # a batch without rows may leave the log before the step is over
+                ordered = order[before]
+                watch.orders[before] = step_of(ordered.kind, ordered.now, ordered.slices)
             watch.steps.append((before, [outlet.producer.next_sequence for outlet in replica.outlets]))
             if not replica.primary and before >= order.committed:
                 raise Violation(
@@ -289,7 +305,9 @@ class Ledger:
                 return
             number, kind = step.number, step.entry.kind
             context, (now, time, decides) = replica.context, began
-            watch.orders[number] = step_of(kind, context.now, through(step.slices))
+            if step.gone and not self.goes_on:
+                raise Violation("lost records are told", f"{replica.where}: step {number} goes on without all its rows")
+            watch.orders[number] = step_of(kind, context.now, step.entry.slices if step.gone else through(step.slices))
             if context.now < time:
                 raise Violation("time never goes back", f"{replica.where}, step {number}: {context.now} after {time}")
             if applied:
@@ -339,6 +357,10 @@ class Ledger:
     def _apply(self, watch: Watch, stream: StreamId, sequence: int) -> None:
         partition = watch.replica.partition
         touching, count = self._touching[stream, partition], watch.counts.get(stream, 0)
+        while self.lossy and count < len(touching) and touching[count] != sequence:
+            if not self.is_gone(stream, touching[count]):
+                break
+            count += 1
         watch.counts[stream] = count + 1
         if stream not in self.unsteady and (count >= len(touching) or touching[count] != sequence):
             expected = touching[count] if count < len(touching) else "nothing more"
@@ -347,8 +369,10 @@ class Ledger:
 
     def _has_applied(self, replica: Replica, stream: StreamId, through: int) -> bool:
         watch = self._watches.get(id(replica))
-        needed = bisect_right(self._touching[stream, replica.partition], through)
-        return watch is not None and watch.counts.get(stream, 0) >= needed
+        touching = self._touching[stream, replica.partition]
+        needed, count = bisect_right(touching, through), 0 if watch is None else watch.counts.get(stream, 0)
+        gone = self.lossy and all(self.is_gone(stream, number) for number in touching[count:needed])
+        return watch is not None and (count >= needed or gone)
 
     # ---- workers
 

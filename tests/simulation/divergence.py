@@ -87,7 +87,7 @@ class Divergences:
             key = next(stage.id for stage in stages if stage.name == event.stage), event.partition
             self.named[key] += 1
             self.sim.counts["divergences noticed"] += 1
-            if key not in self._struck:
+            if key not in self._struck and not self.sim.ledger.lossy:
                 raise Violation("only a diverging replica is named", str(event))
             hopeless = self.named[key] > DIVERGENCES_MAX
             ended = self._ended_for_them() and not any(named > DIVERGENCES_MAX for named in self.named.values())

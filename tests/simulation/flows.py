@@ -19,7 +19,7 @@ from flux.settings import Settings
 from partitioning.ids import STANDBY, UPSTREAM
 from tests.simulation.checkers import Ledger
 from tests.simulation.fetches import InSmallChunks
-from tests.simulation.losing_logs import Logs, losing_reader
+from tests.simulation.losing_logs import LogFaults, Logs, losing_reader
 from tests.simulation.outside import SHARE, Goes
 from tests.simulation.replaying import Replaying, perhaps_replaying
 from tests.simulation.stage_kinds import (
@@ -86,7 +86,8 @@ class SourceData:
 
     def rows(self, version: dict[tuple[str, int], int]) -> list[Row]:
         lost = set() if self.logs is None else set(self.logs.lost_rows())
-        return [
+        later = [] if self.logs is None else [row for row in self.logs.later_rows() if row not in lost]
+        return later + [
             row
             for partition in range(len(self.batches))
             for batch in self.of(partition, version.get((self.name, partition), 0))
@@ -153,6 +154,7 @@ class _Builder:
         self.sinks: list[Node] = []
         self.collect = 0
         self.numbered, self.numbered_share, self.losing = random.Random(0), 0.0, False
+        self.log_faults: LogFaults | None = None
         self.outside = False  # rows that arrive at a sink are handed on to one outside
         self._ids = 0
         self._spread = rng.choice([1, 3, 50])
@@ -216,7 +218,9 @@ class _Builder:
             if self.numbered.random() < self.numbered_share:
                 read: Any = numbered_reader(data, idle, self.numbered)
                 if self.losing:
-                    read, data.logs = losing_reader(lambda p: list(data.read(p)), partitions, idle, self.numbered)
+                    read, data.logs = losing_reader(
+                        lambda p: list(data.read(p)), partitions, idle, self.numbered, self.log_faults
+                    )
                 source = flux.source(read, ROW, partitions, name, positions=True)
             elif plain:
                 source = flux.source(lambda p: self._read(data, p, idle), ROW, partitions, name)
@@ -398,17 +402,18 @@ def draw(
     replaying: random.Random | None = None,
     read_share: float = 0.0,
     losing: bool = False,
+    log_faults: LogFaults | None = None,
 ) -> Dataflow:
-    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which
-    stages have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether
-    the output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead; a ``read_share`` of
-    these are read by a reader. ``telling``: which
-    operators tell what has changed. ``numbered``: which sources have positions of their own, a ``numbered_share`` of those
-    that workers read; where it is all of them, workers read all. ``losing``: these are logs that lose records. ``replaying``:
-    which operators say from where on rows matter."""
+    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which stages
+    have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether the
+    output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead; a ``read_share`` of these
+    are read by a reader. ``telling``: which operators tell what has changed. ``numbered``: which sources have positions of
+    their own, a ``numbered_share`` of those that workers read; where it is all of them, workers read all. ``losing``: these are
+    logs that lose records, with ``log_faults`` also needed ones. ``replaying``: which operators say from where on rows matter."""
     builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers, telling, replaying)
     if numbered is not None:
         builder.numbered, builder.numbered_share, builder.losing = numbered, numbered_share, losing
+        builder.log_faults = log_faults
     collected = collects is not None and (copies or copies_max) > 1 and collects.random() < COLLECTED_SHARE
     if collects is not None and (fetched or collected):
         builder.collect = collects.choice([1, 2, 3])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tests.simulation import faults as faults_
 from tests.simulation.faults import Faults
+from tests.simulation.losing_logs import LogFaults
 from tests.simulation.operators import STORMY, Habits
 
 #: So many of the runs with several replicas have a mix.
@@ -18,13 +19,13 @@ MIXED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Mix:
-    """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``bounded``:
-    replicas may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition;
-    ``standbys``: the share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is lost,
-    again and again, and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have positions of
-    their own; ``losing``: these are logs that lose records; ``upstream``: some operators say from where on their rows matter, and
-    have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing where None and faults are
-    given."""
+    """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``bounded``: replicas
+    may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition; ``standbys``: the
+    share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is lost, again and again,
+    and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have positions of their own;
+    ``losing``: these are logs that lose records, with ``log_faults`` also needed ones; ``upstream``: some operators say from
+    where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
+    where None and faults are given."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -38,6 +39,7 @@ class Mix:
     upstream: bool = False
     habits: Habits | None = None
     losing: bool = False
+    log_faults: LogFaults | None = None
 
 
 #: As the seed has it.
@@ -260,6 +262,14 @@ NUMBERED_LIVES = Mix(lives=4, numbered=1.0)
 LOSING = replace(NUMBERED, losing=True)
 LOSING_STANDBYS = replace(NUMBERED_STANDBYS, losing=True)
 LOSING_LIVES = replace(NUMBERED_LIVES, losing=True, standbys=0.7)
+#: Logs that also lose records which some replica lacks, read by sources that go on after a loss and by sources that do not.
+GOING_ON = replace(LOSING, log_faults=LogFaults(goes_on=True, needed=True))
+GOING_ON_LIVES = replace(LOSING_LIVES, log_faults=LogFaults(goes_on=True, needed=True))
+FAILING = replace(LOSING, log_faults=LogFaults(goes_on=False, needed=True))
+FAILING_LIVES = replace(LOSING_LIVES, log_faults=LogFaults(goes_on=False, needed=True))
+#: Topics that are made anew between two lives.
+ANEW = replace(LOSING_LIVES, log_faults=LogFaults(goes_on=True, anew=True))
+ANEW_FAILING = replace(LOSING_LIVES, log_faults=LogFaults(goes_on=False, anew=True))
 #: Replay points in place of checkpoints.
 UPSTREAM = replace(CHANGES, upstream=True)
 UPSTREAM_REPAIRS = replace(STANDBY_REPAIRS, upstream=True)

@@ -33,25 +33,23 @@ def numbered(ledger: Ledger, stream: StreamId) -> bool:
 def publish(ledger: Ledger, producer: Producer, seen: int) -> None:
     """The rows of these numbers are the same in every life, and go to the same partitions; the end comes behind the same row."""
     stream = producer.stream
-    given, again = ledger._given[stream], 0
+    given, again = ledger._given_rows[stream], 0
+    end = next(reversed(given), -1) + 1
     for entry in producer.log.entries():
         if entry.sequence < seen:
             continue
         ledger._largest[stream] = max(ledger._largest[stream], entry.nbytes)
         gaps = producer.earlier.own_numbers
         for number, partitions, row in _rows(entry, gaps):
-            assert gaps or number <= len(given), (
-                f"stream {stream}: row {len(given)} was never given, and row {number} is"
-            )
-            given += [None] * (number - len(given))
-            if number == len(given):
-                given.append((partitions, row))
+            assert gaps or number <= end, f"stream {stream}: row {end} was never given, and row {number} is"
+            if number >= end:
+                given[number], end = (partitions, row), number + 1
                 for partition in partitions:
                     ledger._touching[stream, partition].append(number)
             else:
                 again += 1
-                if given[number] != (partitions, row):
-                    detail = f"stream {stream}, row {number}: at first {given[number]}, and now {(partitions, row)}"
+                if given.get(number) != (partitions, row):
+                    detail = f"stream {stream}, row {number}: at first {given.get(number)}, and now {(partitions, row)}"
                     raise Violation("equal sequences are equal batches", detail)
     ledger.counts["rows made again"] += again
 

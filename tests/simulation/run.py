@@ -31,7 +31,7 @@ from tests.simulation.evidence import orders_of
 from tests.simulation.faults import Faults
 from tests.simulation.fetches import Fetches
 from tests.simulation.hearts import Hearts
-from tests.simulation.losing_logs import Losses
+from tests.simulation.losing_logs import LogFaults, Losses
 from tests.simulation.mixes import ANY, Mix
 from tests.simulation.moves import MoveWatch
 from tests.simulation.network import Network
@@ -74,6 +74,7 @@ UPSTREAM_FROM = 1_000_000_000
 READERS_FROM = 1_200_000_000
 GATHERS_FROM = 3_600_000_000
 LOSSES_FROM = 4_200_000_000
+LOG_FAULTS_FROM = 6_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
 LOSSES_OF = 2
 #: So many of those from there on have a directory, and so many lives at most.
@@ -118,13 +119,14 @@ class Simulation:
         numbered: float = 0.0,
         upstream: bool = False,
         losing: bool = False,
+        log_faults: LogFaults | None = None,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
         workers say that they are; None: they do not say. ``bounded``: replicas may not be far apart; else drawn, where
         faults and flow are. ``collected``: the output is fetched, also where that is not drawn. ``standbys``: the share of
         stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
-        their own; ``losing``: out of logs that lose records."""
+        their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         self.demand = demand
@@ -164,6 +166,7 @@ class Simulation:
                 random.Random(f"upstream {seed}") if upstream or (faults is None and seed >= UPSTREAM_FROM) else None,
                 flows.READ_SHARE if faults is None and seed >= READERS_FROM else 0.0,
                 losing or (faults is None and seed >= LOSSES_FROM and seed % LOSSES_OF == 0),
+                log_faults if log_faults is not None or faults is not None else draw_log_faults(seed),
             )
         )
         if life is not None:  # what was lost with everything is compared with nothing
@@ -440,6 +443,14 @@ def lives_of(seed: int, mix: Mix) -> int:
     return rng.randint(1, LIVES_MAX) if rng.random() < LIVES_SHARE else 0
 
 
+def draw_log_faults(seed: int) -> LogFaults | None:
+    """Faults of the logs of a random run, if it has logs that lose records."""
+    rng = random.Random(f"log faults {seed}")
+    if seed < LOG_FAULTS_FROM or rng.random() < 0.5:
+        return None
+    return LogFaults(goes_on=rng.random() < 0.6, needed=rng.random() < 0.7, anew=rng.random() < 0.4)
+
+
 def run(seed: int, mix: Mix = ANY) -> Result:
     lives = lives_of(seed, mix)
     if lives:
@@ -455,7 +466,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
     return Simulation(
         seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
         standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,
-        losing=mix.losing,
+        losing=mix.losing, log_faults=mix.log_faults,
     )  # fmt: skip
 
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mixes import LOSING, LOSING_LIVES, LOSING_STANDBYS, NUMBERED, NUMBERED_LIVES, NUMBERED_STANDBYS
+from tests.simulation.mixes import (
+    ANEW,
+    ANEW_FAILING,
+    FAILING,
+    FAILING_LIVES,
+    GOING_ON,
+    GOING_ON_LIVES,
+    LOSING,
+    LOSING_LIVES,
+    LOSING_STANDBYS,
+    NUMBERED,
+    NUMBERED_LIVES,
+    NUMBERED_STANDBYS,
+)
 from tests.simulation.run import run
 from tests.simulation.runs import Runs, runs_of
 
@@ -60,6 +73,32 @@ def test_rows_of_logs_that_lose_records_keep_every_law(losing: Runs) -> None:
 )
 def test_it_happens_to_rows_of_logs(losing: Runs, event: str) -> None:
     assert losing.times(event, 4) >= 4
+
+
+@pytest.fixture(scope="module")
+def losing_data() -> Runs:
+    mixes = GOING_ON, FAILING, GOING_ON_LIVES, FAILING_LIVES, ANEW, ANEW_FAILING
+    return runs_of(mixes, range(10), few=12)
+
+
+@pytest.mark.timeout(1200)
+def test_records_that_are_lost_while_they_are_needed_keep_every_law(losing_data: Runs) -> None:
+    broken = losing_data.broken()
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "records that a log has lost while they were needed",
+        "records that a log has lost while nothing ran",
+        "topics that were made anew",
+        "runs ended by lost data",
+        "lives that went on",
+    ],
+)
+def test_it_happens_to_logs_that_lose_data(losing_data: Runs, event: str) -> None:
+    assert losing_data.times(event, 2) >= 2
 
 
 #: Seeds that broke a law once, and what was wrong.

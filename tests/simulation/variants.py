@@ -43,6 +43,8 @@ from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
+    ANEW,
+    ANEW_FAILING,
     ANY,
     BOUNDED,
     BUSY,
@@ -52,8 +54,10 @@ from tests.simulation.mixes import (
     CONTROL,
     DEPOSED,
     DIVERGING,
+    FAILING_LIVES,
     FAULTLESS,
     FETCHED,
+    GOING_ON_LIVES,
     LATE_ATTEMPTS,
     LIVES,
     LIVES_OF_ONE,
@@ -530,6 +534,10 @@ VARIANTS = [
     Variant(numbers.reads_from_the_start_each_time, ALIKE, NUMBERED_LIVES),
     Variant(numbers.counts_rows_of_a_log, ALIKE, LOSING_LIVES),
     Variant(numbers.settles_what_checkpoints_lack, ALIKE | ACKED, LOSING_LIVES),
+    Variant(numbers.passes_over_rows_whatever_a_source_says, {"lost records are told"}, FAILING_LIVES),
+    Variant(numbers.gives_nothing_for_a_step_without_rows, ALIKE | STUCK, GOING_ON_LIVES),
+    Variant(numbers.numbers_a_new_topic_like_the_old_one, ALIKE | STUCK, ANEW),
+    Variant(numbers.believes_every_topic_of_the_name, ROWS | {"lost records are told"}, ANEW_FAILING),
     Variant(numbers.cuts_no_numbered_rows, ALIKE, NUMBERED_LIVES),
     Variant(numbers.takes_rows_that_it_has, ALIKE, NUMBERED_LIVES),
     Variant(numbers.has_no_room_for_what_was_there, STUCK | STILL, NUMBERED_LIVES),

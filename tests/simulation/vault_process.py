@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flux.dataflow.plan import Plan
+from flux.state.standby import Standby
 from flux.vault.journal import Journal
 from flux.vault.vault import Vault
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 from tests.simulation.checkers import Ledger
 from tests.simulation.numbered_rows import is_end
 from tests.simulation.outside import Outside
@@ -115,6 +116,7 @@ class VaultProcess(WorkerProcess):
 def _go_on(ledger: Ledger, earlier: Ledger) -> None:
     """What the query has given out before, it gives out again: the same batches by the same steps."""
     ledger._home, ledger._given, ledger._touching = earlier._home, earlier._given, earlier._touching
+    ledger._given_rows, ledger.lossy = earlier._given_rows, earlier.lossy
     ledger._largest, ledger._official = earlier._largest, earlier._official
     ledger.unsteady, ledger.altered = earlier.unsteady, earlier.altered
     ledger._ordered_unheard = earlier._ordered_unheard
@@ -151,9 +153,13 @@ class Life:
         _go_on(sim.ledger, self.earlier.ledger)
         for source, earlier in zip(sim.dataflow.sources, self.earlier.dataflow.sources, strict=True):
             if source.logs is not None and earlier.logs is not None:
-                source.logs.of[:] = earlier.logs.of  # what is gone stays gone
+                source.logs.go_on(earlier.logs)  # what is gone stays gone
         least = max(stage.replicas for stage in plan.stages)
         return self.rng.randint(least, max(slots, least) + 1)
+
+    def kept(self) -> dict[PartitionKey, Standby]:
+        """What the directory has of each partition."""
+        return Journal(self.place).standbys
 
     @staticmethod
     def limits(drawn: PartLimits, plan: Plan) -> PartLimits:
@@ -166,8 +172,8 @@ class Life:
         if self.earlier is None:
             return False
         streams = [StreamId(edge.id, partition) for edge in sim.plan.edges_of_source(source)]
-        given = [sim.ledger._given[stream] for stream in streams]
-        return any(each and is_end(each[-1]) for each in given)
+        given = [sim.ledger.newest_given(stream) for stream in streams]
+        return any(each is not None and is_end(each) for each in given)
 
     def outside_of(self, sim: Simulation) -> Outside:
         outside = Outside(sim)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.dataflow.source_reader import IteratorReader, PartitionReader
-from flux.errors import Fenced, NonDeterministicInputError, QueryFailed
+from flux.errors import DataLost, Fenced, NonDeterministicInputError, QueryFailed
 from flux.exchange.producer import ToWorker
 from flux.exchange.source_streams import ReaderPosition
 from flux.state.jobs import attempt
@@ -231,10 +231,11 @@ class WorkerProcess(Process):
         try:
             if self._failure is None:
                 self._turn_of_core()
-        except (NonDeterministicInputError, QueryFailed) as error:
+        except (NonDeterministicInputError, QueryFailed, DataLost) as error:
             self._failure = Failure(node=self.node, kind=type(error).__name__, message=str(error))
             other = "output than was shown" if isinstance(error, QueryFailed) else "batches than were ordered"
-            self.sim.counts[f"workers that got other {other}"] += 1
+            lost = isinstance(error, DataLost)
+            self.sim.counts["workers that lack records of a log" if lost else f"workers that got other {other}"] += 1
         if self._failure is not None:
             self.report(self._failure)
             self.wake(HELD_BACK_S)
