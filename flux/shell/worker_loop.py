@@ -74,8 +74,6 @@ log = logging.getLogger("flux")
 
 #: Seconds for which steps are applied before sockets are looked at again: long against a poll, short against an ack interval.
 WORK_S = 0.002
-#: An ack waits for other acks at most for the time after which a producer asks again, divided by this number.
-ACK_SHARE = 8
 #: Seconds to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
 #: Seconds between two heartbeats that tell the load of each replica: with thousands of partitions that is no small message.
@@ -228,14 +226,8 @@ class WorkerLoop:
             self._flush(core, time.monotonic())
         worked_s, rows, steps = time.monotonic() - began - waited_s, core.rows_in - rows, core.steps - steps
         self._gathering.worked(worked_s, rows, steps)
-        self._pace.turn(worked_s, waited_s, rows, steps, core.aged_s - aged_s)
-        core.reading.interval_s = self._pace.interval_s
-        core.turns.gather_s = self._pace.gather_s
-        core.order_exchange.patience_s = max(core.order_exchange.least_patience_s, self._pace.order_s)
-        settings = self.plan.settings
-        core.subscriptions.ack_s = max(
-            settings.ack_interval, min(self._pace.ack_s, settings.resend_timeout / ACK_SHARE)
-        )
+        if self._pace.turn(worked_s, waited_s, rows, steps, core.aged_s - aged_s):
+            core.set_pace(self._pace)
 
     # ---- in
 

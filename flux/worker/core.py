@@ -57,6 +57,7 @@ from flux.worker.checkpoint_scheduler import CheckpointScheduler
 from flux.worker.effects import LOCAL, Effect, ToConnection, ToController, to_control
 from flux.worker.hosted_replicas import HostedReplicas
 from flux.worker.output_delivery import OutputDelivery
+from flux.worker.pacing import Pacing
 from flux.worker.replica_lifecycle import ReplicaLifecycle, RevivalRequests
 from flux.worker.source_scheduler import AssignedPartitions, SourceScheduler
 from flux.worker.step_scheduler import StepScheduler
@@ -131,6 +132,8 @@ class DrainCounter:
 
 #: Seconds. A wall clock that has gone back by more than this was set; smaller differences are drift.
 CLOCK_BACK_S = 0.001
+#: An ack waits for other acks at most for the time after which a producer asks again, divided by this number.
+ACK_SHARE = 8
 #: For a query that is stopped: the longest time for which a reader waits until one more row that it has read is in all
 #: checkpoints; the longest time until all of them are, which is less than the controller waits; and the time between two looks
 #: at the last checkpoints. On a busy machine, one checkpoint of each of 30 partitions takes more than the first of these.
@@ -488,6 +491,15 @@ class WorkerCore:
         apply."""
         # After a tick sources may be read, too, because timers without end would keep the rows out.
         return self.reading.read(idle or self.ticked, now, now + self.wall_ahead, self.note)
+
+    def set_pace(self, pace: Pacing) -> None:
+        """Go at this pace from now on: in reading sources, in gathering slices, and in holding back orders and acks. None of
+        these waits is shorter than the settings say."""
+        settings = self.plan.settings
+        self.reading.interval_s, self.turns.gather_s = pace.interval_s, pace.gather_s
+        self.order_exchange.patience_s = max(self.order_exchange.least_patience_s, pace.order_s)
+        longest_s = settings.resend_timeout / ACK_SHARE
+        self.subscriptions.ack_s = max(settings.ack_interval, min(pace.ack_s, longest_s))
 
     def wants(self, source: int, partition: int) -> bool:
         """Tell whether a source may be read. False if another worker reads it by now."""

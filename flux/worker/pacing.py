@@ -97,20 +97,22 @@ class Pacing:
         self._rows = self._steps = 0
         self._aged_s = 0.0
 
-    def turn(self, worked_s: float, waited_s: float, rows: int, steps: int, aged_s: float) -> None:
+    def turn(self, worked_s: float, waited_s: float, rows: int, steps: int, aged_s: float) -> bool:
         """Note a turn: its seconds of work and waiting, and the rows and steps that it has applied. ``aged_s``: the sum, over all
-        steps, of the age of the oldest row of a step."""
+        steps, of the age of the oldest row of a step. Tell whether the pace is another one now (``WorkerCore.set_pace``)."""
         self._worked_s += worked_s
         self._waited_s += waited_s
         self._rows += rows
         self._steps += steps
         self._aged_s += aged_s
         seconds = self._worked_s + self._waited_s
-        if seconds >= WINDOW_S:
-            self._judge(self._worked_s / seconds)
-            self._worked_s = self._waited_s = 0.0
-            self._rows = self._steps = 0
-            self._aged_s = 0.0
+        if seconds < WINDOW_S:
+            return False
+        self._judge(self._worked_s / seconds)
+        self._worked_s = self._waited_s = 0.0
+        self._rows = self._steps = 0
+        self._aged_s = 0.0
+        return True
 
     def _judge(self, share: float) -> None:
         small, longest = 0 < self._rows <= SMALL_ROWS * self._steps, len(INTERVALS_S) - 1

@@ -127,9 +127,13 @@ class Starvation:
         known, self._streams = self._streams, {}
         without_room = _waiting_for_room(replicas) if missing else set()
         for stream, got in missing.items():
-            wait = self._streams[stream] = known.get(stream) or StarvedStep(got, now, 0.0)
+            wait = known.get(stream)
+            if wait is None:
+                self._streams[stream] = StarvedStep(got, now, self._patience_s)
+                continue
+            self._streams[stream] = wait
             wait.elsewhere = False
-            if wait.received != got or not wait.patience_s:
+            if wait.received != got:
                 wait.received, wait.since, wait.patience_s = got, now, self._patience_s
             elif now - wait.since >= wait.patience_s:
                 wait.since, wait.patience_s = now, min(2 * wait.patience_s, self._patience_max_s)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_worker import planned
+from scripted import Plain
 
+import flux
 from flux.worker import pacing as gathering
+from flux.worker.core import WorkerCore
 from flux.worker.pacing import (
     BUSY,
     EASED,
@@ -110,3 +114,14 @@ def test_workers_whose_clocks_agree_read_at_the_same_time(interval_s: float, wal
     assert wall < at + 1e-6
     assert at <= wall + interval_s + 1e-6
     assert min(abs(at - next_multiple(shorter, at - shorter / 2)) for shorter in INTERVALS_S[1:]) < 1e-6, "all meet"
+
+
+def test_a_worker_goes_at_the_pace_that_it_is_told_but_waits_for_no_less_than_its_settings_say() -> None:
+    core = WorkerCore(planned(flux.stage(partitions=1)(Plain), ack_interval=0.005, resend_timeout=0.8), 0)
+    least_s = core.order_exchange.patience_s
+    pace = Pacing()
+    for order_s, ack_s, waits in ((0.0, 0.0, (least_s, 0.005)), (9.0, 0.05, (9.0, 0.05)), (0.0, 9.0, (least_s, 0.1))):
+        pace.interval_s, pace.gather_s, pace.order_s, pace.ack_s = 0.008, 0.004, order_s, ack_s
+        core.set_pace(pace)
+        assert (core.reading.interval_s, core.turns.gather_s) == (0.008, 0.004)
+        assert (core.order_exchange.patience_s, core.subscriptions.ack_s) == waits

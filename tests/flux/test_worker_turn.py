@@ -9,7 +9,7 @@ import pytest
 
 from flux.shell import worker_loop as worker
 from flux.shell.worker_loop import WORK_S, WorkerLoop
-from flux.worker.pacing import GatherRest, Pacing
+from flux.worker.pacing import WINDOW_S, GatherRest, Pacing
 
 QUICK_S, SLOW_S = 0.0, 1.1 * WORK_S
 
@@ -33,9 +33,7 @@ class Core:
         self.loop = loop
         self.note = [0] * 8
         self.work, self.read = loop.applies, loop.reads
-        self.turns = SimpleNamespace(gather_s=0.0)
-        self.subscriptions = SimpleNamespace(ack_s=0.0)
-        self.order_exchange = SimpleNamespace(patience_s=0.0, least_patience_s=0.01)
+        self.set_pace = loop.paces.append
 
     @property
     def has_work(self) -> bool:
@@ -53,9 +51,9 @@ class Turning(WorkerLoop):
     def __init__(self, steps: list[float], receives: int = 0) -> None:
         self.did: list[str] = []
         self.left = steps
+        self.paces: list[Pacing] = []
         nothing = SimpleNamespace(check=lambda: None, acquire=lambda: None, release=lambda: None)
         self._sinks: Any = nothing
-        self.plan: Any = SimpleNamespace(settings=SimpleNamespace(ack_interval=0.0, resend_timeout=1.0))
         self._watch: Any = SimpleNamespace(quiet=nothing)
         self._gathering, self._pace = GatherRest(), Pacing()
         self._turns, self._rested_s, self._beat_at = 0, 0.0, 0.0
@@ -92,13 +90,13 @@ def test_sources_are_read_in_a_turn_that_has_applied_all_there_was() -> None:
     assert Turning([SLOW_S]).turn() == ["apply", "read", "send"]
 
 
-@pytest.mark.parametrize(("order_s", "patience_s"), [(0.0, 0.01), (0.02, 0.02)])
-def test_orders_wait_for_as_long_as_the_pace_says_but_not_for_less_than_ever(order_s: float, patience_s: float) -> None:
-    loop = Turning([])
-    loop._pace.order_s = order_s
+def test_the_worker_is_told_its_pace_when_that_is_judged_anew() -> None:
+    loop = Turning([SLOW_S])
     loop.turn()
-    assert loop.core is not None
-    assert loop.core.order_exchange.patience_s == patience_s
+    assert loop.paces == []
+    loop.left = [WINDOW_S]
+    loop.turn()
+    assert loop.paces == [loop._pace]
 
 
 def test_what_waits_is_applied_before_sources_are_read() -> None:
