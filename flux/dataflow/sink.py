@@ -395,10 +395,8 @@ def to_readers(flow: Flow, *, max_bytes: int | str = "128m") -> FlowTo:
 
 
 class QueryReaders(Sink):
-    """Mark of a stage whose output is kept for readers, up to ``max_bytes`` in all partitions together. No method of it is
-    called: readers fetch the output themselves.
-
-    Readers as the end of a flow: the workers keep the output until it is read from outside (design: readers)."""
+    """Mark of a stage whose output the workers keep until it is read from outside (design: readers), up to ``max_bytes`` in all
+    partitions together. No method of it is called: readers fetch the output themselves."""
 
     traits = SinkTraits(exactly_once=True)
 

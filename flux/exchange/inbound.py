@@ -28,9 +28,8 @@ from partitioning.ids import StreamId
 
 
 class PartitionProgress:
-    """The next sequence that each joined partition needs: ``received[p]``.
-
-    The progress of each partition of a worker in one stream (design: consumers-at).
+    """The progress of each partition of a worker in one stream: ``received[p]`` is the next sequence that the joined partition p
+    needs (design: consumers-at).
 
     Nearly all partitions are equally far: the rows of a message come to all of them at once. So the progress is one number, and a
     number for each partition ahead of it, not one for each partition of the stage."""

@@ -32,15 +32,13 @@ ROTATION_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """The numbers of the rows of a slice, int64[rows], ascending. It answers for single rows the same questions as ``SliceRun``
-    for batches.
-
-    Rows that carry their number, so that their stream can be cut anywhere (design: numbered-rows).
+    """The numbers of the rows of a slice, int64[rows], ascending (design: numbered-rows). It answers for single rows the same
+    questions as ``SliceRun`` for batches.
 
     A reader with positions of its own cuts its rows as they come, and elsewhere when it reads them again. So the elements of its
     streams are numbered by rows: a batch has the number of its last row, a slice that of its last row for the partition. The
-    numbers travel as one column more. A receiver cuts a slice at any row that an order names, and behind the rows that it has
-    already."""
+    numbers travel as one column more, and the stream can be cut anywhere. A receiver cuts a slice at any row that an order names,
+    and behind the rows that it has already."""
 
     numbers: np.ndarray
 

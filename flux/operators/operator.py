@@ -361,11 +361,10 @@ def says_needs(operator: Operator) -> bool:
 
 
 class Chained(Operator):
-    """An operator made of two. ``first`` is the user's operator. ``then`` belongs to Flux: it sets no timers, gives nothing at
-    the end, and its state is small enough to travel whole with all changes of the first. ``schema`` is that of the output of
-    ``first``.
+    """An operator made of two in one stage: the output of the first goes to the second in the same step (design: chained).
 
-    Two operators in one stage: the output of the first goes to the second in the same step (design: chained).
+    ``first`` is the user's operator. ``then`` belongs to Flux: it sets no timers, gives nothing at the end, and its state is
+    small enough to travel whole with all changes of the first. ``schema`` is that of the output of ``first``.
 
     A stage behind another costs an exchange, with replicas and an order of its own. If the second operator needs neither other
     keys nor other partitions, it works in the steps of the first."""

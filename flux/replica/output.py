@@ -164,9 +164,8 @@ ALWAYS = 2
 
 
 class ReaderBuffer(SinkBuffer):
-    """Output for readers. Batches are shown from their commit on, and forgotten when a reader says that it has them for good.
-
-    Output that is kept until readers have it for good (design: readers).
+    """Output that is kept until readers have it for good (design: readers). Batches are shown from their commit on, and forgotten
+    when a reader says so.
 
     Readers come to the worker of the primary and ask from a position on. Nothing is handed on, so a reader that is slow, or that
     is not there, is a bound that is reached, and nothing else."""

@@ -163,6 +163,8 @@ class Door:
             self._proof(*self._proved.get())
 
     def _proof(self, descriptor: int, connection: bytes, came: int, last: bool = False) -> None:
+        """Note that a connection has proved the secret. Its port knows it by the descriptor that it had, and by the number of
+        connections that had come when it was admitted. ``last``: all events until now were read before this call."""
         if descriptor in self._strangers and self._numbers[descriptor] > came:
             self._gone.put(connection)  # a later connection has its descriptor
         elif descriptor in self._strangers:

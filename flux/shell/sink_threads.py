@@ -95,9 +95,8 @@ class SinkQueue:
 
 
 class ReadyQueues:
-    """The queues with jobs that no thread works for. Callers of ``put`` and ``take`` hold ``lock``.
-
-    Jobs for the partitions of a sink, and the choice of the job that a thread takes next (design: sink-threads).
+    """The queues with jobs that no thread works for, and the choice of those that a thread takes next (design: sink-threads).
+    Callers of ``put`` and ``take`` hold ``lock``.
 
     If a sink can begin a write without waiting for the outside, one thread writes for all partitions that have something to
     write: several threads would take turns with the interpreter at every step, and that costs more than the writes. Law: no
@@ -162,22 +161,22 @@ class ReadyQueues:
 
 def arrived(files: Mapping[int, Collection[int]], limit_s: float) -> Iterator[int]:
     """Yield each key of ``files`` once all of its files have something to read, within ``limit_s`` in all."""
-    lacks = {who: {*numbers} for who, numbers in files.items()}
+    lacks = {key: {*numbers} for key, numbers in files.items()}
     waiting: dict[int, list[int]] = {}
     poll = select.poll()
-    for who, numbers in lacks.items():
+    for key, numbers in lacks.items():
         for number in numbers:
-            waiting.setdefault(number, []).append(who)
+            waiting.setdefault(number, []).append(key)
             poll.register(number, select.POLLIN)
-    yield from [who for who, numbers in lacks.items() if not numbers]
+    yield from [key for key, numbers in lacks.items() if not numbers]
     end = time.monotonic() + limit_s
     while waiting and (left_s := end - time.monotonic()) > 0:
         for number, _ in poll.poll(1000 * left_s):
             poll.unregister(number)
-            for who in waiting.pop(number):
-                lacks[who].discard(number)
-                if not lacks[who]:
-                    yield who
+            for key in waiting.pop(number):
+                lacks[key].discard(number)
+                if not lacks[key]:
+                    yield key
 
 
 log = logging.getLogger("flux")

@@ -263,10 +263,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Remote:
-    """A place in an object store, or on a remote file system. ``uri`` is a URI for ``pyarrow.fs.FileSystem.from_uri``: ``s3://``,
-    ``gs://``, ``abfs://``, ``hdfs://``.
+    """A place of a query at a prefix of an object store, or in a directory of another remote file system (design: object-stores).
 
-    A prefix of an object store, or a directory of another remote file system, as a place of a query (design: object-stores)."""
+    ``uri`` is a URI for ``pyarrow.fs.FileSystem.from_uri``: ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``."""
 
     uri: str = field(repr=False)  # there may be a password in it
     flush_s = FLUSH_S

@@ -51,9 +51,8 @@ class _CopyInParts:
 
 
 class HandedCopies:
-    """The copies of standbys that are on their way or wait for their turn. A state machine without I/O.
-
-    Copies of standbys that the vault gives to workers, for partitions of which no other replica is left (design: restore).
+    """The copies of standbys that the vault gives to workers, for partitions of which no other replica is left (design: restore):
+    on their way, or waiting for their turn. A state machine without I/O.
 
     The worker that is to be the primary asks until the copy comes. From its first request on, the vault heeds no earlier primary
     of the partition: entries that the vault still acked for an earlier primary would be missing in the copy of the next one."""

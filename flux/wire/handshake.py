@@ -46,15 +46,13 @@ STRANGER_S = 30.0
 
 
 class Strangers:
-    """The strangers at one port, by file descriptor.
-
-    Limits of strangers, which are connections that have proved nothing yet: their number, time and bytes (design: strangers).
+    """The strangers at one port, by file descriptor: connections that have proved nothing yet, with limits on their number, time
+    and bytes (design: strangers).
 
     ZeroMQ keeps a message until its last part has come, without a limit, before this project sees any of it. So the bytes of
     strangers are limited where they arrive, by the operating system's count: a handshake needs a few hundred.
 
     No I/O: the authenticator (``flux.shell.authentication``) reports events and cuts the connections that are named.
-
     ``descriptors`` is the number that the process may have; ``draw(n)`` gives a random number below n."""
 
     def __init__(self, descriptors: int = 1024, draw: Callable[[int], int] = random.randrange) -> None:

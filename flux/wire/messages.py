@@ -35,9 +35,8 @@ class Hello(Message, frozen=True):
 
 
 class Mark(NamedTuple):
-    """A point of a source's stream at which its checksum is known.
-
-    Sequence numbers of numbered rows (design: numbered-rows, row-numbers) count rows, or come with them."""
+    """A point of a source's stream at which its checksum is known. Sequences of numbered rows count rows, or come with them
+    (design: numbered-rows, row-numbers)."""
 
     sequence: Sequence
     #: The running checksum of the stream through ``sequence``; of numbered rows, the checksum of the rows ``begin`` to

@@ -39,9 +39,8 @@ class WaitingReader(NamedTuple):
 
 
 class OutputOffers:
-    """The offers of one worker. ``tell`` passes an answer to the shell; ``wake`` is called for a replica that has room again.
-
-    Answers of a worker to readers of output (design: readers).
+    """The answers of one worker to readers of output (design: readers). ``tell`` passes an answer to the shell; ``wake`` is
+    called for a replica that has room again.
 
     A reader that asks for rows that do not exist yet waits here for a moment: it gets new rows as soon as they are committed, and
     need not ask in a loop. One reader may wait for each partition; a later one takes its place."""

@@ -31,9 +31,8 @@ from partitioning.table import ReplicaAt
 
 
 class RevivalRequests:
-    """The requests of one worker, repeated until the state comes.
-
-    Requests for the state of replicas that will be primary here and whose state only the vault has (design: restore)."""
+    """The requests of one worker for the state of replicas that will be primary here and whose state only the vault has (design:
+    restore). They are repeated until the state comes."""
 
     def __init__(self, hosted: HostedReplicas, again_s: float) -> None:
         #: The vault's worker number; None while no replica here needs it.

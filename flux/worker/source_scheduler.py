@@ -45,9 +45,8 @@ from partitioning.table import Table
 
 
 class AssignedPartitions:
-    """The assigned sources of one worker. ``producers`` of all streams that begin there.
-
-    The partitions of sources that the table assigns to a worker, as they come and go (design: seek)."""
+    """The partitions of sources that the table assigns to a worker, as they come and go (design: seek). ``producers`` of all
+    streams that begin there."""
 
     def __init__(self, plan: Plan, worker: int, reading: SourceScheduler, producers: dict[StreamId, Producer]) -> None:
         self._plan = plan
@@ -102,9 +101,8 @@ READ_MAX_S = 0.016
 
 
 class ReadTurn:
-    """The turn of the sources: ``begins``, then ``goes_on`` before every further batch, and at last ``ended``.
-
-    The times at which a worker reads from its sources, and for how long: its one thread also applies slices (design: read-turn).
+    """The times at which a worker reads from its sources, and for how long: its one thread also applies slices (design:
+    read-turn). A turn ``begins``, then ``goes_on`` before every further batch, and at last has ``ended``.
 
     Applying goes first, so that queues stay short. But an overloaded worker always has something to apply, and its sources have
     rows for every other worker, too. Law: however much there is to apply, sources are read again at most ``STARVED_S`` and one

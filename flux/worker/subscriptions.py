@@ -53,10 +53,8 @@ class Half:
 
 @dataclass
 class Credit:
-    """The credit of all inbound streams. ``floor`` is the least credit of a stream: with less than the size of a typical batch,
-    every message would wait for an ack.
-
-    Credit of a worker's inbound streams: shares of the bytes that the worker is ready to hold (design: credit-halves).
+    """The credit of a worker's inbound streams: shares of the bytes that the worker is ready to hold (design: credit-halves).
+    ``floor`` is the least credit of a stream: with less than the size of a typical batch, every message would wait for an ack.
 
     Streams of sources, which are few and fast, share one half, and streams of stages the other, as in the logs of their senders.
     Otherwise a source beside a stage of many partitions would get the share of one partition, and wait for acks all the time."""
