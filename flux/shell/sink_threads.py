@@ -404,7 +404,7 @@ class SinkThreads:
         if queue.first < position:
             raise QueryFailed(
                 f"{queue.where}: the outside has the first {queue.first - queue.base} batches, and had {position - queue.base} "
-                "before; the batches between are lost there, and no replica keeps it any more" + self._hint()
+                "before; the batches between are lost there, and no replica keeps them any more" + self._hint()
             )
         self._note(queue, life, queue.first)
 

@@ -155,7 +155,7 @@ def test_an_outside_that_has_lost_rows_ends_the_query() -> None:
         lose(query, query.server.core.table.stages[0][0][0].worker)
         found = query.error()
     assert isinstance(found, QueryFailed)
-    assert "is lost there, and no replica keeps it any more" in found.summary
+    assert "are lost there, and no replica keeps them any more" in found.summary
 
 
 @pytest.mark.parametrize(("given", "said"), [(-1, "got -1"), (True, "got True"), ("3", "got '3'"), (99, "returned 99")])
