@@ -247,7 +247,7 @@ def a_worker_sleeps_for_too_long(sim: Simulation) -> None:
 
 def the_time_of_a_partition_goes_back(sim: Simulation) -> None:
     _, replica = some_primary(sim)
-    replica.finished, replica.context.now, replica._latest = False, 2.0, 0.0
+    replica.finished, replica.context.now, replica.waits.latest = False, 2.0, 0.0
     replica.apply(replica.next_step(1.0))
 
 
