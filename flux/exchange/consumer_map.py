@@ -110,8 +110,9 @@ class Consumers:
             return
         self.changes += 1
         touched = {worker for partition in changed for worker in self._change(partition, rows[partition])}
+        no_rows = without_rows()
         for worker in touched:
-            self._renew(worker, len(rows))
+            self._renew(worker, len(rows), no_rows)
         self._note_keeps(len(rows))
         if not len(self.ranks.by_rank) or any(_primary(before[p]) != _primary(rows[p]) for p in changed):
             by_rank = table.partitions_by_rank(self.stage)
@@ -151,14 +152,14 @@ class Consumers:
                 self.width = max(self.width, slots[worker] + 1)
         return touched
 
-    def _renew(self, worker: int, partitions: int) -> None:
+    def _renew(self, worker: int, partitions: int, no_rows: frozenset[str]) -> None:
+        """Describe the replicas on a worker anew. ``no_rows``: kinds of replicas to which no rows travel."""
         hosted = self._hosted[worker]
         if not hosted:
             del self._hosted[worker]
             self.of_worker.pop(worker, None)
             return
         mine = sorted(hosted)
-        no_rows = without_rows()
         reads = np.array([hosted[p].kind not in no_rows for p in mine], bool)
         hosts = np.zeros(partitions, bool)
         hosts[mine] = reads

@@ -243,6 +243,8 @@ class Inbound:
         #: There is something to ack, and the payload that was applied since the last ack.
         self.ack_due = False
         self.unacked_bytes = 0
+        #: Its consumers go on without rows of it that are gone; its reader gives the numbers of its rows.
+        self.may_lose = self.own_numbers = False
         self._spoilt = Spoilt(-1, 0)
         #: Rows are admitted without credit, because the rows that use it up may wait for these very rows.
         self.urgent = False
@@ -503,6 +505,19 @@ class Inbound:
         self.received.reach(mark.sequence + 1)
         self.marks.settle(mark)
         self.ack_due = True
+
+    def join(self, partition: int, others: Collection[int]) -> None:
+        """Add a partition that needs the stream from the start. ``others`` have joined before."""
+        self.received.join(partition, 0, others)
+        self.marks.come_from_behind()
+
+    def join_at(
+        self, partition: int, at: int, others: Collection[int], incarnation: int, marks: Sequence[Mark]
+    ) -> None:  # fmt: skip
+        """Add a partition that needs the stream from batch ``at``, because its replica comes from another worker, with marks of
+        that worker (see ``adopt``)."""
+        self.received.join(partition, at, others)
+        self.adopt(incarnation, marks)
 
     def adopt(self, incarnation: int, marks: Sequence[Mark]) -> None:
         """Adopt the marks of a replica that comes from another worker, which has read the stream for it until now, last from

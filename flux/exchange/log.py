@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -158,6 +159,18 @@ class Log:
         self.meter.add(entry.nbytes)
         if self.has_room and not self._fits():
             self._note_room()
+
+    def adopt(self, entries: Iterable[LogEntry], gone: np.ndarray) -> None:
+        """Take the entries of another log, each after the one before, and its marks of the entries that are gone."""
+        before = self.bytes
+        for entry in entries:
+            assert self.end == entry.sequence, (entry, self.end)
+            self._entries.append(entry)
+            self.end += 1
+            self.bytes += entry.nbytes
+        self.gone[:] = gone
+        self.meter.add(self.bytes - before)
+        self._note_room()
 
     def __getitem__(self, sequence: int) -> LogEntry:
         """Return the first entry from ``sequence`` on."""

@@ -281,6 +281,19 @@ class Producer:
             self._mark = Mark(last, checksum, begin, position, rows)
         self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
 
+    def adopt(self, entries: Sequence[LogEntry], gone: np.ndarray, finished: bool) -> None:
+        """Begin with the log of a copied replica. ``gone``: by partition, the highest element with rows for it that has left the
+        log; ``finished``: the last entry is the end."""
+        for entry in entries:
+            self._last[entry.touches] = entry.sequence
+            self._checksum = entry.checksum
+            if isinstance(entry.element, Rows):
+                self.rows += entry.element.data.batch.num_rows
+        self.dirty = True
+        self.log.adopt(entries, gone)
+        if finished:
+            self.has_ended()
+
     def say(self, word: Word, created: float, number: int = -1) -> None:
         """Take an element without rows, which goes to every partition. ``number``: its number; -1: the next one."""
         everyone = np.arange(self.partitions, dtype=np.int32)
@@ -351,7 +364,8 @@ class Producer:
         self._epoch = table.epoch
         if self._consumers is None:
             self._consumers = consumers or Consumers(stage)
-        self._consumers.follow(table)
+        if self._consumers.epoch < table.epoch:
+            self._consumers.follow(table)
         if self._changes == self._consumers.changes:
             return
         self._changes, self.by_rank = self._consumers.changes, self._consumers.ranks.by_rank

@@ -18,7 +18,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
 
-from flux.replica.kinds import ReplicaKind, keeps_checkpoints, kind_of
+from flux.replica.kinds import AckMeaning, ReplicaKind, kind_of
 from flux.wire.messages import OrderEntry
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt
@@ -272,7 +272,7 @@ class OrderLog:
         self.slowest = min((peer.applied for peer in greeted if peer.kind.applies), default=None)
         self._applied_by_all = min((peer.applied for peer in greeted), default=None)
         self.unanswered = any(
-            peer.live and not peer.greeted and keeps_checkpoints(peer.kind) for peer in self.peers.values()
+            peer.live and not peer.greeted and peer.kind.acks is AckMeaning.CHECKPOINT for peer in self.peers.values()
         )
         self._note_oldest()
 
@@ -331,6 +331,13 @@ class OrderLog:
         self._note_oldest()
 
     # ---- a secondary's side
+
+    @classmethod
+    def copied_from(cls, start: int, entries: list[OrderEntry], committed: int) -> OrderLog:
+        """Make the copy of another replica's log, which had applied ``start`` steps, but not these entries yet."""
+        made = cls(start)
+        made.adopt(entries, committed)
+        return made
 
     def adopt(self, entries: list[OrderEntry], committed: int) -> None:
         """Start as the copy of another replica's log, which had not applied these entries yet."""

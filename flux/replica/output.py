@@ -448,8 +448,8 @@ class ReplicaOutput:
     def adopt(self, state: dict[str, Any]) -> None:
         """Take over the ``state`` of another replica's output, and its checksum after the steps that it had applied."""
         self.checksum, self.compared = state["checksum"], state.get("compared", self.compared)
-        self.silent, self.checksums = state.get("silent", 0), OutputChecksums()
-        self.note(state["applied"])
+        self.silent, applied = state.get("silent", 0), state["applied"]
+        self.checksums = OutputChecksums(applied, self.checksum if applied >= self.silent else None)
         self._policy.adopt(state["marks"])
         if self.exit is not None and state["exit"] is not None:
             self.exit.adopt(state["exit"])

@@ -16,9 +16,10 @@ CHECKSUMS_KEPT = 1024
 class OutputChecksums:
     """The checksums of the newest steps, one after each without a gap. ``steps`` were applied when the newest was noted."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self._kept: deque[int] = deque()
+    def __init__(self, steps: int = 0, newest: int | None = None) -> None:
+        """Begin after ``steps`` steps, with the checksum after these, if it is known."""
+        self.steps = steps if newest is not None else 0
+        self._kept: deque[int] = deque(() if newest is None else (newest,))
 
     @property
     def newest(self) -> int:

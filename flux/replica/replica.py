@@ -182,8 +182,8 @@ class Replica:
         """Take over the ``state`` of another replica, once the operator has been restored."""
         self.applied, self.finished = state["applied"], state["finished"]
         self._alive_since = self.applied
-        self.order = OrderLog(self.applied)
-        self.order.adopt(msgspec.msgpack.decode(state["entries"], type=list[OrderEntry]), state["committed"])
+        entries = msgspec.msgpack.decode(state["entries"], type=list[OrderEntry])
+        self.order = OrderLog.copied_from(self.applied, entries, state["committed"])
         self.output.adopt(state)
         self.waits.ended = {edge: set(ended) for edge, ended in state["ended"].items()}
         self.context.now, self.context.step = state["now"], max(self.applied - 1, 0)

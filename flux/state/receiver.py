@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from flux.errors import ProtocolError
+from flux.exchange.inbound import Counters
 from flux.replica.kinds import Follower
 from flux.replica.replica import Replica
 from flux.state import standby as image
 from flux.state.phases import InEvent, InPhase, after_in
 from flux.state.standby import Checkpoint, Standby, StandbyStore
-from flux.state.state_copy import ReplicaState, StateCopy, decode, decode_state, joined
+from flux.state.state_copy import ReplicaState, StateCopy, decode, decode_state, joined, restored
 from flux.wire.handshake import MAC_BYTES, mac, same
 from flux.wire.messages import Install
 from partitioning.ids import PartitionKey
@@ -55,16 +56,14 @@ class Restoration:
         the state is small, so do it at once."""
         replica = self._host.build(key, incarnation, [output.base for output in state.outputs])
         stateful = state.snapshot is not None or bool(state.changes)
-        restore = partial(replica.guard.restore, state.snapshot, state.changes)
         self._waiting[id(replica)] = replica
+        restore, alive = partial(restored, state, replica), partial(self._alive, replica, wanted, then)
         if stateful and replica.operator.restores_in_background and not inline:
-            self._aside("restore", key, restore, lambda _, now: self._alive(replica, state, wanted, then, now))
-            return
-        if stateful:
-            restore()
-        self._alive(replica, state, wanted, then, now)
+            self._aside("restore", key, restore, alive)
+        else:
+            alive(restore(), now)
 
-    def _alive(self, replica: Replica, state: StateCopy, wanted: Callable[[], bool], then: Alive, now: float) -> None:
+    def _alive(self, replica: Replica, wanted: Callable[[], bool], then: Alive, state: StateCopy, now: float) -> None:
         del self._waiting[id(replica)]
         if wanted():
             then(replica, state, now)
@@ -152,7 +151,7 @@ class StateReceiver:
 
     ``answer`` is called with the connection by which a part arrived, the number of bytes that are here, whether the replica
     lives, and whether the checkpoint is lacking to which the copy has the changes. ``inline_bytes``: as in
-    ``parts.PartLimits``."""
+    ``parts.PartLimits``. Copies without a valid signature are counted as ``refused``."""
 
     def __init__(
         self,
@@ -161,8 +160,9 @@ class StateReceiver:
         inline_bytes: int,
         aside: Aside,
         answer: Callable[..., None],
+        counters: Counters,
     ) -> None:
-        self.forged = 0  # copies without a valid signature
+        self._counters = counters
         self._host = host
         self._secret = secret
         self._inline_bytes = inline_bytes
@@ -240,7 +240,7 @@ class StateReceiver:
     def _usable(self, key: PartitionKey, found: IncomingCopy, read: Any) -> bool:
         """Tell whether the result ``read`` from a copy can be used. It is None, and useless, if the signature is wrong."""
         if read is None:
-            self.forged += 1
+            self._counters.refused += 1
         if found.phase is InPhase.FORGOTTEN:
             return False
         if read is None:
@@ -376,11 +376,6 @@ class StateReceiver:
         """Tell whether a replica here waits for this copy."""
         awaited = self._host.awaited.get(key) == found.incarnation
         return awaited or self._standby(key, found.incarnation) is not None
-
-    def newly_forged(self) -> int:
-        """Return the number of forged copies since the last call."""
-        count, self.forged = self.forged, 0
-        return count
 
     def close(self) -> None:
         """Close operators that were about to come to life. No job runs in another thread any more."""

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from flux.exchange.inbound import Inbound
+from flux.exchange.inbound import Counters, Inbound
 from flux.exchange.producer import ToWorker
 from flux.replica.kinds import keeps_checkpoints
 from flux.replica.order_log import Peer
@@ -135,6 +135,7 @@ class StateSender:
         again_s: float,
         clock: Callable[[], float],
         limits: PartLimits | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self._host = host
         self._secret = secret
@@ -150,7 +151,9 @@ class StateSender:
         self._effects: deque[Effect] = deque()
         self._number = 0
         self._token = 0
-        self.incoming = StateReceiver(host, secret, self._limits.inline_bytes, self._aside, self._answer)
+        self.incoming = StateReceiver(
+            host, secret, self._limits.inline_bytes, self._aside, self._answer, counters or Counters()
+        )  # fmt: skip
 
     # ---- the primary's side
 

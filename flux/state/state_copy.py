@@ -16,14 +16,14 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from flux.exchange.inbound import Inbound
-from flux.exchange.log import WORDS, End, LogEntry, Rows
+from flux.exchange.log import WORDS, LogEntry, Rows
 from flux.exchange.producer import Producer
 from flux.replica.replica import Replica
 from flux.replica.snapshot import decode_snapshot, encode_snapshot, laid_out, laid_pieces
@@ -84,6 +84,8 @@ class StateCopy:
     snapshot: Any
     #: Changes of the operator after the snapshot, up to the moment of ``state``.
     changes: tuple[Any, ...] = ()
+    #: The entries of each output log, once they are unpacked.
+    logs: tuple[list[LogEntry], ...] = ()
 
     @property
     def outputs(self) -> tuple[OutputLog, ...]:
@@ -226,16 +228,21 @@ def _head(data: bytes | memoryview) -> tuple[memoryview, int]:
     return view, _LENGTH.size + length
 
 
+def restored(copy: StateCopy, replica: Replica) -> StateCopy:
+    """Give the operator of a fresh replica its state, and return the copy with its logs unpacked. In any thread: both may take
+    long."""
+    if copy.snapshot is not None or copy.changes:
+        replica.guard.restore(copy.snapshot, copy.changes)
+    schemas = [outlet.schema or replica.stage.output_schema for outlet in replica.outlets]
+    return replace(copy, logs=tuple(map(_unpacked, copy.state.outputs, schemas)))
+
+
 def restore(copy: StateCopy, replica: Replica) -> None:
-    """Give a fresh replica the state of the copied one. Its operator has been restored, and its producers were made with the
-    logs' bases."""
+    """Give a fresh replica the state of the copied one. ``copy`` is as ``restored`` has returned it, and the replica's producers
+    were made with the logs' bases."""
     replica.adopt(copy.state.replica)
-    for outlet, output in zip(replica.outlets, copy.outputs, strict=True):
-        for entry in output.entries:
-            _append(outlet.producer, entry, outlet.schema or replica.stage.output_schema)
-        if output.finished:
-            outlet.producer.has_ended()
-        outlet.producer.log.gone[:] = np.frombuffer(output.gone, np.int64)
+    for outlet, output, entries in zip(replica.outlets, copy.state.outputs, copy.logs, strict=True):
+        outlet.producer.adopt(entries, np.frombuffer(output.gone, np.int64), output.finished)
 
 
 def _pack(entry: LogEntry) -> _LogTuple:
@@ -248,13 +255,18 @@ def _pack(entry: LogEntry) -> _LogTuple:
     return kind, batch, by_rank, offsets, data.nbytes, entry.checksum, entry.created
 
 
-def _append(producer: Producer, packed: _LogTuple, schema: pa.Schema | None) -> None:
-    kind, batch, by_rank, offsets, nbytes, checksum, created = packed
-    if kind != ElementKind.ROWS:
-        word = WORDS[ElementKind(kind)]
-        producer.finish(created) if isinstance(word, End) else producer.say(word, created)
-        return
-    rows = pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
-    # Copies, because kernels would be compiled anew for arrays that are read-only.
-    data = Clustered(rows, np.frombuffer(by_rank, np.int32).copy(), np.frombuffer(offsets, np.int64).copy(), nbytes)
-    producer.append(data, created, checksum)
+def _unpacked(output: OutputLog, schema: pa.Schema | None) -> list[LogEntry]:
+    """Return the entries of a copied log."""
+    entries: list[LogEntry] = []
+    for sequence, (kind, batch, by_rank, offsets, nbytes, checksum, created) in enumerate(output.entries, output.base):
+        if kind == ElementKind.ROWS:
+            rows = pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
+            # Copies, because kernels would be compiled anew for arrays that are read-only.
+            touches = np.frombuffer(by_rank, np.int32).copy()
+            data = Clustered(rows, touches, np.frombuffer(offsets, np.int64).copy(), nbytes)
+            entries.append(LogEntry(sequence, Rows(data), touches, nbytes, checksum, created))
+        else:  # a word goes to every partition, and leaves the checksum as it is
+            everyone = np.arange(len(output.gone) // np.dtype(np.int64).itemsize, dtype=np.int32)
+            known = entries[-1].checksum if entries else 0
+            entries.append(LogEntry(sequence, WORDS[ElementKind(kind)], everyone, 0, known, created))
+    return entries

@@ -58,7 +58,7 @@ from flux.worker.effects import LOCAL, Effect, ToConnection, ToController, to_co
 from flux.worker.hosted_replicas import HostedReplicas
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.pacing import Pacing
-from flux.worker.replica_lifecycle import ReplicaLifecycle, RevivalRequests
+from flux.worker.replica_lifecycle import ReplicaLifecycle
 from flux.worker.source_scheduler import AssignedPartitions, SourceScheduler
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
@@ -192,7 +192,7 @@ class WorkerCore:
         self.reading = SourceScheduler(plan, self.lifecycle.producer)
         self.sources = self.reading.sources
         self._assigned = AssignedPartitions(plan, worker, self.reading, self.producers)
-        self._reviving = RevivalRequests(self.hosted, plan.settings.resend_timeout)
+        self._revivals = self.lifecycle.revivals
         self._timers_at = 0.0
         #: Once the query is stopped: time of the next look at the last checkpoints; the end of the wait for them unless there is
         #: progress, and in any case.
@@ -209,7 +209,9 @@ class WorkerCore:
         #: ``wall_ahead`` at the last look for timers.
         self._looked_ahead = 0.0
         parts = (limits or PartLimits()).within(plan.settings.message_max_bytes)
-        self._state_sender = StateSender(self.lifecycle, plan.secret, plan.settings.resend_timeout, clock, parts)
+        self._state_sender = StateSender(
+            self.lifecycle, plan.secret, plan.settings.resend_timeout, clock, parts, self.counters
+        )
         self._state_receiver = self._state_sender.incoming
         self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._state_sender)
 
@@ -235,7 +237,7 @@ class WorkerCore:
         """Workers with which a state is exchanged other than between replicas."""
         if self._extension is not None:
             return self._extension.reaches
-        return set() if self._reviving.vault is None else {self._reviving.vault}
+        return set() if self._revivals.vault is None else {self._revivals.vault}
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events, beside those that each state machine in it checks itself.
@@ -267,14 +269,12 @@ class WorkerCore:
         rising = self.lifecycle.on_table(update)
         self._state_receiver.on_table()
         self._assigned.on_table(table, update.before)
-        for producer in self.producers.values():
-            self.lifecycle.show(producer, now)
+        self.lifecycle.show(self.producers.values(), now)
         self.turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
         self._tick_at = 0.0  # new primaries have timers to fire
         self.subscriptions.on_table(update.changed)
         for standby in rising:
             self._state_receiver.promote(standby, table.epoch, now)
-        self._reviving.on_table()
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
         if self._extension is not None:
             self._extension.on_followed(now)
@@ -351,8 +351,7 @@ class WorkerCore:
         except RefusedError as refused:
             if refused.code != "stale" or not producer.reads_again or self.epoch <= producer.incarnation:
                 raise
-            for begun in self._assigned.read_again(message.edge, message.producer):
-                self.lifecycle.show(begun, now)
+            self.lifecycle.show(self._assigned.read_again(message.edge, message.producer), now)
             return
         edge = self.plan.edges[message.edge]
         if isinstance(edge, FromStage) and producer.has_room:
@@ -379,12 +378,10 @@ class WorkerCore:
         """Take a part of a copy of a replica's state."""
         if not self._state_receiver.on_install(connection, message, part, now):
             self.counters.stale += 1
-        self.counters.refused += self._state_receiver.newly_forged()
 
     def on_done(self, token: int, result: Any, now: float) -> None:
         """Take the result of a job that was done in another thread."""
         self._state_sender.on_done(token, result, now)
-        self.counters.refused += self._state_receiver.newly_forged()
 
     def _look_for_timers(self) -> None:
         self._tick_at = 0.0
@@ -533,7 +530,7 @@ class WorkerCore:
             self._state_sender.checkpoint(*begin)
         if self._state_sender.active:
             yield from self._copies_of_state(now)
-        yield from self._reviving.poll(now)
+        yield from self._revivals.poll(now)
         self.leaving.flush(now)  # output that became committed, or left, since the last time
         busy = True
         while busy:
@@ -595,7 +592,7 @@ class WorkerCore:
         """Return the time at which ``poll`` must be called again at the latest, if nothing happens before."""
         return min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
-            self.checkpoints.due(), self._reviving.due(), self.leaving.due(),
+            self.checkpoints.due(), self._revivals.due(), self.leaving.due(),
             self.turns.gathered_at, self._keep_at, inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
 

@@ -52,6 +52,8 @@ class HostedReplicas:
         self.followers: dict[PartitionKey, Follower] = {}
         #: Incarnations of replicas whose state has not come yet.
         self.awaited: dict[PartitionKey, int] = {}
+        #: The kinds of the placed replicas.
+        self.kinds: dict[PartitionKey, ReplicaKind] = {}
         self._stages = [stage.id for stage in plan.stages]
         self._edges = plan.edges
         self._ordered = plan.settings.ordered
@@ -126,8 +128,13 @@ class HostedReplicas:
             mine = self.of_stage[stage]
             self.secondary[stage] = frozenset(p for p, replica in mine.items() if not replica.primary)
 
-    def note_secondary(self, stage: int, partition: int) -> None:
-        self.secondary[stage] |= {partition}
+    def add(self, replica: Replica) -> list[int]:
+        """Add a replica that comes to life, as a secondary until it gets another role. Return the other partitions of its stage
+        that have a replica here."""
+        self.replicas[replica.key] = replica
+        self.note()
+        self.secondary[replica.key.stage] |= {replica.partition}
+        return [partition for partition in self.of_stage[replica.key.stage] if partition != replica.partition]
 
     def leads(self, key: PartitionKey) -> bool:
         """Tell whether the table names this worker's replica of a partition as the primary."""
@@ -147,10 +154,6 @@ class HostedReplicas:
     def begin_on_disk(self, stage: int | None = None) -> list[PartitionKey]:
         """List the replicas of a stage here, or of all stages, that begin with the vault's state."""
         return [key for key in self.awaited if stage in (None, key.stage) and self.placed[key].live]
-
-    def kind_here(self, key: PartitionKey) -> ReplicaKind:
-        """Return the kind of the replica that the table places here."""
-        return kind_of(self.placed[key])
 
     def besides(self, replica: Replica) -> list[int]:
         """List the other partitions of its stage that have a replica here at this moment."""

@@ -7,10 +7,11 @@ Left to others: the way of a copied state (``flux.state``), the sources (``sourc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import inf
 
-from flux.dataflow.plan import EdgePlan, FromSource, Plan
+from flux.dataflow.plan import EdgePlan, FromSource, Plan, StagePlan
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.inbound import Inbound
 from flux.exchange.log import LogMeter
@@ -42,7 +43,7 @@ class RevivalRequests:
         self._ask_at = inf
 
     def on_table(self) -> None:
-        asking = self._hosted.begin_on_disk()
+        asking = self._hosted.begin_on_disk() if self._hosted.awaited else []
         self._ask_at = 0.0 if asking else inf
         self.vault = None
         if asking:
@@ -61,6 +62,49 @@ class RevivalRequests:
         if self.vault is not None:
             for key in asking:
                 yield ToWorker(self.vault, Restore(*key, self._hosted.awaited[key], self._hosted.worker))
+
+
+@dataclass(frozen=True)
+class StageInputs:
+    """Facts about the inputs of a stage, found once for all its replicas on a worker."""
+
+    #: Edges that come from sources.
+    from_sources: set[int]
+    #: Edges of sources whose readers give the numbers of their rows.
+    from_logs: set[int]
+    #: Edges without whose rows a step goes on, if these are gone.
+    loses: set[int]
+    #: Rows of some edge may be others when they are made again.
+    may_lose: bool
+
+    @classmethod
+    def of(cls, plan: Plan, stage: StagePlan) -> StageInputs:
+        edges = [plan.edges[edge] for edge in stage.edges_in]
+        from_sources = {edge.id for edge in edges if not edge.from_stage}
+        return cls(
+            from_sources,
+            {edge for edge in from_sources if plan.brings_numbers(edge)},
+            {edge.id for edge in edges if plan.may_lose(edge, passed_over=True)},
+            any(map(plan.may_lose, edges)),
+        )
+
+
+@dataclass(frozen=True)
+class StreamRules:
+    """Facts about an edge, found once for the producers of all its streams on a worker; they are arguments of ``Producer``."""
+
+    log_bytes: int
+    reads_again: bool
+    may_lose: bool
+
+    @classmethod
+    def of(cls, plan: Plan, edge: EdgePlan, workers: int) -> StreamRules:
+        source = plan.sources[edge.source] if isinstance(edge, FromSource) else None
+        return cls(
+            plan.log_share(edge, workers),
+            source is not None and source.seeks,
+            edge.from_stage and plan.may_lose(edge, passed_over=True),
+        )
 
 
 class ReplicaLifecycle:
@@ -92,15 +136,19 @@ class ReplicaLifecycle:
         self.producers: dict[StreamId, Producer] = {}
         self.log_meter = LogMeter()
         self.standby_store = standby_store
+        self.revivals = RevivalRequests(hosted, plan.settings.resend_timeout)
         self._plan = plan
         self._hosted = hosted
         self._subscriptions = subscriptions
         self._turns = turns
         self._leaving = leaving
         self._order_exchange = order_exchange
-        self._workers = workers
+        self._inputs = [StageInputs.of(plan, stage) for stage in plan.stages]
+        self._rules = [StreamRules.of(plan, edge, workers) for edge in plan.edges]
         self._look_for_timers = look_for_timers
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
+        #: Replicas made for the table that is being followed, which begin empty.
+        self._created: list[Replica] = []
         self._noted = False
         #: Producers of an edge, if they are known by now.
         self._complete: dict[int, list[int]] = {}
@@ -111,6 +159,7 @@ class ReplicaLifecycle:
         """Follow the newest table: its replicas first, then their roles. Return the standbys that are to become primary."""
         hosted, replicas, followers = self._hosted, self.replicas, self.followers
         others = not self._noted  # other replicas live here than before
+        missing: list[tuple[PartitionKey, ReplicaAt]] = []
         for key, _, mine in update.rows:
             here = replicas.get(key) or followers.get(key)
             if here is not None and (mine is None or mine.incarnation != here.incarnation):
@@ -120,17 +169,23 @@ class ReplicaLifecycle:
             if mine is None:
                 hosted.placed.pop(key, None)
                 continue
-            hosted.placed[key] = mine
+            hosted.placed[key], hosted.kinds[key] = mine, kind_of(mine)
             if here is None:
-                kind_of(mine).install(self, key, mine)
-                others = True
-        if others:
-            self._note()
+                missing.append((key, mine))
+        for key, mine in missing:
+            hosted.kinds[key].install(self, key, mine)
+        if others or missing:
+            self._noted = True
+            hosted.note()
+            self._turns.arrange()
+            created, self._created = self._created, []
+            self._subscriptions.enter(created)
         for key, row, _ in update.rows:
             if key in replicas:
                 self._assign_role(replicas[key], row, update.table.epoch)
         hosted.note_roles()
-        return self._rising()
+        self.revivals.on_table()
+        return self._rising() if followers else []
 
     def _rising(self) -> list[Standby]:
         """List the followers that lead by the table and have not begun to: each makes a replica from its checkpoint."""
@@ -150,15 +205,17 @@ class ReplicaLifecycle:
         elif first.worker == self._hosted.worker:
             replica.lead(epoch, others)
             self._order_exchange.tell(replica.key)
-            self._leaving.report(replica)
+            if replica.finished:
+                self._leaving.report(replica)
         else:
             replica.follow()
 
-    def show(self, producer: Producer, now: float) -> None:
-        """Show the newest table to a producer."""
+    def show(self, producers: Iterable[Producer], now: float) -> None:
+        """Show the newest table to these producers."""
         assert self._hosted.table is not None
-        consumer = self._plan.edges[producer.stream.edge].consumer
-        producer.on_table(self._hosted.table, consumer, now, self._consumers[consumer])
+        for producer in producers:
+            consumer = self._plan.edges[producer.stream.edge].consumer
+            producer.on_table(self._hosted.table, consumer, now, self._consumers[consumer])
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self._complete[edge] = producers
@@ -167,12 +224,6 @@ class ReplicaLifecycle:
                 replica.waits.expected[edge] = producers
                 self._turns.wake(replica.key)
 
-    def _note(self) -> None:
-        self._noted = True
-        self._hosted.note()
-        self._turns.arrange()
-        self._subscriptions.expect()
-
     # ---- for kinds
 
     def create(self, key: PartitionKey, incarnation: int) -> None:
@@ -180,6 +231,8 @@ class ReplicaLifecycle:
         # By an earlier table, which has not come here, it may be a standby: a producer with that table sends it no rows.
         replica.reads_since = self._hosted.epoch
         self._enter(replica)
+        self.replicas[key] = replica
+        self._created.append(replica)
 
     def await_copy(self, key: PartitionKey, incarnation: int) -> None:
         self.awaited[key] = incarnation
@@ -215,14 +268,14 @@ class ReplicaLifecycle:
         return self._hosted.begins_on_disk(key)
 
     def keeps_checkpoints(self, key: PartitionKey) -> bool:
-        return keeps_checkpoints(self._hosted.kind_here(key))
+        return keeps_checkpoints(self._hosted.kinds[key])
 
     def came_to_life(self, replica: Replica, state: StateCopy, now: float) -> None:
         """Add an awaited replica whose operator has got its state."""
         del self.awaited[replica.key]
         restore(state, replica)
-        self._add(replica)
-        self._read_on(replica, state.positions, now)
+        others = self._add(replica)
+        self._read_on(replica, others, state.state.positions, now)
 
     def took_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
         """Add a replica that goes on behind the checkpoint of a standby, with the standby's order, as the primary."""
@@ -232,13 +285,13 @@ class ReplicaLifecycle:
             restore(state, replica)
         # A vault has acked every step before any output of it was shown.
         replica.succeed(standby.order, standby.left, standby.claim, standby.from_vault, standby.steady)
-        self._add(replica)
+        others = self._add(replica)
         assert self._hosted.table is not None
         self._assign_role(replica, self._hosted.table.replicas(*replica.key), self._hosted.epoch)
         self._hosted.note_roles()
         self._turns.wake(replica.key)
         self._look_for_timers()
-        self._read_on(replica, standby.positions, now)
+        self._read_on(replica, others, standby.positions, now)
 
     def came_from_vault(self, standby: Standby) -> int | None:
         del self.awaited[standby.key]
@@ -263,27 +316,28 @@ class ReplicaLifecycle:
             stream = StreamId(edge_id, key.partition)
             producer = self.producer(stream, edge, incarnation, bases[index] if bases else 0)
             outlets.append(EdgeOutput(producer, edge.key, edge.columns, edge.schema))
-        kind = self._hosted.kind_here(key)
-        replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, kind)
+        replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, self._hosted.kinds[key])
         if self._plan.durable:
             replica.output.compare(replica.applied)  # the vault may give its state to a replica that repeats its steps
-        replica.waits.from_sources = {edge for edge in stage.edges_in if not self._plan.edges[edge].from_stage}
-        replica.waits.from_logs = {edge for edge in replica.waits.from_sources if self._plan.brings_numbers(edge)}
-        edges = [self._plan.edges[edge] for edge in stage.edges_in]
-        replica.may_lose = any(map(self._plan.may_lose, edges))
-        replica.waits.loses = {edge.id for edge in edges if self._plan.may_lose(edge, passed_over=True)}
-        self._leaving.open(replica)
+        inputs = self._inputs[key.stage]
+        replica.waits.from_sources, replica.waits.from_logs = inputs.from_sources, inputs.from_logs
+        replica.may_lose, replica.waits.loses = inputs.may_lose, inputs.loses
+        if stage.sink is not None:
+            self._leaving.open(replica)
         return replica
 
-    def _add(self, replica: Replica) -> None:
+    def _add(self, replica: Replica) -> list[int]:
+        """Add a replica that comes to life with a state. Return the other partitions of its stage here."""
         self._enter(replica)
-        self._note()
-        self._hosted.note_secondary(replica.stage.id, replica.partition)
+        others = self._hosted.add(replica)
+        self._turns.arrange(woken=replica.key)
+        return others
 
-    def _read_on(self, replica: Replica, positions: Iterable[StreamPosition], now: float) -> None:
-        for outlet in replica.outlets:
-            self.show(outlet.producer, now)
-        self._subscriptions.adopt(replica, positions)
+    def _read_on(
+        self, replica: Replica, others: Collection[int], positions: Iterable[StreamPosition], now: float
+    ) -> None:  # fmt: skip
+        self.show([outlet.producer for outlet in replica.outlets], now)
+        self._subscriptions.adopt(replica, others, positions)
 
     def _enter(self, replica: Replica) -> None:
         self.producers |= {outlet.producer.stream: outlet.producer for outlet in replica.outlets}
@@ -293,9 +347,6 @@ class ReplicaLifecycle:
                 replica.waits.expected[edge_id] = range(edge.producers)
             elif edge_id in self._complete:
                 replica.waits.expected[edge_id] = self._complete[edge_id]
-        self.replicas[replica.key] = replica
-        self._subscriptions.enter(replica)
-        self._turns.wake(replica.key)
 
     def _discard(self, key: PartitionKey) -> None:
         replica = self.replicas.pop(key)
@@ -308,10 +359,8 @@ class ReplicaLifecycle:
             self.producers.pop(outlet.producer.stream, None)
 
     def producer(self, stream: StreamId, edge: EdgePlan, incarnation: int, base: int = 0) -> Producer:
-        settings = self._plan.settings
-        source = self._plan.sources[edge.source] if isinstance(edge, FromSource) else None
+        settings, rules = self._plan.settings, self._rules[edge.id]
         return Producer(
-            stream, incarnation, edge.partitions, self._plan.log_share(edge, self._workers), settings.resend_timeout,
-            self.log_meter, self._hosted.worker, base, settings.step_max_rows,
-            source is not None and source.seeks, edge.from_stage and self._plan.may_lose(edge, passed_over=True),
+            stream, incarnation, edge.partitions, rules.log_bytes, settings.resend_timeout, self.log_meter, self._hosted.worker,
+            base, settings.step_max_rows, rules.reads_again, rules.may_lose,
         )  # fmt: skip

@@ -52,8 +52,10 @@ class StepScheduler:
         """Tell whether there may be something to apply."""
         return bool(self._ready)
 
-    def arrange(self) -> None:
-        """Make turns for the replicas that the worker hosts now."""
+    def arrange(self, woken: PartitionKey | None = None) -> None:
+        """Make turns for the replicas that the worker hosts now. ``woken``: one of them that may have something to do."""
+        if woken is not None:
+            self._ready.add(woken)
         by_stage: dict[int, deque[PartitionKey]] = {}
         for key in self._replicas:
             by_stage.setdefault(key[0], deque()).append(key)

@@ -206,8 +206,8 @@ class Subscriptions:
 
     # ---- the table
 
-    def expect(self) -> None:
-        """Share the credit anew among the streams to read, because the worker hosts other partitions than before."""
+    def _expect(self) -> None:
+        """Share the credit anew among the streams to read by the partitions that the worker hosts now."""
         inbound = [edge for edge in self._plan.edges if len(self._hosted.partitions[edge.consumer])]
         of_stages = sum(edge.producers for edge in inbound if edge.from_stage)
         self.credit.expect(sources=sum(edge.producers for edge in inbound) - of_stages, stages=of_stages)
@@ -254,20 +254,29 @@ class Subscriptions:
         for inbound in self.of(replica):
             inbound.discard(replica.partition, waiting.get(inbound.stream, ()), others)
 
-    def enter(self, replica: Replica) -> None:
-        """Add a replica that needs its streams from the start, unless it is adopted with other positions."""
-        others = self._hosted.besides(replica)
-        for inbound in self.of(replica):
-            inbound.received.join(replica.partition, 0, others)
-            inbound.marks.come_from_behind()
+    def enter(self, replicas: Sequence[Replica]) -> None:
+        """Share the credit anew, because the worker hosts other partitions than before, and add new replicas, which need their
+        streams from the start."""
+        self._expect()
+        for place, replica in enumerate(replicas):
+            if streams := self.of(replica):
+                later = {each.partition for each in replicas[place + 1 :] if each.stage is replica.stage}
+                others = [partition for partition in self._hosted.besides(replica) if partition not in later]
+                for inbound in streams:
+                    inbound.join(replica.partition, others)
 
-    def adopt(self, replica: Replica, positions: Iterable[StreamPosition]) -> None:
-        """Read on for a replica that has come to life and has applied its streams through these positions."""
-        others = self._hosted.besides(replica)
-        for position in positions:
+    def adopt(self, replica: Replica, others: Collection[int], positions: Iterable[StreamPosition]) -> None:
+        """Add a replica that has come to life, and read on for it. It has applied its streams through these positions, and needs
+        all other streams from the start. ``others``: the other partitions of its stage here."""
+        self._expect()
+        at = {position.stream: position for position in positions}
+        for inbound in self.of(replica):
+            if inbound.stream not in at:
+                inbound.join(replica.partition, others)
+        for position in at.values():
+            marks = [Mark(*mark) for mark in position.marks]
             inbound = self.of_stream(position.stream)
-            inbound.received.join(replica.partition, position.next, others)
-            inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
+            inbound.join_at(replica.partition, position.next, others, position.incarnation, marks)
         # Also streams that the copied replica did not know: their handshakes are without this partition.
         for inbound in self.of(replica):
             self._ask_again(inbound, replica.reads_since)
@@ -467,8 +476,8 @@ class Subscriptions:
         inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
         hosted = self.hosted_by(inbound.stream)
         others = self._not_reading(inbound.stream)
-        front = self._front(inbound) if inbound.numbered or starved or self._may_lose(inbound) else 0
-        end = self._ordered_end(inbound) if self._plan.brings_numbers(inbound.stream.edge) else -1
+        front = self._front(inbound) if inbound.numbered or starved or inbound.may_lose else 0
+        end = self._ordered_end(inbound) if inbound.own_numbers else -1
         self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front, end))
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
@@ -509,15 +518,11 @@ class Subscriptions:
             if others:
                 self._counters.switched += 1
                 self._subscribe(inbound, inbound.offers[others[0]], 0, inbound.offered[others[0]], others[0])
-            if others or not self._may_lose(inbound):
+            if others or not inbound.may_lose:
                 return
         if inbound.connection is not None:
             where = inbound.epoch, inbound.read_from
             self._subscribe(inbound, inbound.connection, inbound.incarnation, *where, starved=True)
-
-    def _may_lose(self, inbound: Inbound) -> bool:
-        """Tell whether steps go on without rows of a stream that are gone."""
-        return self._plan.may_lose(self._plan.edges[inbound.stream.edge], passed_over=True)
 
     # ---- rows
 
@@ -614,6 +619,8 @@ class Subscriptions:
             edge = self._plan.edges[stream.edge]
             numbered = self._plan.numbered(edge)
             inbound = Inbound(stream, edge.input, self.credit.floor, not edge.from_stage, numbered)
+            inbound.may_lose = self._plan.may_lose(edge, passed_over=True)
+            inbound.own_numbers = self._plan.brings_numbers(edge.id)
             self.streams[stream] = inbound
             for name in self._copies.get(edge.consumer, ()):
                 inbound.copies[name] = 0
@@ -627,7 +634,7 @@ class Subscriptions:
         stage = self._plan.edges[inbound.stream.edge].consumer
         fronts = [inbound.received[partition] for partition in self._hosted.partitions[stage]]
         fronts += [order.ordered_below(inbound.stream) for order in self._hosted.orders_of(stage)]
-        if self._plan.brings_numbers(inbound.stream.edge):
+        if inbound.own_numbers:
             fronts += [standby.position(inbound.stream) for standby in self._hosted.standbys_of(stage)]
         return max(fronts, default=0)
 

@@ -356,7 +356,7 @@ def test_a_forged_base_is_seen() -> None:
         assert isinstance(part.message, Install)
         values = {name: getattr(part.message, name) for name in part.message.__struct_fields__}
         incoming.on_install(ONE, Install(**(values | {"base": 0})), part.payload or b"", 0.0)
-    assert incoming.newly_forged() == 1
+    assert incoming._counters.refused == 1
     assert standby.beside is not None
     assert len(standby.beside.changes) == 1
 

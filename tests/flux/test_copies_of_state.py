@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import SnapshotError
-from flux.exchange.log import LogEntry, Rows
+from flux.exchange.log import LogEntry, LogMeter, Rows
 from flux.exchange.producer import Producer
 from flux.replica.snapshot import ALIGNMENT, decode_snapshot, encode_snapshot
 from flux.state import state_copy as copy_state
@@ -76,13 +76,18 @@ def test_what_is_no_snapshot_is_refused() -> None:
         decode_snapshot(b"?")
 
 
+#: The content of ``Log.gone`` for four partitions from whose logs nothing has gone.
+NONE_GONE = np.full(4, -1, np.int64).tobytes()
+
+
 def test_the_entries_of_a_copied_log_are_sent_and_evicted_without_compiling_anything() -> None:
     """Kernels are compiled anew for arrays that may not be written: in the worker that has just taken over."""
     rows = pa.record_batch({"k": pa.array(range(100), pa.int64())})
     data = Clustering(rows.schema, (0,), 4).by_key(rows)
     producer = Producer(StreamId(0, 0), 0, 4, 1 << 20, 1.0)
     packed = copy_state._pack(LogEntry(0, Rows(data), data.by_rank, data.nbytes, 0, 0.0))
-    copy_state._append(producer, packed, rows.schema)
+    (copied,) = copy_state._unpacked(copy_state.OutputLog(0, False, NONE_GONE, (packed,)), rows.schema)
+    producer.adopt([copied], np.frombuffer(NONE_GONE, np.int64), False)
     entry = producer.log[0]
     assert isinstance(entry.element, Rows)
     back = entry.element.data
@@ -90,3 +95,31 @@ def test_the_entries_of_a_copied_log_are_sent_and_evicted_without_compiling_anyt
     for array, first in ((back.by_rank, data.by_rank), (back.offsets, data.offsets), (entry.touches, data.by_rank)):
         assert array.tolist() == first.tolist()
         assert (array.dtype, array.flags.writeable) == (first.dtype, True)
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_copied_log_goes_on_like_the_log_that_it_was_made_of(gone: int) -> None:
+    rows = pa.record_batch({"k": pa.array(range(100), pa.int64())})
+    meter = LogMeter()
+    first = Producer(StreamId(0, 0), 0, 4, 1 << 20, 1.0)
+    for step in range(2):
+        first.append(Clustering(rows.schema, (0,), 4).by_key(rows), 7.0 + step, 100 + step)
+    first.finish(9.0)
+    at = np.full(4, gone - 1, np.int64)
+    assert first.log.evict(at) == gone
+    packed = copy_state.OutputLog(
+        first.log.base, True, first.log.gone.tobytes(), tuple(map(copy_state._pack, first.log.entries()))
+    )
+    second = Producer(StreamId(0, 0), 1, 4, 1 << 20, 1.0, meter, base=first.log.base)
+    second.adopt(copy_state._unpacked(packed, rows.schema), np.frombuffer(packed.gone, np.int64), packed.finished)
+    second.log.validate()
+    assert second.finished
+    assert not second.has_room
+    assert (second.log.base, second.log.end, second.log.bytes) == (first.log.base, 3, first.log.bytes)
+    assert meter.bytes == meter.peak == first.log.bytes
+    assert second.log.gone.tolist() == first.log.gone.tolist()
+    assert second.rows == 100 * (2 - gone)
+    for there, here in zip(second.log.entries(), first.log.entries(), strict=True):
+        assert there.touches.tolist() == here.touches.tolist()
+        assert (there.sequence, there.nbytes, there.created) == (here.sequence, here.nbytes, here.created)
+        assert there.checksum == (0 if gone == 2 else here.checksum), "a word keeps the checksum of the entry before it"

@@ -14,6 +14,7 @@ from kept import KEY, LARGE, Memory, checkpoint, held, opened, orders, standby
 from msgspec.structs import replace
 
 from flux.errors import ProtocolError
+from flux.exchange.inbound import Counters
 from flux.exchange.producer import ToWorker
 from flux.state import standby as image
 from flux.state.receiver import StateReceiver, sign
@@ -331,7 +332,7 @@ class Newcomer:
         self.answers: list[Installed] = []
         self.aside: list[tuple[Callable[[], Any], Callable[[Any, float], None]]] = []
         host: Any = self
-        self.arrivals = StateReceiver(host, SECRET, 0, self._aside, self._answer)
+        self.arrivals = StateReceiver(host, SECRET, 0, self._aside, self._answer, Counters())
 
     def _aside(self, what: str, key: PartitionKey, job: Callable[[], Any], then: Callable[[Any, float], None]) -> None:
         self.aside.append((job, then))
@@ -407,7 +408,7 @@ def test_what_is_forged_never_leads(secret: bytes) -> None:
     new = Newcomer()
     new.arrivals.on_install("c", Install(*KEY, LIFE, 1, 0, len(forged), LIFE), forged, 0.0)
     new.work()
-    assert (new.led, new.arrivals.newly_forged(), new.awaited) == ([], 1, {KEY: LIFE})
+    assert (new.led, new.arrivals._counters.refused, new.awaited) == ([], 1, {KEY: LIFE})
 
 
 def test_a_copy_of_another_life_or_number_does_not_fit() -> None:
@@ -418,7 +419,7 @@ def test_a_copy_of_another_life_or_number_does_not_fit() -> None:
         whole = bytes(data) + sign(SECRET, (*KEY, life, number, -1), data)
         new.arrivals.on_install("c", Install(*KEY, LIFE, 1, 0, len(whole), LIFE), whole, 0.0)
         new.work()
-        assert (new.led, new.arrivals.newly_forged()) == ([], 1)
+        assert (new.led, new.arrivals._counters.refused) == ([], 1)
 
 
 def test_more_than_was_announced_is_an_error_of_the_other_end() -> None:

@@ -247,7 +247,7 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
         lambda core: core.hosted.partitions.update({0: {0: None, 1: None}}),
         "3 partitions are noted, 2 are here",
     ),
-    (worker, lambda core: core.hosted.note_secondary(0, 0), "is noted as secondary"),
+    (worker, lambda core: core.hosted.secondary.update({0: frozenset([0])}), "is noted as secondary"),
     (worker, leads_twice, "worker 11 leads"),
     (worker, lambda core: setattr(core.replicas[0, 0], "leads_since", 9), "leads since 9 of 0"),
     (worker, lambda core: core.replicas[0, 0].order.peers.clear(), "its peers are"),

@@ -16,7 +16,7 @@ from flux.exchange.source_streams import SourceStreams
 from flux.replica.output import EdgeOutput
 from flux.replica.replica import Replica
 from flux.settings import Settings
-from flux.state.state_copy import decode, photograph, restore
+from flux.state.state_copy import decode, photograph, restore, restored
 from partitioning.ids import StreamId
 
 SCHEMA = pa.schema([("note", pa.string()), ("key", pa.int64()), ("x", pa.int64())])
@@ -90,7 +90,7 @@ def test_a_copy_of_state_takes_along_output_that_travels_in_part() -> None:
 
     first, second = replica(), replica()
     first.outlets[0].send(rows(7, 8, note="n"), 0.0)
-    restore(decode(photograph(first, []).encode()), second)
+    restore(restored(decode(photograph(first, []).encode()), second), second)
     (there,), (here,) = sent(second.outlets[0].producer), sent(first.outlets[0].producer)
     assert there.equals(here)
     assert there.schema.names == ["key", "x"]

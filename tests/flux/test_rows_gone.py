@@ -390,7 +390,7 @@ class Restored(Read):
             for entry in orders[replica.key][state.applied :]:
                 replica.order.append(entry)
             replica.lead(0, [])
-            self.core.subscriptions.adopt(replica, [StreamPosition(StreamId(edge, 0), state.next, 0, ())])
+            self.core.subscriptions.adopt(replica, [], [StreamPosition(StreamId(edge, 0), state.next, 0, ())])
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -414,7 +414,7 @@ def test_a_copy_without_the_signature_of_the_query_is_not_read(limits: PartLimit
     assert two.receiver.incoming.on_install("there", message, forged, 0.0)
     if limits is SMALL:
         two.do_aside("decode")
-    assert two.receiver.incoming.newly_forged() == 1
+    assert two.receiver.incoming._counters.refused == 1
     assert (Spy.noticed, two.target.built, two.text) == ([], [], None)
     two.copied() if limits is SMALL else two.sender.on_copy_state(ORDER)
     two.finish() if limits is SMALL else two.carry()
@@ -430,7 +430,7 @@ def test_a_signature_is_good_for_one_copy_of_one_replica(changed: str) -> None:
     message = Install(KEY[0], about["partition"], about["incarnation"], about["copy"], 0, len(data))
     two.receiver.incoming.on_install("there", message, data, 0.0)
     two.do_aside("decode")
-    assert two.receiver.incoming.newly_forged() == 1
+    assert two.receiver.incoming._counters.refused == 1
     assert two.target.built == []
 
 

@@ -134,10 +134,13 @@ def reads_from_who_does_not_know_all_readers(patch: Patch) -> None:
 def takes_the_first_table_that_comes_for_the_first(patch: Patch) -> None:
     """Whoever goes by an earlier one may take a replica here for a standby, and send it no rows."""
 
-    def create(self: ReplicaLifecycle, key: PartitionKey, incarnation: int) -> None:
-        self._enter(self.build(key, incarnation, []))
+    create = ReplicaLifecycle.create
 
-    patch.setattr(ReplicaLifecycle, "create", create)
+    def first(self: ReplicaLifecycle, key: PartitionKey, incarnation: int) -> None:
+        create(self, key, incarnation)
+        self.replicas[key].reads_since = incarnation
+
+    patch.setattr(ReplicaLifecycle, "create", first)
 
 
 def a_standby_is_no_heir_of_a_silent_worker(patch: Patch) -> None:
