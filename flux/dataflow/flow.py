@@ -302,6 +302,11 @@ def _output_mode(decorated: Any, given: Any) -> str:
     mode = given if given is not None else own if own is not None else OUTPUT_MODES[0]
     if mode not in OUTPUT_MODES:
         raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {mode!r}")
+    if given is not None and not inspect.isclass(decorated):
+        raise UsageError(
+            f"output_mode={given!r} is for an aggregate, whose groups change, and {named(decorated)} is a function: leave it "
+            "out. A function gives its rows as they come"
+        )
     return str(mode)
 
 

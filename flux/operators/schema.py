@@ -199,13 +199,22 @@ class _Parser:
         return SchemaError(f"cannot read the schema {self._text!r}: expected {expected} at {shown or 'its end'!r}")
 
 
+#: A text with any of these is left to Spark, which reads more than ``parse_ddl``, and is asked once there is a session.
+_SPARKS_OWN = re.compile(
+    r"^\s*STRUCT\s*<|--|/\*|\b(?:CHAR|CHARACTER|VARCHAR|COLLATE|DEFAULT|GENERATED|INTERVAL|TIME|VARIANT|GEOMETRY|GEOGRAPHY)\b",
+    re.IGNORECASE,
+)
+
+
 def check_columns(what: str, declared: Any) -> None:
-    """Raise SchemaError if a column name is there twice, as far as that can be told without a session."""
+    """Raise SchemaError if a schema cannot be read, or has a column name twice, as far as that can be told without a session."""
     if isinstance(declared, str):
         try:
             declared = parse_ddl(declared)
-        except SchemaError:
-            return  # Spark may be able to read it, and is asked once there is a session
+        except SchemaError as error:
+            if _SPARKS_OWN.search(declared):
+                return
+            raise SchemaError(f"{what}: {error}") from None
     given: Any = getattr(declared, "names", ())
     names = given if isinstance(given, list) else []
     for name in names:

@@ -49,6 +49,39 @@ def test_a_class_may_say_its_output_mode_itself() -> None:
         flux.stage(key="k")(type("Wrong", (Said,), {"output_mode": "append"}))
 
 
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_a_function_has_no_output_mode(mode: str) -> None:
+    with pytest.raises(
+        flux.UsageError, match=f"output_mode={mode!r} is for an aggregate.*same is a function: leave it"
+    ):
+        flux.stage(output_mode=mode)(same.target)
+
+
+def test_an_operator_may_go_by_the_output_mode_itself() -> None:
+    class Own(flux.Operator):
+        def process(self, batch: pa.RecordBatch) -> Any:
+            return batch if self.context.output_mode == "update" else None
+
+    assert flux.stage(schema="k BIGINT, v BIGINT", output_mode="update")(Own).output_mode == "update"
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda text: flux.source(lambda partition: iter(()), schema=text, partitions=1, name="Clicks"),
+        lambda text: flux.stream(text, name="Clicks"),
+        lambda text: flux.stage(schema=text, name="Clicks")(same.target),
+    ],
+)
+def test_a_schema_that_cannot_be_read_is_told_where_it_is_declared(declare: Any) -> None:
+    with pytest.raises(
+        flux.SchemaError, match=r"Clicks: cannot read the schema 'k BIGNT': expected a type .*not BIGNT"
+    ):
+        declare("k BIGNT")
+    for text in ("k VARCHAR(3)", "k STRING COLLATE UTF8_LCASE", "struct<k: BIGINT>", "k INT DEFAULT 1"):
+        declare(text)  # Spark reads these
+
+
 def test_a_subclass_of_a_decorated_class_is_told_where_to_derive_from() -> None:
     for stage in (Sums, same):
         with pytest.raises(flux.UsageError, match=rf"stage {stage.name} is no class any more.*{stage.name}\.target"):
