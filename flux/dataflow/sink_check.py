@@ -61,10 +61,10 @@ def check_sink(
              order of the columns. Rows from before the call do not matter. Columns that are not outside are not compared
 
     Tried: the lives of two partitions, a primary that is lost or closed half-way, batches that come again at their positions, a
-    late write of a primary that was given up, before, during and behind the same write of its successor, several queries, and
-    several sinks of a query, with one outside, and the abilities in the traits of the sink. An error breaks ``write`` off before
-    lines of the sink's own files, and the batch is written again. Each call comes in another thread, as in a worker. A sink that
-    is at least once may have rows twice, but must lose none.
+    batch behind one that has not come, a late write of a primary that was given up, before, during and behind the same write of
+    its successor, several queries, and several sinks of a query, with one outside, and the abilities in the traits of the sink.
+    An error breaks ``write`` off before lines of the sink's own files, and the batch is written again. Each call comes in another
+    thread, as in a worker. A sink that is at least once may have rows twice, but must lose none.
 
     Not seen: an error in the middle of one call of a library, in clean-up (except and finally), and in files other than
     those of the sink's classes and functions; and a loss of power."""
@@ -80,6 +80,7 @@ def check_sink(
         trial.joined_batches()
     if sink.traits.exactly_once:
         trial.repeated_batch()
+        trial.skipped_batch()
         trial.late_writes()
     lines = trial.lines_of_write()
     trial.broken_writes(lines)
@@ -342,9 +343,29 @@ class _SinkTrial:
         writer.write_all()
         self.expect(0)
         self.compare("a primary has written everything")
-        writer.write_again(len(self.batches[0]) - 1)
+        writer.write_at(len(self.batches[0]) - 1)
         self.compare("a batch was written again at the position that it has outside")
         writer.close()
+
+    def skipped_batch(self) -> None:
+        """Write a batch though the one before it has not come, as where the outside has lost its end. It may be refused, or left
+        out. A sink that takes it must take the one before it later."""
+        query = self.begin()
+        early = self.writer(query, 0, first=True)
+        early.write(0, 1)
+        early.write_at(2)
+        early.close_anyhow()
+        heir = self.writer(query, 0)
+        what = "batch 2 was written though batch 1 had not come"
+        if heir.first is not None and heir.first > 1:
+            raise self.broken(
+                f"{what}, and committed() of the next primary says {heir.first}: batch 1 would be lost. write() must refuse a "
+                "position that is not the next"
+            )
+        heir.write_all()
+        heir.close()
+        self.expect(0)
+        self.compare(what)
 
     def late_writes(self) -> None:
         """Let a primary that was given up write after its successor has asked ``committed``: before the write of the successor at
@@ -498,8 +519,9 @@ class _TrialWriter:
         except Exception:  # the primary ends, and the next one goes on
             return
 
-    def write_again(self, at: int) -> None:
-        """Write the batch that was written last once more, as after an error that came behind its effect. It may be refused."""
+    def write_at(self, at: int) -> None:
+        """Write a batch that is not the next: the last one once more, as after an error that came behind its effect, or a later
+        one. It may be refused."""
         position = Position(self._partition, at)
         try:
             self._trial.once("write()", lambda: self._sink.write(self._batches[at], position))

@@ -198,6 +198,23 @@ class IgnoresPosition(Table):
         return True
 
 
+class TakesGaps(Table):
+    """Refuses what is outside, and takes any later position for the next."""
+
+    def is_next(self, position: flux.Position) -> bool:
+        return position.sequence >= (self.committed(position.partition) or 0)
+
+
+class TakesGapsTwice(Table):
+    """Takes a batch behind a gap, and goes on in front of the gap."""
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
+        if position.sequence > (self.committed(position.partition) or 0):
+            self.store(batch)
+            return None
+        return super().write(batch, position)
+
+
 class TrustsItsLife(Table):
     """Looks at the outside when it opens, and counts by itself from then on."""
 
@@ -422,6 +439,11 @@ class ChangesNothing(Table):
             IgnoresPosition,
             r"a batch was written again at the position that it has outside: 5 rows .* more often than given",
         ),
+        (
+            TakesGaps,
+            r"batch 2 was written though batch 1 had not come, .* of the next primary says 3: batch 1 would be lost",
+        ),
+        (TakesGapsTwice, r"batch 2 was written though batch 1 had not come.* more often than given"),
         (
             TrustsItsLife,
             "a primary that was given up has written late, before the same write of its successor: .* more often",

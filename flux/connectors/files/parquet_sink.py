@@ -147,6 +147,7 @@ class ParquetFiles(Sink):
         self._fs.create_dir(self._folder, recursive=True)
         self._rows: list[pa.RecordBatch] = []
         self._first = 0  # position of the first of ``_rows``
+        self._next = 0  # position behind the last of them
 
     def committed(self, partition: int) -> int:
         """Return the position after the files of this query that follow each other from the start."""
@@ -172,9 +173,12 @@ class ParquetFiles(Sink):
 
     def write(self, batch: pa.RecordBatch, position: Position) -> int | None:
         if not self._rows:
-            self._first = position.sequence
+            self._first = self._next = position.sequence
+        if position.sequence != self._next:  # the file would stand for a batch that it does not have
+            raise ValueError(f"position {position.sequence} comes where {self._next} is the next of the file")
         if batch.num_rows:
             self._rows.append(batch)
+            self._next += 1
             return self._first
         # Without rows, too: the batch may stand for output whose rows are gone, and files have to follow each other.
         self._write(position, batch.schema)
