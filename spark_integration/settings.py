@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from controller.text import count
@@ -23,25 +24,28 @@ LOCAL_CLUSTER = r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]"
 UNLIMITED = 1 << 20
 
 
-def read_settings(spark: SparkSession, options: dict[str, Any]) -> Settings:
-    return Settings.of(_given(spark), **options)
+def context_conf(spark: SparkSession) -> SparkConf:
+    """Return the configuration of the session's context, which must not be changed. ``SparkContext.getConf`` copies it, with
+    several calls to the JVM for each entry: eight hundred in all while a query starts."""
+    return spark.sparkContext._conf
 
 
-def decides_on_shared_executors(spark: SparkSession, options: dict[str, Any]) -> bool:
-    """Tell whether the user has decided if replicas may share an executor."""
-    return "replicas_allow_same_executor" in options or f"{PREFIX}replicas.allowSameExecutor" in _given(spark)
-
-
-def with_flushes_for(place: Place, settings: Settings, spark: SparkSession, options: dict[str, Any]) -> Settings:
-    """Return the settings, with an interval of flushes that suits the place unless the user has set one."""
-    said = "journal_flush" in options or f"{PREFIX}journal.flush" in _given(spark)
-    return settings if said else replace(settings, journal_flush=place.flush_s)
-
-
-def _given(spark: SparkSession) -> dict[str, str]:
+def given_settings(spark: SparkSession) -> dict[str, str]:
+    """Return the ``spark.flux.*`` of a session. It takes two hundred calls to the JVM: ask once for each query."""
     # The context's own configuration has the settings given at start; the session's may have been changed since.
-    conf = {key: value for key, value in spark.sparkContext.getConf().getAll() if key.startswith(PREFIX)}
+    conf = {key: value for key, value in context_conf(spark).getAll() if key.startswith(PREFIX)}
     return conf | {key: value for key, value in spark.conf.getAll.items() if key.startswith(PREFIX)}
+
+
+def decides_on_shared_executors(given: Mapping[str, str], options: dict[str, Any]) -> bool:
+    """Tell whether the user has decided if replicas may share an executor."""
+    return "replicas_allow_same_executor" in options or f"{PREFIX}replicas.allowSameExecutor" in given
+
+
+def with_flushes_for(place: Place, settings: Settings, given: Mapping[str, str], options: dict[str, Any]) -> Settings:
+    """Return the settings, with an interval of flushes that suits the place unless the user has set one."""
+    said = "journal_flush" in options or f"{PREFIX}journal.flush" in given
+    return settings if said else replace(settings, journal_flush=place.flush_s)
 
 
 def is_local(spark: SparkSession) -> bool:
@@ -75,7 +79,7 @@ def has_one_executor(spark: SparkSession) -> bool:
 
 def grows_on_demand(spark: SparkSession) -> bool:
     """Tell whether Spark gets more executors when tasks wait (dynamic allocation)."""
-    conf = spark.sparkContext.getConf()
+    conf = context_conf(spark)
     return str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true" and not has_one_executor(spark)
 
 
@@ -88,7 +92,7 @@ def executors_at_most(spark: SparkSession) -> int | None:
     if match := re.fullmatch(LOCAL_CLUSTER, str(context.master)):
         limits.append(int(match[1]))
     limit = "spark.dynamicAllocation.maxExecutors" if grows_on_demand(spark) else "spark.executor.instances"
-    if (given := context.getConf().get(limit)) is not None and int(given) < UNLIMITED:
+    if (given := context_conf(spark).get(limit)) is not None and int(given) < UNLIMITED:
         limits.append(int(given))
     return min(limits, default=None)
 
@@ -104,14 +108,14 @@ def task_slots(spark: SparkSession) -> int:
 
 def slots_at_first(spark: SparkSession) -> int:
     """Return the number of tasks that can run at once without asking Spark for more executors."""
-    conf = spark.sparkContext.getConf()
+    conf = context_conf(spark)
     keys = ("dynamicAllocation.initialExecutors", "dynamicAllocation.minExecutors", "executor.instances")
     executors = max(int(conf.get(f"spark.{key}", "0") or 0) for key in keys)
     return max(_cores(spark, executors) // _cores_per_task(spark), live_slots(spark))
 
 
 def _cores_per_task(spark: SparkSession) -> int:
-    return int(spark.sparkContext.getConf().get("spark.task.cpus", "1") or 1)
+    return int(context_conf(spark).get("spark.task.cpus", "1") or 1)
 
 
 def live_slots(spark: SparkSession) -> int:
@@ -126,7 +130,7 @@ def failures_at_most(spark: SparkSession) -> int:
     if has_one_executor(spark):
         match = re.fullmatch(r"local\[[^,]+,\s*(\d+)\]", str(context.master))
         return int(match[1]) if match else 1
-    return int(context.getConf().get("spark.task.maxFailures", "4") or 4)
+    return int(context_conf(spark).get("spark.task.maxFailures", "4") or 4)
 
 
 def _cores(spark: SparkSession, executors: int | None) -> int:
@@ -138,7 +142,7 @@ def _cores(spark: SparkSession, executors: int | None) -> int:
     if executors is None:
         return int(context.defaultParallelism)
     match = re.fullmatch(LOCAL_CLUSTER, master)
-    return executors * int(match[2] if match else context.getConf().get("spark.executor.cores", "1") or 1)
+    return executors * int(match[2] if match else context_conf(spark).get("spark.executor.cores", "1") or 1)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,15 @@ from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import VaultProcess
 from spark_integration.query.source_setup import UnreadRows, forget
 from spark_integration.session import for_reading, session_stopped
-from spark_integration.settings import Need, Room, grows_on_demand, is_encrypted, live_slots, room_for_workers
+from spark_integration.settings import (
+    Need,
+    Room,
+    context_conf,
+    grows_on_demand,
+    is_encrypted,
+    live_slots,
+    room_for_workers,
+)
 from spark_integration.streaming.stream_source import Streams
 from spark_integration.tasks.dataframe_partitions import cutting_by, partitions_of
 from spark_integration.tasks.entry_points import ingress_function
@@ -150,7 +158,7 @@ class QueryRun:
         self._jobs = Jobs(spark, f"flux-{plan.query}")
         self._ingress = Jobs(spark, f"flux-{plan.query}-ingress")
         keys = Keys.make() if is_encrypted(spark, plan.settings) else None
-        host = spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
+        host = context_conf(spark).get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
         context = spark.sparkContext
         application = f"{context.appName} ({context.applicationId})"
         self.server = Server(plan, need.workers, host, keys, plan.query, name, application, self.id)

@@ -41,13 +41,13 @@ from spark_integration.settings import (
     decides_on_shared_executors,
     executors_at_most,
     failures_at_most,
+    given_settings,
     grows_on_demand,
     has_one_executor,
     ignored_files,
     is_case_sensitive,
     is_local,
     one_executor_warning,
-    read_settings,
     slots_at_first,
     task_slots,
     with_flushes_for,
@@ -134,14 +134,15 @@ def _started(
         raise UsageError("keep_output=True keeps the output for toDF(), but all output goes into sinks: leave it out")
     sources = sources_of(flows)
     spark = spark or session_of(sources)
-    settings = read_settings(spark, options)
+    given = given_settings(spark)
+    settings = Settings.of(given, **options)
     read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, QueryReaders) for flow in flows)  # perhaps by Spark
-    shared = has_one_executor(spark) and not decides_on_shared_executors(spark, options)
+    shared = has_one_executor(spark) and not decides_on_shared_executors(given, options)
     if shared:
         settings = replace(settings, same_executor=True)
     location = None if checkpoint_location is None else CheckpointLocation.open(checkpoint_location)
     if location is not None:
-        settings = with_flushes_for(location.place, settings, spark, options)
+        settings = with_flushes_for(location.place, settings, given, options)
     query_id = (location and location.query) or str(uuid.uuid4())
     if location is not None:
         _check_inactive(query_id, location.place)
@@ -282,8 +283,9 @@ def _tell_of_one_executor(spark: SparkSession, plan: Plan) -> None:
 def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **options: Any) -> str:
     """Explain flows. Checks the same as ``start``, but for task slots, and raises its errors; runs nothing."""
     session = spark or session_of(sources_of(flows))
-    settings = read_settings(session, options)
-    if has_one_executor(session) and not decides_on_shared_executors(session, options):
+    given = given_settings(session)
+    settings = Settings.of(given, **options)
+    if has_one_executor(session) and not decides_on_shared_executors(given, options):
         settings = replace(settings, same_executor=True)
     plan = compile_plan(
         flows,

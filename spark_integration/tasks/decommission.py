@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from controller.server import Server
 from controller.text import named
 from flux.errors import UsageError
+from spark_integration.settings import context_conf
 from spark_integration.tasks.entry_points import spark_id
 
 log = logging.getLogger("flux")
@@ -30,7 +31,7 @@ class Decommissioning:
         self._context = spark.sparkContext
         self._server = server
         self._room = room
-        self._on = str(self._context.getConf().get("spark.decommission.enabled", "false")).lower() == "true"
+        self._on = str(context_conf(spark).get("spark.decommission.enabled", "false")).lower() == "true"
         self._refused: dict[str, str] = {}  # executor -> reason why it cannot be emptied; logged once
 
     def look(self) -> None:

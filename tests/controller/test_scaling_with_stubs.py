@@ -71,7 +71,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, StubJobs]]
     monkeypatch.setattr(elastic.WorkerTasks, "_ask_spark", lambda self: None)
     configuration = SimpleNamespace(get=lambda key, otherwise=None: otherwise)
     spark = SimpleNamespace(
-        sparkContext=SimpleNamespace(getConf=lambda: configuration),
+        sparkContext=SimpleNamespace(_conf=configuration),
     )
     rendezvous = server.start()
     tasks = elastic.WorkerTasks(spark, plan, server, jobs, lambda slots: None)
@@ -138,7 +138,7 @@ def test_tasks_that_were_started_are_not_started_again_though_the_controller_was
     monkeypatch.setattr(elastic, "worker_function", lambda *_: None)
     monkeypatch.setattr(elastic.WorkerTasks, "_ask_spark", lambda self: None)
     configuration = SimpleNamespace(get=lambda key, otherwise=None: otherwise)
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: configuration))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_conf=configuration))
     ended: list[Any] = []
     server = SimpleNamespace(core=c.core, look=look, tasks_ended=lambda slots, *_: ended.append(slots))
     tasks = elastic.WorkerTasks(spark, c.core.plan, server, SimpleNamespace(run=run), lambda slots: None)

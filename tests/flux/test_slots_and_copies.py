@@ -35,9 +35,7 @@ ON_DEMAND = {"spark.dynamicAllocation.enabled": "true", "spark.executor.cores": 
 def session(master: str, live: int, conf: dict[str, str]) -> Any:
     manager = SimpleNamespace(defaultResourceProfile=lambda: None)
     scala = SimpleNamespace(maxNumConcurrentTasks=lambda _: live, resourceProfileManager=lambda: manager)
-    context = SimpleNamespace(
-        master=master, getConf=lambda: conf, defaultParallelism=2, _jsc=SimpleNamespace(sc=lambda: scala)
-    )
+    context = SimpleNamespace(master=master, _conf=conf, defaultParallelism=2, _jsc=SimpleNamespace(sc=lambda: scala))
     return SimpleNamespace(sparkContext=context)
 
 

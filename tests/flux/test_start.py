@@ -32,7 +32,7 @@ def plan(stage: flux.Stage) -> Any:
 
 def session(application: str = "a1", stopped: bool = False) -> Any:
     context = SimpleNamespace(
-        applicationId=application, master="local[4]", _jsc=None if stopped else object(), getConf=dict
+        applicationId=application, master="local[4]", _jsc=None if stopped else object(), _conf={}
     )
     return SimpleNamespace(sparkContext=context)
 
