@@ -55,7 +55,9 @@ LAYERS = {
 }
 #: What ``make test-long`` runs: tests with the marker ``long``, and every run of the simulation that a test has.
 LONG = {
-    "jobs and benchmarks": [[*PYTEST, "tests/spark", "tests/flux", "-m", "long", "--timeout=1200"]],
+    "jobs and benchmarks": [
+        [*PYTEST, "tests/spark", "tests/flux", "tests/controller", "-m", "long", "--timeout=1200"],
+    ],
     "more of kafka": [[*PYTEST, "tests/kafka", "-m", "long", "--timeout=1200"]],
     "all of the simulation": [[*PYTEST, "tests/simulation", "--timeout=7200"]],
 }

@@ -129,7 +129,7 @@ def test_a_step_that_takes_too_long_ends_the_query_and_is_named(how: Any) -> Non
             assert row if how is sleep else "holds the interpreter lock" in text
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_process_that_is_stopped_is_given_up_after_its_silence_also_in_a_long_step(busy: bool) -> None:
     def slow(seconds: float) -> None:
         if busy:

@@ -52,7 +52,7 @@ def test_copies_on_one_executor_are_told_of_once_for_each_application(caplog: py
     copied = plan(flux.stage(key="k", replicas=2, name="Counts")(type("C", (flux.Aggregate,), {"n": flux.count()})))
     with caplog.at_level(logging.WARNING, "flux"):
         for application in ("told-1", "told-1", "told-2"):
-            start._tell_of_copies(session(application), copied)
+            start._tell_of_one_executor(session(application), copied)
     assert caplog.text.count("good for trying things out") == 2
 
 

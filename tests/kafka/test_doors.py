@@ -14,6 +14,7 @@ from tests.kafka.broker import Broker
 ROWS = "2000"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("main", "more"), [(kafka_read.main, []), (kafka_write.main, ["--small", "20", "--partitions", "2"])]
 )

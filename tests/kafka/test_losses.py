@@ -47,7 +47,7 @@ def reads(query: flux.Query, folder: Path, numbers: range) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("key", [None, "key"])
+@pytest.mark.parametrize("key", [None, pytest.param("key", marks=pytest.mark.long)])
 def test_new_records_come_after_the_old_ones_were_compacted(
     cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path, key: str | None
 ) -> None:

@@ -62,7 +62,7 @@ def test_a_topic_has_each_row_once_and_in_order_though_two_writers_are_killed(
     check_topic(topic, broker)
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "transactional"])
+@pytest.mark.parametrize("guarantee", [pytest.param("exactly_once", marks=pytest.mark.long), "transactional"])
 def test_a_query_that_has_lost_everything_goes_on_in_the_topic_where_it_was(
     cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path, guarantee: str
 ) -> None:

@@ -398,7 +398,7 @@ def test_a_topic_that_has_more_than_an_older_copy_of_a_location_knows_of_is_noti
     assert again.note_of_output() == older, "it is part of the state"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "transactional"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", pytest.param("transactional", marks=pytest.mark.long)])
 def test_the_sink_keeps_the_contract_of_sinks(broker: Broker, new_topic: NewTopic, guarantee: str) -> None:
     topic = new_topic(2)
     flow = raw(topic, broker, guarantee=guarantee)

@@ -16,8 +16,8 @@ from tests.simulation.runs import LONG
 
 #: Seeds that are always the same. ``make test`` runs those of them in which much happens, ``make test-long`` all.
 FIXED = range(500)
-#: Others that follow from what is tested, so that every change of it tries others.
-ROTATED_COUNT = 200
+#: Others that follow from what is tested, so that every change of it tries others; ``make test`` runs half as many.
+ROTATED_COUNT = 200 if LONG else 100
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("partitioning", "flux", "controller", "tests/simulation")
 #: Cores that the runs may use.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from test_numbered_rows import HOSTED, Life, inbound, values
 
 from flux.exchange.producer import Producer
 from flux.wire.messages import Ack, Data, Resume
 from partitioning.clustering import Clustered
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
+from tests.simulation import broken_numbers as numbers
 
 
 def batch() -> Clustered:
@@ -44,3 +46,23 @@ def test_acks_of_an_earlier_life_do_not_count_for_a_new_one(monkeypatch: pytest.
     take_ack = Producer._take_ack
     monkeypatch.setattr(Producer, "_take_ack", lambda self, cursor, _, *given: take_ack(self, cursor, 1 << 60, *given))
     assert served_to_a_new_life() == [], "the broken variant forgets what the new life needs"
+
+
+def rows_of_two_lives() -> list[int]:
+    """Rows that a worker gets of a source whose reader is built anew. The reader cuts them elsewhere the second time: the first
+    row that is new to the worker comes in one batch with the ten that the worker has."""
+    worker = inbound()
+    first = Life(worker)
+    first.answer()
+    for batch in (range(4), range(4, 7), range(7, 10)):
+        first.give(*batch)
+    second = Life(worker, number=1)
+    second.answer()
+    second.give(*range(15))
+    return sorted(row for life in (first, second) for partition in HOSTED for row in values(life.got[partition]))
+
+
+def test_rows_that_were_taken_are_not_taken_again_with_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rows_of_two_lives() == list(range(15))
+    numbers.takes_rows_that_it_has(monkeypatch)
+    assert rows_of_two_lives() != list(range(15)), "the broken variant takes rows once more"

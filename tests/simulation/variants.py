@@ -539,7 +539,6 @@ VARIANTS = [
     Variant(numbers.numbers_a_new_topic_like_the_old_one, ALIKE | STUCK, ANEW),
     Variant(numbers.believes_every_topic_of_the_name, ROWS | {"lost records are told"}, ANEW_FAILING),
     Variant(numbers.cuts_no_numbered_rows, ALIKE, NUMBERED_LIVES),
-    Variant(numbers.takes_rows_that_it_has, ALIKE, NUMBERED_LIVES),
     Variant(numbers.has_no_room_for_what_was_there, STUCK | STILL, NUMBERED_LIVES),
     Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, NUMBERED),
     Variant(rules.says_the_last_word_once, STUCK),

@@ -96,6 +96,7 @@ def test_a_query_that_loses_all_its_workers_goes_on_when_others_have_come(cluste
     check_rows(tmp_path)
 
 
+@pytest.mark.long  # tests/flux/test_moved_location.py shows the same without Spark
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_location_that_is_renamed_or_removed_under_a_query_ends_it_and_nothing_comes_twice(
     cluster: Any, tmp_path: Path
@@ -130,6 +131,7 @@ def test_a_location_that_is_renamed_or_removed_under_a_query_ends_it_and_nothing
     assert not (tmp_path / ".location.flux").exists()
 
 
+@pytest.mark.long  # tests/flux/test_older_copies.py and a test of Kafka through Spark show the same
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(cluster: Any, tmp_path: Path) -> None:
     location, older, newest = tmp_path / "location", tmp_path / "older", tmp_path / "newest"

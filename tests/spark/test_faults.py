@@ -56,7 +56,7 @@ class Detector(flux.Operator):
     [
         pytest.param("executor killed", marks=pytest.mark.costs_an_executor),
         "worker killed",
-        "worker stopped and continued",
+        pytest.param("worker stopped and continued", marks=pytest.mark.long),
     ],
 )
 def test_no_row_is_lost_doubled_or_out_of_order_when(cluster, tmp_path: Path, fault: str) -> None:  # type: ignore[no-untyped-def]
@@ -127,7 +127,7 @@ PER_PARTITION = 250_000
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("fault", ["ingress task killed", "worker killed"])
+@pytest.mark.parametrize("fault", ["ingress task killed", pytest.param("worker killed", marks=pytest.mark.long)])
 def test_the_answer_is_sparks_own_over_a_dataframe_when(cluster, tmp_path: Path, fault: str) -> None:  # type: ignore[no-untyped-def]
     per_partition, keys = PER_PARTITION, 500
     gate, struck = tmp_path / "gate", tmp_path / "struck"

@@ -39,7 +39,7 @@ def failed_tasks(spark: Any, query: str) -> int:
     return sum(tracker.getStageInfo(stage).numFailedTasks for job in jobs for stage in tracker.getJobInfo(job).stageIds)
 
 
-@pytest.mark.parametrize("where", ["the DataFrame", "a stage"])
+@pytest.mark.parametrize("where", [pytest.param("the DataFrame", marks=pytest.mark.long), "a stage"])
 def test_a_missing_module_ends_the_query_at_once_with_its_name(cluster: Any, only_here: Any, where: str) -> None:
     df = cluster.range(100)
     if where == "a stage":

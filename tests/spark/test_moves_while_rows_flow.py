@@ -215,7 +215,7 @@ def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(cluster: An
         run.check()
 
 
-@pytest.mark.parametrize("victim", ["source", "target"])
+@pytest.mark.parametrize("victim", [pytest.param("source", marks=pytest.mark.long), "target"])
 def test_a_worker_is_killed_in_the_middle_of_a_move(cluster: Any, gate: Path, victim: str) -> None:
     with Run(cluster, gate, 3, balance_enabled=False) as run:
         source, target = run.holders("Detector", 0)[0], run.other_worker("Detector", 0)

@@ -46,7 +46,7 @@ def topic(gate: Path) -> Callable[[int, list[int] | None], Iterator[flux.Positio
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("recovery", ["active", "standby"])
+@pytest.mark.parametrize("recovery", ["active", pytest.param("standby", marks=pytest.mark.long)])
 def test_rows_cut_elsewhere_each_time_are_counted_once_and_in_order(cluster, tmp_path: Path, recovery: str) -> None:  # type: ignore[no-untyped-def]
     folder, gate = tmp_path / "rows", tmp_path / "gate"
     counted = flux.stage(key="key", partitions=4, replicas=2, recovery=recovery, schema=SEEN)(Seen)

@@ -79,7 +79,9 @@ def struck(cluster: Any, gate: Path, flow: Any, executor: bool, stage: int) -> A
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("executor", [pytest.param(True, marks=pytest.mark.costs_an_executor), False])
+@pytest.mark.parametrize(
+    "executor", [pytest.param(True, marks=[pytest.mark.costs_an_executor, pytest.mark.long]), False]
+)
 def test_spark_finds_each_row_once_in_the_files(cluster, tmp_path: Path, executor: bool) -> None:  # type: ignore[no-untyped-def]
     folder = tmp_path / "rows"
     flow = echo(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))

@@ -52,7 +52,8 @@ class KeepsTheInterpreter(Slow):
     how = staticmethod(keep_the_interpreter)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Sleeps, marks=pytest.mark.long), KeepsTheInterpreter])
+@pytest.mark.long  # test_long_steps.py shows the same between processes without Spark
+@pytest.mark.parametrize("kind", [Sleeps, KeepsTheInterpreter])
 def test_long_steps_with_two_copies_cost_no_worker(cluster: Any, kind: Any, nothing_left_behind: None) -> None:
     """Ten workers were lost, and then the query."""
     slow = flux.stage(key="k", partitions=4, replicas=2, name="Slow")(kind)

@@ -46,7 +46,7 @@ def rows_of_first_partition(query: Query) -> int:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("executor killed", marks=pytest.mark.costs_an_executor),
+        pytest.param("executor killed", marks=[pytest.mark.costs_an_executor, pytest.mark.long]),
         "worker killed",
         pytest.param("worker stopped", marks=pytest.mark.long),
     ],
