@@ -424,6 +424,7 @@ NOT_OURS = {
     "DataStreamWriter.trigger",
     "Output.get",
     "Py_TPFLAGS_IMMUTABLETYPE",
+    "SparkContext.getConf",
     "StreamingQueryProgress",
     "continuous",
     "flow.foreach_batch",
