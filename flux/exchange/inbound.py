@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import msgspec
@@ -198,6 +199,20 @@ class Counters:
     switched: int = 0
 
 
+class InboundPhase(Enum):
+    """A phase of the reading of a stream. ``greet`` leads to IN_ORDER from any, ``leave`` to UNREAD."""
+
+    #: It is read from no producer, until one says Hello.
+    UNREAD = "unread"
+    #: Messages are taken, each with the next number under the nonce.
+    IN_ORDER = "in order"
+    #: A message under the nonce was lost or spoilt: none is taken before the next handshake.
+    BROKEN = "broken"
+
+
+UNREAD, IN_ORDER, BROKEN = InboundPhase
+
+
 class Inbound:
     """The receiving end of one stream. ``received[p]`` is the next sequence that partition p needs, of the joined partitions."""
 
@@ -223,8 +238,7 @@ class Inbound:
         #: That of the last Resume, and the number of the message under it that comes next.
         self.nonce = -1
         self.number = 0
-        #: A message under this nonce was lost or spoilt: no later one is taken.
-        self.broken = False
+        self.phase = UNREAD
         #: Payload received under this nonce, and payload that waits here, also of earlier nonces.
         self.received_bytes = 0
         self.held_bytes = 0
@@ -255,7 +269,9 @@ class Inbound:
         # held_bytes may exceed received_bytes, which begin anew with each handshake: slices of the handshake before may still
         # wait.
         assert self.unacked_bytes >= 0, "acked what has not come"
-        assert self.nonce < 0 or self.connection is not None, "data is expected on no connection"
+        read = self.phase is not UNREAD
+        assert read == (self.connection is not None), f"{self.phase.value} on connection {self.connection}"
+        assert read == (self.nonce >= 0), f"{self.phase.value} under nonce {self.nonce}"
         for partition, waiting in self.waiting.items():
             if waiting:
                 assert waiting[0] <= waiting[-1] < self.received[partition], f"partition {partition} out of order"
@@ -277,7 +293,7 @@ class Inbound:
         self.read_from = read_from
         self.nonce = nonce
         self.number = 0
-        self.broken = False
+        self.phase = IN_ORDER
         self.received_bytes = 0
 
     def resume(
@@ -301,6 +317,7 @@ class Inbound:
 
     def leave(self) -> None:
         """Leave the connection, until a producer says Hello."""
+        self.phase = UNREAD
         self.connection, self.read_from, self.nonce, self.epoch = None, -1, -1, -1
 
     # ---- data
@@ -315,12 +332,12 @@ class Inbound:
     ) -> list[Delivery] | Reset:
         """Take a message. Return slices to queue, with their partitions; or a Reset after a gap; or nothing for an old message.
         ``secondary`` are hosted partitions that follow a primary elsewhere."""
-        if message.nonce != self.nonce or self.broken:
+        if message.nonce != self.nonce or self.phase is not IN_ORDER:
             counters.stale += 1
             return []
         if message.number != self.number or (hosted and message.first > self.received.least):
             counters.gap += 1
-            self.broken = True  # later messages with this nonce cannot be in order either
+            self.phase = BROKEN  # later messages with this nonce cannot be in order either
             return Reset(*self.stream, f"message {message.number} came where {self.number} was expected")
         self.number += 1
         nbytes = message.nbytes
@@ -449,7 +466,7 @@ class Inbound:
     def spoilt(self, sequence: int) -> int:
         """Note that a batch cannot be decoded, so that later messages with this nonce cannot be in order either. Return the
         number of times in a row."""
-        self.broken = True
+        self.phase = BROKEN
         self._spoilt = Spoilt(sequence, self._spoilt.times + 1 if self._spoilt.sequence == sequence else 1)
         return self._spoilt.times
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from flux.dataflow.plan import FromDataFrame, FromSource, FromStage, Plan
 from flux.errors import QueryFailed
-from flux.exchange.inbound import Counters, Delivery, Inbound
+from flux.exchange.inbound import IN_ORDER, Counters, Delivery, Inbound
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
 from flux.state.standby import Standby
@@ -339,7 +339,7 @@ class Subscriptions:
         Only a worker that has everything the producer has sent can tell which rows are missing, and only a handshake that
         names all replicas here has asked for the rows of all."""
         inbound = self._stated(connection, message)
-        if inbound is None or inbound.broken or inbound.number != message.number:
+        if inbound is None or inbound.phase is not IN_ORDER or inbound.number != message.number:
             return []  # a step that waits in vain asks again
         stage = self._plan.edges[message.edge].consumer
         mine = [replica for replica in self._hosted.replicas.values() if replica.stage.id == stage]
@@ -555,7 +555,7 @@ class Subscriptions:
         self._counters.malformed += 1
         stream = StreamId(message.edge, message.producer)
         inbound = self.streams[stream]
-        if message.nonce != inbound.nonce or inbound.broken:
+        if message.nonce != inbound.nonce or inbound.phase is not IN_ORDER:
             return
         if inbound.spoilt(message.first) >= UNDECODABLE_MAX:  # the first: a run may have grown meanwhile
             raise QueryFailed(
