@@ -25,8 +25,8 @@ UNLIMITED = 1 << 20
 
 
 def context_conf(spark: SparkSession) -> SparkConf:
-    """Return the configuration of the session's context, which must not be changed. ``SparkContext.getConf`` copies it, with
-    several calls to the JVM for each entry: eight hundred in all while a query starts."""
+    """Return the configuration of the session's context, which must not be changed. The public method of the context copies it,
+    with several calls to the JVM for each entry: eight hundred in all while a query starts."""
     return spark.sparkContext._conf
 
 

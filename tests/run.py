@@ -25,6 +25,9 @@ BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", "--durations=12", "--durations-min=4"]
 SHORT = [*PYTEST, "-m", "not long"]
 
+#: Files of the simulation that a second process runs, so that both cores have something to do when the lanes are through.
+SECOND_OF_SIMULATION = ["tests/simulation/test_broken_variants.py", "tests/simulation/test_numbered.py"]
+
 LAYERS = {
     "lint": [
         [str(BIN / "ruff"), "check", "--quiet", "."],
@@ -51,7 +54,10 @@ LAYERS = {
         [*PYTEST, "tests/spark", "-m", "not long and second"],
     ],
     "kafka": [[*SHORT, "tests/kafka", "--timeout=240"]],
-    "simulation": [[*SHORT, "tests/simulation", "--timeout=3600"]],
+    "simulation": [
+        [*SHORT, "tests/simulation", *(f"--ignore={file}" for file in SECOND_OF_SIMULATION), "--timeout=3600"],
+        [*SHORT, *SECOND_OF_SIMULATION, "--timeout=3600"],
+    ],
 }
 #: What ``make test-long`` runs: tests with the marker ``long``, and every run of the simulation that a test has.
 LONG = {
@@ -61,8 +67,9 @@ LONG = {
     "more of kafka": [[*PYTEST, "tests/kafka", "-m", "long", "--timeout=1200"]],
     "all of the simulation": [[*PYTEST, "tests/simulation", "--timeout=7200"]],
 }
-#: Commands of these layers run at once: those of lint are short, those of the others wait much of the time.
-AT_ONCE = ("lint", "unit", "spark")
+#: Commands of these layers run at once: those of lint are short, those of the simulation compute, one on each
+#: core, and those of the others wait much of the time.
+AT_ONCE = ("lint", "unit", "spark", "simulation")
 #: Layers of different lanes run beside each other. What is in no lane runs before them, alone.
 LANES = (("spark",), ("unit", "laws", "kernels", "kafka"))
 #: Begins with the lanes, and ends last.

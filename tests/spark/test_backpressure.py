@@ -92,6 +92,7 @@ def assert_bounded(reports: list[dict[str, Any]]) -> None:
         assert max(rss) - rss[0] < RSS_GROWTH
 
 
+@pytest.mark.long  # tests/flux/test_credit.py shows the rule, and the next test the bounds
 def test_a_slow_consumer_does_not_slow_the_other_while_the_log_has_room(spark: Any, tmp_path: Path) -> None:
     batches = 40  # about 5 MB, of which the slow half can stay behind in the log
     assert batches * BATCH_BYTES / 2 < LOG

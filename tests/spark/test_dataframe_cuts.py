@@ -7,14 +7,19 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+from striking import rows_in, until
 
+import flux
 from spark_integration.session import for_bulk_transfer
 from spark_integration.tasks.dataframe_partitions import (
     ADAPTIVE,
@@ -90,19 +95,24 @@ def run(folder: Path, cores: int, last: bool) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.starts_spark
-def test_a_query_goes_on_with_other_cores_although_spark_would_cut_its_files_otherwise(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
+def write_files(folder: Path) -> dict[int, list[int]]:
+    """Write files of rows. Return the count and the sum of the rows of each key."""
+    folder.mkdir()
     expected: dict[int, list[int]] = {}
     for number in range(FILES):
         rows = [(n % 7, n) for n in range(number * ROWS, (number + 1) * ROWS)]
-        pq.write_table(
-            pa.table({"key": [k for k, _ in rows], "n": [n for _, n in rows]}), tmp_path / f"in/{number}.parquet"
-        )
+        pq.write_table(pa.table({"key": [k for k, _ in rows], "n": [n for _, n in rows]}), folder / f"{number}.parquet")
         for key, n in rows:
             expected.setdefault(key, [0, 0])
             expected[key][0] += 1
             expected[key][1] += n
+    return expected
+
+
+@pytest.mark.long  # the next test shows the same in one session, with the setting that follows from the cores
+@pytest.mark.starts_spark
+def test_a_query_goes_on_with_other_cores_although_spark_would_cut_its_files_otherwise(tmp_path: Path) -> None:
+    expected = write_files(tmp_path / "in")
     first, last = run(tmp_path, 3, last=False), run(tmp_path, 6, last=True)
     assert first["cut"] != last["cut"], "Spark cuts them otherwise by itself"
     assert first["kept"] == last["kept"]
@@ -113,6 +123,50 @@ def test_a_query_goes_on_with_other_cores_although_spark_would_cut_its_files_oth
     assert "refused" not in first
     assert "has 6 partitions, and had 3 when the query was started for the first time" in last["refused"]
     assert "spark.default.parallelism=3" in last["refused"]
+
+
+class Sums(flux.Aggregate):
+    rows = flux.count()
+    total = flux.sum("n")
+
+
+def test_a_query_goes_on_with_the_cuts_of_its_first_start(spark: Any, tmp_path: Path) -> None:
+    expected = write_files(tmp_path / "in")
+
+    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for start in range(0, batch.num_rows, 50):
+                time.sleep(pause_s)
+                yield batch.slice(start, 50)
+
+    cuts, kept = [], []
+    try:
+        for cores in (3, 6):
+            pause_s = 0.02 if cores == 3 else 0.0  # it is stopped among its rows, and then read to its end
+            spark.conf.set(FILES_LEAST, str(cores))
+            files = spark.read.parquet(str(tmp_path / "in")).where("n >= 0")
+            files = files.mapInArrow(slowly, files.schema)
+            cuts.append(files.rdd.getNumPartitions())
+            flow = flux.stage(key="key", partitions=3)(Sums)(files).to_parquet(
+                str(tmp_path / "out"), roll_every="100ms"
+            )
+            query = flow.start(
+                spark=spark, workers=1, checkpointLocation=tmp_path / "location", progress_interval="50ms"
+            )
+            if cores == 3:
+                until(lambda query=query: rows_in(query) > 300, "some rows")
+            else:
+                assert query.awaitTermination(WAIT_S)
+            query.stop()
+            kept.append(json.loads((tmp_path / "location" / "flux.json").read_text())["kept"]["sources"])
+    finally:
+        spark.conf.unset(FILES_LEAST)
+    assert cuts[0] != cuts[1], "Spark cuts them otherwise by itself"
+    assert kept[0] == kept[1]
+    found = pyarrow.dataset.dataset(tmp_path / "out", format="parquet").to_table().to_pylist()
+    assert sorted((row["key"], row["rows"], row["total"]) for row in found) == [
+        (key, *expected[key]) for key in sorted(expected)
+    ]
 
 
 class Session:

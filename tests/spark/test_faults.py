@@ -127,7 +127,7 @@ PER_PARTITION = 250_000
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("fault", ["ingress task killed", pytest.param("worker killed", marks=pytest.mark.long)])
+@pytest.mark.parametrize("fault", [pytest.param("ingress task killed", marks=pytest.mark.long), "worker killed"])
 def test_the_answer_is_sparks_own_over_a_dataframe_when(cluster, tmp_path: Path, fault: str) -> None:  # type: ignore[no-untyped-def]
     per_partition, keys = PER_PARTITION, 500
     gate, struck = tmp_path / "gate", tmp_path / "struck"

@@ -91,6 +91,7 @@ def test_queries_of_one_application_are_found_looked_at_and_gone_when_they_end(s
     assert command("status", "clicks").exit_code == 3
 
 
+@pytest.mark.long  # tests/controller/test_connection_file.py shows the same with a process that has no Spark
 @pytest.mark.starts_spark
 def test_a_driver_that_dies_leaves_a_file_that_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUX_RUNTIME_DIR", str(tmp_path / "flux"))

@@ -95,6 +95,7 @@ def test_spark_finds_each_row_once_in_the_files(cluster, tmp_path: Path, executo
     assert not list(folder.glob(".*.parquet.*")) or executor, "hidden files are of those that were killed"
 
 
+@pytest.mark.long  # tests/spark/test_postgres.py shows the same with a database
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_table_with_positions_has_each_row_once(cluster, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = str(tmp_path / "table.db")

@@ -218,6 +218,7 @@ def test_output_that_nobody_reads_stops_the_query_at_its_bound_and_status_says_s
         stream(spark, "unread")
 
 
+@pytest.mark.long  # tests/flux/test_sink_threads.py shows the same without Spark
 def test_a_function_that_does_not_take_its_output_stops_the_query_and_status_says_so(
     spark: Any, tmp_path: Path, nothing_left_behind: None
 ) -> None:
