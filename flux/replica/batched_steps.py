@@ -6,13 +6,13 @@ calls that they have in common are made once for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from flux.exchange.checksum import extend_apart
 from flux.operators.batches import conform
-from flux.operators.operator import Chained, JointOutput
+from flux.operators.operator import Batches, Chained, JointOutput
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
 from partitioning.clustering import owned
@@ -62,24 +62,16 @@ def apply_together(turns: Sequence[tuple[Replica, ReplicaStep]]) -> list[bool]:
     """``apply`` several steps of ``next_together``. The last one may be large, and is then applied alone."""
     replica, last = turns[-1]
     few = turns if _is_small(last, turns[0][1]) else turns[:-1]
-    if len(few) < len(turns):
-        replica.call(last)
-    if len(few) > 1:
-        _process_each(few)
-    else:
-        for replica, step in few:
-            replica.call(step)
-    return [replica.conclude(step) for replica, step in turns]
+    alone = [replica.call(last)] if len(few) < len(turns) else []
+    outputs = _process_each(few) if len(few) > 1 else [replica.call(step) for replica, step in few]
+    return [replica.conclude(step, output) for (replica, step), output in zip(turns, [*outputs, *alone], strict=True)]
 
 
-def _process_each(few: Sequence[tuple[Replica, ReplicaStep]]) -> None:
+def _process_each(few: Sequence[tuple[Replica, ReplicaStep]]) -> list[Batches]:
+    """Return the output of each step that is not sent yet."""
     first, step = few[0]
     output = first.guard.call("process_many", step, _joint_output, few)
-    if output is None:
-        for replica, step in few:
-            replica.output.begin(step, None)
-    else:
-        _give_each(few, output)
+    return [None] * len(few) if output is None else list(_give_each(few, output))
 
 
 def _joint_output(few: Sequence[tuple[Replica, ReplicaStep]]) -> JointOutput | None:
@@ -106,7 +98,8 @@ def _joint_output(few: Sequence[tuple[Replica, ReplicaStep]]) -> JointOutput | N
     return output._replace(batch=conform(output.batch, stage.output_schema, f"output of stage {stage.name}"))
 
 
-def _give_each(few: Sequence[tuple[Replica, ReplicaStep]], results: JointOutput) -> None:
+def _give_each(few: Sequence[tuple[Replica, ReplicaStep]], results: JointOutput) -> Iterator[Batches]:
+    """Send the results of each step that need no check and no cut, and yield those that do; None: they are sent."""
     batch, first = results.batch, few[0][0]
     rows = [end - start for start, end in zip([0, *results.ends], results.ends, strict=False)]
     least = LEAST_SHARE * batch.num_rows / len(rows)
@@ -121,10 +114,10 @@ def _give_each(few: Sequence[tuple[Replica, ReplicaStep]], results: JointOutput)
         if rows[at] < least or output.exit is not None:
             mine = owned(mine)
         elif of_outlets and whole and rows[at] <= first.limits.batch_max_rows:
-            output.begin(step, None)
             output.send(step, mine, [clustered[at] for clustered in of_outlets], checksums[at])
+            yield None
             continue
-        output.begin(step, _through(replica, step, mine) if chained else [mine])
+        yield _through(replica, step, mine) if chained else [mine]
 
 
 def _as_alone(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -353,20 +353,11 @@ class ReplicaOutput:
 
     # ---- the output of a step
 
-    def begin(self, step: ReplicaStep, output: Batches) -> None:
-        """Take the output of the operator for a step. It is made, checked and cut to size while it is emitted."""
-        self.given = 0
-        if output is None:
-            self.parts = iter(())
-        elif fits(output, self._stage, self._limits):
-            self.parts = iter(output)
-        else:
-            self.parts = cut_output(output, self._stage, self._limits, f"{self._where}, {step.method}()")
-
-    def emit(self, step: ReplicaStep) -> bool:
-        """Emit output as long as there is room; return False if more is to come. However much output a step has, a log exceeds
-        its bound by one batch at most."""
-        assert self.parts is not None
+    def emit(self, step: ReplicaStep, output: Batches) -> bool:
+        """Emit the output of the operator for a step as long as there is room. Return False if more is to come: the next call
+        goes on, whatever its ``output``. However much output a step has, a log exceeds its bound by one batch at most."""
+        if self.parts is None:
+            self.parts = self._checked(step, output)
         while True:
             if self._unsent is None:
                 self._unsent = next(self.parts, None)
@@ -377,6 +368,14 @@ class ReplicaOutput:
                 return False
             batch, self._unsent = self._unsent, None
             self.send(step, batch)
+
+    def _checked(self, step: ReplicaStep, output: Batches) -> Iterator[pa.RecordBatch]:
+        """Return output of the operator, to be made, checked and cut to size while it is emitted."""
+        if output is None:
+            return iter(())
+        if fits(output, self._stage, self._limits):
+            return iter(output)
+        return cut_output(output, self._stage, self._limits, f"{self._where}, {step.method}()")
 
     def fill(self, step: ReplicaStep) -> None:
         """Give an empty batch in place of the output of a step that had nothing to do, because rows are gone. It takes the number

@@ -21,7 +21,7 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import DataLost
 from flux.exchange.inbound import Slice
 from flux.operators.batches import given_batches
-from flux.operators.operator import Context, Operator, gives_changes, note_of_output
+from flux.operators.operator import Batches, Context, Operator, gives_changes, note_of_output
 from flux.operators.user_code import closed
 from flux.replica.deltas import DeltaTracker
 from flux.replica.kinds import ReplicaKind, active, compared
@@ -316,7 +316,7 @@ class Replica:
             self.output.hold_back(step.number)
         entry, context = step.entry, self.context
         context.now, context.created, context.step = entry.now, entry.created, step.number
-        self._vain = False
+        self._vain, self.output.given = False, 0
         if step.gone:
             self._pass_over(step)
         if step.rows is not None:
@@ -325,24 +325,22 @@ class Replica:
 
     def apply(self, step: ReplicaStep) -> bool:
         """Apply a step, or go on with its output, for which there was no room. Return False if there is none for the rest."""
-        if self.output.parts is None:
-            self.call(step)
-        return self.conclude(step)
+        output = self.call(step) if self.output.parts is None else None
+        return self.conclude(step, output)
 
-    def call(self, step: ReplicaStep) -> None:
-        """Call the operator for a step. Its output is emitted by ``conclude``."""
-        kind, output = step.entry.kind, self.output
+    def call(self, step: ReplicaStep) -> Batches:
+        """Call the operator for a step. Return its output, which ``conclude`` emits."""
+        kind = step.entry.kind
         if step.rows is not None:
-            output.begin(step, self.guard.process(step))
-        elif kind is _TICK:
-            output.begin(step, self._fired())
-        elif kind is _FINISH:
+            return self.guard.process(step)
+        if kind is _TICK:
+            return self._fired()
+        if kind is _FINISH:
             self.context.timers.replace({})
-            output.begin(step, self.guard.finish())
-        else:  # an element without rows, or all its rows are gone
-            output.begin(step, None)
-            for slice_ in step.slices:
-                self.waits.hear(slice_)
+            return self.guard.finish()
+        for slice_ in step.slices:  # an element without rows; there is none if all rows of the step are gone
+            self.waits.hear(slice_)
+        return None
 
     def _fired(self) -> Iterator[Any]:
         """Yield the output of the timers that are due when a step begins. Sets ``_vain``: the step had nothing to do."""
@@ -353,9 +351,9 @@ class Replica:
                 self._vain = False
                 yield from given_batches(self.operator.on_timer(name))
 
-    def conclude(self, step: ReplicaStep) -> bool:
+    def conclude(self, step: ReplicaStep, output: Batches) -> bool:
         """Emit output of a step, and once all of it is emitted, count the step as applied. Return False if more is to come."""
-        if not self.guard.call(step.method, step, self.output.emit, step):
+        if not self.guard.call(step.method, step, self.output.emit, step, output):
             return False
         if step.gone or self._vain:
             self.output.fill(step)

@@ -22,10 +22,10 @@ def watch_steps(
         begins(now)
         return begin(now)
 
-    def watched_conclude(step: ReplicaStep) -> bool:
+    def watched_conclude(step: ReplicaStep, output: Any) -> bool:
         applied = None
         try:
-            applied = conclude(step)
+            applied = conclude(step, output)
         finally:
             ends(step, applied)
         return applied
