@@ -70,7 +70,8 @@ def start(
 def start_totals(spark: SparkSession, address: str, given: str, partitions: int, workers: int, **options: Any) -> Query:
     """Start a query from topic ``given`` to state, with one count for each key."""
     totals = flux.stage(key="key", partitions=partitions, name="totals")(Totals)
-    return start_query([totals(_rows(address, given))], "bench-kafka", spark, workers=workers, **options)
+    flow = totals(_rows(address, given))
+    return start_query([flow], "bench-kafka", spark, keep_output=False, workers=workers, **options)
 
 
 def _rows(address: str, topic: str) -> Any:

@@ -12,15 +12,18 @@ import pytest
 from typer.testing import CliRunner
 
 import flux
-from benchmarks.kafka import bench, load, peers
+from benchmarks.kafka import bench, count, load, peers
 from benchmarks.kafka.count import RunningCount
 from benchmarks.kafka.written import Written, exactness, expected, parsed, statistics
 from controller.operate.cli import app
+from controller.plan_compiler import check_taken, compile_plan
 from flux.connectors.kafka.client.producer import Answer
 from flux.connectors.kafka.records.decoder import Decoder
 from flux.operators.operator import Context
+from flux.settings import Settings
 
 START = 1_000_000.0
+KEYED = pa.schema([("key", pa.binary())])
 #: Of the issue, and of whoever reads them by program.
 KEYS = {"rate", "p50_ms", "p99_ms", "worst_second_ms", "gap_ms_max", "lost", "duplicated", "rows_per_s", "ratio"}
 
@@ -193,6 +196,18 @@ def test_the_figures_have_their_names_and_those_of_peers_say_whose_they_are() ->
     assert made.failed is None
     json.dumps(made.figures)
     assert report(FIGURES).figures.keys() >= KEYS, "without a backlog, too"
+
+
+def test_the_query_that_works_off_a_backlog_says_that_nothing_takes_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused, because a flow that gives rows ends in a sink or says that they are kept or thrown away."""
+    started: dict[str, Any] = {}
+    monkeypatch.setattr(count, "start_query", lambda flows, *given, **options: started.update(options, flows=flows))
+    monkeypatch.setattr(count, "_rows", lambda *given: flux.source(lambda partition: iter(()), KEYED, 1))
+    count.start_totals(None, "", "topic", 2, 1)  # type: ignore[arg-type]
+    plan = compile_plan(started["flows"], Settings.of(), lambda given: given, "q", b"")
+    with pytest.raises(flux.UsageError, match="stage totals gives rows"):
+        check_taken(plan)
+    assert started["keep_output"] is False
 
 
 def test_kafka_streams_runs_with_both_guarantees_and_each_line_says_its_own() -> None:
