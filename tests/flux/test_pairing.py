@@ -23,7 +23,7 @@ class Primary(SimpleNamespace):
         order.lead([ReplicaAt(worker, *peer) for worker, peer in peers.items()], 0)
         super().__init__(
             stage=SimpleNamespace(id=2), partition=3, incarnation=0, leads_since=9, order=order, checksums={},
-            held_back=False, step_s=0.5, gone=[],
+            held_back=False, step_s=0.5, gone=[], steady=True,
         )  # fmt: skip
         self.output = SimpleNamespace(exit=None, compared=True, checksums=Checksums(self))
         self.decide(steps)
