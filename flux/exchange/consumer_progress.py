@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -70,7 +71,7 @@ class ConsumerProgress:
     #: The first batch that no message under the nonce has covered yet.
     first: int = 0
     #: By replica: the first batch that it wants, by the last Resume.
-    wanted_from: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    wanted_from: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
     #: While it catches up: elements below this may be wanted by some of the replicas only.
     catching_up_to: int = 0
     #: The worker waits to hear that no row below this number comes any more; 0: it has heard it, or does not ask.

@@ -453,6 +453,25 @@ def chain_of(operator: Operator) -> list[Operator]:
     return [operator.first, operator.then] if isinstance(operator, Chained) else [operator]
 
 
+class OperatorFacts(NamedTuple):
+    """Facts about the operator of a stage that its classes decide, found once when it is opened."""
+
+    #: The operator, or the first one of a chain.
+    first: Operator
+    #: It defines ``changes`` and ``apply_changes``.
+    gives_changes: bool
+    #: Several partitions of its stage may go through one call of ``process_many``.
+    goes_together: bool
+    #: It may set timers, because it defines ``on_timer``.
+    timed: bool
+
+
+def facts_of(operator: Operator) -> OperatorFacts:
+    first = chain_of(operator)[0]
+    timed = getattr(operator.on_timer, "__func__", None) is not Operator.on_timer
+    return OperatorFacts(first, gives_changes(operator), first.processes_many, timed)
+
+
 def note_of_output(operator: Operator) -> Any:
     """Return the note of a stage's last operator on the whole output until now, for a sink behind it; None if it has none."""
     tell = getattr(chain_of(operator)[-1], "note_of_output", None)

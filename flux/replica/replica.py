@@ -21,7 +21,7 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import DataLost
 from flux.exchange.inbound import Slice
 from flux.operators.batches import given_batches
-from flux.operators.operator import Batches, Context, Operator, gives_changes, note_of_output
+from flux.operators.operator import Batches, Context, Operator, note_of_output
 from flux.operators.user_code import closed
 from flux.replica.deltas import DeltaTracker
 from flux.replica.kinds import ReplicaKind, active, compared
@@ -118,9 +118,7 @@ class Replica:
         self.under_way: ReplicaStep | None = None
         self.guard = UserCodeGuard(self.where, stage, self.context)
         self.operator: Operator = self.guard.operator
-        self.gives_changes = gives_changes(self.operator)
-        self.goes_together = self.guard.first.processes_many
-        self.timed = getattr(self.operator.on_timer, "__func__", None) is not Operator.on_timer
+        _, self.gives_changes, self.goes_together, self.timed = self.guard.facts
 
     @property
     def complete(self) -> bool:

@@ -13,7 +13,7 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import SnapshotError, UserCodeError
 from flux.operators.aggregate import keeps_attributes
 from flux.operators.attributes import attribute_count, open_operator
-from flux.operators.operator import Batches, Context, Operator, Timers, chain_of
+from flux.operators.operator import Batches, Context, Operator, Timers, facts_of
 from flux.operators.user_code import described, text_of, user_traceback
 from flux.replica.snapshot import check_snapshot
 from flux.replica.step_queue import ReplicaStep
@@ -32,9 +32,10 @@ class UserCodeGuard:
         self.operator: Operator = self.call("open", None, self._open)
         # A state that cannot travel cannot be repaired or moved: raise the error before there is any state.
         self.check_state()
+        self.facts = facts_of(self.operator)
         #: The operator, or the first one of a chain.
+        self.first = self.facts.first
         # Most attributes that cannot travel exist after the first rows at the latest.
-        self.first = chain_of(self.operator)[0]
         self._proven = attribute_count(self.first) if keeps_attributes(self.first) else None
 
     def _open(self) -> Operator:
