@@ -116,6 +116,10 @@ class Heard(IntEnum):
     NEWS = 2
 
 
+#: Under module names, because they are looked up for each message.
+_DEPOSED, _KNOWN, _NEWS = Heard
+
+
 class OrderLog:
     """The order log of one replica: entries ``base`` to ``end`` - 1."""
 
@@ -351,20 +355,21 @@ class OrderLog:
         Entries of an earlier primary are cut only where this one has others in their place: until then they may be committed
         and known to the outside, and this replica may be the next primary."""
         if term < self.term:
-            return Heard.DEPOSED
-        heard = Heard.KNOWN
+            return _DEPOSED
+        heard = _KNOWN
         if term > self.term:
-            self.term, heard = term, Heard.NEWS
+            self.term, heard = term, _NEWS
             # Every primary has all committed entries. No others can be committed while this live replica has not acked them.
             self.verified = max(applied, self.committed, min(committed, self.end))
         if first <= self.verified:
             for step, entry in enumerate(entries, first):
                 if step >= max(self.base, applied):
                     self._take(step, entry)
-            if first + len(entries) > self.verified:
-                self.verified, heard = first + len(entries), Heard.NEWS
-        if min(committed, self.verified) > self.committed:
-            self.committed, heard = min(committed, self.verified), Heard.NEWS
+            end = first + len(entries)
+            if end > self.verified:
+                self.verified, heard = end, _NEWS
+        if committed > self.committed < self.verified:
+            self.committed, heard = min(committed, self.verified), _NEWS
         return heard
 
     def _take(self, step: int, entry: OrderEntry) -> None:
