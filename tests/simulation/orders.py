@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 from flux.replica.order_exchange import CaughtUp, on_seen, outgoing, seen
 from flux.replica.order_log import OrderLog
+from flux.replica.output_checksums import OutputChecksums
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.table import ReplicaAt
 
@@ -45,13 +46,10 @@ class Model(SimpleNamespace):
 
     def __init__(self, worker: int, incarnation: int, order: OrderLog, live: bool) -> None:
         super().__init__(
-            stage=SimpleNamespace(id=0), partition=0, worker=worker, incarnation=incarnation, order=order, live=live, exit=None,
-            safe=live, leads_since=-1, applied=order.base, checked=0, last_checksum=0, past={}, held_back=False, step_s=0.0,
-            gone=[],
+            stage=SimpleNamespace(id=0), partition=0, worker=worker, incarnation=incarnation, order=order, live=live,
+            safe=live, leads_since=-1, applied=order.base, past={}, held_back=False, step_s=0.0, gone=[], steady=True,
+            output=SimpleNamespace(exit=None, compared=False, checksums=OutputChecksums()),
         )  # fmt: skip
-
-    def checksum_at(self, step: int) -> None:
-        return None
 
 
 @dataclass
