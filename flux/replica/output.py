@@ -64,6 +64,7 @@ class SinkBuffer:
         self.bytes = 0
         #: There is room for one more batch.
         self.has_room = bytes_max > 0
+        self._room = LogRoom()
         self._bytes_max = bytes_max
         self._handed: deque[BufferedBatch] = deque()
         self._waiting: deque[BufferedBatch] = deque()
@@ -83,9 +84,22 @@ class SinkBuffer:
 
     # ---- in and out
 
+    def tell(self, room: LogRoom) -> None:
+        """Tell another owner from now on when the buffer fills and drains (design: told-room)."""
+        self._room.full -= not self.has_room
+        room.full += not self.has_room
+        self._room = room
+
     def _fits(self) -> bool:
         """Tell whether one more batch may be kept."""
         return self.bytes < self._bytes_max
+
+    def _note_room(self) -> None:
+        """Tell the owner if the buffer has filled or drained."""
+        fits = self._fits()
+        if fits != self.has_room:
+            self.has_room = fits
+            self._room.full += -1 if fits else 1
 
     def add(self, step: int, batch: pa.RecordBatch) -> None:
         if self.position >= self.left:  # else an earlier primary has handed it on
@@ -96,7 +110,7 @@ class SinkBuffer:
         kept = BufferedBatch(step, position, batch, BATCH_BYTES + logical_bytes(batch))
         self._waiting.append(kept)
         self.bytes += kept.nbytes
-        self.has_room = self._fits()
+        self._note_room()
 
     def hand_on(self, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield position and batch of the output of the steps below ``below``, each once."""
@@ -136,7 +150,7 @@ class SinkBuffer:
         for kept in (self._handed, self._waiting):
             while kept and kept[0].position < below:
                 self.bytes -= kept.popleft().nbytes
-        self.has_room = self._fits()
+        self._note_room()
 
     # ---- copies
 
@@ -301,13 +315,14 @@ class ReplicaOutput:
         self._where = where
         self._policy = policy
         self.outlets = outlets
-        #: The logs of all outlets tell it when they fill and drain.
-        self.logs = LogRoom()
+        #: The logs of all outlets tell it when they fill and drain, and on the primary the output kept for the outside. A
+        #: secondary learns only later which output has left, so its kept output is no reason to wait.
+        self.room = LogRoom()
         for outlet in outlets:
-            outlet.producer.log.tell(self.logs)
-        #: The kept output for the outside, if the stage has a sink.
+            outlet.producer.log.tell(self.room)
+        #: The kept output for the outside, if the stage has a sink: see ``keep_in``.
         self.exit: SinkBuffer | None = None
-        #: The replica is primary.
+        #: The replica is primary: see ``lead`` and ``follow``.
         self.leads = True
         #: Rows of output until now.
         self.rows = 0
@@ -325,11 +340,22 @@ class ReplicaOutput:
         #: A batch of output for which there was no room.
         self._unsent: pa.RecordBatch | None = None
 
-    @property
-    def room(self) -> bool:
-        """True if there is room for more output: in the logs and, on the primary, in the output kept for the sink. A secondary
-        learns only later which output has left, so its kept output is no reason to wait."""
-        return not self.logs.full and (self.exit is None or not self.leads or self.exit.has_room)
+    def keep_in(self, exit: SinkBuffer) -> None:
+        """Keep output for the outside, too."""
+        self.exit = exit
+        exit.tell(self.room if self.leads else LogRoom())
+
+    def lead(self) -> None:
+        """Note that the replica is primary from now on."""
+        self.leads = True
+        if self.exit is not None:
+            self.exit.tell(self.room)
+
+    def follow(self) -> None:
+        """Note that the replica is secondary from now on."""
+        self.leads = False
+        if self.exit is not None:
+            self.exit.tell(LogRoom())
 
     @property
     def compares(self) -> bool:
@@ -344,12 +370,13 @@ class ReplicaOutput:
             producer = outlet.producer
             assert producer.finished == finished, f"stream {producer.stream} and its partition end apart"
         full = sum([not outlet.producer.has_room for outlet in self.outlets])
-        assert self.logs.full == full, f"{full} logs take nothing, and {self.logs.full} have said so"
         if self.compared:
             self.checksums.validate(applied)
         if self.exit is not None:
             assert not self._stage.edges_out, "output of a stage in the middle leaves the dataflow"
             self.exit.validate()
+            full += self.leads and not self.exit.has_room
+        assert self.room.full == full, f"{full} logs take nothing, and {self.room.full} have said so"
 
     # ---- the output of a step
 
@@ -364,7 +391,7 @@ class ReplicaOutput:
                 if self._unsent is None:
                     self.parts = None
                     return True
-            if step.number >= self.silent and not self.room:
+            if step.number >= self.silent and self.room.full:
                 return False
             batch, self._unsent = self._unsent, None
             self.send(step, batch)

@@ -231,7 +231,8 @@ class Replica:
     def lead(self, epoch: int, others: Iterable[ReplicaAt]) -> None:
         """Become or stay primary, with these other replicas."""
         if not self.primary:
-            self.primary = self.output.leads = True
+            self.primary = True
+            self.output.lead()
             self.leads_since = epoch
             if self._unsure:  # all steps that were shown are in its order, because they were committed
                 self._repeat_all()
@@ -245,7 +246,8 @@ class Replica:
 
     def follow(self) -> None:
         """Become secondary: another replica decides the order."""
-        self.primary = self.output.leads = False
+        self.primary = False
+        self.output.follow()
         self.waits.forget_turns()
         self.order.follow()
 
@@ -259,7 +261,7 @@ class Replica:
     def ready(self, now: float) -> bool:
         """Tell whether there is something to do, and room for its output."""
         output = self.output
-        if self.finished or self.frozen or not output.room:
+        if self.finished or self.frozen or output.room.full:
             return False
         if self.under_way is not None:
             return True

@@ -184,9 +184,9 @@ class OutputDelivery:
         """Give a new replica an exit, if its stage has a sink."""
         sink = replica.stage.sink
         if isinstance(sink, QueryReaders):
-            replica.output.exit = ReaderBuffer(sink.kept_max(replica.stage.partitions))
+            replica.output.keep_in(ReaderBuffer(sink.kept_max(replica.stage.partitions)))
         elif sink is not None:
-            replica.output.exit = SinkBuffer(self._kept_max)
+            replica.output.keep_in(SinkBuffer(self._kept_max))
 
     def close(self, replica: Replica) -> None:
         """End the output of a replica that is given up."""

@@ -95,7 +95,7 @@ def behind(core: WorkerCore) -> list[Lag]:
             stands, peer.applied_as_told = peer.applied == peer.applied_as_told, peer.applied
             if share > TOLD_SHARE or replica.held_back or stands:
                 acked, committed = peer.acked or 0, replica.order.committed
-                its_turn = acked >= replica.order.end and committed > peer.applied and replica.output.room
+                its_turn = acked >= replica.order.end and committed > peer.applied and not replica.output.room.full
                 found.append(Lag(*key, worker, peer.incarnation, steps, round(seconds, 3), peer.applied, its_turn))
     return found
 

@@ -147,7 +147,7 @@ def _waiting_for_room(replicas: Collection[Replica]) -> set[StreamId]:
     full = [
         replica
         for replica in replicas
-        if replica.primary and (not replica.output.room or replica.held_back or replica.output.compares)
+        if replica.primary and (replica.output.room.full or replica.held_back or replica.output.compares)
     ]
     return {stream for replica in full for stream in replica.waiting()}
 

@@ -108,7 +108,7 @@ def secondary() -> Replica:
 def with_an_exit() -> Replica:
     """It has given a batch that has not left yet."""
     replica = made(Plain)
-    replica.output.exit = SinkBuffer(1 << 20)
+    replica.output.keep_in(SinkBuffer(1 << 20))
     replica.lead(0, [])
     feed(replica, 0, 7)
     work(replica, 1.0)
@@ -231,7 +231,7 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (with_an_exit, lambda made: setattr(made.output.exit, "has_room", False), "bytes are kept, has_room is False"),
     (producer, lambda made: setattr(made.log, "has_room", False), "bytes are logged, has_room is False"),
     (producer, lambda made: setattr(made, "finished", False), "and its log is closed"),
-    (primary, lambda made: setattr(made.output.logs, "full", 1), "0 logs take nothing, and 1 have said so"),
+    (primary, lambda made: setattr(made.output.room, "full", 1), "0 logs take nothing, and 1 have said so"),
     (primary, ended, "rows wait behind the end"),
     (primary, lambda made: made.waits.by_stream.update({StreamId(0, 3): deque()}), "and nothing does"),
     (

@@ -342,7 +342,7 @@ def restored(state: dict[str, Any] | None = None, order: OrderLog | None = None)
     """A primary from a checkpoint location, or from a copy of the state of another one, as a standby if it has an order."""
     plan = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives))
     made = Replica(replace(plan.stages[0], sink=Strict("any")), 0, 0, [], plan.settings)
-    made.output.exit = SinkBuffer(1 << 20)
+    made.output.keep_in(SinkBuffer(1 << 20))
     if state is None:
         made.succeed(OrderLog(), 0, whole=True)
         made.lead(1, [])

@@ -301,7 +301,7 @@ class StallWatch:
 
 
 def _is_full(replica: Replica) -> bool:
-    return not replica.output.room or not replica.between_steps
+    return replica.output.room.full > 0 or not replica.between_steps
 
 
 def _others_first(replica: Replica, stream: StreamId) -> int:

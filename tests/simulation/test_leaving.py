@@ -88,6 +88,20 @@ def secondaries_keep_nothing(patch: Patch) -> None:
     patch.setattr(OrderExchange, "_follow", forgetful)
 
 
+def tells_only_once_that_there_is_room(patch: Patch) -> None:
+    """It does not check its own flag either, so that the law about progress alone can see it."""
+    note = SinkBuffer._note_room
+
+    def broken(self: SinkBuffer) -> None:
+        full, told = not self.has_room, getattr(self, "told", False)
+        if not (full and told):
+            note(self)
+            self.told = told or (full and self.has_room)  # type: ignore[attr-defined]
+
+    patch.setattr(SinkBuffer, "_note_room", broken)
+    patch.setattr(SinkBuffer, "validate", lambda self: None)
+
+
 LEFT_OUT, ALL = "nothing is left out outside", "the outside has all output"
 ALIKE, NOTHING = "output outside is that of every replica", "the first primary finds nothing outside"
 #: The law that is broken then, and the seed that shows it; one of those that follow may, too.
@@ -108,6 +122,12 @@ def test_a_broken_rule_of_sinks_is_seen(break_it: Any, monkeypatch: Patch) -> No
     with pytest.raises(Violation) as caught:
         crash_after_crash(seed)
     assert caught.value.law == law
+
+
+def test_kept_output_that_does_not_say_that_it_has_left_stops_its_replica(monkeypatch: Patch) -> None:
+    tells_only_once_that_there_is_room(monkeypatch)
+    with pytest.raises(Violation, match=r"no stream stands still|every run comes to its end"):
+        simulated(2, sink_max_bytes=1)
 
 
 def test_an_outside_that_lacks_something_or_has_something_else_is_seen() -> None:
