@@ -61,6 +61,14 @@ def _source(source: SourcePlan) -> Iterator[str]:
         yield "    its other columns are not read: no stage looks at them"
 
 
+#: By output mode, when an aggregate gives a group.
+GIVES = {
+    "append": "once, when the watermark has passed its window",
+    "complete": "once, at the end of the input",
+    "update": "after every step that changes it",
+}
+
+
 def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
     operator, *others = chain_of(stage.make())
     then = "".join(f", then {type(each).__name__} in the same steps" for each in others)
@@ -70,10 +78,9 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
         yield f"    reads {_origin(plan, edge)}, {_routing(edge)}{_in_part(edge)}"
     yield f"    {count(stage.partitions, 'partition')}, {_copies(stage, plan)}"
     if isinstance(operator, Aggregate):
-        when = (
-            "once, at the end of the input" if stage.output_mode == "complete" else "after every step that changes it"
-        )
-        yield f"    gives each group {when} (output mode {stage.output_mode})"
+        yield f"    gives each group {GIVES[stage.output_mode]} (output mode {stage.output_mode})"
+        if operator._flux_window is not None:
+            yield f"    groups are those of {operator._flux_window}"
     if stage.output_schema is not None:
         yield f"    gives {_columns(stage.output_schema)}"
     elif not stage.collects:

@@ -63,6 +63,12 @@ def check_ends(plan: Plan, goes_on: bool = False) -> None:
             )
     for stage in plan.stages:
         if stage.id in endless and _gives_at_the_end(stage):
+            if stage.output_mode == "append":
+                raise UsageError(
+                    f'stage {stage.name} has windows and output_mode="append": it gives a window when it is final, which '
+                    f"is known only at the end of the input, and that of source {_named(endless[stage.id])}. Say "
+                    '@flux.stage(..., output_mode="update") for the changed groups after every step'
+                )
             raise UsageError(
                 f'stage {stage.name} has output_mode="complete": it gives its groups once, when all input has ended, and that of '
                 f"source {_named(endless[stage.id])}, so nothing would ever come. Say @flux.stage(..., "
@@ -79,7 +85,7 @@ def _named(source: SourcePlan) -> str:
 def _gives_at_the_end(stage: StagePlan) -> bool:
     """Tell whether an aggregate gives nothing before the end, to any reader. An aggregate with timers, or with a ``process`` of
     its own, may give earlier output."""
-    if stage.output_mode != "complete" or not (stage.edges_out or stage.sink is not None):
+    if stage.output_mode == "update" or not (stage.edges_out or stage.sink is not None):
         return False
     operator, *_ = chain_of(stage.make())
     if not isinstance(operator, Aggregate):

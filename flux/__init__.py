@@ -57,13 +57,17 @@ if TYPE_CHECKING:
         UsageError,
         UserCodeError,
     )
-    from flux.operators.aggregate import Aggregate, count, max, mean, min, sum
+    from flux.operators.aggregate import Aggregate, count, count_distinct, max, mean, min, sum
+    from flux.operators.keyed_operator import KeyedOperator, KeyState
     from flux.operators.operator import Context, Operator
+    from flux.windows.window import END_OF_TIME, NEVER, session_window, window
     from spark_integration.query.query import Query
 
 __version__ = "0.4.0"
 
 __all__ = [
+    "END_OF_TIME",
+    "NEVER",
     "Aggregate",
     "BadFile",
     "BadRecord",
@@ -79,6 +83,8 @@ __all__ = [
     "FlowTo",
     "FluxError",
     "KafkaError",
+    "KeyState",
+    "KeyedOperator",
     "MoveFailed",
     "NonDeterministicInputError",
     "NotPermitted",
@@ -102,6 +108,7 @@ __all__ = [
     "UsageError",
     "UserCodeError",
     "count",
+    "count_distinct",
     "datasource",
     "explain",
     "files",
@@ -111,6 +118,7 @@ __all__ = [
     "mean",
     "min",
     "queries",
+    "session_window",
     "source",
     "stage",
     "start",
@@ -120,12 +128,13 @@ __all__ = [
     "to_df",
     "to_kafka",
     "to_parquet",
+    "window",
 ]
 
 
 #: Modules of the names above that are not defined below.
 _HOMES = {
-    "flux.operators.aggregate": ("Aggregate", "count", "max", "mean", "min", "sum"),
+    "flux.operators.aggregate": ("Aggregate", "count", "count_distinct", "max", "mean", "min", "sum"),
     "flux.dataflow.flow": ("Flow", "Stage", "stage"),
     "flux.connectors.files.parquet_sink": ("to_parquet",),
     "flux.connectors.files.errors": ("BadFile", "FileChanged", "FileGone"),
@@ -136,6 +145,7 @@ _HOMES = {
     ),
     "flux.connectors.kafka.sink_options": ("to_kafka",),
     "flux.connectors.kafka.source": ("kafka",),
+    "flux.operators.keyed_operator": ("KeyState", "KeyedOperator"),
     "flux.operators.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext", "SinkTraits"),
     "flux.dataflow.source_reader": ("PartitionReader", "SourceReader"),
@@ -144,6 +154,7 @@ _HOMES = {
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
         "SnapshotError", "UsageError", "UserCodeError",
     ),
+    "flux.windows.window": ("END_OF_TIME", "NEVER", "session_window", "window"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

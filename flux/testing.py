@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from numbers import Real
 from typing import Any
 
@@ -19,11 +20,12 @@ from flux.dataflow.sink_check import check_sink
 from flux.errors import ContractBroken, SchemaError, UsageError
 from flux.operators.attributes import open_operator
 from flux.operators.batches import conform, given_batches
-from flux.operators.operator import Context, Operator, gives_changes
+from flux.operators.operator import Context, Operator, gives_changes, last_output, move_watermarks
 from flux.operators.plain_columns import plain_schema
 from flux.operators.schema import check_key, parse_ddl
 from flux.replica.snapshot import check_snapshot, decode_snapshot, encode_snapshot
 from flux.source_check import check_source
+from flux.windows.window import NEVER
 from partitioning.errors import ColumnTypeError, KeyTypeError
 
 __all__ = ["ContractBroken", "apply", "check_policy", "check_sink", "check_source"]
@@ -40,6 +42,7 @@ def apply(
     restart_after: int | None = None,
     checkpoint_after: int | None = None,
     times: Sequence[float] | None = None,
+    watermarks: Sequence[Any] | None = None,
 ) -> pa.Table | None:
     """Send batches through a stage and return its output as one table, None for a sink.
 
@@ -48,7 +51,9 @@ def apply(
     ``checkpoint_after``: after this many batches, at most ``restart_after``, the snapshot is taken; ``changes`` gives the later
     changes, which go to ``apply_changes`` of the fresh operator, as from a standby. ``times``: the time at which each batch
     comes (``context.now``) and the time at which the input ends, in seconds, ascending; timers fire in between, each at its
-    time. Without ``times`` everything happens at 0.
+    time. Without ``times`` everything happens at 0. ``watermarks``: the watermark behind each batch, ascending: a datetime (UTC
+    if it says no zone), microseconds since the epoch, None for no change, or a tuple with one of these per input. At the end of
+    the input it is at the end of time.
 
     Everything is checked as in a query: key columns, column types, the declared schema (also in DDL, with UTC as time zone)."""
     stage = _stage(stage)
@@ -76,6 +81,7 @@ def apply(
             f"times: expected those of {len(ordered)} batches and of the end, {len(ordered) + 1} in all and ascending; "
             f"got {moments}"
         )
+    marks = _watermarks(watermarks, len(ordered), len(inputs))
     run = _StageRun(stage, tuple(given[0].schema for given in inputs))
     for step, (number, batch) in enumerate(ordered):
         if step == checkpoint_after:
@@ -83,7 +89,7 @@ def apply(
         if step == restart_after:
             run.restart()
         run.until(moments[step])
-        run.process(number, batch)
+        run.process(number, batch, marks[step])
     if checkpoint_after == len(ordered):
         run.checkpoint()
     if restart_after == len(ordered):
@@ -122,6 +128,36 @@ def _moments(times: Any) -> list[float]:
     if not moments or not all(_is(moment, Real) for moment in moments):
         raise UsageError(f"times: expected numbers of seconds, one for each batch and one for the end; got {times!r}")
     return moments
+
+
+def _watermarks(given: Any, batches: int, inputs: int) -> list[list[int]]:
+    """Return the watermark of each input behind each batch, in microseconds. UsageError: there are not as many as batches, one is
+    no time, or one falls."""
+    if given is None:
+        return [[NEVER] * inputs] * batches
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else []
+    if len(listed) != batches:
+        raise UsageError(f"watermarks: expected {batches}, one behind each batch, got {given!r:.200}")
+    made, newest = [], [NEVER] * inputs
+    for each in listed:
+        now = each if isinstance(each, tuple) else (each,) * inputs
+        if len(now) != inputs:
+            raise UsageError(f"watermarks: expected one for each of {inputs} inputs, got {each!r}")
+        told = [was if mark is None else _event_time(mark) for was, mark in zip(newest, now, strict=True)]
+        if any(mark < was for was, mark in zip(newest, told, strict=True)):
+            raise UsageError(f"watermarks never fall; got {given!r:.200}")
+        made.append(newest := told)
+    return made
+
+
+def _event_time(given: Any) -> int:
+    """Return a time in microseconds since the epoch."""
+    if isinstance(given, datetime):
+        aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+        return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    if not _is(given, int):
+        raise UsageError(f"watermarks: expected datetimes or whole microseconds since the epoch, got {given!r:.100}")
+    return int(given)
 
 
 def _is(given: Any, kind: type) -> bool:
@@ -176,7 +212,7 @@ class _StageRun:
         found = None if self.kept is None else self.operator.changes()
         changes = None if found is None else self._encoded(found)
         state = self._encoded(self.operator.snapshot()) if self.kept is None or changes is None else self.kept
-        pending = dict(self.context.timers.pending)
+        pending, event_timers = dict(self.context.timers.pending), dict(self.context.event_timers.pending)
         self.operator.close()
         self.operator = self.stage.make()
         open_operator(self.operator, self.context)
@@ -187,6 +223,7 @@ class _StageRun:
         if changes is not None:
             self.operator.apply_changes(decode_snapshot(changes, classes=classes))
         self.context.timers.replace(pending)
+        self.context.event_timers.replace(event_timers)
 
     def until(self, moment: float) -> None:
         """Fire the timers up to this time, before the batch or the end that comes at it; timers of one moment fire in one step. A
@@ -200,10 +237,11 @@ class _StageRun:
             context.step += 1
         context.now = moment
 
-    def process(self, number: int, batch: pa.RecordBatch) -> None:
+    def process(self, number: int, batch: pa.RecordBatch, watermarks: Sequence[int]) -> None:
         batch = conform(batch, self.context.schemas[number], f"batch of input {number}")
         self.context.input = number
         self._take(self.operator.process(batch))
+        self._take(move_watermarks(self.operator, self.context, watermarks))
         if not self.has_rows:  # most defects of a state show after the first rows
             self.has_rows = True
             self._check_state()
@@ -211,7 +249,7 @@ class _StageRun:
 
     def finish(self) -> pa.Table | None:
         self.context.timers.replace({})
-        self._take(self.operator.finish())
+        self._take(last_output(self.operator, self.context))
         self.operator.close()
         return None if self.schema is None else pa.Table.from_batches(self.out, schema=self.schema)
 

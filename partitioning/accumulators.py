@@ -1,9 +1,11 @@
-"""Count, sum, min, max and mean of columns, one value per slot, with Spark SQL's answers (ANSI mode).
+"""Counts, sum, min, max and mean of columns, one value per slot, with Spark SQL's answers (ANSI mode).
 
 Law: the state depends on the rows and their order alone, not on how they were split into updates.
 
     measure  of columns of               gives                      with nulls only
     count    anything                    bigint                     0
+    count_   the types of keys           bigint                     0
+    distinct
     sum      integers                    bigint, or an error        null
              float, double               double
              decimal(p,s)                decimal(p+10,s), or an error
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from partitioning import kernels
 from partitioning.columns import (
@@ -33,6 +36,7 @@ from partitioning.columns import (
     DECIMAL,
     FLOAT32,
     FLOAT64,
+    SUPPORTED,
     UINT64,
     bytes_column,
     decimal_column,
@@ -43,6 +47,7 @@ from partitioning.columns import (
     validity_buffer,
 )
 from partitioning.errors import ColumnTypeError, SumOverflowError
+from partitioning.key_index import KeyIndex
 from partitioning.slot_tables import ARENA_BYTES_MIN, grown
 
 _NUMBERS = ("integers", "float", "double", "decimal128")
@@ -530,6 +535,81 @@ class MaxBytes(MinBytes):
     _greatest = True
 
 
+class CountDistinct(Accumulator):
+    """The exact number of distinct values that are not null, equal as in grouping: the pairs of slot and value, each once."""
+
+    name = "count_distinct"
+    result_type = pa.int64()
+    _arrays = ("_counts",)
+
+    def __init__(self, column: str, type_: pa.DataType) -> None:
+        super().__init__(column, type_)
+        self._counts = np.zeros(0, np.int64)
+        self._pairs = self._none()
+
+    def _none(self) -> KeyIndex:
+        return KeyIndex([pa.field("slot", pa.int32(), False), pa.field(self.column, self.type)])
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._pairs.nbytes
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("values",)
+
+    def state(self, slots: np.ndarray | None = None) -> list[tuple[str, pa.Array]]:
+        """Return the values of each slot as a list."""
+        which = np.arange(self.size) if slots is None else slots
+        owners, values = self._pairs.keys()
+        order = np.argsort(owners := owners.to_numpy(), kind="stable")
+        begins, ends = (np.searchsorted(owners[order], which, side) for side in ("left", "right"))
+        offsets = np.concatenate([[0], np.cumsum(ends - begins)])
+        rows = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], ends - begins)
+        return [("values", pa.LargeListArray.from_arrays(pa.array(offsets), values.take(pa.array(order[rows]))))]
+
+    def load(self, state: Iterable[tuple[str, pa.Array]]) -> None:
+        listed = _one(state, "values")
+        self._counts, self._pairs = np.zeros(0, np.int64), self._none()
+        self.size = self._room = 0
+        self._grow(len(listed))
+        self._keep_lists(np.arange(len(listed), dtype=np.int32), listed)
+
+    def put(self, slots: np.ndarray, state: Iterable[tuple[str, pa.Array]], size: int) -> None:
+        """Add the values of a newer state, which has all the present ones."""
+        self._grow(size)
+        self._keep_lists(slots, _one(state, "values"))
+
+    def _keep_lists(self, slots: np.ndarray, listed: pa.Array) -> None:
+        self._keep(np.repeat(slots, pc.list_value_length(listed).to_numpy(zero_copy_only=False)), listed.flatten())
+
+    def _add(self, slots: np.ndarray, column: pa.Array | None) -> None:
+        assert column is not None
+        if column.null_count:
+            slots, column = slots[column.is_valid().to_numpy(zero_copy_only=False)], column.drop_null()
+        self._keep(slots, column)
+
+    def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
+        owners, values = other._pairs.keys()
+        self._keep(slots[owners.to_numpy()], values)
+
+    def _keep(self, slots: np.ndarray, values: pa.Array) -> None:
+        known = len(self._pairs)
+        if len(values):
+            self._pairs.slots([pa.array(slots, pa.int32()), values])
+        owners, _ = self._pairs.keys(np.arange(known, len(self._pairs), dtype=np.int32))
+        found = np.bincount(owners.to_numpy())
+        self._counts[: len(found)] += found
+
+    def _result(self, slots: np.ndarray) -> pa.Array:
+        return fixed_column(self.result_type, self._counts.take(slots))
+
+
+def _one(state: Iterable[tuple[str, pa.Array]], part: str) -> pa.Array:
+    column = dict(state)[part]
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
 def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> Accumulator:
     """Make an accumulator. ColumnTypeError: the measure is not defined for the type."""
     if measure == "count":
@@ -537,6 +617,10 @@ def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> 
     if column is None or type_ is None:
         raise ValueError(f"{measure} needs a column")
     kind = kind_of(type_)
+    if measure == "count_distinct":
+        if kind is None:
+            raise ColumnTypeError(measure, column, type_, SUPPORTED)
+        return CountDistinct(column, type_)
     if measure in ("min", "max"):
         if kind is None:
             raise ColumnTypeError(measure, column, type_, _ORDERED)
@@ -546,7 +630,7 @@ def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> 
             return (MinDecimal if measure == "min" else MaxDecimal)(column, type_)
         return (Min if measure == "min" else Max)(column, type_)
     if measure not in ("sum", "mean"):
-        raise ValueError(f"unknown measure {measure!r}; known are count, sum, min, max and mean")
+        raise ValueError(f"unknown measure {measure!r}; known are count, count_distinct, sum, min, max and mean")
     if kind is None or kind == BOOL or kind >= BYTES or pa.types.is_temporal(type_):
         raise ColumnTypeError(measure, column, type_, _NUMBERS)
     if kind == DECIMAL:

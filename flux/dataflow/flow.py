@@ -24,6 +24,7 @@ from flux.operators.operator import Batches, Operator
 from flux.operators.schema import check_columns
 from flux.operators.user_code import text_of
 from flux.operators.user_functions import gives_nothing, named, signature, takes
+from flux.windows.window import SessionWindow, Window
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import the layers above it.
@@ -32,6 +33,8 @@ SparkSession = Any
 Query = Any
 
 OUTPUT_MODES = ("complete", "update")
+#: The modes of a stage with windows; the first is the default.
+WINDOW_MODES = ("append", "update", "complete")
 RECOVERIES = (ACTIVE, STANDBY, UPSTREAM)
 PARTITIONS_MAX = 4096
 REPLICAS_MAX = 3
@@ -90,6 +93,7 @@ class Stage:
         name: str | None,
         recovery: str = ACTIVE,
         durable: bool = True,
+        window: Window | SessionWindow | None = None,
     ) -> None:
         functools.update_wrapper(self, target, updated=())
         self.target: Any = target
@@ -99,6 +103,7 @@ class Stage:
         self.recovery = recovery
         self.durable = durable
         self.output_mode = output_mode
+        self.window = window
         self.name = str(name or getattr(target, "__name__", type(target).__name__))
         self._schema = schema
 
@@ -112,6 +117,8 @@ class Stage:
             made: Any = target(*args, **kwargs)
             if self._schema is not None:
                 object.__setattr__(made, "schema", self._schema)  # also where the class is frozen
+            if self.window is not None:
+                object.__setattr__(made, "_flux_window", self.window)
             operator: Operator = made
             return operator
         return FunctionOperator(target, self._schema)
@@ -135,7 +142,7 @@ class Stage:
         """Return the same stage with another output mode."""
         return Stage(
             self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
-            self.durable,
+            self.durable, self.window,
         )  # fmt: skip
 
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -189,7 +196,7 @@ class StageWith(Stage):
     def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__(
             stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
-            stage.name, stage.recovery, stage.durable,
+            stage.name, stage.recovery, stage.durable, stage.window,
         )  # fmt: skip
         self._stage, self._args, self._kwargs = stage, args, kwargs
         self._arguments = ", ".join(
@@ -232,6 +239,7 @@ def stage(
     name: str | None = None,
     recovery: str = ACTIVE,
     durable: bool = True,
+    window: Window | SessionWindow | None = None,
 ) -> Callable[[Any], Stage]: ...
 @checked("flux.stage")
 def stage(
@@ -246,6 +254,7 @@ def stage(
     name: str | None = None,
     recovery: str = ACTIVE,
     durable: bool = True,
+    window: Window | SessionWindow | None = None,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -255,12 +264,15 @@ def stage(
     replicas     number of replicas of each partition, the primary included
     schema       schema of the output: DDL string, StructType or pyarrow schema; a function without one keeps its input's
     output_mode  for an Aggregate: "complete", the default, gives the result once, at the end of the input; "update" gives the
-                 changed groups after every step. The class may say it, too: ``output_mode = "update"``
+                 changed groups after every step. The class may say it, too: ``output_mode = "update"``. With windows "append" is
+                 the default: each group once, when the watermark has passed its window
     name         default: the name of the class or function
     recovery     work of the replicas beside the primary: "active" ones apply every step and go on at once when the primary is
                  lost; a "standby" keeps a checkpoint and repeats the steps after it: slower then, cheaper until then;
                  "upstream" ones keep nothing but the order: the rows since the last replay point are sent once more by their
                  producers. For functions, and operators that define ``needs_from``
+    window       for an Aggregate: ``flux.window(...)`` or ``flux.session_window(...)``. Its groups are those of key and window,
+                 and rows have the columns ``window_start`` and ``window_end`` behind the key
     durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
                  with False it does not start, and says why
     """
@@ -274,8 +286,9 @@ def stage(
 
     def decorate(decorated: Any) -> Stage:
         _check_decorated(decorated)
-        mode = _output_mode(decorated, output_mode)
-        made = Stage(decorated, columns, partitions, replicas, schema, mode, name, recovery, durable)
+        _check_window(decorated, window)
+        mode = _output_mode(decorated, output_mode, window)
+        made = Stage(decorated, columns, partitions, replicas, schema, mode, name, recovery, durable, window)
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
         if partitions is not None:
@@ -292,20 +305,45 @@ def stage(
     return decorate if target is None else decorate(target)
 
 
-def _output_mode(decorated: Any, given: Any) -> str:
+def _check_window(decorated: Any, window: Any) -> None:
+    """Raise UsageError if a value is no window, or if the decorated object has no groups that could be of windows."""
+    if window is None:
+        return
+    if not isinstance(window, Window | SessionWindow):
+        raise UsageError(
+            "window must be flux.window('ts', '10 minutes') or flux.session_window('ts', '5 minutes'), not a function of Spark; "
+            f"got {window!r:.100}"
+        )
+    from flux.operators.aggregate import Aggregate  # it loads kernels, which other stages may not need
+
+    if not (inspect.isclass(decorated) and issubclass(decorated, Aggregate)):
+        raise UsageError(
+            f"window= is for a class that derives from flux.Aggregate, and {named(decorated)} does not: an operator of your own "
+            "sets timers of event time (context.set_event_timer)"
+        )
+
+
+def _output_mode(decorated: Any, given: Any, window: Any) -> str:
     """Return the output mode of the decorator, or else that of the class of an aggregate."""
     own = getattr(decorated, "output_mode", None) if inspect.isclass(decorated) else None
     if given is not None and own is not None and given != own:
         raise UsageError(
             f"class {decorated.__name__} says output_mode = {own!r}, and its decorator output_mode={given!r}: say it once"
         )
-    mode = given if given is not None else own if own is not None else OUTPUT_MODES[0]
-    if mode not in OUTPUT_MODES:
-        raise UsageError(f"output_mode must be one of {', '.join(OUTPUT_MODES)}; got {mode!r}")
+    modes = OUTPUT_MODES if window is None else WINDOW_MODES
+    mode = given if given is not None else own if own is not None else modes[0]
+    if mode not in modes:
+        hint = "; append is for a stage with window=" if mode == WINDOW_MODES[0] else ""
+        raise UsageError(f"output_mode must be one of {', '.join(modes)}; got {mode!r}{hint}")
     if given is not None and not inspect.isclass(decorated):
         raise UsageError(
             f"output_mode={given!r} is for an aggregate, whose groups change, and {named(decorated)} is a function: leave it "
             "out. A function gives its rows as they come"
+        )
+    if mode == "update" and isinstance(window, SessionWindow):
+        raise UsageError(
+            "a session window has output_mode 'append' or 'complete', as in Spark: a row may join sessions that update mode has "
+            "given already"
         )
     return str(mode)
 

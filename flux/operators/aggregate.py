@@ -17,7 +17,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,8 @@ from flux.errors import SchemaError, UsageError
 from flux.operators.attributes import put_state, state_of
 from flux.operators.operator import Batches, Context, JointOutput, Operator
 from flux.operators.schema import position, positions
+from flux.operators.windowed_groups import WINDOW_COLUMNS, WindowedGroups, check_time, window_fields
+from flux.windows.window import END_OF_TIME, SessionWindow, Window
 from partitioning.accumulators import accumulator
 from partitioning.errors import StateMismatchError
 from partitioning.hashing import check_key_type
@@ -38,7 +40,8 @@ RESULT_ROWS_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One value per key: ``kind`` (count, sum, min, max or mean) of ``column``; None as the column stands for the rows."""
+    """One value per key: ``kind`` (count, count_distinct, sum, min, max or mean) of ``column``; None as the column stands for the
+    rows."""
 
     kind: str
     column: str | None = None
@@ -63,6 +66,12 @@ class Measure:
 def count(column: str | None = None) -> Measure:
     """Count rows, also written ``count("*")`` as in Spark, or the values of a column that are not null."""
     return Measure("count", column)
+
+
+@checked("flux.count_distinct")
+def count_distinct(column: str) -> Measure:
+    """Count the distinct values of a column that are not null, exactly. The state has each of them."""
+    return Measure("count_distinct", column)
 
 
 @checked("flux.sum")
@@ -92,7 +101,7 @@ def mean(column: str) -> Measure:
 class Aggregate(Operator):
     """Base class of aggregates: a subclass lists its measures as class attributes, and inherits the measures of its bases."""
 
-    #: "complete" or "update"; None leaves the choice to the decorator.
+    #: "complete", "update" or, with windows, "append"; None leaves the choice to the decorator.
     output_mode: str | None = None
     restores_in_background = True
     snapshot_classes = ()
@@ -101,9 +110,11 @@ class Aggregate(Operator):
     #: ``changes`` gives nothing if more than this part of the keys has changed: the whole snapshot is not much larger then.
     _told_share = 1 / 2
     #: The groups of the partition. The name is one that no subclass gives to an attribute of its own.
-    _flux_groups: KeyedState
+    _flux_groups: KeyedState | WindowedGroups
+    #: The windows of the groups, which the decorator gives; None: there are no windows.
+    _flux_window: Window | SessionWindow | None = None
     #: Attributes that this class sets itself. A subclass's own attributes are state beside the groups.
-    _set_here = frozenset(("schema", "_output", "_updates", "_keys_at", "_columns_at", "_flux_groups"))
+    _set_here = frozenset(("schema", "_output", "_updates", "_keys_at", "_columns_at", "_flux_groups", "_flux_window"))
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -112,7 +123,7 @@ class Aggregate(Operator):
             inherited.update(base.__dict__.get("_measures", {}))
         own = {name: value for name, value in cls.__dict__.items() if isinstance(value, Measure)}
         for name, value in cls.__dict__.items():
-            if any(value is function for function in (count, sum, min, max, mean)):
+            if any(value is function for function in (count, count_distinct, sum, min, max, mean)):
                 called = f"{name} = flux.{value.__name__}({'' if value is count else repr(name)})"
                 raise UsageError(
                     f"{cls.__name__}: {name} is the function flux.{value.__name__} itself; call it: {called}"
@@ -132,7 +143,14 @@ class Aggregate(Operator):
             raise SchemaError(f"{name} has no measure; give it at least one, as in: n = flux.count()")
         if not schemas:
             raise SchemaError(f"{name} has no input")
-        clash = sorted(set(key) & self._measures.keys())
+        window = () if self._flux_window is None else WINDOW_COLUMNS
+        clash = sorted({*key, *window} & self._measures.keys())
+        if window and set(window) & set(key):
+            raise SchemaError(
+                f"{name}: the names {' and '.join(window)} are those of the window; rename the key column"
+            )
+        if clash and set(clash) <= set(window):
+            raise SchemaError(f"{name}: measures {clash} have names of the window's columns; rename them")
         if clash:
             raise SchemaError(f"{name}: measures {clash} have names of key columns; rename them")
         used = [*key, *(m.column for m in self._measures.values() if m.column is not None)]
@@ -151,7 +169,20 @@ class Aggregate(Operator):
             pa.field(column, accumulator(*measure).result_type)
             for column, measure in self._typed_measures(schemas[0]).items()
         ]
-        return pa.schema([*(_nullable(schemas, column) for column in key), *measures])
+        times = [] if self._flux_window is None else window_fields(self._time(schemas, self._flux_window.column))
+        return pa.schema([*(_nullable(schemas, column) for column in key), *times, *measures])
+
+    def _time(self, schemas: Sequence[pa.Schema], column: str) -> pa.Field:
+        """Return the field of the window's times, which has one type in all inputs."""
+        name = type(self).__name__
+        fields = [check_time(schema, column, name) for schema in schemas]
+        for number, field in enumerate(fields):
+            if field.type != fields[0].type:
+                raise SchemaError(
+                    f"{name}: column {column!r} is {fields[0].type} in input 0 but {field.type} in input {number}; cast one of "
+                    "them"
+                )
+        return fields[0]
 
     def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
         def said(measure: Measure) -> str:
@@ -159,50 +190,68 @@ class Aggregate(Operator):
                 return str(measure)
             return f"{measure} of {schemas[0].field(position(schemas[0], measure.column)).type}"
 
-        return {f"measure {name}": said(measure) for name, measure in self._measures.items()}
+        window = {} if self._flux_window is None else {"window": str(self._flux_window)}
+        return window | {f"measure {name}": said(measure) for name, measure in self._measures.items()}
 
     def check_case(self, schema: pa.Schema) -> None:
         """Raise SchemaError if a measure spells a column with other capitals. Used in sessions that are case sensitive."""
-        for measure in self._measures.values():
-            if measure.column is not None and not positions(schema, measure.column, case_sensitive=True):
+        used = [measure.column for measure in self._measures.values()]
+        for column in [*used, None if self._flux_window is None else self._flux_window.column]:
+            if column is not None and not positions(schema, column, case_sensitive=True):
                 raise SchemaError(
-                    f"{type(self).__name__}: no column {measure.column!r} (spark.sql.caseSensitive is true); there are "
+                    f"{type(self).__name__}: no column {column!r} (spark.sql.caseSensitive is true); there are "
                     f"{', '.join(schema.names)}"
                 )
 
     def open(self, context: Context) -> None:
         super().open(context)
         self._output = self.output_schema(context.schemas, context.key)
-        if context.output_mode not in ("complete", "update"):
-            raise UsageError(f"output_mode must be 'complete' or 'update', not {context.output_mode!r}")
+        window = self._flux_window
+        modes = ("complete", "update") if window is None else ("append", "complete", "update")
+        if context.output_mode not in modes:
+            raise UsageError(f"output_mode must be one of {', '.join(modes)}, not {context.output_mode!r}")
         self._updates = context.output_mode == "update"
         measures = self._measures.values()
         self._keys_at = [[position(schema, column) for column in context.key] for schema in context.schemas]
         self._columns_at = [
             [None if m.column is None else position(schema, m.column) for m in measures] for schema in context.schemas
         ]
-        keys = [self._output.field(i) for i in range(len(context.key))]
-        self._flux_groups = KeyedState(keys, self._typed_measures(context.schemas[0]))
+        typed = self._typed_measures(context.schemas[0])
+        if window is not None:
+            times_at = [position(schema, window.column) for schema in context.schemas]
+            self._flux_groups = WindowedGroups(
+                window, times_at, self._output, len(context.key), typed, context.output_mode
+            )
+        else:
+            self._flux_groups = KeyedState([self._output.field(i) for i in range(len(context.key))], typed)
 
     def process(self, batch: pa.RecordBatch) -> Batches:
         rows = batch.num_rows
         if rows == 0:
             return None
-        groups = self._flux_groups
+        groups, number = self._flux_groups, self.context.input
+        if isinstance(groups, WindowedGroups):
+            return groups.add(batch, number, self._keys_at[number], self._columns_at[number])
         slots = groups.slots([batch.column(i) for i in self._keys_at[self.context.input]], rows)
         groups.update(slots, self._values(batch))
         touched = groups.touched(slots) if self._updates else slots
         groups.note(touched)
-        return [self._results(touched)] if self._updates else None
+        return [self._results(groups, touched)] if self._updates else None
 
     @property
     def processes_many(self) -> bool:
-        return super().processes_many and self._flux_groups.joins
+        groups = self._flux_groups
+        return super().processes_many and isinstance(groups, KeyedState) and groups.joins
+
+    def on_watermark(self) -> Batches:
+        groups = self._flux_groups
+        return groups.advance(self.context.watermark) if isinstance(groups, WindowedGroups) else None
 
     @classmethod
     def process_many(cls, operators: Sequence[Self], batch: pa.RecordBatch, rows: Sequence[int]) -> JointOutput | None:
         first = operators[0]
-        update = JointUpdate([operator._flux_groups for operator in operators], rows)
+        states = [cast(KeyedState, operator._flux_groups) for operator in operators]  # processes_many: no windows
+        update = JointUpdate(states, rows)
         slots = update.slots([batch.column(i) for i in first._keys_at[first.context.input]])
         update.update(slots, first._values(batch))
         if not first._updates:
@@ -218,11 +267,14 @@ class Aggregate(Operator):
         return [None if at is None else batch.column(at) for at in self._columns_at[self.context.input]]
 
     def finish(self) -> Batches:
+        groups = self._flux_groups
+        if isinstance(groups, WindowedGroups):
+            return groups.finish(END_OF_TIME)
         if self._updates:
             return None
         if not self.context.key and self.context.partition == 0:
-            self._flux_groups.make_single()  # as in Spark, the aggregate of no rows is one row
-        return self._all_results()
+            groups.make_single()  # as in Spark, the aggregate of no rows is one row
+        return self._all_results(groups)
 
     def snapshot(self) -> pa.Table | dict[str, Any]:
         """Return one row per key: its columns, then the state of each measure. If a subclass has attributes and defines no
@@ -236,7 +288,7 @@ class Aggregate(Operator):
         return state_of(self, self._set_here) if type(self).snapshot is Aggregate.snapshot else None
 
     def restore(self, snapshot: pa.Table | pa.RecordBatch | dict[str, Any]) -> None:
-        if isinstance(snapshot, dict):
+        if isinstance(snapshot, dict) and "attributes" in snapshot:
             put_state(self, snapshot["attributes"])
             snapshot = snapshot["groups"]
         if isinstance(snapshot, pa.RecordBatch):
@@ -275,13 +327,13 @@ class Aggregate(Operator):
             for name, m in self._measures.items()
         }
 
-    def _all_results(self) -> Iterator[pa.RecordBatch]:
-        for start in range(0, len(self._flux_groups), RESULT_ROWS_MAX):
-            end = builtins.min(start + RESULT_ROWS_MAX, len(self._flux_groups))
-            yield self._results(np.arange(start, end, dtype=np.int32))
+    def _all_results(self, groups: KeyedState) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(groups), RESULT_ROWS_MAX):
+            end = builtins.min(start + RESULT_ROWS_MAX, len(groups))
+            yield self._results(groups, np.arange(start, end, dtype=np.int32))
 
-    def _results(self, slots: np.ndarray) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays(self._flux_groups.results(slots), schema=self._output)
+    def _results(self, groups: KeyedState, slots: np.ndarray) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(groups.results(slots), schema=self._output)
 
 
 def keeps_attributes(operator: Operator) -> bool:
@@ -298,6 +350,7 @@ def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) ->
     if not isinstance(operator, Aggregate) or _has_methods(type(operator)):
         return None
     named = [*key, *(measure.column for measure in operator._measures.values() if measure.column is not None)]
+    named += [] if operator._flux_window is None else [operator._flux_window.column]
     read = {position(schema, column) for column in named}
     narrow = (at for at, type_ in enumerate(schema.types) if pa.types.is_primitive(type_))
     return tuple(sorted(read or {next(narrow, 0)})) if len(schema) else None

@@ -23,6 +23,7 @@ from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.operators.attributes import check_transient, empty_containers, open_operator, put_state, state_of
 from flux.operators.batches import conform, given_batches
 from flux.operators.user_functions import gives_nothing
+from flux.windows.window import END_OF_TIME, NEVER
 
 #: The most timers of one partition. An operator that needs more has a timer per key, which belongs in its state.
 TIMERS_MAX = 1024
@@ -51,14 +52,17 @@ class Timers:
             seconds = math.nan
         if not math.isfinite(seconds):
             raise UsageError(f"set_timer: expected a time in seconds since the epoch, got {at!r}")
+        self._set(seconds, name, "set_timer")
+
+    def _set(self, at: float, name: str, what: str) -> None:
         if not isinstance(name, str):
-            raise UsageError(f"set_timer: the name of a timer must be a string, got {name!r}")
+            raise UsageError(f"{what}: the name of a timer must be a string, got {name!r}")
         if name not in self.pending and len(self.pending) >= TIMERS_MAX:
             raise UsageError(
-                f"set_timer: {TIMERS_MAX} timers are set, no more are taken; keep deadlines of keys in the operator's "
+                f"{what}: {TIMERS_MAX} timers are set, no more are taken; keep deadlines of keys in the operator's "
                 "state and set one timer for the earliest"
             )
-        self.pending[name] = seconds
+        self.pending[name] = at
         self._note_next()
 
     def cancel(self, name: str) -> None:
@@ -83,6 +87,23 @@ class Timers:
 
     def _note_next(self) -> None:
         self.next = min(self.pending.values(), default=math.inf)
+
+
+class EventTimers(Timers):
+    """The timers of event time that the operator of one partition has set, by name, in microseconds since the epoch. Law and
+    limits are those of ``Timers``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next: float = END_OF_TIME
+
+    def set(self, at: float, name: str) -> None:
+        if isinstance(at, bool) or not isinstance(at, int | np.integer):
+            raise UsageError(f"set_event_timer: expected a time in whole microseconds since the epoch, got {at!r}")
+        self._set(int(at), name, "set_event_timer")
+
+    def _note_next(self) -> None:
+        self.next = min(self.pending.values(), default=END_OF_TIME)
 
 
 Batches = Iterable[pa.RecordBatch] | None
@@ -110,6 +131,9 @@ class Context:
     created        time at which the oldest row of the current step entered the query, in seconds since the epoch
     step           number of the current step, counted from 0
     timers         the pending timers, by name: ``timers.pending``
+    watermarks     watermark of each input in microseconds since the epoch: no row with a time below it comes any more, unless its
+                   source was idle. ``flux.NEVER`` before the first; ``flux.END_OF_TIME`` when the input has ended
+    event_timers   the pending timers of event time, by name: ``event_timers.pending``
     """
 
     stage: str
@@ -123,6 +147,23 @@ class Context:
     created: float = 0.0
     step: int = 0
     timers: Timers = field(default_factory=Timers, repr=False, compare=False)
+    watermarks: list[int] = field(default_factory=list)
+    event_timers: EventTimers = field(default_factory=EventTimers, repr=False, compare=False)
+
+    @property
+    def watermark(self) -> int:
+        """The least watermark of all inputs."""
+        return min(self.watermarks, default=NEVER)
+
+    def set_event_timer(self, at: int, name: str = "") -> None:
+        """Have ``on_event_timer(name)`` called when the watermark has reached ``at``, in microseconds since the epoch; replaces
+        an earlier timer of event time of this name. Such timers are few, each with a name, like those of ``set_timer``, and are
+        kept with the state of the partition. At the end of the input all of them fire."""
+        self.event_timers.set(at, name)
+
+    def cancel_event_timer(self, name: str = "") -> None:
+        """Remove a timer of event time, if one of this name is set."""
+        self.event_timers.cancel(name)
 
     def set_timer(self, at: float, name: str = "") -> None:
         """Have ``on_timer(name)`` called when the time ``at`` has come, in seconds since the epoch; replaces an earlier timer
@@ -274,6 +315,20 @@ class Operator:
         has ended are dropped, as in Flink: ``finish`` takes care of their work."""
         raise NotImplementedError(f"{type(self).__name__} sets a timer and must define on_timer(self, name)")
 
+    def on_event_timer(self, name: str) -> Batches:
+        """Handle a timer of event time that the watermark has reached: return or yield zero or more output batches.
+
+        The call comes in the step that moved the watermark, the same on every replica: after the rows of the step, the earliest
+        timer first, and before ``on_watermark``."""
+        raise NotImplementedError(
+            f"{type(self).__name__} sets a timer of event time and must define on_event_timer(self, name)"
+        )
+
+    def on_watermark(self) -> Batches:
+        """Handle a new ``context.watermark``: return or yield the output that is final by it. Called in the step that moved it,
+        after the rows of the step; at the end of the input the watermark is ``flux.END_OF_TIME``, and ``finish`` follows."""
+        return None
+
     def finish(self) -> Batches:
         """Return or yield the last output batches. Called once, when every input has ended; no timer fires after it."""
         return None
@@ -336,6 +391,32 @@ class Operator:
         return self.schema
 
 
+def move_watermarks(operator: Operator, context: Context, watermarks: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Set the watermarks of the inputs, and yield the output: of timers of event time that are due, then of ``on_watermark``.
+
+    A timer may set others: these fire now, too, if they are later than the timers before them and the watermark has reached them.
+    At the end of time they are dropped, because a timer that always sets the next one would have no last one."""
+    before, context.watermarks = context.watermark, list(watermarks)
+    now, timers = context.watermark, context.event_timers
+    if now == before:
+        return
+    fired = NEVER
+    while names := [name for name in timers.due(now) if timers.pending[name] > fired]:
+        fired = max(int(timers.pending[name]) for name in names)
+        for name in names:
+            if timers.take(name, now):
+                yield from given_batches(operator.on_event_timer(name))
+        if now == END_OF_TIME:
+            timers.replace({})
+    yield from given_batches(operator.on_watermark())
+
+
+def last_output(operator: Operator, context: Context) -> Iterator[pa.RecordBatch]:
+    """Yield the output at the end of all inputs: the watermark is at the end of time, then comes ``finish``."""
+    yield from move_watermarks(operator, context, [END_OF_TIME] * max(len(context.schemas), 1))
+    yield from given_batches(operator.finish())
+
+
 def gives_changes(operator: Operator) -> bool:
     """Return whether an operator defines ``changes`` and ``apply_changes``."""
     return type(operator).changes is not Operator.changes
@@ -350,8 +431,8 @@ def _is_input(given: Any) -> bool:
 def never_gives(operator: Operator) -> bool:
     """Return whether it is certain that no method of an operator gives rows."""
     kind = type(operator)
-    methods = (kind.process, kind.on_timer, kind.finish)
-    known = (Operator.process, Operator.on_timer)
+    methods = (kind.process, kind.on_timer, kind.on_event_timer, kind.on_watermark, kind.finish)
+    known = (Operator.process, Operator.on_timer, Operator.on_event_timer, Operator.on_watermark)
     return all(any(method is none for none in known) or gives_nothing(method) for method in methods)
 
 
@@ -386,6 +467,12 @@ class Chained(Operator):
 
     def on_timer(self, name: str) -> Batches:
         return self.through(self.first.on_timer(name))
+
+    def on_event_timer(self, name: str) -> Batches:
+        return self.through(self.first.on_event_timer(name))
+
+    def on_watermark(self) -> Batches:
+        return self.through(self.first.on_watermark())
 
     def finish(self) -> Batches:
         return self.through(self.first.finish())

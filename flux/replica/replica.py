@@ -169,6 +169,7 @@ class Replica:
             "finished": self.finished,
             "now": self.context.now,
             "timers": dict(self.context.timers.pending),
+            **({"event timers": dict(pending)} if (pending := self.context.event_timers.pending) else {}),
             "rows": (self.rows_in, self.output.rows),
             "unsure": self._unsure or self.output.compares,
             **self.output.state(),
@@ -186,6 +187,7 @@ class Replica:
         self.waits.ended = {edge: set(ended) for edge, ended in state["ended"].items()}
         self.context.now, self.context.step = state["now"], max(self.applied - 1, 0)
         self.context.timers.replace(state["timers"])  # the fresh operator has set timers of its own
+        self.context.event_timers.replace(state.get("event timers", {}))
         self.rows_in, self.output.rows = state["rows"]
         self._unsure = state.get("unsure", False)
         self.steady, self.gone = state.get("steady", True), [(step, rows) for step, rows in state.get("gone", ())]

@@ -13,7 +13,7 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import SnapshotError, UserCodeError
 from flux.operators.aggregate import keeps_attributes
 from flux.operators.attributes import attribute_count, open_operator
-from flux.operators.operator import Batches, Context, Operator, Timers, facts_of
+from flux.operators.operator import Batches, Context, EventTimers, Operator, Timers, facts_of, last_output
 from flux.operators.user_code import described, text_of, user_traceback
 from flux.replica.snapshot import check_snapshot
 from flux.replica.step_queue import ReplicaStep
@@ -51,7 +51,7 @@ class UserCodeGuard:
         return self.call("process", step, self.operator.process, step.rows)
 
     def finish(self) -> Batches:
-        return self.call("finish", None, self.operator.finish)
+        return self.call("finish", None, last_output, self.operator, self._context)
 
     def prove(self, first: bool) -> None:
         """Check that attributes created by a step, and the contents that the ``first`` rows gave to the other attributes, can
@@ -119,7 +119,7 @@ class UserCodeGuard:
         def fails(rows: int) -> bool:
             try:
                 operator = self._stage.make()
-                open_operator(operator, replace(self._context, timers=Timers()))
+                open_operator(operator, replace(self._context, timers=Timers(), event_timers=EventTimers()))
                 for _ in operator.process(batch.slice(0, rows)) or ():
                     pass
             except BaseException as error:

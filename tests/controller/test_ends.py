@@ -73,6 +73,20 @@ def test_what_waits_for_the_end_is_refused(given: Any, goes_on: bool, why: str) 
     check(same(table).to_readers(), goes_on=goes_on)
 
 
+def test_final_windows_of_an_input_without_end_are_refused() -> None:
+    schema = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
+    endless = flux.source(Reads(True), schema, 2, "clicks")
+    declared = flux.stage(key="k", window=flux.window("ts", "1 minute"))
+    counts = type("Counts", (flux.Aggregate,), {"n": flux.count()})
+    with pytest.raises(
+        flux.UsageError, match=r"stage Counts has windows.*source clicks never ends.*output_mode=\"update\""
+    ):
+        check(declared(counts)(endless).to_readers())
+    check(declared(counts)(flux.source(Reads(False), schema, 2, "clicks")).to_readers())
+    update = flux.stage(key="k", window=flux.window("ts", "1 minute"), output_mode="update")
+    check(update(counts)(endless).to_readers())
+
+
 @pytest.mark.parametrize("given", [source(endless=False), stream(**NOW), dataframe(SCHEMA)])
 def test_an_input_that_ends_is_waited_for(given: Any) -> None:
     check(Sums(given), collect=1)

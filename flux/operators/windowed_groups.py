@@ -1,0 +1,177 @@
+"""Groups of an aggregate by window: rows in, results out when the watermark has passed a window (design: windows).
+
+The link between an aggregate, which knows columns and batches, and the state of its windows (``flux.windows``), which knows
+times, keys and values. Results have the key, ``window_start`` and ``window_end``, then the measures.
+
+Left out are rows without a time, as Spark leaves them out, and rows below the watermark. Both are counted, and the counts are
+part of the state. A source gives no row below its own watermark; such a row comes from an idle source that is back, or from an
+operator that has moved times back.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flux.errors import SchemaError
+from flux.operators.schema import position, positions
+from flux.windows.pane_state import PaneState, WindowGroups
+from flux.windows.session_state import SessionState
+from flux.windows.window import NEVER, SessionWindow, Window
+from partitioning.keyed_state import TypedMeasure
+
+#: The columns of a window in the output.
+WINDOW_COLUMNS = ("window_start", "window_end")
+#: Rows per batch of results.
+RESULT_ROWS_MAX = 65_536
+
+
+def check_time(schema: pa.Schema, column: str, who: str) -> pa.Field:
+    """Return the field of the times of rows. SchemaError: there is none of this name, or it holds no times."""
+    if len(positions(schema, column)) != 1:
+        raise SchemaError(f"{who}: the window's times are in no column {column!r}; there are {', '.join(schema.names)}")
+    field = schema.field(position(schema, column))
+    if not pa.types.is_timestamp(field.type):
+        raise SchemaError(
+            f"{who}: the window's column {column!r} is {field.type}, and windows need a TIMESTAMP; cast it first, as in "
+            f"df.withColumn({column!r}, F.col({column!r}).cast('timestamp'))"
+        )
+    return field
+
+
+def window_fields(time: pa.Field) -> list[pa.Field]:
+    """Return the fields of a window's start and end, of the type of the times."""
+    return [pa.field(name, time.type) for name in WINDOW_COLUMNS]
+
+
+def microseconds_of(column: pa.Array) -> np.ndarray:
+    """Return times as int64 microseconds since the epoch, without nulls; finer times are rounded down."""
+    found: np.ndarray = column.view(pa.int64()).to_numpy(zero_copy_only=False)
+    unit = column.type.unit
+    if unit == "ns":
+        return found // 1_000
+    return found if unit == "us" else found * (1_000 if unit == "ms" else 1_000_000)
+
+
+class WindowedGroups:
+    """The groups of one partition of an aggregate with windows."""
+
+    def __init__(
+        self,
+        window: Window | SessionWindow,
+        times_at: Sequence[int],
+        output: pa.Schema,
+        keys: int,
+        measures: Mapping[str, TypedMeasure],
+        output_mode: str,
+    ) -> None:
+        """``times_at``: by input, the position of the times; ``output``: the schema of results, with ``keys`` key columns first;
+        ``output_mode``: see ``flux.stage``."""
+        self._times_at, self._output, self._keys = times_at, output, keys
+        self._mode = output_mode
+        key_fields = [output.field(i) for i in range(keys)]
+        self._state: PaneState | SessionState
+        if isinstance(window, SessionWindow):
+            self._state = SessionState(key_fields, measures, window)
+        else:
+            self._state = PaneState(key_fields, measures, window, output_mode == "update")
+        self._watermark = NEVER
+        #: Rows without a time.
+        self.without_time = 0
+        #: Rows below the watermark of their step.
+        self.behind_watermark = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._state.nbytes
+
+    def add(
+        self, batch: pa.RecordBatch, number: int, keys_at: Sequence[int], values_at: Sequence[int | None]
+    ) -> list[pa.RecordBatch]:
+        """Add a batch of input ``number``. Return the changed groups in update mode."""
+        batch, times = self._countable(batch, batch.column(self._times_at[number]))
+        if not len(times):
+            return []
+        keys = [batch.column(i) for i in keys_at]
+        values = [None if at is None else batch.column(at) for at in values_at]
+        changed = self._state.add(times, keys, values)
+        return [made for groups in changed or () for made in self._results(groups)]
+
+    def _countable(self, batch: pa.RecordBatch, column: pa.Array) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Return the rows that count, and their times."""
+        if column.null_count:
+            self.without_time += column.null_count
+            batch = batch.filter(pc.is_valid(column))
+            column = column.drop_null()
+        times = microseconds_of(column)
+        if len(times) and times.min() < self._watermark:
+            kept = times >= self._watermark
+            self.behind_watermark += int(len(times) - np.count_nonzero(kept))
+            batch, times = batch.filter(pa.array(kept)), times[kept]
+        return batch, times
+
+    def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        """Yield the results of the windows that are final by this watermark. In complete mode nothing is final before the end of
+        the input."""
+        self._watermark = builtins.max(self._watermark, watermark)
+        if self._mode != "complete":
+            yield from self._close(self._watermark)
+
+    def finish(self, end_of_time: int) -> Iterator[pa.RecordBatch]:
+        """Yield the results of all windows that are left."""
+        self._watermark = end_of_time
+        yield from self._close(end_of_time)
+
+    def _close(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        if isinstance(self._state, PaneState):
+            for groups in self._state.close(watermark):
+                yield from self._results(groups)
+        elif (ended := self._state.close(watermark)) is not None:
+            times = [self._times(ended.starts), self._times(ended.ends)]
+            made = pa.RecordBatch.from_arrays([*ended.keys, *times, *ended.values], schema=self._output)
+            for start in range(0, made.num_rows, RESULT_ROWS_MAX):
+                yield made.slice(start, RESULT_ROWS_MAX)
+
+    def _results(self, groups: WindowGroups) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(groups.slots), RESULT_ROWS_MAX):
+            slots = groups.slots[start : start + RESULT_ROWS_MAX]
+            columns = groups.state.results(slots)
+            times = [self._times(np.full(len(slots), at)) for at in (groups.start, groups.end)]
+            columns[self._keys : self._keys] = times
+            yield pa.RecordBatch.from_arrays(columns, schema=self._output)
+
+    def _times(self, at: np.ndarray) -> pa.Array:
+        type_ = self._output.field(self._keys).type
+        return pa.array(at.astype(np.int64)).view(pa.timestamp("us")).cast(type_, safe=False)
+
+    # ---- on its way
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**self._counts(), "windows": self._state.snapshot()}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        self._take_counts(snapshot)
+        self._state.restore(snapshot["windows"])
+
+    def changes(self, share_max: float = 1.0) -> dict[str, Any] | None:
+        changed = self._state.changes(share_max)
+        return None if changed is None else {**self._counts(), "windows": changed}
+
+    def apply_changes(self, changes: Mapping[str, Any]) -> None:
+        self._take_counts(changes)
+        self._state.apply_changes(changes["windows"])
+
+    def _counts(self) -> dict[str, int]:
+        return {"watermark": self._watermark, "no_time": self.without_time, "behind": self.behind_watermark}
+
+    def _take_counts(self, state: Mapping[str, Any]) -> None:
+        self._watermark, self.without_time, self.behind_watermark = (
+            state["watermark"],
+            state["no_time"],
+            state["behind"],
+        )

@@ -1,0 +1,11 @@
+"""Windows of event time: groups of rows by their time, which are final when the watermark has passed them (design: windows).
+
+durations      Lengths of time as Spark writes them, in microseconds
+window         Windows as a user declares them, and the panes that they are made of
+lateness       Lateness of rows, judged where they are read
+statements     Statements about streams, and the watermark that follows from them
+pane_state     State of tumbling and hopping windows: one table of groups for each pane
+session_state  State of sessions: the open sessions of each key
+
+Times are integers: microseconds since the epoch. The state of a window does not know where watermarks come from.
+"""

@@ -1,0 +1,141 @@
+"""Windows as a user declares them, and the panes that they are made of.
+
+    flux.window("ts", "10 minutes")                  tumbling: [12:00, 12:10), [12:10, 12:20), ...
+    flux.window("ts", "10 minutes", "5 minutes")     hopping: a window begins every five minutes
+    flux.session_window("ts", "5 minutes")           sessions: rows of a key with gaps of at most five minutes
+
+Windows include their start and exclude their end. They are aligned to the epoch in UTC, plus ``startTime``, as in Spark.
+
+A pane is a stretch of time that lies in each window completely or not at all: the greatest common divisor of size and slide. So a
+row is added to one pane, and a hopping window is the sum of its panes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from flux.arguments import checked
+from flux.errors import UsageError
+from flux.windows.durations import microseconds
+
+#: Times before all others, and after all others: a watermark that is not known yet, and that of an input that has ended.
+NEVER, END_OF_TIME = -(1 << 63), (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Windows of one size. All lengths are in microseconds."""
+
+    #: The name of the column with the times of rows.
+    column: str
+    size: int
+    #: Distance between the starts of two windows; at most ``size``.
+    slide: int
+    #: A window starts at this time; in [0, slide).
+    offset: int = 0
+
+    @property
+    def pane(self) -> int:
+        """The length of a pane."""
+        return math.gcd(self.size, self.slide)
+
+    def panes(self, times: np.ndarray) -> np.ndarray:
+        """Return the start of the pane of each time."""
+        return self._floor(times, self.pane)
+
+    def starts(self, times: np.ndarray) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """Return the windows of each time: for each of the windows that overlap, the start of each row's window, and which rows
+        have one; None: all of them. The latest window comes first."""
+        latest = self._floor(times, self.slide)
+        found: list[tuple[np.ndarray, np.ndarray | None]] = []
+        for back in range(-(-self.size // self.slide)):
+            starts = latest - back * self.slide
+            whole = (back + 1) * self.slide <= self.size
+            found.append((starts, None if whole else times < starts + self.size))
+        return found
+
+    def last_end(self, pane: int) -> int:
+        """Return the end of the last window that has this pane."""
+        return (pane - self.offset) // self.slide * self.slide + self.offset + self.size
+
+    def ends(self, pane: int) -> range:
+        """Return the ends of all windows that have this pane, ascending."""
+        last = self.last_end(pane)
+        windows = 1 + (self.size - (pane + self.pane - (last - self.size))) // self.slide
+        return range(last - (windows - 1) * self.slide, last + 1, self.slide)
+
+    def _floor(self, times: np.ndarray, step: int) -> np.ndarray:
+        return (times - self.offset) // step * step + self.offset
+
+    def __str__(self) -> str:
+        slide = "" if self.slide == self.size else f" every {self.slide} us"
+        start = f" from {self.offset} us" if self.offset else ""
+        return f"windows of {self.size} us of {self.column}{slide}{start}"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindow:
+    """Sessions: rows of one key between which there is no longer gap than ``gap`` microseconds."""
+
+    #: The name of the column with the times of rows.
+    column: str
+    gap: int
+
+    def __str__(self) -> str:
+        return f"sessions of {self.column} with gaps of {self.gap} us"
+
+
+@checked("flux.window")
+def window(
+    timeColumn: str,  # noqa: N803
+    windowDuration: str,  # noqa: N803
+    slideDuration: str | None = None,  # noqa: N803
+    startTime: str | None = None,  # noqa: N803
+) -> Window:
+    """Declare tumbling or hopping windows for ``flux.stage(window=...)``, with the arguments of the function ``window`` of Spark
+    SQL.
+
+    timeColumn      name of the column with the times of rows
+    windowDuration  length of a window, such as "10 minutes"; months and years have no fixed length and are refused
+    slideDuration   distance between the starts of windows, at most windowDuration; default: windowDuration
+    startTime       distance of a window's start from the epoch (UTC), as in "15 minutes" for hours from a quarter past"""
+    column = _column(timeColumn, "flux.window")
+    size = _positive(windowDuration, "flux.window, windowDuration")
+    slide = size if slideDuration is None else _positive(slideDuration, "flux.window, slideDuration")
+    if slide > size:
+        raise UsageError(
+            f"flux.window: slideDuration {slideDuration!r} is longer than windowDuration {windowDuration!r}: rows between two "
+            "windows would be in none"
+        )
+    start = 0 if startTime is None else microseconds(startTime, "flux.window, startTime")
+    if abs(start) >= slide:
+        raise UsageError(f"flux.window: startTime {startTime!r} must be shorter than the distance between two windows")
+    return Window(column, size, slide, start % slide)
+
+
+@checked("flux.session_window")
+def session_window(timeColumn: str, gapDuration: str) -> SessionWindow:  # noqa: N803
+    """Declare sessions for ``flux.stage(window=...)``, with the arguments of the function of this name of Spark SQL.
+
+    timeColumn   name of the column with the times of rows
+    gapDuration  the longest gap between two rows of a session, such as "5 minutes". A gap of exactly this length joins them. A
+                 session ends this long after its last row"""
+    return SessionWindow(
+        _column(timeColumn, "flux.session_window"), _positive(gapDuration, "flux.session_window, gapDuration")
+    )
+
+
+def _column(name: str, what: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{what}: timeColumn must be the name of a column, got {name!r:.100}")
+    return name
+
+
+def _positive(text: str, what: str) -> int:
+    length = microseconds(text, what)
+    if length <= 0:
+        raise UsageError(f"{what}: expected a duration above zero, got {text!r:.100}")
+    return length

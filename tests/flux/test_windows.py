@@ -1,0 +1,310 @@
+"""Windows of aggregates, against a model in plain Python: whatever the cuts, the watermarks, the copies and the changes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flux
+from flux.errors import SchemaError, UsageError
+from flux.operators.windowed_groups import microseconds_of
+from flux.windows import pane_state, session_state
+from flux.windows.durations import microseconds
+from flux.windows.window import NEVER, SessionWindow, Window
+from partitioning.errors import StateMismatchError
+from partitioning.keyed_state import TypedMeasure
+
+SCHEMA = pa.schema([("user", pa.int64()), ("ts", pa.timestamp("us", tz="UTC")), ("amount", pa.int64())])
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Microseconds, user, amount.
+Row = tuple[int | None, int | None, int | None]
+
+
+def batch(*rows: Row) -> pa.RecordBatch:
+    times = pa.array([ts for ts, _, _ in rows], pa.int64()).cast(SCHEMA.field("ts").type)
+    users, amounts = (pa.array([row[i] for row in rows], pa.int64()) for i in (1, 2))
+    return pa.RecordBatch.from_arrays([users, times, amounts], schema=SCHEMA)
+
+
+def stage(window: Any, mode: str | None = None) -> Any:
+    @flux.stage(key="user", window=window, output_mode=mode)
+    class Spent(flux.Aggregate):
+        n = flux.count()
+        total = flux.sum("amount")
+        least = flux.min("amount")
+        kinds = flux.count_distinct("amount")
+
+    return Spent
+
+
+def rows_of(table: pa.Table) -> list[tuple]:
+    """Return rows with their times in microseconds."""
+    times = [microseconds_of(table.column(name).combine_chunks()).tolist() for name in ("window_start", "window_end")]
+    values = [table.column(name).to_pylist() for name in ("n", "total", "least", "kinds")]
+    return list(zip(table.column("user").to_pylist(), *times, *values, strict=True))
+
+
+def summed(amounts: list[int | None]) -> tuple[int, int | None, int | None, int]:
+    known = [amount for amount in amounts if amount is not None]
+    return len(amounts), sum(known) if known else None, min(known, default=None), len(set(known))
+
+
+def expected_windows(rows: list[Row], window: Window) -> dict[tuple, tuple]:
+    groups = defaultdict(list)
+    for ts, user, amount in rows:
+        if ts is not None:
+            start = (ts - window.offset) // window.slide * window.slide + window.offset
+            while start + window.size > ts:
+                groups[user, start, start + window.size].append(amount)
+                start -= window.slide
+    return {group: summed(amounts) for group, amounts in groups.items()}
+
+
+def expected_sessions(rows: list[Row], gap: int) -> dict[tuple, tuple]:
+    groups: dict[tuple, tuple] = {}
+    for user in {user for _, user, _ in rows}:
+        rows_of_user = ((ts, amount) for ts, owner, amount in rows if owner == user and ts is not None)
+        mine = sorted(rows_of_user, key=lambda each: each[0])
+        while mine:
+            size = next((i for i in range(1, len(mine)) if mine[i][0] - mine[i - 1][0] > gap), len(mine))
+            session, mine = mine[:size], mine[size:]
+            groups[user, session[0][0], session[-1][0] + gap] = summed([amount for _, amount in session])
+    return groups
+
+
+@st.composite
+def streams(draw: Any) -> tuple[list[list[Row]], list[int | None]]:
+    """Draw batches and the watermark behind each; no row is below the watermark before it."""
+    batches: list[list[Row]] = []
+    watermarks: list[int | None] = []
+    time, watermark = draw(st.integers(-60, 60)), NEVER
+    for _ in range(draw(st.integers(1, 12))):
+        time += draw(st.integers(0, 9))
+        rows: list[Row] = []
+        for _ in range(draw(st.integers(1, 8))):
+            ts = None if draw(st.integers(0, 15)) == 0 else max(watermark, time - draw(st.integers(0, 12)))
+            user = draw(st.sampled_from([1, 2, 3, None]))
+            rows.append((ts, user, draw(st.sampled_from([-3, 0, 2, None]))))
+        batches.append(rows)
+        if draw(st.booleans()):
+            watermark = max(watermark, time - draw(st.integers(0, 10)))
+        watermarks.append(None if watermark == NEVER else watermark)
+    return batches, watermarks
+
+
+WINDOWS = st.builds(
+    lambda size, slide, offset: Window("ts", size, min(slide, size), offset % min(slide, size)),
+    st.sampled_from([1, 4, 10, 12]),
+    st.integers(1, 12),
+    st.integers(0, 11),
+)
+
+
+def applied(declared: Any, mode: str | None, drawn: tuple, restart: int | None = None, kept: int | None = None) -> list:
+    batches, watermarks = drawn
+    table = flux.testing.apply(
+        stage(declared, mode), [batch(*rows) for rows in batches], watermarks=watermarks, restart_after=restart,
+        checkpoint_after=kept,
+    )  # fmt: skip
+    assert table is not None
+    return rows_of(table)
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=streams(), window=WINDOWS, data=st.data())
+def test_windows_are_those_of_the_model_and_each_comes_once(drawn: tuple, window: Window, data: Any) -> None:
+    restart = data.draw(st.none() | st.integers(0, len(drawn[0])))
+    kept = None if restart is None else data.draw(st.none() | st.integers(0, restart))
+    given_ = applied(window, None, drawn, restart, kept)
+    found = {row[:3]: row[3:] for row in given_}
+    assert len(found) == len(given_)
+    assert found == expected_windows([row for rows in drawn[0] for row in rows], window)
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=streams(), gap=st.integers(1, 9), data=st.data())
+def test_sessions_are_those_of_the_model_and_each_comes_once(drawn: tuple, gap: int, data: Any) -> None:
+    restart = data.draw(st.none() | st.integers(0, len(drawn[0])))
+    kept = None if restart is None else data.draw(st.none() | st.integers(0, restart))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_state, "SLOTS_MIN", 4)  # so that few sessions move together
+        given_ = applied(SessionWindow("ts", gap), None, drawn, restart, kept)
+    found = {row[:3]: row[3:] for row in given_}
+    assert len(found) == len(given_)
+    assert found == expected_sessions([row for rows in drawn[0] for row in rows], gap)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=streams(), window=WINDOWS, restart=st.none() | st.just(1))
+def test_update_mode_gives_changed_groups_after_each_batch_and_nothing_at_the_end(
+    drawn: tuple, window: Window, restart: int | None
+) -> None:
+    batches, _ = drawn
+    given_ = applied(window, "update", drawn, restart)
+    last = {row[:3]: row[3:] for row in given_}
+    assert last == expected_windows([row for rows in batches for row in rows], window)
+    touched = sum(len(expected_windows(rows, window)) for rows in batches)
+    assert len(given_) == touched
+
+
+@settings(max_examples=20, deadline=None)
+@given(drawn=streams(), window=WINDOWS)
+def test_complete_mode_gives_all_windows_at_the_end(drawn: tuple, window: Window) -> None:
+    given_ = applied(window, "complete", drawn)
+    assert {row[:3]: row[3:] for row in given_} == expected_windows([row for rows in drawn[0] for row in rows], window)
+
+
+def test_a_row_at_exactly_the_gap_joins_a_session_that_the_watermark_has_just_reached() -> None:
+    declared = stage(SessionWindow("ts", 10))
+    table = flux.testing.apply(
+        declared, [batch((0, 1, 1)), batch((10, 1, 1)), batch((25, 1, 1))], watermarks=[10, 20, 25]
+    )
+    assert rows_of(table) == [(1, 0, 20, 2, 2, 1, 1), (1, 25, 35, 1, 1, 1, 1)]
+
+
+def test_a_row_between_two_sessions_joins_them() -> None:
+    declared = stage(SessionWindow("ts", 5))
+    rows = [batch((0, 1, 1), (9, 1, 2), (30, 1, 4)), batch((5, 1, 8))]
+    for restart in (None, 1):
+        table = flux.testing.apply(declared, rows, restart_after=restart)
+        assert rows_of(table) == [(1, 0, 14, 3, 11, 1, 3), (1, 30, 35, 1, 4, 4, 1)]
+
+
+def test_rows_behind_the_watermark_and_rows_without_a_time_are_left_out_and_counted() -> None:
+    operator = stage(Window("ts", 10, 10)).make()
+    flux.operators.attributes.open_operator(
+        operator, flux.Context("Spent", key=("user",), schemas=(SCHEMA,), output_mode="append")
+    )
+    operator.process(batch((3, 1, 1), (None, 1, 1)))
+    operator.context.watermarks = [5]
+    assert not list(operator.on_watermark())
+    operator.process(batch((4, 1, 1), (5, 1, 1), (None, 1, 1)))
+    assert (operator._flux_groups.without_time, operator._flux_groups.behind_watermark) == (2, 1)
+    (found,) = operator.finish()
+    assert found.column("n").to_pylist() == [2]
+
+
+def test_state_is_that_of_open_windows_alone() -> None:
+    keys, measures = [pa.field("user", pa.int64())], {"n": TypedMeasure("count")}
+    panes = pane_state.PaneState(keys, measures, Window("ts", 10, 5))
+    sessions = session_state.SessionState(keys, measures, SessionWindow("ts", 5))
+    sizes = []
+    for second in range(200):  # keys that never come back
+        times = np.full(1000, 10 * second)
+        users = [pa.array(np.arange(1000) + 1000 * second)]
+        panes.add(times, users, [None])
+        sessions.add(times, users, [None])
+        assert sum(len(groups.slots) for groups in panes.close(10 * second)) == (2000 if second else 0)
+        sessions.close(10 * second)
+        sizes.append(panes.nbytes + sessions.nbytes)
+    assert max(sizes) == max(sizes[:20])
+
+
+def test_rows_at_random_times_open_a_bounded_number_of_panes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pane_state, "PANES_MAX", 100)
+    with pytest.raises(pane_state.TooManyPanes, match="100 panes of 1 us are open, and a row at 1,000 us"):
+        flux.testing.apply(stage(Window("ts", 1, 1)), [batch(*((10 * i, 1, 1) for i in range(101)))])
+
+
+def test_a_snapshot_of_other_measures_is_refused() -> None:
+    keys = [pa.field("user", pa.int64())]
+    for kind in (pane_state.PaneState, session_state.SessionState):
+        window: Any = Window("ts", 10, 10) if kind is pane_state.PaneState else SessionWindow("ts", 10)
+        state, other = (
+            kind(keys, {"n": TypedMeasure("count")}, window),
+            kind(keys, {"m": TypedMeasure("count")}, window),
+        )
+        state.add(np.array([1]), [pa.array([1])], [None])
+        with pytest.raises(StateMismatchError):
+            other.restore(state.snapshot())
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("10 minutes", 600_000_000), ("1 hour 30 minutes", 5_400_000_000), ("0.5 seconds", 500_000), ("-5 seconds", -5_000_000),
+     ("interval 2 days", 2 * 86_400_000_000), ("1 Week", 7 * 86_400_000_000), ("1 millisecond 1 microsecond", 1_001)],
+)  # fmt: skip
+def test_durations_are_those_of_spark(text: str, length: int) -> None:
+    assert microseconds(text, "x") == length
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: flux.window("ts", "1 month"), "a month has no fixed length"),
+        (lambda: flux.window("ts", "ten minutes"), "expected numbers with units"),
+        (lambda: flux.window("ts", "0 seconds"), "expected a duration above zero"),
+        (lambda: flux.window("ts", "5 seconds", "10 seconds"), "longer than windowDuration"),
+        (lambda: flux.window("ts", "5 seconds", startTime="5 seconds"), "shorter than the distance"),
+        (lambda: flux.window("ts", timedelta(minutes=1)), "a duration as text"),
+        (lambda: flux.session_window("ts", "-1 second"), "expected a duration above zero"),
+        (lambda: flux.session_window("", "1 second"), "the name of a column"),
+        (lambda: stage("10 minutes"), "window must be flux.window"),
+        (lambda: stage(SessionWindow("ts", 5), "update"), "'append' or 'complete'"),
+        (lambda: flux.stage(window=flux.window("ts", "1 second"))(lambda rows: rows), "derives from flux.Aggregate"),
+        (
+            lambda: flux.stage(output_mode="append")(type("A", (flux.Aggregate,), {"n": flux.count()})),
+            "append is for a stage",
+        ),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (pa.schema([("user", pa.int64()), ("amount", pa.int64())]), "the window's times"),
+        (pa.schema([("user", pa.int64()), ("ts", pa.string()), ("amount", pa.int64())]), "windows need a TIMESTAMP"),
+        (pa.schema([("user", pa.int64()), ("ts", pa.int64()), ("amount", pa.int64())]), "windows need a TIMESTAMP"),
+    ],
+)
+def test_a_column_without_times_is_refused(schema: pa.Schema, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        flux.testing.apply(stage(Window("ts", 10, 10)), pa.RecordBatch.from_pylist([], schema=schema))
+
+
+class Alarm(flux.Operator):
+    """Timers of event time: one for each row, and one that always sets the next."""
+
+    def process(self, rows: pa.RecordBatch) -> None:
+        for ts in microseconds_of(rows.column("ts")).tolist():
+            self.context.set_event_timer(ts, f"row {ts}")
+        self.context.set_event_timer(0, "tick")
+
+    def on_event_timer(self, name: str) -> list[pa.RecordBatch]:
+        if name == "tick":
+            self.context.set_event_timer(self.context.step * 10 + 10, "tick")
+        return [pa.RecordBatch.from_pydict({"name": [name], "watermark": [self.context.watermark]})]
+
+
+def test_event_timers_fire_when_the_watermark_has_reached_them_and_once_at_the_end() -> None:
+    declared = flux.stage(schema="name STRING, watermark BIGINT")(Alarm)
+    rows = [batch((5, 1, 1)), batch((25, 1, 1))]
+    for restart in (None, 1):
+        table = flux.testing.apply(declared, rows, watermarks=[4, 12], restart_after=restart)
+        end = flux.END_OF_TIME
+        assert list(zip(*table.to_pydict().values(), strict=True)) == [
+            ("tick", 4), ("tick", 12), ("row 5", 12), ("tick", end), ("row 25", end),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", [1.5, "12:00", None, True])
+def test_a_time_of_an_event_timer_is_a_whole_number(at: Any) -> None:
+    with pytest.raises(UsageError, match="whole microseconds"):
+        flux.Context("x").set_event_timer(at)
+
+
+@pytest.mark.parametrize("given_", [[1], [2, 1], [1, "x"], [(1, 2), 3], 7])
+def test_watermarks_of_a_trial_are_checked(given_: Any) -> None:
+    with pytest.raises(UsageError, match="watermarks"):
+        flux.testing.apply(stage(Window("ts", 10, 10)), [batch((1, 1, 1)), batch((2, 1, 1))], watermarks=given_)
