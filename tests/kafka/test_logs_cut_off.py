@@ -24,11 +24,16 @@ class Fetches:
 
 
 def reader_of(
-    start: LogPosition, newest: LogPosition | None, first: int, end: int, strict: bool = False
+    start: LogPosition,
+    newest: LogPosition | None,
+    first: int,
+    end: int,
+    strict: bool = False,
+    least_generation: int = 0,
 ) -> TopicPartitionReader:
     """The reader of a log that has these ends."""
     how = ReadOptions([("nowhere", 1)], Security({}), kafka_schema(False), fail_on_data_loss=strict)
-    made: Any = TopicPartitionReader(how, "clicks", 0, start, None, cast(Fetcher, Fetches()), newest)
+    made: Any = TopicPartitionReader(how, "clicks", 0, start, None, cast(Fetcher, Fetches()), newest, least_generation)
     made._first_offset, made._end_offset = lambda *of: first, lambda: end
     made._client.forget, made._client.partitions = lambda: None, lambda topics, limit: {"clicks": [0]}
     return cast(TopicPartitionReader, made)
@@ -87,6 +92,16 @@ def test_no_generation_is_begun_twice() -> None:
     assert place_of(reader) == LogPosition(10, OLD, 2, 10)
     reader.go_on_in(NEWER)
     assert place_of(reader) == LogPosition(0, NEWER, 3)
+
+
+def test_a_topic_that_a_second_start_finds_anew_is_behind_the_orders_of_the_first() -> None:
+    """The checkpoints have positions of the first topic only, and the orders have rows of the second one."""
+    reader = reader_of(LogPosition(81, OLD), LogPosition(81, OLD), 0, 10, least_generation=2)
+    reader.go_on_in(NEWER)
+    assert place_of(reader) == LogPosition(0, NEWER, 2)
+    reader = reader_of(LogPosition(81, OLD), LogPosition(7, NEWER, 2), 0, 10, least_generation=2)
+    reader.go_on_in(NEWER)
+    assert place_of(reader) == LogPosition(0, NEWER, 2), "another life has come to it"
 
 
 @pytest.mark.parametrize("begin", [LogPosition(30, NEW), LogPosition(30, NEWER)])

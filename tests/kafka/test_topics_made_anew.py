@@ -99,6 +99,9 @@ def test_a_row_of_a_topic_that_a_start_knows_to_be_gone_leads_to_the_new_topic()
     """Orders have rows of the first generation, and no consumer knows a position."""
     begin = LogPosition(0, text_of(uuid.uuid4()), 1)
     assert begin.at(7, None, None) == begin
+    # Two starts have found another topic, and the checkpoints have positions of the first one only.
+    begin, newest = begin._replace(generation=2), LogPosition(5, text_of(uuid.uuid4()))
+    assert begin.at(GENERATION + 7, None, newest) == begin.at(GENERATION + 7, newest.position, newest) == begin
 
 
 # ---- read

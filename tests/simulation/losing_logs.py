@@ -241,12 +241,13 @@ class TopicReader(OffsetReader):
             raise DataLost("the topic was made anew")
         if differ(place.topic_id, topic_id):
             anew = known.topic_id != topic_id
-            generation = max(place.generation, known.generation) + 1 if anew else known.generation
+            behind = max(place.generation, known.generation) + 1
+            generation = max(behind, self._logs.prepared) if anew else known.generation
             return LogPosition(0, topic_id, generation)
         if newest is not None:
-            behind = place.behind_cut(newest)
-            assert behind is not None, "no log of the simulation is cut off"
-            place = behind
+            found = place.behind_cut(newest)
+            assert found is not None, "no log of the simulation is cut off"
+            place = found
         return place._replace(topic_id=topic_id)
 
 

@@ -72,8 +72,9 @@ class KafkaReader(SourceReader):
             )
         # Shared by the partitions that are read in a process.
         self._committer: GroupCommit | None = None
-        #: By topic, how often a start has found that it was made anew. A life that knows no position begins in this generation:
-        #: orders may have rows of earlier ones, whose numbers the new records must not get.
+        #: By topic, how often a start has found that it was made anew. A life that knows no position begins in this generation,
+        #: and one that comes from the topic before goes on in no earlier one: orders may have rows of earlier generations,
+        #: whose numbers the new records must not get.
         self.generations: dict[str, int] = {}
         self._fetcher: Fetcher | None = None
         # Wrong values of ``starting`` are refused at once.
@@ -172,7 +173,8 @@ class KafkaReader(SourceReader):
         """Read a partition, without end. ``start`` is the beginning of the rows that some replica needs; None: the start of
         the query."""
         topic, number = self.topic_partitions[partition]
-        first = LogPosition(self.starts[partition], self.topic_ids.get(topic, UNKNOWN), self.generations.get(topic, 0))
+        generation = self.generations.get(topic, 0)
+        first = LogPosition(self.starts[partition], self.topic_ids.get(topic, UNKNOWN), generation)
         # The newest known place may lie behind the rows to come. It tells whether the log was made anew or cut off since.
         newest = LogPosition.of(start.newest) if isinstance(start, RowStart) and start.newest is not None else None
         if isinstance(start, RowStart):
@@ -183,7 +185,7 @@ class KafkaReader(SourceReader):
             self._committer = GroupCommit(self.how.bootstrap, self.how.security, self.group)
         if self._fetcher is None:
             self._fetcher = self.how.fetcher()
-        return TopicPartitionReader(self.how, topic, number, first, self._committer, self._fetcher, newest)
+        return TopicPartitionReader(self.how, topic, number, first, self._committer, self._fetcher, newest, generation)
 
     def partition_name(self, partition: int) -> str:
         topic, number = self.topic_partitions[partition]

@@ -71,8 +71,8 @@ class LogPosition(NamedTuple):
         before = None if position is None else LogPosition.of(position)
         if before is not None and before.generation == generation:
             return before._replace(offset=max(offset, before.offset))
-        if newest is None and self.generation > generation:
-            return self  # the row was in a topic that was gone before this start
+        if self.generation > generation > (-1 if newest is None else newest.generation):
+            return self  # the row was in a topic that was gone before this start, and no position tells of that topic
         same = newest if newest is not None and newest.generation == generation else self
         if newest is not None and newest.generation > generation and newest.topic_id != self.topic_id:
             return LogPosition(offset, UNKNOWN, generation)  # this topic may be one that was made anew since

@@ -102,7 +102,8 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
 
     ``start`` is the place of the first wanted record. ``committer`` commits for the consumer group that is told the applied
     offsets. ``fetcher`` is shared by all partitions of the source that are read in this process; without it, the reader has
-    its own. ``newest`` is the newest place that earlier lives have come to, as far as it is known."""
+    its own. ``newest`` is the newest place that earlier lives have come to, as far as it is known; ``least_generation`` that of
+    a topic that is found to be made anew, or a later one."""
 
     def __init__(
         self,
@@ -113,12 +114,14 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         committer: GroupCommit | None = None,
         fetcher: Fetcher | None = None,
         newest: LogPosition | None = None,
+        least_generation: int = 0,
     ) -> None:
         self._how, self.topic, self.partition = how, topic, partition
         if newest is not None:
             start = self._behind_cut(start, newest)
         self.next_offset, self.topic_id, self.generation, self.began = start
         self._newest = newest
+        self._least_generation = least_generation
         self._client = Client(how.bootstrap, how.security)  # for questions that a fetch does not answer
         kept = [name for name in how.schema.names if name in COLUMNS]
         columns = {*kept, "offset"} | ({"value"} if how.format is not None else set())
@@ -429,9 +432,10 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         log.warning("%s; reading goes on with offset %d of the new topic", lost, first)
 
     def _begin_generation(self, began: int) -> None:
-        """Begin a generation behind all that are known."""
+        """Begin a generation behind all that are known. Orders may have rows of a generation that no position tells of: a topic
+        was made anew while the query was down, and the query was killed before a checkpoint had its rows."""
         newest = 0 if self._newest is None else self._newest.generation
-        self.generation, self.began = max(self.generation, newest) + 1, began
+        self.generation, self.began = max(self.generation + 1, newest + 1, self._least_generation), began
 
     def _behind_cut(self, start: LogPosition, newest: LogPosition) -> LogPosition:
         """Return the place where a reader goes on that was to begin at ``start``: an earlier life may have come behind the end
