@@ -186,10 +186,13 @@ class _Compiler:
         self._names: set[str] = set()
 
     def compile(self, flows: Sequence[Flow | FlowTo], query: str, secret: bytes, collect: int) -> Plan:
+        """Compile flows into a plan: the stages, each after its inputs, then the collecting stages and the sinks behind the given
+        flows. ``collect``: the partitions of a collecting stage; 0: no output is collected."""
         if not flows:
             raise UsageError("no flow was given: call a decorated stage with a DataFrame and start what it returns")
         order = topological([flow_of(given) for given in flows])
         readers = Counter(id(given) for flow in order for given in flow.inputs)
+        # A flow that is given itself counts as read: its output must not vanish into a chain.
         readers.update(id(flow_of(given)) for given in flows)
         for flow in order:
             if not (flow.stage.chained and readers[id(flow.inputs[0])] == 1 and self._chain(flow)):
@@ -263,17 +266,17 @@ class _Compiler:
         self._stage_ids[id(flow)] = len(self.stages)
         self.stages.append(
             StagePlan(
-                len(self.stages),
-                name,
-                partitions,
-                stage.replicas,
-                stage.key,
-                stage.make,
-                schemas,
-                output,
-                tuple(edges_in),
-                (),
-                stage.output_mode,
+                id=len(self.stages),
+                name=name,
+                partitions=partitions,
+                replicas=stage.replicas,
+                key=stage.key,
+                make=stage.make,
+                schemas=schemas,
+                output_schema=output,
+                edges_in=tuple(edges_in),
+                edges_out=(),
+                output_mode=stage.output_mode,
                 recovery=stage.recovery,
             )  # fmt: skip
         )
@@ -290,16 +293,16 @@ class _Compiler:
         memory = self.settings.egress_memory
         self.stages.append(
             StagePlan(
-                len(self.stages),
-                name,
-                partitions,
-                stage.replicas,
-                (),
-                lambda: Collect(memory),
-                (stage.output_schema,),
-                None,
-                (edge,),
-                (),
+                id=len(self.stages),
+                name=name,
+                partitions=partitions,
+                replicas=stage.replicas,
+                key=(),
+                make=lambda: Collect(memory),
+                schemas=(stage.output_schema,),
+                output_schema=None,
+                edges_in=(edge,),
+                edges_out=(),
                 collects=True,
             )  # fmt: skip
         )

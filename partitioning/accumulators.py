@@ -362,9 +362,8 @@ class Min(Accumulator):
         kernels.keep_least(slots, *raw(column), self.flip, self._best, self._seen)
 
     def _merge(self, slots: np.ndarray, other: Any, every: slice) -> None:
-        self._best[slots] = np.minimum(
-            self._best[slots], other._best[every]
-        )  # the greatest number where there is no value
+        # Without a value, ``_best`` has the greatest number.
+        self._best[slots] = np.minimum(self._best[slots], other._best[every])
         self._seen[slots] |= other._seen[every]
 
     def _result(self, slots: np.ndarray) -> pa.Array:

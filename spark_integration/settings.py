@@ -134,7 +134,7 @@ def failures_at_most(spark: SparkSession) -> int:
 
 
 def _cores(spark: SparkSession, executors: int | None) -> int:
-    """Return the cores of this number of executors."""
+    """Return the cores of this number of executors; None: their number is not known, and Spark's own guess counts."""
     context = spark.sparkContext
     master = str(context.master)
     if match := re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", master):

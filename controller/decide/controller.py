@@ -65,7 +65,7 @@ class Controller:
 
     ``board``: the table, the processes that take part, and the commands; ``repairs``, ``moving``, ``places``: state of
     replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``protecting``: stages whose replicas become
-    others; ``losses``: workers that are given up, and take-overs; ``departures``: workers that leave; ``attendance``: processes
+    others; ``losses``: workers that are given up, and take-overs; ``departures``: workers that leave; ``registration``: processes
     that register; ``balancer``: loads for policies, and their suggestions; ``driver``: events of Spark's driver, which
     reports them to this part itself; ``people``: requests. No part knows this class."""
 
@@ -86,7 +86,7 @@ class Controller:
         self.people = UserRequests(
             board, places, repairs, moving, departures, losses, sweeper, protecting, driver, lambda: balancer.rounds
         )
-        self.attendance = Registration(board, places, departures, losses, sweeper, balancer, self._start)
+        self.registration = Registration(board, places, departures, losses, sweeper, balancer, self._start)
         #: Partitions of the last stages whose end has not been reported.
         self.unfinished = {PartitionKey(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}
         self._deadline = now + plan.settings.workers_timeout
@@ -169,7 +169,7 @@ class Controller:
 
     def on_report(self, connection: Hashable, message: ToController, now: float) -> list[Tell]:
         if isinstance(message, Register):
-            self.attendance.register(connection, message, now)
+            self.registration.register(connection, message, now)
         elif (member := self.members.by_connection(connection)) is not None:
             self._on_member(member, message, now)
         elif not (isinstance(message, Goodbye) and self.departures.says_goodbye(message.node, connection)):
@@ -179,6 +179,8 @@ class Controller:
         return self.board.take()
 
     def _on_member(self, member: Member, message: ToController, now: float) -> None:
+        """Pass a message of a known member to the part concerned. The goodbye of a worker or of the vault comes after the
+        end of the query; that of a task that feeds the query or fetches output is the normal end of the task, and is answered."""
         match message:
             case Heartbeat():
                 member.heard, member.stats, member.progress = now, dict(message.stats), message.progress

@@ -44,6 +44,9 @@ class Registration:
         self._workers_at_first = board.plan.began_with or slots.count
 
     def register(self, connection: Hashable, message: Register, now: float) -> None:
+        """Answer a process that registers: greet it again, admit it, or turn it away. A newer attempt gets no answer while the
+        older one is alive. The present attempt comes first, so that it may register again at any time. Any other process that
+        already has a number was given up or replaced: it is turned away, and never becomes a new member."""
         board = self._board
         if board.phase == QueryPhase.ENDED:
             board.answer(connection, Stop(reason="the query has ended"))
@@ -55,9 +58,8 @@ class Registration:
         same = known is not None and (message.role != "vault" or message.endpoint == known.about.endpoint)
         if known is not None and same and message.attempt == known.about.attempt and message.node in (-1, known.node):
             known.connection, known.heard, known.turned = connection, now, now
-            self._greet(
-                known
-            )  # the process registered again before the answer had arrived, or comes on another connection
+            # The process registered again before the answer had arrived, or comes on another connection.
+            self._greet(known)
             self._sweeper.order_again(known.node)
             self._departures.ask_again(known)
         elif known is not None and message.role == "vault":

@@ -68,9 +68,8 @@ def incomplete(stage: StagePlan, rows: Sequence[tuple[ReplicaAt, ...]], mixed: b
 
     ``rows`` has the replicas of each partition; ``mixed``: there may be replicas of kinds that are not wanted."""
     enough = counts(stage)
-    if (
-        len(enough) == 1 and not mixed
-    ):  # called for every partition of a query, and counting by kind takes several times as long
+    # Called for every partition of a query, and counting by kind takes several times as long.
+    if len(enough) == 1 and not mixed:
         (number,) = enough.values()
         return [partition for partition, replicas in enumerate(rows) if len(replicas) < number]
     return [partition for partition, replicas in enumerate(rows) if _lacking(enough, replicas) is not None]

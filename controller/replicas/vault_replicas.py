@@ -82,9 +82,8 @@ def revived(table: Table, orphans: Iterable[PartitionKey], placement: Placement)
     rows = {}
     for key in orphans:
         fit = placement.candidates(key, (), then=lambda worker: (held[worker], worker))
-        fit = fit or sorted(
-            table.endpoints, key=lambda worker: (held[worker], worker)
-        )  # all remaining workers are leaving
+        # If none fits, all remaining workers are leaving.
+        fit = fit or sorted(table.endpoints, key=lambda worker: (held[worker], worker))
         if not fit:
             return None
         held[fit[0]] += 1

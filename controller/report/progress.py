@@ -28,9 +28,9 @@ from flux.wire.statistics import BadRecords, Lag, SourceLag
 from partitioning.ids import ACTIVE
 
 
-class BadRecordCounts:
-    """The counts of the records of each source of a query that did not fit their format, and the like (design: bad-records).
-    ``name``: theirs in the statistics.
+class SourceCounts:
+    """Counts of records of one sort, by source of a query: those that did not fit their format, were not compared, or were lost
+    (design: bad-records). ``name``: that of the sort in the statistics.
 
     A reader counts from its beginning. So the count of a partition is the sum over its readers; a reader that begins again
     reports less than before, or is on another worker."""
@@ -303,9 +303,8 @@ class PartitionCounts:
         """Take a report about primaries: for each, its partition, rows in, rows out, 1 when finished."""
         rows = chain.from_iterable(reports)
         said = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, 4)
-        for column in range(
-            3
-        ):  # one column at a time, because maximum.at takes thirty times as long for rows of an array
+        # One column at a time, because maximum.at takes thirty times as long for rows of an array.
+        for column in range(3):
             np.maximum.at(self._highest[column], said[:, 0], said[:, 1 + column])
 
     def totals(self) -> Totals:
@@ -328,16 +327,16 @@ class Progress:
     _counts: dict[str, float] = field(default_factory=dict)
     _by_stage: list[PartitionCounts] = field(init=False)
     _lags: SourceLags = field(init=False)
-    _bad_records: BadRecordCounts = field(init=False)
-    _not_compared: BadRecordCounts = field(init=False)
-    _lost_rows: BadRecordCounts = field(init=False)
+    _bad_records: SourceCounts = field(init=False)
+    _not_compared: SourceCounts = field(init=False)
+    _lost_rows: SourceCounts = field(init=False)
 
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
         self._lags = SourceLags(self.plan.sources)
-        self._bad_records = BadRecordCounts(len(self.plan.sources))
-        self._not_compared = BadRecordCounts(len(self.plan.sources), "not_compared")
-        self._lost_rows = BadRecordCounts(len(self.plan.sources), "lost_rows")
+        self._bad_records = SourceCounts(len(self.plan.sources))
+        self._not_compared = SourceCounts(len(self.plan.sources), "not_compared")
+        self._lost_rows = SourceCounts(len(self.plan.sources), "lost_rows")
         inputs = [[edge for edge in self.plan.edges if edge.consumer == stage.id] for stage in self.plan.stages]
         #: Stages whose only input is a source, and that source.
         self._behind = [

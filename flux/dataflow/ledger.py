@@ -155,9 +155,8 @@ class Ledger:
         them."""
         path = self.folder / f".{uuid.uuid4().hex}"
         try:
-            if (
-                not self.known
-            ):  # later the folder exists, or was forgotten, and a reader that is ending must not bring it back
+            # Later the folder exists, or was forgotten, and a reader that is ending must not bring it back.
+            if not self.known:
                 self.folder.mkdir(parents=True, exist_ok=True)
             with open(path, "x", encoding="utf-8") as out:
                 out.writelines(json.dumps(entry) + "\n" for entry in entries)

@@ -147,6 +147,7 @@ class _SinkTrial:
         every = self.schema.names
         rows = [row if isinstance(row, dict) else dict(zip(every, row, strict=False)) for row in listed]
         self.names = [name for name in every if not rows or name in rows[0]]
+        # As text, because cells may be NaN, or lists, which cannot be hashed. ``compare`` writes the expected rows alike.
         return Counter(tuple(repr(row.get(name)) for name in self.names) for row in rows)
 
     def expect(self, partition: int) -> None:
@@ -159,6 +160,7 @@ class _SinkTrial:
         found = self._rows()
         found.subtract(self._before)
         found = +found
+        # In the form of ``_rows``.
         expected = Counter(tuple(repr(row[name]) for name in self.names) for row in self._expected)
         if lost := expected - found:
             raise self.broken(f"{when}: {_some(lost)} not outside")
@@ -204,7 +206,7 @@ class _SinkTrial:
     def whole_lives(self) -> None:
         """Let two partitions write everything, in turns."""
         query = self.begin()
-        writers = [self.writer(query, partition, first=True) for partition in range(PARTITIONS)]
+        writers = [self.writer(query, partition, fresh=True) for partition in range(PARTITIONS)]
         for at in range(max(map(len, self.batches))):
             for writer in writers:
                 writer.write(at, at + 1)
@@ -219,7 +221,7 @@ class _SinkTrial:
     def lost_primary(self) -> None:
         """Let a primary vanish after two batches, and another one go on."""
         query = self.begin()
-        lost = self.writer(query, 0, first=True)
+        lost = self.writer(query, 0, fresh=True)
         lost.write(0, 2)
         heir = self.writer(query, 0)
         self._check_follows(lost, heir)
@@ -232,7 +234,7 @@ class _SinkTrial:
     def closed_primary(self) -> None:
         """Close a primary after two batches, as at a move of the partition, and let another one go on."""
         query = self.begin()
-        closed = self.writer(query, 0, first=True)
+        closed = self.writer(query, 0, fresh=True)
         closed.write(0, 2)
         closed.close()
         heir = self.writer(query, 0)
@@ -244,17 +246,19 @@ class _SinkTrial:
 
     def _check_follows(self, earlier: _TrialWriter, heir: _TrialWriter, when: str = "") -> None:
         """Compare the answer of ``committed`` with the writes of the primary before, which has written two batches."""
-        if heir.first is None:
+        if heir.committed_at_start is None:
             return
-        if heir.first > 2:
-            raise self.broken(f"committed(){when} says that batch {heir.first - 1} is outside, though two were written")
+        if heir.committed_at_start > 2:
+            raise self.broken(
+                f"committed(){when} says that batch {heir.committed_at_start - 1} is outside, though two were written"
+            )
         self._check_said(earlier, heir, when)
 
     def _check_said(self, earlier: _TrialWriter, heir: _TrialWriter, when: str) -> None:
-        if heir.first is not None and heir.first < earlier.has:
+        if heir.committed_at_start is not None and heir.committed_at_start < earlier.has:
             raise self.broken(
                 f"write() has said that the outside has {earlier.has} batches, and committed() of the next primary{when} says "
-                f"{heir.first}: the batches between would be lost"
+                f"{heir.committed_at_start}: the batches between would be lost"
             )
 
     def two_sinks(self) -> None:
@@ -263,7 +267,7 @@ class _SinkTrial:
         for number in range(2):
             if number:
                 self.begin()
-            writer = self.writer(query, 0, first=True, number=number)
+            writer = self.writer(query, 0, fresh=True, number=number)
             writer.write_all()
             writer.close()
             self.expect(0)
@@ -272,7 +276,7 @@ class _SinkTrial:
     def lines_of_write(self) -> list[SinkLine]:
         """Return the lines that are reached in ``write``."""
         query, lines = self.begin(), SinkLines(self._given)
-        writer = self.writer(query, 0, first=True)
+        writer = self.writer(query, 0, fresh=True)
         writer.follow(lines, lambda line: None)
         writer.close()
         self.expect(0)
@@ -283,7 +287,7 @@ class _SinkTrial:
         """Break a write off before a line, repeat it as a query does, and let the next primary write the rest."""
         for line in _spread(lines, BROKEN_MAX):
             query = self.begin()
-            writer = self.writer(query, 0, first=True)
+            writer = self.writer(query, 0, fresh=True)
             try:
                 writer.follow(SinkLines(self._given), LineError(line))
             except Exception as error:
@@ -303,7 +307,7 @@ class _SinkTrial:
         for the first, as for a lock, the first goes on before."""
         for line in _spread(lines, STOPPED_MAX):
             query, stop = self.begin(), LineStop(line, PATIENCE_S)
-            given_up = self.writer(query, 0, first=True)
+            given_up = self.writer(query, 0, fresh=True)
             late = _CallThread(partial(given_up.follow, SinkLines(self._given), stop, alone=False))
             while late.is_alive() and not stop.stopped.is_set():
                 late.join(0.001)
@@ -328,7 +332,7 @@ class _SinkTrial:
     def joined_batches(self) -> None:
         """Let a primary write two batches as one, vanish, and another one write them as they come."""
         query = self.begin()
-        lost = self.writer(query, 1, first=True)
+        lost = self.writer(query, 1, fresh=True)
         lost.write(0, 2, joined=True)
         heir = self.writer(query, 1)
         heir.write_all()
@@ -339,7 +343,7 @@ class _SinkTrial:
     def repeated_batch(self) -> None:
         """Write a batch again at its position."""
         query = self.begin()
-        writer = self.writer(query, 0, first=True)
+        writer = self.writer(query, 0, fresh=True)
         writer.write_all()
         self.expect(0)
         self.compare("a primary has written everything")
@@ -351,16 +355,16 @@ class _SinkTrial:
         """Write a batch though the one before it has not come, as where the outside has lost its end. It may be refused, or left
         out. A sink that takes it must take the one before it later."""
         query = self.begin()
-        early = self.writer(query, 0, first=True)
+        early = self.writer(query, 0, fresh=True)
         early.write(0, 1)
         early.write_at(2)
         early.close_anyhow()
         heir = self.writer(query, 0)
         what = "batch 2 was written though batch 1 had not come"
-        if heir.first is not None and heir.first > 1:
+        if heir.committed_at_start is not None and heir.committed_at_start > 1:
             raise self.broken(
-                f"{what}, and committed() of the next primary says {heir.first}: batch 1 would be lost. write() must refuse a "
-                "position that is not the next"
+                f"{what}, and committed() of the next primary says {heir.committed_at_start}: batch 1 would be lost. "
+                "write() must refuse a position that is not the next"
             )
         heir.write_all()
         heir.close()
@@ -372,10 +376,10 @@ class _SinkTrial:
         that position, and behind it."""
         for before in (True, False):
             query = self.begin()
-            given_up = self.writer(query, 1, first=True)
+            given_up = self.writer(query, 1, fresh=True)
             given_up.write(0, 1)
             heir = self.writer(query, 1)
-            begin = heir.first if heir.first is not None else 0
+            begin = heir.committed_at_start if heir.committed_at_start is not None else 0
             if begin > 1:
                 raise self.broken(f"committed() says that batch {begin - 1} is outside, though only one was written")
             when = "before" if before else "behind"
@@ -390,8 +394,8 @@ class _SinkTrial:
             self.expect(1)
             self.compare(f"a primary that was given up has written late, {when} the same write of its successor")
 
-    def writer(self, query: str, partition: int, first: bool = False, number: int = 0) -> _TrialWriter:
-        return _TrialWriter(self, query, partition, first, number)
+    def writer(self, query: str, partition: int, fresh: bool = False, number: int = 0) -> _TrialWriter:
+        return _TrialWriter(self, query, partition, fresh, number)
 
 
 class _CallThread(threading.Thread):
@@ -420,22 +424,24 @@ class _CallThread(threading.Thread):
 class _TrialWriter:
     """One life of a primary of one partition: a copy of the sink, and how far it has come."""
 
-    def __init__(self, trial: _SinkTrial, query: str, partition: int, first: bool, number: int) -> None:
+    def __init__(self, trial: _SinkTrial, query: str, partition: int, fresh: bool, number: int) -> None:
+        """Open the sink, and ask it for its position. ``fresh``: no life of this query has written the partition before, so
+        ``committed`` must find nothing."""
         self._trial, self._partition = trial, partition
         self._batches = trial.batches[partition]
         self._sink = copy.deepcopy(trial.pattern)
         context = SinkContext(query, number, f"checked{number or ''}", partition, PARTITIONS)
         trial.call("open()", lambda: self._sink.open(context))
-        #: The answer of ``committed``.
-        self.first = self._committed()
-        if first and self.first:
+        #: The answer of ``committed`` to this life, before its first write.
+        self.committed_at_start = self._committed()
+        if fresh and self.committed_at_start:
             of = f"the second sink of a query (number = {number})" if number else "a query"
             raise trial.broken(
-                f"committed() says that the outside has {self.first} batches of {of} that has written none. Keep positions "
-                "with query, number and partition (SinkContext)"
+                f"committed() says that the outside has {self.committed_at_start} batches of {of} that has written none. "
+                "Keep positions with query, number and partition (SinkContext)"
             )
         #: Batches that are outside, as far as this life knows.
-        self.has = self.first or 0
+        self.has = self.committed_at_start or 0
         self._written = self.has
 
     def _committed(self) -> int | None:

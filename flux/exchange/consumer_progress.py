@@ -223,6 +223,8 @@ class OutgoingEntries:
         return self._together(kept)
 
     def _together(self, entries: list[LogEntry]) -> Iterator[Sent]:
+        """Make one message of a run of small entries. Few entries travel alone, which costs less; a run with too many cells
+        (batches times partitions) is made in two halves."""
         if len(entries) < RUN_LEAST:
             for entry in entries:
                 yield from self._alone(entry)
@@ -261,6 +263,7 @@ class OutgoingEntries:
         return mine
 
     def _alone(self, entry: LogEntry) -> Iterator[Sent]:
+        """Make the message of one entry, with the slices that partitions on the worker lack; none if they lack nothing of it."""
         wanted, element = self._wanted(entry), entry.element
         partitions: list[int] = []
         rows: list[int] = []

@@ -371,6 +371,8 @@ class Inbound:
         packet: Packet,
         counters: Counters,
     ) -> list[Delivery]:
+        """Unpack the slices of a message that partitions here lack: of a run of batches, of a single batch, or of an element
+        without rows. Numbered rows come in either of the first two."""
         slices: list[Delivery] = []
         if message.batches:
             runs = unpack(batches[0], message.batches, message.rows, message.counts)

@@ -57,6 +57,7 @@ class ToWorker(msgspec.Struct, frozen=True):
     worker: int
     message: ToPort
     batches: tuple[pa.RecordBatch, ...] = ()
+    #: For Install: one part of a copy of state, as one frame.
     payload: bytes | memoryview | None = None
 
 
@@ -220,7 +221,7 @@ class Producer:
             self.dirty = True
 
     @property
-    def settled_before_table(self) -> bool:
+    def owes_settled(self) -> bool:
         """The consumers of the newest table have not been told yet which point is settled."""
         return self._settling.epoch < self._epoch
 
@@ -373,6 +374,9 @@ class Producer:
         self._follow(self._consumers, now)
 
     def _follow(self, consumers: Consumers, now: float) -> None:
+        """Go on with changed consumers. Only workers whose replicas changed are touched: their columns of acks are cleared, then
+        filled anew. A worker with the same lives of the same replicas keeps its cursor; any other begins with a greeting, and
+        keeps the acks of the replicas that it still has."""
         if consumers.width > self._acks.shape[1]:
             more = np.full((self.partitions, consumers.width - self._acks.shape[1]), NOBODY, np.int64)
             self._acks = np.hstack([self._acks, more])
@@ -413,6 +417,8 @@ class Producer:
                 raise RefusedError(message.code, f"worker {worker} refuses stream {self.stream}: {message.reason}")
 
     def on_resume(self, worker: int, message: Resume, now: float) -> None:
+        """Take the answer to a greeting: check the marks in it under any table, then leave it alone if it is outdated. If it
+        wants no batch, the worker stands by, or has only acked; otherwise the stream goes on at the first batches wanted."""
         # Marks of an earlier life are evidence under any table: the worker that shows them may have lost its replica meanwhile.
         for mark in message.shown:
             self._check(worker, mark)

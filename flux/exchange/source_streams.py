@@ -305,6 +305,8 @@ class SourceStreams:
     def _append_numbered(
         self, batch: pa.RecordBatch, created: float, position: bytes, numbers: np.ndarray | None
     ) -> None:
+        """Append a batch whose rows are numbered: by ``numbers``, or from the next number on. The sequence of a batch is the
+        number of its last row. So all producers of the partition, which get the same rows, have the same next sequence."""
         rows = batch.num_rows
         if numbers is None:
             first = self.producers[0].next_sequence
@@ -332,7 +334,7 @@ class SourceStreams:
         self._settle_kept()
         count = self._waiting_through(self._applied_through)
         if not count:
-            if any(producer.settled_before_table for producer in self.producers):
+            if any(producer.owes_settled for producer in self.producers):
                 self._settle_again()
             return b""
         mark = self._settled = self._waiting[count - 1]

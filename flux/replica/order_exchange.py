@@ -174,6 +174,7 @@ class OrderExchange:
             if replica.order.committed != committed:
                 self._release(replica)
             else:
+                # Nothing new is released, which trims, too. But the ack alone may have freed entries that all others have now.
                 replica.order.trim(replica.applied)
             goes_on = held_back and not replica.held_back
             if goes_on or replica.timer_at < math.inf:
@@ -204,8 +205,9 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
             peer.told = order.promise(peer, peer.sent) if order.alone(peer) else committed
             claim = NO_CLAIM if peer.kind.applies else claim_of(replica)
             item = PartitionOrder(
-                replica.stage.id, replica.partition, peer.incarnation, replica.leads_since, first, entries, peer.told,
-                left, claim.steps, claim.checksum, replica.steady,
+                stage=replica.stage.id, partition=replica.partition, incarnation=peer.incarnation,
+                term=replica.leads_since, first=first, entries=entries, committed=peer.told, left=left,
+                checked=claim.steps, checksum=claim.checksum, steady=replica.steady,
             )  # fmt: skip
             by_worker.setdefault(worker, []).append(item)
     return by_worker
@@ -222,9 +224,11 @@ def seen(replica: Replica) -> PartitionSeen:
     """Return the answer of a secondary."""
     output = replica.output
     return PartitionSeen(
-        replica.stage.id, replica.partition, replica.incarnation, replica.order.term, replica.order.verified,
-        replica.applied, output.checksums.steps, output.checksums.newest,
-        0 if output.exit is None else output.exit.left, replica.gone_before(replica.applied) if replica.gone else 0,
+        stage=replica.stage.id, partition=replica.partition, incarnation=replica.incarnation, term=replica.order.term,
+        received_below=replica.order.verified, applied=replica.applied,
+        checked=output.checksums.steps, checksum=output.checksums.newest,
+        left=0 if output.exit is None else output.exit.left,
+        gone=replica.gone_before(replica.applied) if replica.gone else 0,
     )  # fmt: skip
 
 

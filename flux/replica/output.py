@@ -60,7 +60,7 @@ class SinkBuffer:
         self.note: Any = None
         #: The outside has still to be compared with the checkpoint location. Until then this replica orders no new steps: they
         #: would be written to the location, and at the next start it would seem to know of everything that is outside.
-        self.compares = False
+        self.uncompared = False
         self.bytes = 0
         #: There is room for one more batch.
         self.has_room = bytes_max > 0
@@ -131,7 +131,7 @@ class SinkBuffer:
 
     def restores(self) -> None:
         """Note that restored steps are repeated now, after which the outside is compared."""
-        self.compares = True
+        self.uncompared = True
 
     def restored(self, note: Any) -> None:
         """Note that all restored steps are applied: no earlier primary can have made the next batch."""
@@ -141,8 +141,8 @@ class SinkBuffer:
         """Take the answer of the outside: it has the positions ``below``. ``compared``: that is no more than the location
         knows of. Until this is certain, only output that was made here counts, because ``left`` goes to the location, too."""
         if compared:
-            self.compares = False
-        self.forget(min(below, self.position) if self.compares else below)
+            self.uncompared = False
+        self.forget(min(below, self.position) if self.uncompared else below)
 
     def forget(self, below: int) -> None:
         """Note that the outside has the positions ``below`` for good."""
@@ -155,7 +155,8 @@ class SinkBuffer:
     # ---- copies
 
     def state(self) -> tuple[int, int, list[Held]]:
-        """Return the part of a copy of the replica, which may have to hand on the kept batches."""
+        """Return position, ``left`` and the kept batches for a copy of the replica, which may have to hand the batches on
+        (``adopt`` reads it). Checkpoint locations keep it, and later releases read it: its form must not change."""
         return self.position, self.left, [kept[:3] for kept in chain(self._handed, self._waiting)]
 
     def adopt(self, state: tuple[int, int, list[Held]]) -> None:
@@ -358,9 +359,9 @@ class ReplicaOutput:
             self.exit.tell(LogRoom())
 
     @property
-    def compares(self) -> bool:
+    def uncompared(self) -> bool:
         """True if nothing new is ordered until the sink has been compared with the checkpoint location (design: ahead)."""
-        return self.exit is not None and self.exit.compares
+        return self.exit is not None and self.exit.uncompared
 
     def validate(self, begun: int, applied: int, committed: int, finished: bool) -> None:
         """Check the invariants that hold between any two events, when ``begun`` steps have begun and ``applied`` are applied.
@@ -462,11 +463,13 @@ class ReplicaOutput:
     # ---- copies
 
     def state(self) -> dict[str, Any]:
-        """Return the part of a copy of the replica."""
+        """Return the output's part in a copy of the replica (``adopt`` reads it). Checkpoint locations keep it, and later
+        releases read it: never rename a key, and read a new key with a default."""
         return {
             "checksum": self.checksum,
             "compared": self.compared,
             "silent": self.silent,
+            # Steps that are held back, and where their output begins in each log.
             "marks": self._policy.marks(),
             "exit": None if self.exit is None else self.exit.state(),
         }

@@ -159,7 +159,8 @@ class Replica:
     # ---- copies
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the operator's own state and the output logs, between two steps."""
+        """Return everything but the operator's own state and the output logs, between two steps (``adopt`` reads it). Checkpoint
+        locations keep it, and later releases read it: never rename a key, and read a new key with a default."""
         assert self.between_steps
         return {
             "applied": self.applied,
@@ -171,7 +172,7 @@ class Replica:
             "timers": dict(self.context.timers.pending),
             **({"event timers": dict(pending)} if (pending := self.context.event_timers.pending) else {}),
             "rows": (self.rows_in, self.output.rows),
-            "unsure": self._unsure or self.output.compares,
+            "unsure": self._unsure or self.output.uncompared,
             **self.output.state(),
             **({} if self.steady else {"steady": False}),
             **({"gone": list(self.gone)} if self.gone else {}),
@@ -270,7 +271,7 @@ class Replica:
         if self.applied < self.order.end:
             may_apply = self.primary or (self._applies and self.applied < self.order.committed)
             return may_apply and self.waits.has(self.order[self.applied])
-        if not self.primary or self.gathers or self.held_back or (output.exit is not None and output.exit.compares):
+        if not self.primary or self.gathers or self.held_back or (output.exit is not None and output.exit.uncompared):
             return False
         return bool(self._waiting) or self.waits.all_ended or self.waits.tick_due(self.order, now)
 

@@ -152,9 +152,8 @@ class Ingress:
         )  # fmt: skip
         self._node = welcome.node
         core = IngressTask(self.plan, self.source, self.partition, welcome.incarnation, self.micro_batch)
-        core.wall_ahead = (
-            time.time() - time.monotonic()
-        )  # the table may have come already: then rows are read before any turn
+        # Here, because the table may have come already: then rows are read before any turn.
+        core.wall_ahead = time.time() - time.monotonic()
         try:
             for command in early:
                 self._on_command(core, command, time.monotonic())
@@ -186,9 +185,8 @@ class Ingress:
                     rest = core.append(rest, time.monotonic())
                     self._turn(core, 0)
         core.finish(time.monotonic())
-        self._beat(
-            core, time.monotonic()
-        )  # before others hear of the end, so that the controller has the last count by then
+        # Before others hear of the end, so that the controller has the last count by then.
+        self._beat(core, time.monotonic())
         while not core.drained:
             self._turn(core, WAIT_S)
         self._drained, self.end = True, core.end

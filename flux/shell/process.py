@@ -84,8 +84,11 @@ class Rendezvous:
     """The address of a query's controller, and the means to talk to it. It travels with the tasks that Spark ships."""
 
     endpoint: str
+    #: CURVE keys; None: the query is not encrypted.
     keys: Keys | None
+    #: The plan's secret, by which processes of the query prove that they belong to it.
     secret: bytes = field(repr=False)
+    #: Address for lifelines; empty: there is none.
     lifeline: str = ""
 
 

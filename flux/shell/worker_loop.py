@@ -196,6 +196,8 @@ class WorkerLoop:
             self._report_failure(core, error)
 
     def _turn(self, core: WorkerCore) -> None:
+        """Take one turn: apply steps for a while, read from sources, send, beat. Then take messages, after a wait for them if
+        there is nothing to do, and send the answers at once, before the next steps."""
         self._turns += 1
         now = began = time.monotonic()
         self._sinks.check()

@@ -210,6 +210,11 @@ class StateSender:
     def _begin(
         self, name: CopyName, command: CopyState, replica: Replica, checkpoint: bool, replays: bool = False
     ) -> None:  # fmt: skip
+        """Begin a copy; it is made at the next step boundary.
+
+        For a large whole copy memory is prepared aside first, because the partition stands still while the copy is made. A
+        standby with a base most likely gets changes alone, which are small. If it gets a whole copy after all, memory for it is
+        made while the partition stands still (``Photograph.encode``)."""
         key = replica.key
         self._number += 1
         if replays:
@@ -304,6 +309,12 @@ class StateSender:
             self._over(out)
 
     def _copy(self, out: OutgoingCopy, now: float) -> None:
+        """Photograph a replica between two steps, freeze it, and encode the photograph, in one of three ways. A standby with a
+        base gets the changes since then. Without a base it gets a whole copy; the changes of this cut are encoded beside it if
+        other standbys can use them. An operator that gives no changes is copied whole.
+
+        If it is no checkpoint, the copy is noted first, so that no ack from here on lets a producer forget rows that the new
+        replica will want."""
         out.on(OutEvent.BETWEEN_STEPS)
         out.began = self._clock()
         replica = out.replica

@@ -35,6 +35,8 @@ from partitioning.ids import StreamId
 _LENGTH = struct.Struct("<Q")
 #: Kind of the element, its rows, their partitions and offsets, bytes in the log, checksum, time.
 _LogTuple = tuple[int, bytes, bytes, bytes, int, int, float]
+#: The fields of ``flux.wire.messages.Mark``, in order.
+_MarkTuple = tuple[int, int, int, bytes, int]
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class StreamPosition:
     next: int
     #: Incarnation of the producer.
     incarnation: int
-    marks: tuple[tuple[int, int, int, bytes, int], ...]
+    marks: tuple[_MarkTuple, ...]
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,11 @@ class OutputLog:
 
     __former_names__: ClassVar = [("flux.replicas.copy_state", "OutputLog")]
 
+    #: Sequence of the first entry; without entries, of the next one.
     base: int
+    #: The end is among the entries, or was.
     finished: bool
+    #: For each partition of the consumer the highest evicted sequence with rows for it (``Log.gone``), as int64.
     gone: bytes
     entries: tuple[_LogTuple, ...]
 

@@ -261,9 +261,9 @@ def whole_of(standby: Standby) -> Whole:
     checkpoint = [*standby.checkpoint.all_kept] if isinstance(standby.checkpoint, Written) else []
     beside = [*standby.beside.all_kept] if isinstance(standby.beside, Written) else []
     return Whole(
-        *standby.key, checkpoint, beside, order.base, order.term, order.verified, order.committed, standby.left,
-        order.since(order.base), standby.claim, [(*stream, mark) for stream, mark in standby.settled.items()],
-        standby.steady,
+        *standby.key, checkpoint=checkpoint, beside=beside, step=order.base, term=order.term, verified=order.verified,
+        committed=order.committed, left=standby.left, entries=order.since(order.base), claim=standby.claim,
+        settled=[(*stream, mark) for stream, mark in standby.settled.items()], steady=standby.steady,
     )  # fmt: skip
 
 
@@ -335,12 +335,12 @@ class Journal(StandbyStore):
             name = f"{key.stage}-{key.partition}-{checkpoint.term}-{checkpoint.number}-{self._store.generation}"
             data = self._store.put(name, data)
         kept = KeptState(
-            checkpoint.step, checkpoint.term, checkpoint.number, checkpoint.at, highest, len(data), crc, name,
-            b"" if name else bytes(data), checkpoint.base,
+            step=checkpoint.step, term=checkpoint.term, number=checkpoint.number, at=checkpoint.at, highest=highest,
+            nbytes=len(data), crc=crc, file=name, data=b"" if name else bytes(data), base=checkpoint.base,
         )  # fmt: skip
         return Written(
-            checkpoint.step, data, checkpoint.positions, checkpoint.term, checkpoint.number, checkpoint.next, checkpoint.at,
-            base=checkpoint.base, as_kept=kept,
+            step=checkpoint.step, data=data, positions=checkpoint.positions, term=checkpoint.term,
+            number=checkpoint.number, next=checkpoint.next, at=checkpoint.at, base=checkpoint.base, as_kept=kept,
         )  # fmt: skip
 
     def landed(self, key: PartitionKey, checkpoint: Checkpoint) -> None:

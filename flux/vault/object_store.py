@@ -362,6 +362,7 @@ class Remote:
     def put_back(self, about: bytes) -> Bucket:
         with self.locked():
             remains_in(self.objects, str(self))
+            # In this order: if this process is killed before the journal is there again, the location is not taken as new.
             store = self.store()
             store.note_begun()
             self.write(ABOUT, about)

@@ -75,9 +75,8 @@ def bundled(messages: Sequence[Frames], bytes_max: int = BUNDLE_BYTES) -> Iterat
     if len(messages) == 1:
         yield messages[0]
         return
-    bytes_max = (
-        min(bytes_max, BUNDLE_BYTES) - len(PREFIX) - 4 - 5 - WORD
-    )  # the part that does not depend on the messages
+    # Without the part that does not depend on the messages.
+    bytes_max = min(bytes_max, BUNDLE_BYTES) - len(PREFIX) - 4 - 5 - WORD
     gathered = _Gathered(bytes_max)
     for frames in messages:
         sizes = list(map(len, frames))

@@ -36,7 +36,7 @@ class Hello(Message, frozen=True):
 
 class Mark(NamedTuple):
     """A point of a source's stream at which its checksum is known. Sequences of numbered rows count rows, or come with them
-    (design: numbered-rows, row-numbers)."""
+    (design: numbered-rows, row-numbers). Copies of state and journals keep it: add a field at the end, with a default."""
 
     sequence: Sequence
     #: The running checksum of the stream through ``sequence``; of numbered rows, the checksum of the rows ``begin`` to

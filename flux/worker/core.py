@@ -517,6 +517,9 @@ class WorkerCore:
         return effects if self._extension is None else self._extension.passed(effects, now)
 
     def _poll(self, now: float) -> Iterator[Effect]:
+        """Yield effects in this order: acks, timers, checkpoints and copies, output for the outside, then rows and answers, last
+        the orders. Rows and answers take turns until neither brings more, because a message to this worker itself is
+        delivered at once and may bring the next."""
         if now >= self.subscriptions.ack_at:
             self.subscriptions.flush_acks()
         if now >= self._timers_at:

@@ -232,9 +232,10 @@ class OutputDelivery:
             outside.write(*replica.key, position, batch)
         if (made := out.recovered()) is not None:
             outside.recovered(*replica.key, made, out.note)
-        compares, full = out.compares, not out.has_room
-        out.outside_has(outside.has(*replica.key), compares and outside.compared(*replica.key))
-        if (full and out.has_room) or out.compares != compares:
+        # Each of the two holds the replica back, so it is woken when one of them ends.
+        was_full, was_uncompared = not out.has_room, out.uncompared
+        out.outside_has(outside.has(*replica.key), was_uncompared and outside.compared(*replica.key))
+        if (was_full and out.has_room) or out.uncompared != was_uncompared:
             self._wake(replica.key)
 
     def note_end(self, replica: Replica, wall: float) -> None:
@@ -264,7 +265,7 @@ class OutputDelivery:
     @staticmethod
     def _has_left(replica: Replica) -> bool:
         out = replica.output.exit
-        return out is None or (out.left >= out.position and not out.compares)
+        return out is None or (out.left >= out.position and not out.uncompared)
 
     def on_asked(self, connection: Hashable, asked: Fetch | Pull, now: float) -> bool:
         """Answer an egress task or a reader. Return False if the output is not here, or not complete."""

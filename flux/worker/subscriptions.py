@@ -147,7 +147,7 @@ def _waiting_for_room(replicas: Collection[Replica]) -> set[StreamId]:
     full = [
         replica
         for replica in replicas
-        if replica.primary and (replica.output.room.full or replica.held_back or replica.output.compares)
+        if replica.primary and (replica.output.room.full or replica.held_back or replica.output.uncompared)
     ]
     return {stream for replica in full for stream in replica.waiting()}
 
@@ -219,12 +219,14 @@ class Subscriptions:
         self._answer_early()
 
     def note_copy(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
-        """Note a copy of the state of a primary here, for a new replica on a worker. Streams that are not known yet have nothing
-        in the copy: the new replica will want all of them."""
+        """Note a copy of the state of a primary here, for a new replica on a worker, with the next batch of each stream that the
+        replica will want: acks from here must not pass it. Streams that are not known yet have nothing in the copy: the new
+        replica will want all of them."""
         name = replica.partition, worker, incarnation
         self._copies.setdefault(replica.stage.id, set()).add(name)
         for position in positions:
             copies = self.of_stream(position.stream).copies
+            # If its state is copied again, the replica may still begin from the earlier copy.
             copies[name] = min(copies.get(name, position.next), position.next)
             self._copied.add(position.stream)
 

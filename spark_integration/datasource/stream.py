@@ -53,6 +53,7 @@ class StreamRows(ThreadedReader):
         #: Batches that are read to their end and not committed: the position behind their rows, and the number of the
         #: batch.
         self._ends = deque([(self._start, self._start[0] - 1)])
+        #: Position through which the consumers have applied all rows.
         self._applied: tuple[int, int, int] | None = None
         super().__init__(self._rows, "flux-datasource-stream")
 
@@ -60,6 +61,9 @@ class StreamRows(ThreadedReader):
         self._applied = (int(position[0]), int(position[1]), int(position[2]))
 
     def _rows(self) -> Iterator[Positioned | float]:
+        """Yield the rows from the start on, and the seconds to pause where there are none. The first batch is ``number``, without
+        its partitions below ``index`` and the first ``skip`` rows of partition ``index``; later batches are whole. The end of a
+        batch is in the ledger before a row of it is given."""
         source = _opened(self._how.made, self._how.schema)
         try:
             number, index, skip = self._start
@@ -118,7 +122,8 @@ class StreamRows(ThreadedReader):
         return False
 
     def _tell(self, source: _Stream) -> None:
-        applied, through = self._applied, 0
+        """Commit the offset of the newest batch whose rows are all applied, if the data source is told offsets."""
+        applied, through = self._applied, 0  # 0: of none, because entry 0 is the initial offset
         while applied is not None and self._ends and self._ends[0][0] <= applied:
             through = self._ends.popleft()[1]
         if self._how.commit and through:

@@ -127,8 +127,10 @@ class QueryRun:
     rendezvous: Rendezvous  # once it has been started
     #: Request for executors that workers wait for, in words.
     asked = ""
-    #: Failure of an input before anything else ended the query, and whether readers were told to end.
+    #: Failure of an input before anything else ended the query.
     _input_failed: str | None = None
+    #: From now on failures of jobs count as no failure of an input, because they come from the cancelling. Set before
+    #: ``cancel``.
     _cancelled = False
     #: Tasks lack a module, so that no attempt at them can succeed.
     _lacking = False

@@ -128,6 +128,9 @@ def _started(
     checkpoint_location: str | os.PathLike[str] | None,
     options: dict[str, Any],
 ) -> Query:
+    """Start a query in this order: settings and location are read, task slots are claimed, the plan is compiled and checked, the
+    location is taken, the query starts. Checks of the arguments alone come before the claim. The location is taken last, so
+    that a query that is refused does not take it. The claim ends when the query has its handle, or with any error."""
     if checkpoint_location is not None:
         check_durable(flows)
     if keep_output and all(isinstance(flow, FlowTo) for flow in flows):

@@ -148,10 +148,12 @@ class Streams:
         )
         self._running: dict[int, Any] = {}
         self._temporary: list[str] = []
-        self._file: Path | None = None
+        #: By it ``df.writeStream.format("flux")`` finds this query.
+        self._ingress_file: Path | None = None
         self._started = threading.Event()
         self._stopping = threading.Event()
         self._stopping_when_through: AllAvailable | None = None
+        #: By source: the call that stops its stream.
         self._stops: dict[int, Call] = {}
         self._stop_once = threading.Lock()
 
@@ -166,7 +168,7 @@ class Streams:
             logging.getLogger(name).addFilter(_is_news)  # it is added once, even if this is called again
         try:
             if any(source.dataframe is None for _, source in self._given):
-                self._file = ingress_file.write(self._plan, self._name, rendezvous)
+                self._ingress_file = ingress_file.write(self._plan, self._name, rendezvous)
             for index, source in self._given:
                 if source.dataframe is not None and not self._stopping.is_set():
                     self._running[index] = self._start(index, source, rendezvous)
@@ -288,8 +290,8 @@ class Streams:
         self.end(self._plan.settings.stop_timeout)
         for where in self._temporary:
             shutil.rmtree(where, ignore_errors=True)
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        if self._ingress_file is not None:
+            self._ingress_file.unlink(missing_ok=True)
 
 
 class Call:

@@ -78,8 +78,8 @@ def test_an_answer_of_the_controller_that_comes_twice_does_not_keep_the_task_bus
 ) -> None:
     """The second one, unread, ended every wait for the worker at once."""
     core, asked, partition = query.server.core, [], larger(query)
-    show = core.attendance.show_table
-    monkeypatch.setattr(core.attendance, "show_table", lambda *given: [asked.append(given), show(*given)])
+    show = core.registration.show_table
+    monkeypatch.setattr(core.registration, "show_table", lambda *given: [asked.append(given), show(*given)])
     egress = Egress(query.rendezvous, COLLECTING, partition, 60.0)
     fetched = egress.batches(attempt=1)
     next(fetched)

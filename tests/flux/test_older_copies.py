@@ -374,12 +374,12 @@ def test_a_standby_compares_if_its_checkpoint_is_of_a_primary_that_had_not_yet_c
     first = restored()
     state = first.state()
     heir = restored(state, OrderLog())
-    assert heir.output.compares, "it orders nothing new before"
+    assert heir.output.uncompared, "it orders nothing new before"
     assert end_of_what_is_known(heir) == 0
     assert first.output.exit is not None
     first.output.exit.outside_has(0, compared=True)
     heir = restored(first.state(), OrderLog())
-    assert (heir.output.compares, end_of_what_is_known(heir)) == (False, None)
+    assert (heir.output.uncompared, end_of_what_is_known(heir)) == (False, None)
 
 
 def test_an_outside_that_lacks_what_it_had_is_a_new_place_perhaps() -> None:

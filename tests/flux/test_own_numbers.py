@@ -14,7 +14,7 @@ from test_numbered_rows import HOSTED, PARTITIONS, TABLE, inbound, planned_with,
 from test_reading import table as table_of_readers
 
 import flux
-from controller.report.progress import BadRecordCounts
+from controller.report.progress import SourceCounts
 from flux.dataflow.source import RowStart
 from flux.errors import DataLost, NonDeterministicInputError
 from flux.exchange.inbound import Counters, Inbound, RowSlice
@@ -241,7 +241,7 @@ def test_comparisons_that_are_left_out_are_reported() -> None:
     assert core.reading.not_compared() == []
     streams.producers[0].earlier.left_out = 3
     assert core.reading.not_compared() == [NotCompared(0, 0, 3)]
-    counts = BadRecordCounts(1, "not_compared")
+    counts = SourceCounts(1, "not_compared")
     counts.note({0: stats(core)})
     assert counts.of(0) == 3
 

@@ -78,6 +78,8 @@ class DemandMeter:
         self._last: Demand | None = None
 
     def look(self, loads: Loads, now: float) -> Demand:
+        """Return the demands of this round. In this order: demands from busy times and queues, paces from these demands, and both
+        smoothed with the last round. The next round smooths from the result."""
         replicas = loads.replicas
         count = len(replicas)
         keys = (replica_key(replica.stage, replica.partition, replica.worker) for replica in replicas)
@@ -90,7 +92,10 @@ class DemandMeter:
 
         workers = np.array(sorted(loads.workers), np.int64)
         worker = _positions(workers, key & 0xFFFFFF)
-        demand = Demand(workers, key, worker, busy, busy, busy, queued, np.ones(len(workers)))
+        demand = Demand(
+            workers=workers, key=key, worker=worker, load=busy, steady=busy, latest=busy, queued=queued,
+            pace=np.ones(len(workers)),
+        )  # fmt: skip
         whole = (max(loads.workers[number].busy, loads.workers[number].cpu) for number in workers.tolist())
         spent = np.maximum(demand.per_worker(busy), np.fromiter(whole, np.float64, len(workers)))
         saturated = spent >= SATURATED

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -239,7 +239,7 @@ class _Round:
         """Choose the replica to move from ``high`` to ``low`` now; None: the pair has too little to gain."""
         demand = self._demand
         here = self._by_worker[self._starts[high] : self._starts[high + 1]]
-        there = demand.steady[here] * demand.pace[low] / demand.pace[high]
+        there = self._steady_on(low, high, here)
         gain = self._load[high] - np.maximum(self._load[high] - demand.load[here], self._load[low] + there)
         good = (gain > NOTHING) & (self._load[low] + there <= FULL)
         # A hot replica would overload the other worker as much, so the other replicas move away from it if they can.
@@ -275,7 +275,7 @@ class _Round:
         """Compute the fall of the higher load if all useful ones of these replicas moved, one after the other. One of many small
         partitions gains next to nothing alone, although the pair may have much to gain."""
         higher, lower = self._load[high], self._load[low]
-        ratio = self._demand.pace[low] / self._demand.pace[high]
+        ratio = self._demand.pace[low] / self._demand.pace[high]  # as in ``_steady_on``
         loads = zip(self._demand.load[places].tolist(), self._demand.steady[places].tolist(), strict=True)
         for here, there in loads:
             if max(higher - here, lower + there * ratio) < max(higher, lower):
@@ -298,10 +298,17 @@ class _Round:
         replica = self._loads.replicas[place]
         return Cost(replica.state_bytes, replica.primary)
 
+    def _steady_on(self, low: int, high: int, places: Any) -> Any:
+        """Compute the demand that replicas of worker ``high`` would have on ``low``, at its pace. The backlog does not count
+        there, though it does in the demand on ``high`` (``Demand.load``)."""
+        demand = self._demand
+        return demand.steady[places] * demand.pace[low] / demand.pace[high]
+
     def _move(self, place: int, high: int, low: int) -> Move:
+        """Return the move of a replica, with the gain that ``_best`` has seen, and note the demand expected on ``low``."""
         replica, demand = self._loads.replicas[place], self._demand
         here = float(demand.load[place])
-        there = float(demand.steady[place] * demand.pace[low] / demand.pace[high])
+        there = float(self._steady_on(low, high, place))
         self.expected[PartitionKey(replica.stage, replica.partition)] = there
         gain = float(self._load[high] - max(self._load[high] - here, self._load[low] + there))
         target = int(demand.workers[low])

@@ -156,9 +156,8 @@ class ParquetFiles(Sink):
         for info in self._fs.get_file_info(fs.FileSelector(self._folder)):
             found = name.fullmatch(info.base_name)
             if found is not None and found[1]:
-                self._delete(
-                    info.path
-                )  # a file of a lost writer; if that writer is only slow, its writes do not count any more
+                # A file of a lost writer; if that writer is only slow, its writes do not count any more.
+                self._delete(info.path)
             elif found is not None:
                 spans[int(found[2])] = int(found[3])
         at = 0

@@ -83,7 +83,7 @@ def to_kafka(
     and a broker that does not answer."""
     from flux.dataflow.flow import StageWith, stage
 
-    library()
+    library()  # UsageError if kafka-python is missing: here, and not first in a worker
     if not isinstance(topic, str) or not topic:
         raise UsageError(f"to_kafka wants the name of a topic, got {topic!r}")
     columns = _columns(key, value, format, headers, timestamp, partition)

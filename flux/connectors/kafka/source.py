@@ -248,7 +248,7 @@ def kafka(
     its checkpoint location, from its beginning; until then ``lastProgress`` and the log name it. UsageError or
     ``flux.KafkaError`` is raised here for a topic that is not there, a refused login and a broker that does not
     answer."""
-    library()
+    library()  # UsageError if kafka-python is missing: here, and not first in a worker
     warm_up()
     names = _topics(topics, pattern)
     reading = ReadOptions(

@@ -169,6 +169,8 @@ def _parts(schema: Any, named: dict[str, Any], where: str) -> tuple[WriterField,
 
 
 def _field(name: str, type_: Any, named: dict[str, Any], where: str) -> WriterField:
+    """Return a field of a schema. A union has one kind of values, beside null: ``null`` and ``branch`` are their places in it.
+    ``named`` has the named types that came before; a new one is added before its parts are looked at."""
     null = branch = -1
     if isinstance(type_, dict) and isinstance(type_["type"], dict | list):
         return _field(name, type_["type"], named, where)

@@ -355,5 +355,6 @@ def _check_text(text: pa.Buffer) -> None:
 
 
 def _view(values: pa.Array) -> Any:
+    """Return the addresses of a column, as kernels take them. The caller keeps ``values`` alive until the kernel is through."""
     column = raw_bytes(values)
     return column.offsets, column.data, column.validity, column.first

@@ -602,6 +602,8 @@ class _FetchRun:
             self._answered(ask, answer)
 
     def _answered(self, ask: FetchRequest, answer: Any) -> None:
+        """Take the answer to a request: an error of each partition by itself, and its records, or the news that it has none.
+        Records are worked off last, when every partition of the answer has its state."""
         now = time.monotonic()
         try:
             throttle_s, found = throttled(answer), fetched_parts(answer, ask.wanted)

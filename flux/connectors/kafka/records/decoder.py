@@ -126,9 +126,8 @@ class Decoder:
             | kernels.VALUES * ("value" in columns)
             | kernels.HEADERS * ("headers" in columns)
         )
-        self._bytes_max = min(
-            bytes_max, 1 << 30
-        )  # a chunk may have as much before its last batch; columns count to 2^31
+        # A chunk may have as much before its last batch; columns count to 2^31.
+        self._bytes_max = min(bytes_max, 1 << 30)
         self._batches = np.empty((_BATCHES, kernels.FIELDS), np.int64)
         self._had_headers = False
         self._same = _Same(topic, partition)
@@ -214,6 +213,9 @@ class Decoder:
         return kind
 
     def _rows(self, batches: np.ndarray, bodies: np.ndarray, sizes: np.ndarray, start: int) -> pa.RecordBatch | None:
+        """Decode the records of these batches from their uncompressed bodies. Sizes and counts are checked before memory is asked
+        for, because they are a broker's word. The first record with headers, if they are wanted, ends a run of the kernel: from
+        then on every run has memory for them."""
         counts = batches[:, kernels.RECORDS]
         if np.any(sizes > self._bytes_max):
             why = f"it has more than {self._bytes_max >> 20} MiB, the most that is allowed"

@@ -727,6 +727,7 @@ def number(partitions: Array, turn: int, counts: Array, sequences: Array) -> int
 # Kinds of a value, from ``objects`` and ``lines``: empty, one object or row, and broken.
 BLANK, OBJECT, BROKEN = 0, 1, 2
 _QUOTE, _BACKSLASH, _NEWLINE, _RETURN, _MINUS, _ZERO = 34, 92, 10, 13, 45, 48
+_OBJECT_BEGINS, _OBJECT_ENDS, _ARRAY_BEGINS, _ARRAY_ENDS = 123, 125, 91, 93
 #: Most brackets inside each other: parsers call themselves for each.
 DEPTH_MAX = 256
 
@@ -758,14 +759,14 @@ def _object(at: int, size: int) -> int:
             quoted = True
             if depth == 0:
                 return BROKEN
-        elif byte == 123 or byte == 91:  # { [
-            if depth == 0 and (byte == 91 or said == OBJECT):
+        elif byte in (_OBJECT_BEGINS, _ARRAY_BEGINS):
+            if depth == 0 and (byte == _ARRAY_BEGINS or said == OBJECT):
                 return BROKEN
             said = OBJECT
             depth += 1
             if depth > DEPTH_MAX:
                 return BROKEN
-        elif byte == 125 or byte == 93:  # } ]
+        elif byte in (_OBJECT_ENDS, _ARRAY_ENDS):
             depth -= 1
             if depth < 0:
                 return BROKEN

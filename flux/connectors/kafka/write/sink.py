@@ -149,6 +149,8 @@ class KafkaSink(Sink):
         return kept
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
+        """Get the producer ids for this query's writers, one for each partition. They are kept with the query, and later lives
+        write with the same ones."""
         return client.producer_ids(partitions, self._timeout)
 
     def _check_kept(self, kept: Any, cluster: str, topic_id: str, partitions: int) -> None:
@@ -417,6 +419,7 @@ class KafkaSinkAtLeastOnce(KafkaSink):
     guarantee = "at_least_once"
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
+        """Get none: writers have no ids."""
         return []
 
     def _read_back(self, partitions: Sequence[int] | range) -> None:

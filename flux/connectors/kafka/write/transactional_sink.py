@@ -36,6 +36,7 @@ class KafkaSinkTransactional(KafkaSink):
     traits = replace(KafkaSink.traits, sends_ahead=False)
 
     def _new_ids(self, client: ProducerClient, partitions: int) -> list[int]:
+        """Get none: each life of a writer gets its own (``begin_life``)."""
         return []
 
     def open(self, context: SinkContext) -> None:
