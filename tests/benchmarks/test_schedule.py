@@ -135,7 +135,7 @@ def to_repeat_s(policy: str, bytes_per_s: int, seconds: int = 300, rate: int = 3
         peers = {1: SimpleNamespace(kind=standby, live=True, incarnation=0, applied=0)}
         about = {"primary": True, "finished": False, "between_steps": True, "step_s": ROW_S, "state_bytes": size << 20}
         order = SimpleNamespace(peers=peers, end=0)
-        replicas[PartitionKey(0, number)] = SimpleNamespace(applied=0, order=order, cuts=DeltaTracker(), **about)
+        replicas[PartitionKey(0, number)] = SimpleNamespace(applied=0, order=order, deltas=DeltaTracker(), **about)
     given: Any = NoneUnderWay()
     settings = replace(
         Settings.of(), checkpoint_policy=policy, checkpoint_interval=0.25, checkpoint_max_bytes_per_second=bytes_per_s,

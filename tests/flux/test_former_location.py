@@ -44,9 +44,9 @@ def test_a_class_of_flux_keeps_the_name_by_which_locations_know_it(kind: type) -
 
 
 def test_every_operator_of_flux_that_a_plan_can_name_is_listed() -> None:
-    """A plan names the operators of a chain one by one, and aggregates by their users' classes."""
+    """A plan names the operators of a chain one by one, and aggregates and keyed operators by their users' classes."""
     named = {kind for kind in Operator.__subclasses__() if kind.__module__.startswith("flux.")}
-    assert {kind.__name__ for kind in named} - {"Chained", "Aggregate"} == {
+    assert {kind.__name__ for kind in named} - {"Chained", "Aggregate", "KeyedOperator"} == {
         kind.__name__ for kind in STORED if issubclass(kind, Operator)
     }
 
