@@ -121,10 +121,11 @@ def never_returns_credit(patch: Patch) -> None:
     """What was applied counts as held for ever. (Forgotten by one connection alone, the next handshake mends it.)"""
     applied = Inbound.applied
 
-    def broken(self: Inbound, *given: Any) -> None:
+    def broken(self: Inbound, *given: Any) -> bool:
         held = self.held_bytes
-        applied(self, *given)
+        urgent = applied(self, *given)
         self.held_bytes = held
+        return urgent
 
     patch.setattr(Inbound, "applied", broken)
 
