@@ -1,0 +1,201 @@
+"""Conditions and columns between a source and a stage, as one step.
+
+A chain of ``Where`` and ``Select`` gives at most one row for each row it gets, in the same order: rows are numbered
+as they are read, before the chain. Neighbouring steps become one where that computes nothing twice, and conditions go
+in front of columns, as in Spark's optimiser: a column is then not computed for rows that a condition drops, and
+cannot raise for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flux.expressions.tree import Column, Expression, Literal
+
+
+@dataclass(frozen=True)
+class Where:
+    """A condition: rows pass for which it is true."""
+
+    condition: Expression
+
+    def columns(self) -> list[str]:
+        return self.condition.columns()
+
+    def __str__(self) -> str:
+        return f"where {self.condition}"
+
+
+@dataclass(frozen=True)
+class Select:
+    """Columns, each with its name, in place of those that come."""
+
+    outputs: tuple[tuple[str, Expression], ...]
+
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(name for _, each in self.outputs for name in each.columns()))
+
+    def wanted(self, names: Iterable[str]) -> Select:
+        """Return the step with those of its columns alone that have these names."""
+        kept = set(names)
+        return Select(tuple(each for each in self.outputs if each[0] in kept))
+
+    def __str__(self) -> str:
+        return f"select {', '.join(f'{each} as {Column(name, each.type)}' for name, each in self.outputs)}"
+
+
+RowStep = Where | Select
+
+
+@dataclass(frozen=True)
+class RowSteps:
+    """A chain of steps. ``schema`` is that of the rows that come, ``output`` that of the rows that leave."""
+
+    schema: pa.Schema
+    chain: tuple[RowStep, ...]
+    output: pa.Schema
+
+    @classmethod
+    def of(cls, schema: pa.Schema, chain: Sequence[RowStep], output: pa.Schema | None = None) -> RowSteps:
+        """Return the steps, joined and in the order that costs least. ``output`` is needed where types of columns
+        that leave differ from those of their expressions, as times in the zone of a session do."""
+        joined = tuple(_pruned(_joined(chain)))
+        return cls(schema, joined, _output(schema, joined) if output is None else output)
+
+    def then(self, other: RowSteps) -> RowSteps:
+        """Return these steps with others behind them."""
+        return RowSteps.of(self.schema, (*self.chain, *other.chain), other.output)
+
+    def needs(self, wanted: Sequence[str] | None = None) -> list[str]:
+        """Return the columns to read, in the order of the schema, so that ``wanted`` columns can be given; None: all.
+        At least one column is read, which carries the number of rows."""
+        names = set(self.output.names if wanted is None else wanted)
+        for step in reversed(self.chain):
+            if isinstance(step, Select):
+                names = set(step.wanted(names).columns())
+            else:
+                names |= set(step.columns())
+        return [name for name in self.schema.names if name in names] or self.schema.names[:1]
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that pass, with the columns of ``output``. The batch may have further columns than it
+        needs, or fewer than ``schema``, as long as those of ``needs`` are there."""
+        return self.run(batch)[0]
+
+    def run(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """Return what ``apply`` does, and the index of each row among those that came; None: all have passed."""
+        kept: pa.Array | None = None
+        for at, step in enumerate(self.chain):
+            if isinstance(step, Select):
+                batch = _selected(batch, step)
+                continue
+            passing = step.condition.evaluate(batch)
+            if passing.null_count == 0 and passing.true_count == len(passing):
+                continue
+            kept = pc.indices_nonzero(passing) if kept is None else kept.filter(passing)
+            batch = _only(batch, self._wanted_behind(at)).filter(passing)
+        return self._typed(batch), kept
+
+    def _wanted_behind(self, at: int) -> set[str] | None:
+        """Return the columns that are looked at behind a step of the chain; None: all that are there."""
+        names: set[str] = set()
+        for step in self.chain[at + 1 :]:
+            names |= set(step.columns())
+            if isinstance(step, Select):
+                return names
+        return None
+
+    def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.equals(self.output) or not any(isinstance(each, Select) for each in self.chain):
+            return batch
+        columns = [
+            each if each.type == field.type else pc.cast(each, field.type)
+            for each, field in zip(batch.columns, self.output, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.output)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.chain))
+
+
+def _only(batch: pa.RecordBatch, names: set[str] | None) -> pa.RecordBatch:
+    """Return these columns of a batch; a column more if there are none, for the number of rows."""
+    if names is None:
+        return batch
+    at = [index for index, name in enumerate(batch.schema.names) if name in names]
+    return batch.select(at or [0])
+
+
+def _selected(batch: pa.RecordBatch, step: Select) -> pa.RecordBatch:
+    arrays = [each.evaluate(batch) for _, each in step.outputs]
+    fields = [pa.field(name, each.type) for name, each in step.outputs]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _output(schema: pa.Schema, chain: Sequence[RowStep]) -> pa.Schema:
+    for step in reversed(chain):
+        if isinstance(step, Select):
+            return pa.schema([pa.field(name, each.type) for name, each in step.outputs])
+    return schema
+
+
+def _joined(chain: Sequence[RowStep]) -> list[RowStep]:
+    """Return the chain with conditions in front of columns, and neighbouring columns as one step, where nothing is
+    computed twice."""
+    done: list[RowStep] = []
+    for step in chain:
+        at = len(done)
+        moved: RowStep = step
+        while at and isinstance(moved, Where):
+            before = done[at - 1]
+            if isinstance(before, Where) or not _is_plain(before, moved.columns()):
+                break
+            moved = Where(moved.condition.replaced(dict(before.outputs)))
+            at -= 1
+        last = done[at - 1] if at else None
+        if isinstance(moved, Select) and isinstance(last, Select) and _computes_once(last, moved):
+            inner = dict(last.outputs)
+            done[at - 1] = Select(tuple((name, each.replaced(inner)) for name, each in moved.outputs))
+        else:
+            done.insert(at, moved)
+    return done
+
+
+def _pruned(chain: Sequence[RowStep]) -> list[RowStep]:
+    """Return the chain without columns of inner steps that no later step looks at."""
+    done: list[RowStep] = []
+    needed: set[str] | None = None
+    for step in reversed(chain):
+        if isinstance(step, Select):
+            step = step if needed is None else step.wanted(needed or {step.outputs[0][0]})
+            needed = set(step.columns())
+        elif needed is not None:
+            needed |= set(step.columns())
+        done.append(step)
+    return done[::-1]
+
+
+def _is_plain(step: Select, names: Sequence[str]) -> bool:
+    """Tell whether these columns of a step are columns or constants, which cost nothing."""
+    given = [name for name, _ in step.outputs]
+    inner = dict(step.outputs)
+    return all(given.count(name) == 1 and isinstance(inner[name], Column | Literal) for name in names)
+
+
+def _computes_once(inner: Select, outer: Select) -> bool:
+    """Tell whether each column that is computed by the inner step is looked at once at most by the outer one."""
+    given = Counter(name for name, _ in inner.outputs)
+    used = Counter(
+        each.name for _, expression in outer.outputs for each in expression.walk() if isinstance(each, Column)
+    )
+    for name, expression in inner.outputs:
+        if used[name] and given[name] > 1:
+            return False
+        if used[name] > 1 and not isinstance(expression, Column | Literal):
+            return False
+    return True
