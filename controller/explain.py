@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from controller.text import count, some
-from flux.dataflow.flow import FunctionOperator, arguments_of
+from flux.dataflow.flow import FunctionOperator, StepsOperator, arguments_of
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
@@ -19,9 +19,10 @@ from flux.dataflow.plan import (
     WorkerSourcePlan,
 )
 from flux.dataflow.sink import guarantee
+from flux.expressions.steps import RowSteps
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import Chain, Operator, chain_of
-from flux.operators.user_code import text_of
+from flux.operators.user_code import shortened, text_of
 from flux.replica.kinds import replicated
 from flux.settings import Settings
 from partitioning.ids import ACTIVE, STANDBY
@@ -71,11 +72,13 @@ GIVES = {
 
 def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
     operator, *others = chain_of(stage.make())
-    then = "".join(f", then {type(each).__name__} in the same steps" for each in others)
+    then = "".join(f", then {_then(each)} in the same steps" for each in others)
     yield f"stage {stage.name}: {_what(stage, operator)}{then}"
     for edge_id in stage.edges_in:
         edge = plan.edges[edge_id]
         yield f"    reads {_origin(plan, edge)}, {_routing(edge)}{_in_part(edge)}"
+        if edge.steps is not None:
+            yield f"    through {_steps(edge.steps)}, computed before rows travel"
     yield f"    {count(stage.partitions, 'partition')}, {_copies(stage, plan)}"
     if isinstance(operator, Aggregate):
         yield f"    gives each group {GIVES[stage.output_mode]} (output mode {stage.output_mode})"
@@ -111,8 +114,20 @@ def _routing(edge: EdgePlan) -> str:
     return f"rows by hash of {', '.join(edge.schema.field(position).name for position in edge.key)}"
 
 
+def _then(operator: Operator) -> str:
+    return _steps(operator.steps) if isinstance(operator, StepsOperator) else type(operator).__name__
+
+
+def _steps(steps: RowSteps) -> str:
+    return shortened(str(steps))
+
+
 def _in_part(edge: EdgePlan) -> str:
-    return "" if edge.columns is None else f"; no columns but {some(edge.schema.names, COLUMNS_MAX, 'columns')}"
+    return (
+        ""
+        if edge.columns is None and edge.steps is None
+        else f"; no columns but {some(edge.schema.names, COLUMNS_MAX, 'columns')}"
+    )
 
 
 def _copies(stage: StagePlan, plan: Plan) -> str:

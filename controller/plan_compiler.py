@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from controller.replicas.kinds import NEEDS_UNKNOWN
-from flux.dataflow.flow import Flow, FunctionOperator
+from flux.dataflow.flow import Flow, FunctionOperator, RowFlow, StepsOperator
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
@@ -23,6 +25,7 @@ from flux.dataflow.plan import (
     FromSource,
     FromStage,
     Plan,
+    RowSteps,
     SourcePlan,
     StagePlan,
     StreamSourcePlan,
@@ -107,6 +110,8 @@ def check_taken(plan: Plan) -> None:
 SAY_SCHEMA = "@flux.stage(..., schema='user BIGINT, amount DOUBLE')"
 #: A function from a declared schema (DDL, StructType, pyarrow) to a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
+#: A function from the schema of rows, and the operators that a user has put behind them, to the steps that these are.
+ToSteps = Callable[[pa.Schema, Callable[[Any], Any]], RowSteps]
 
 
 def topological(flows: Sequence[Flow]) -> list[Flow]:
@@ -145,14 +150,18 @@ def compile_plan(
     collect: int = 0,
     case_sensitive: bool = False,
     began_with: Mapping[str, int] | None = None,
+    to_steps: ToSteps | None = None,
 ) -> Plan:
     """Check and number everything.
 
     ``collect`` is the number of partitions of the collecting stage that is added after each flow that does not go into a sink;
     0: none is added. ``case_sensitive``: columns are found by their exact name only. ``began_with`` has, by name, the
-    partitions of the sources when the query was started for the first time. UsageError and SchemaError name the stage, the
+    partitions of the sources when the query was started for the first time; ``to_steps`` resolves conditions and columns of
+    flows. UsageError and SchemaError name the stage, the
     expected value and the actual value."""
-    return _Compiler(settings, to_arrow, case_sensitive, began_with or {}).compile(flows, query, secret, collect)
+    return _Compiler(settings, to_arrow, case_sensitive, began_with or {}, to_steps).compile(
+        flows, query, secret, collect
+    )
 
 
 def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
@@ -167,17 +176,37 @@ def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
             )
 
 
+class _Input(NamedTuple):
+    """The rows of an input: those of an origin, through steps if there are any."""
+
+    origin: SourcePlan | StagePlan
+    schema: pa.Schema
+    steps: RowSteps | None = None
+
+    def through(self, columns: Sequence[int] | None) -> tuple[pa.Schema, tuple[int, ...] | None, RowSteps | None]:
+        """Return the schema of these columns alone, the columns of the origin that they need (None: all of them), and the steps
+        that make them. ``columns``: None for all."""
+        if self.steps is None:
+            schema, found = _some_of(self.schema, None if columns is None else tuple(columns))
+            return schema, found, None
+        steps = self.steps if columns is None else self.steps.only([self.schema.names[at] for at in columns])
+        needs = tuple(map(steps.schema.names.index, steps.needs()))
+        return steps.output, None if len(needs) == len(steps.schema) else needs, steps
+
+
 class _Compiler:
     """A compiler of one set of flows. It numbers sources, stages and edges in the order in which it adds them, and is used
     once."""
 
     def __init__(
-        self, settings: Settings, to_arrow: ToArrow, case_sensitive: bool, began_with: Mapping[str, int]
-    ) -> None:
+        self, settings: Settings, to_arrow: ToArrow, case_sensitive: bool, began_with: Mapping[str, int],
+        to_steps: ToSteps | None,
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.began_with = began_with
         self.case_sensitive = case_sensitive
         self.to_arrow = to_arrow
+        self._to_steps = to_steps
         self.sources: list[SourcePlan] = []
         self.stages: list[StagePlan] = []
         self.edges: list[EdgePlan] = []
@@ -194,8 +223,15 @@ class _Compiler:
         readers = Counter(id(given) for flow in order for given in flow.inputs)
         # A flow that is given itself counts as read: its output must not vanish into a chain.
         readers.update(id(flow_of(given)) for given in flows)
+        ends = {id(flow_of(given)) for given in flows}
+        before_chained = {id(flow.inputs[0]) for flow in order if flow.stage.chained}
         for flow in order:
-            if not (flow.stage.chained and readers[id(flow.inputs[0])] == 1 and self._chain(flow)):
+            alone = readers[id(flow.inputs[0])] == 1 if flow.inputs else False
+            if isinstance(flow, RowFlow):
+                at_end = id(flow) in ends
+                if (at_end or id(flow) in before_chained) and not (at_end and alone and self._chain_rows(flow)):
+                    self._add_stage(flow)
+            elif not (flow.stage.chained and alone and self._chain(flow, flow.stage.make)):
                 self._add_stage(flow)
         for given in flows:
             if collect and isinstance(given, Flow):
@@ -214,7 +250,15 @@ class _Compiler:
 
     # ---- stages
 
-    def _chain(self, flow: Flow) -> bool:
+    def _chain_rows(self, flow: RowFlow) -> bool:
+        """Compute the steps at the end of a flow in the stage before, if they may work there."""
+        (before,) = flow.inputs
+        if isinstance(before, Source) or isinstance(self.stages[self._stage_ids[id(before)]].make, Chain):
+            return False
+        steps = self._input(flow).steps
+        return steps is not None and self._chain(flow, partial(StepsOperator, steps))
+
+    def _chain(self, flow: Flow, then: Callable[[], Operator]) -> bool:
         """Let the operator work in the stage before, if it may (design: chained)."""
         (before,) = flow.inputs
         number = self._stage_ids[id(before)]
@@ -222,7 +266,7 @@ class _Compiler:
         # Replay points are for operators without state, and the numbers of an operator are state.
         if stage.recovery == UPSTREAM or stage.output_schema is None:
             return False
-        make = Chain(stage.make, flow.stage.make, stage.output_schema)
+        make = Chain(stage.make, then, stage.output_schema)
         output = self._output_schema(stage.name, self._instance(stage.name, make), stage.schemas, stage.key)
         self.stages[number] = replace(stage, make=make, output_schema=output)
         self._stage_ids[id(flow)] = number
@@ -249,19 +293,19 @@ class _Compiler:
             )
         if stage.recovery == UPSTREAM and not says_needs(operator):
             raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
-        inputs = [self._input(given) for given in flow.inputs]
-        schemas = tuple(schema for _, schema in inputs)
+        inputs = [self._input(given) for given in ((flow,) if isinstance(flow, RowFlow) else flow.inputs)]
+        schemas = tuple(given.schema for given in inputs)
         output = self._output_schema(name, operator, schemas, stage.key)
         if output is not None and never_gives(operator):
             raise UsageError(
                 f"stage {name} declares a schema, and no method of its operator gives rows: return or yield batches from "
                 "process, on_timer or finish; leave the schema out if the stage is a sink"
             )
-        read = [_some_of(schema, columns_read(operator, schema, stage.key)) for schema in schemas]
-        schemas = tuple(schema for schema, _ in read)
+        read = [given.through(columns_read(operator, given.schema, stage.key)) for given in inputs]
+        schemas = tuple(schema for schema, _, _ in read)
         edges_in = [
-            self._add_edge(origin, len(self.stages), number, stage.key, schema, partitions, columns)
-            for number, ((origin, _), (schema, columns)) in enumerate(zip(inputs, read, strict=True))
+            self._add_edge(given.origin, len(self.stages), number, stage.key, schema, partitions, columns, steps)
+            for number, (given, (schema, columns, steps)) in enumerate(zip(inputs, read, strict=True))
         ]
         self._stage_ids[id(flow)] = len(self.stages)
         self.stages.append(
@@ -386,17 +430,43 @@ class _Compiler:
 
     # ---- inputs and edges
 
-    def _input(self, given: Flow | Source) -> tuple[SourcePlan | StagePlan, pa.Schema]:
+    def _input(self, given: Flow | Source) -> _Input:
         if isinstance(given, Source):
             source = self.sources[self._source(given)]
-            return source, source.schema
+            return _Input(source, source.schema)
+        if isinstance(given, RowFlow) and id(given) not in self._stage_ids:
+            return self._through_steps(given)
         stage = self.stages[self._stage_ids[id(given)]]
         if stage.output_schema is None:
             raise UsageError(
                 f"stage {given.stage.name} declares no schema, so it has no output for another stage or a sink. If its operator "
                 f"gives rows, say what they are: {SAY_SCHEMA}"
             )
-        return stage, stage.output_schema
+        return _Input(stage, stage.output_schema)
+
+    def _through_steps(self, given: RowFlow) -> _Input:
+        """Resolve the conditions and columns of a flow. UsageError has the words of Spark."""
+        (before,) = given.inputs
+        origin, schema, _ = self._input(before)
+        where = f"{'source' if isinstance(origin, SourcePlan) else 'stage'} {origin.name}"
+        _check_names(schema, where)
+        if self._to_steps is None:
+            raise UsageError(f"conditions and columns behind {where} are resolved by Spark, and there is no session")
+        try:
+            steps = self._to_steps(schema, given.applied)
+        except UsageError as error:
+            named = copy(error)
+            named.args = (f"{where}: {error.summary}",)
+            raise named from error.__cause__
+        _check_names(steps.output, f"{where}, {given.operators[-1].name}()")
+        if not self.case_sensitive:
+            _check_cases(steps.output, f"{where}, {given.operators[-1].name}()")
+        if steps.drops and isinstance(origin, StreamSourcePlan):
+            raise UsageError(
+                f"{where} cannot leave rows out: Spark counts all rows of a micro-batch that it has committed, and the query has "
+                "to know as many. Put the condition into the streaming query itself, as in flux.stream(df.where(...))"
+            )
+        return _Input(origin, steps.output, steps) if steps.chain else _Input(origin, schema)
 
     def _source(self, given: Source) -> int:
         if id(given) not in self._source_ids:
@@ -424,18 +494,19 @@ class _Compiler:
         schema: pa.Schema,
         partitions: int,
         columns: tuple[int, ...] | None = None,
+        steps: RowSteps | None = None,
     ) -> int:
         edge_id = len(self.edges)
         where = edge_id, consumer, number, tuple(position(schema, column) for column in key), schema, partitions
         match origin:
             case StagePlan():
-                self.edges.append(FromStage(*where, origin.partitions, origin.id, columns=columns))
+                self.edges.append(FromStage(*where, origin.partitions, origin.id, columns=columns, steps=steps))
             case WorkerSourcePlan():
-                self.edges.append(FromSource(*where, origin.partitions, origin.id, columns=columns))
+                self.edges.append(FromSource(*where, origin.partitions, origin.id, columns=columns, steps=steps))
             case StreamSourcePlan():
-                self.edges.append(FromMicroBatches(*where, 0, origin.id, columns=columns))
+                self.edges.append(FromMicroBatches(*where, 0, origin.id, columns=columns, steps=steps))
             case _:
-                self.edges.append(FromDataFrame(*where, 0, origin.id, columns=columns))
+                self.edges.append(FromDataFrame(*where, 0, origin.id, columns=columns, steps=steps))
         return edge_id
 
     def _read_in_part(self, source: DataFrameSourcePlan) -> None:
@@ -472,6 +543,17 @@ def _some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Sch
     if columns is None or len(columns) == len(schema):
         return schema, None
     return pa.schema([schema.field(column) for column in columns]), columns
+
+
+def _check_names(schema: pa.Schema, what: str) -> None:
+    """Raise SchemaError unless there is a column, and each has a name of its own: steps find columns by their names."""
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise SchemaError(
+            f"{what}: several columns are called {twice[0]!r}; give each a name of its own, as with alias()"
+        )
+    if not len(schema):
+        raise SchemaError(f"{what}: no column is left; keep one at least")
 
 
 def _passing() -> Operator:

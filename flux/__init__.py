@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     )
     from flux.connectors.kafka.sink_options import to_kafka
     from flux.connectors.kafka.source import kafka
-    from flux.dataflow.flow import Flow, Stage, stage
+    from flux.dataflow.flow import Flow, RowFlow, Stage, stage
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
     from flux.dataflow.source_reader import PartitionReader, SourceReader
@@ -218,6 +219,14 @@ def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options:
     from spark_integration.query.start import explain_flows
 
     return explain_flows(list(flows), spark, **options)
+
+
+def _check_columns(flow: RowFlow) -> None:
+    """Let Spark resolve the columns of a flow that is being written, if there is a session."""
+    if "pyspark" in sys.modules:
+        from spark_integration.query.start import check_columns
+
+        check_columns(flow)
 
 
 @checked("flux.datasource")

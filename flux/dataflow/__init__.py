@@ -6,6 +6,7 @@ threaded_reader  A thread that reads ahead of a worker from a reader that may bl
 ledger           Decisions of the readers of a source, one entry after another, in a folder that all workers reach
 sink             ``flux.Sink``: the contract of sinks, and the flow that ends in one
 sink_check       A trial of a sink, as queries use it among faults (``flux.testing.check_sink``)
+row_operators    Conditions and columns of flows and sources, under the names of DataFrames
 flow             The decorator ``flux.stage``, and the flow that is built of decorated stages
 write_stream     ``flow.writeStream``: the sinks of a flow under the names of Structured Streaming
 plan             The plan: sources, stages and edges, frozen and shipped with the tasks

@@ -17,9 +17,11 @@ import pyarrow as pa
 
 import flux
 from flux.arguments import checked
+from flux.dataflow.row_operators import RowOperator, RowOperators
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import NoSuchAttribute, UsageError
+from flux.expressions.steps import RowSteps
 from flux.operators.operator import Batches, Operator
 from flux.operators.schema import check_columns
 from flux.operators.user_code import text_of
@@ -68,6 +70,14 @@ class FunctionOperator(Operator):
     def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
         """Return the declared schema; without a declaration the output has the schema of the input."""
         return self.schema if self.schema is not None else schemas[0]
+
+
+class StepsOperator(FunctionOperator):
+    """Conditions and columns at the end of a flow, behind the operator of its last stage."""
+
+    def __init__(self, steps: RowSteps) -> None:
+        super().__init__(steps.apply, steps.output)
+        self.steps = steps
 
 
 class Stage:
@@ -417,10 +427,7 @@ _LOOKS = "flow.explain() shows its stages and keys"
 _PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
 #: Names of methods of DataFrames that a flow does not have, each with its replacement in Flux.
 _OF_DATAFRAMES: dict[str, str] = {
-    **dict.fromkeys(("select", "selectExpr"), _STEP.format("select([...])")),
-    **dict.fromkeys(("filter", "where"), _STEP.format("filter(pc.field(...) > 0)")),
-    **dict.fromkeys(("drop", "dropDuplicates", "distinct", "limit"), _STEP.format("...")),
-    **dict.fromkeys(("withColumn", "withColumns", "withColumnRenamed"), _STEP.format("append_column(name, values)")),
+    **dict.fromkeys(("dropDuplicates", "distinct", "limit", "withColumnsRenamed"), _STEP.format("...")),
     **dict.fromkeys(("mapInArrow", "mapInPandas", "transform", "map"), _STEP.format("...")),
     **dict.fromkeys(("groupBy", "groupby", "agg", "count", "rollup", "cube"), _GROUPS),
     **dict.fromkeys(
@@ -448,7 +455,7 @@ _OF_DATAFRAMES: dict[str, str] = {
 }
 
 
-class Flow(Outputs):
+class Flow(Outputs, RowOperators):
     """A stage with its inputs. Stages chain: ``Second(First(df))``; a flow may feed several stages."""
 
     def __init__(self, stage: Stage, inputs: list[Flow | Source]) -> None:
@@ -459,6 +466,14 @@ class Flow(Outputs):
         """Add inputs to the flow that is there already; return the flow itself."""
         self.inputs.extend(node(given) for given in inputs)
         return self
+
+    def copied(self, inputs: list[Flow | Source]) -> Flow:
+        """Return the same flow over other inputs."""
+        return Flow(self.stage, inputs)
+
+    def in_mode(self, output_mode: str) -> Flow:
+        """Return the same flow with another output mode of its stage."""
+        return Flow(self.stage.in_mode(output_mode), list(self.inputs))
 
     def start(self, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
         """Run as a query of its own in the background; ``keep_output=True`` for ``query.toDF()``, where the input ends. A flow
@@ -504,6 +519,60 @@ class Flow(Outputs):
 
     def __repr__(self) -> str:
         return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"
+
+
+class RowFlow(Flow):
+    """A flow or a source with conditions and columns behind it, computed where its rows are read or given out (design:
+    steps-of-edges). ``operators`` are those of the user, as Spark's analyser takes them.
+
+    Stages read the rows of its origin through the steps. Only where it is the end of a flow, or where something is chained behind
+    it, its ``stage`` is needed, which passes rows on."""
+
+    def __init__(self, origin: Flow | Source, operators: tuple[RowOperator, ...]) -> None:
+        before = origin.stage if isinstance(origin, Flow) else None
+        self.operators = operators
+        super().__init__(
+            Stage(
+                _passed,
+                (),
+                None if before is None else before.partitions,
+                1 if before is None else before.replicas,
+                None,
+                "complete" if before is None else before.output_mode,
+                f"{origin.name if before is None else before.name}.rows",
+                ACTIVE if before is None else before.recovery,
+                before is None or before.durable,
+            ),  # fmt: skip
+            [origin],
+        )
+
+    def applied(self, dataframe: DataFrame) -> DataFrame:
+        """Return a DataFrame with the operators behind it."""
+        return functools.reduce(lambda df, each: each.of(df), self.operators, dataframe)
+
+    def connect(self, *inputs: Any) -> Flow:
+        raise UsageError(
+            "connect() adds inputs to a stage, and this flow is conditions and columns behind one: call it there"
+        )
+
+    def copied(self, inputs: list[Flow | Source]) -> Flow:
+        made = RowFlow(self.inputs[0], self.operators)
+        made.inputs = inputs
+        return made
+
+    def in_mode(self, output_mode: str) -> Flow:
+        (origin,) = self.inputs
+        return RowFlow(origin.in_mode(output_mode), self.operators) if isinstance(origin, Flow) else self
+
+    def _with_operator(self, operator: RowOperator) -> RowFlow:
+        return RowFlow(self.inputs[0], (*self.operators, operator))
+
+    def __repr__(self) -> str:
+        return f"{self.inputs[0]!r}.{'.'.join(map(repr, self.operators))}"
+
+
+def _passed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
 
 
 def _importable(stage: Stage) -> bool:

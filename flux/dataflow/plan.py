@@ -13,7 +13,11 @@ import pyarrow as pa
 
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
+from flux.errors import FluxError, UserCodeError
+from flux.expressions.steps import RowSteps as RowSteps
 from flux.operators.operator import Operator
+from flux.operators.schema import picked
+from flux.operators.user_code import described, shortened, text_of
 from flux.settings import Settings
 from partitioning.ids import ACTIVE
 
@@ -132,7 +136,7 @@ class StagePlan:
 @dataclass(frozen=True)
 class EdgePlan:
     """The way of rows to input number ``input`` of the stage ``consumer``. The class of an edge, one of those below, tells its
-    origin."""
+    origin. ``schema`` is that of the rows that travel."""
 
     id: int
     consumer: int
@@ -143,11 +147,25 @@ class EdgePlan:
     partitions: int
     #: The number of streams that the plan knows of: the number of all streams, if ``producers_known``.
     producers: int
-    #: The columns of the origin's rows that travel, by position; None: all.
+    #: The columns of the origin's rows that travel, or that ``steps`` need, by position; None: all.
     columns: tuple[int, ...] | None = field(default=None, kw_only=True)
+    #: Conditions and columns, computed where rows are read or given out (design: steps-of-edges); None: rows travel as they are.
+    steps: RowSteps | None = field(default=None, kw_only=True)
 
     from_stage: ClassVar[bool] = False
     producers_known: ClassVar[bool] = True
+
+    def rows_of(self, batch: pa.RecordBatch, where: Callable[[], str]) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """Return what travels of a batch of the origin, and the index of each row that passes; None: all do. ``where`` tells the
+        place of the batch for errors. UserCodeError: Spark has no answer for a row."""
+        rows = picked(batch, self.columns)
+        if self.steps is None:
+            return rows, None
+        try:
+            return self.steps.run(rows)
+        except Exception as error:
+            text = text_of(error) if isinstance(error, FluxError) else described(error)
+            raise UserCodeError(f"{where()}: {text} (computed: {shortened(str(self.steps))})") from None
 
 
 @dataclass(frozen=True)

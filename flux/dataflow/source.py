@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.arguments import checked
+from flux.dataflow.row_operators import RowOperators
 from flux.dataflow.source_reader import FunctionReader, SourceReader
 from flux.errors import NoSuchAttribute, UsageError
 from flux.operators.schema import check_columns
@@ -41,7 +42,7 @@ class RowStart(NamedTuple):
     newest: Any = None
 
 
-class Source:
+class Source(RowOperators):
     """An origin of rows: a Spark DataFrame, or a Python function that workers call (``flux.source``)."""
 
     def __init__(self, name: str, declared: Any) -> None:

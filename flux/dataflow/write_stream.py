@@ -183,7 +183,7 @@ class FlowWriter:
     def _flow_in_mode(self) -> Flow:
         if self._mode is None or self._mode == self._flow.stage.output_mode:
             return self._flow
-        return type(self._flow)(self._flow.stage.in_mode(self._mode), list(self._flow.inputs))
+        return self._flow.in_mode(self._mode)
 
     def _ended(self, flow: Flow, given: dict[str, Any]) -> FlowTo:
         if self._function is not None:
@@ -244,7 +244,7 @@ class FlowWriter:
             if isinstance(given, Source):
                 copies[id(given)] = self._source(given)
             else:
-                made = copies[id(given)] = type(given)(given.stage, [])  # before its inputs: a cycle is found later
+                made = copies[id(given)] = given.copied([])  # before its inputs: a cycle is found later
                 made.inputs.extend(map(copy, given.inputs))
             return copies[id(given)]
 

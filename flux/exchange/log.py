@@ -35,6 +35,8 @@ class Rows(msgspec.Struct, frozen=True):
     """A batch, clustered by partition. It goes to the partitions that have rows in it."""
 
     data: Clustered
+    #: The number of rows as they were read, of which steps may have left some out; -1: that of the batch.
+    read: int = -1
     kind: ClassVar[ElementKind] = ElementKind.ROWS
 
 

@@ -265,22 +265,25 @@ class Producer:
         checksum: int = 0,
         position: bytes | None = None,
         numbers: tuple[int, int] | None = None,
+        read: int = -1,
     ) -> None:
         """Take the next batch.
 
         ``checksum`` is the running checksum of the stream including this batch (0: not kept). For numbered rows it is the
         checksum of these rows alone, ``position`` is the reader's position behind them, and ``numbers`` are those of the first
-        and the last; None: they are counted."""
+        and the last; None: they are counted. ``read`` is the number of rows as they were read, of which steps may have left
+        some out, or all; -1: that of the batch."""
         assert not self.finished
-        rows, begin = data.batch.num_rows, self.log.end
-        self.rows += rows
+        begin = self.log.end
+        self.rows += data.batch.num_rows
         if position is None:
             self._push(LogEntry(begin, Rows(data), data.by_rank, data.nbytes, checksum, created))
             return
+        rows = data.batch.num_rows if read < 0 else read
         begin, last = numbers or (begin, begin + rows - 1)
         if position:
             self._mark = Mark(last, checksum, begin, position, rows)
-        self._push(LogEntry(last, Rows(data), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
+        self._push(LogEntry(last, Rows(data, read), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
 
     def adopt(self, entries: Sequence[LogEntry], gone: np.ndarray, finished: bool) -> None:
         """Begin with the log of a copied replica. ``gone``: by partition, the highest element with rows for it that has left the

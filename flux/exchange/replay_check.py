@@ -120,7 +120,10 @@ class PriorAttempts:
     @staticmethod
     def _as_many(entry: LogEntry, mark: Mark) -> bool:
         """Tell whether no row is gone between the first and the last one. More rows than before are other rows."""
-        return isinstance(entry.element, Rows) and entry.element.data.batch.num_rows >= mark.rows
+        if not isinstance(entry.element, Rows):
+            return False
+        read = entry.element.read
+        return (entry.element.data.batch.num_rows if read < 0 else read) >= mark.rows
 
     def end_number(self, least: int) -> int:
         """Return the number of the end of a stream whose next number is ``least``.

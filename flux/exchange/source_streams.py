@@ -243,9 +243,11 @@ class SourceStreams:
             return
         # The checksum is of the rows as read, because their clustering depends on the table of the moment.
         self._checksum = extend(self._checksum, picked(batch, self._read))
-        for at, (edge, producer) in enumerate(zip(self.edges, self.producers, strict=True)):
+        # Computed for all edges before any stream takes the batch: a row without an answer ends the query.
+        for at, (rows, _) in enumerate(self._for_edges(batch)):
+            producer = self.producers[at]
             turn = producer.stream.producer + producer.next_sequence
-            producer.append(self._clustered(picked(batch, edge.columns), at, turn), created, self._checksum)
+            producer.append(self._clustered(rows, at, turn), created, self._checksum)
 
     def append_each(self, batches: Sequence[tuple[pa.RecordBatch, float]]) -> int:
         """Append small batches of the same schema, each with its time, as many as there is room for, and return their number.
@@ -254,7 +256,7 @@ class SourceStreams:
         together, sizes = pa.concat_batches([batch for batch, _ in batches]), [batch.num_rows for batch, _ in batches]
         read = together if self._read is None else picked(together, self._read)
         checksums = extend_each(self._checksum, read, sizes)
-        clustered = [self._each_clustered(together, sizes, at) for at in range(len(self.edges))]
+        clustered = [self._each_clustered(*rows, sizes, at) for at, rows in enumerate(self._for_edges(together))]
         appended = 0
         while appended < len(batches) and (not self.room.full or self.has_room):
             self.rows += sizes[appended]
@@ -265,10 +267,24 @@ class SourceStreams:
             appended += 1
         return appended
 
-    def _each_clustered(self, together: pa.RecordBatch, sizes: Sequence[int], at: int) -> list[Clustered]:
+    def _for_edges(self, batch: pa.RecordBatch) -> list[tuple[pa.RecordBatch, pa.Array | None]]:
+        """Return what travels of a batch on each edge, with the index of each row there; None: all rows travel."""
+        return [edge.rows_of(batch, self._place) for edge in self.edges]
+
+    def _place(self) -> str:
+        """Tell the place of the next rows."""
+        number = self.producers[0].next_sequence
+        element = f"from row {number} on" if self._positions else f"from batch {number} on"
+        return f"source {self.name}, partition {self.producers[0].stream.producer}, {element}"
+
+    def _each_clustered(
+        self, together: pa.RecordBatch, kept: pa.Array | None, sizes: Sequence[int], at: int
+    ) -> list[Clustered]:
+        """Cluster what travels of several batches on an edge. ``kept``: the index of each row among those of the batches."""
         edge, producer = self.edges[at], self.producers[at]
-        if edge.columns is not None:
-            together = picked(together, edge.columns)
+        if kept is not None:
+            ends = np.searchsorted(kept.to_numpy(), np.cumsum(sizes))
+            sizes = np.diff(ends, prepend=0).tolist()
         if edge.key:
             return self._clusterings[at].each_by_key(together, sizes, producer.by_rank)
         first = producer.stream.producer + producer.next_sequence
@@ -307,18 +323,19 @@ class SourceStreams:
     ) -> None:
         """Append a batch whose rows are numbered: by ``numbers``, or from the next number on. The sequence of a batch is the
         number of its last row. So all producers of the partition, which get the same rows, have the same next sequence."""
-        rows = batch.num_rows
+        count = batch.num_rows
         if numbers is None:
             first = self.producers[0].next_sequence
-            numbers = np.arange(first, first + rows)
+            numbers = np.arange(first, first + count)
         first, last = int(numbers[0]), int(numbers[-1])
         checksum = extend(0, picked(batch, self._read))
         if position:
-            self._newest = Mark(last, checksum, first, position, rows)
-        for at, (edge, producer) in enumerate(zip(self.edges, self.producers, strict=True)):
+            self._newest = Mark(last, checksum, first, position, count)
+        for at, (rows, kept) in enumerate(self._for_edges(batch)):
+            producer = self.producers[at]
             turn = producer.stream.producer + first // ROTATION_ROWS
-            numbered = with_numbers(picked(batch, edge.columns), numbers)
-            producer.append(self._clustered(numbered, at, turn), created, checksum, position, (first, last))
+            numbered = with_numbers(rows, numbers if kept is None else numbers[kept.to_numpy()])
+            producer.append(self._clustered(numbered, at, turn), created, checksum, position, (first, last), count)
 
     def applied(self) -> bytes:
         """Return the newest position, packed, whose preceding rows all replicas of all consumers have applied (design:

@@ -71,6 +71,19 @@ class RowSteps:
         """Return these steps with others behind them."""
         return RowSteps.of(self.schema, (*self.chain, *other.chain), other.output)
 
+    def only(self, names: Iterable[str]) -> RowSteps:
+        """Return the steps with those of the columns alone that have these names, in the order of ``output``."""
+        wanted = set(names)
+        fields = [field for field in self.output if field.name in wanted]
+        if len(fields) == len(self.output):
+            return self
+        types = {field.name: field.type for field in self.schema}
+        for step in self.chain:
+            if isinstance(step, Select):
+                types = {name: each.type for name, each in step.outputs}
+        last = Select(tuple((field.name, Column(field.name, types[field.name])) for field in fields))
+        return RowSteps.of(self.schema, (*self.chain, last), pa.schema(fields))
+
     def needs(self, wanted: Sequence[str] | None = None) -> list[str]:
         """Return the columns to read, in the order of the schema, so that ``wanted`` columns can be given; None: all.
         At least one column is read, which carries the number of rows."""
@@ -86,6 +99,11 @@ class RowSteps:
         """Return the rows that pass, with the columns of ``output``. The batch may have further columns than it
         needs, or fewer than ``schema``, as long as those of ``needs`` are there."""
         return self.run(batch)[0]
+
+    @property
+    def drops(self) -> bool:
+        """Tell whether rows may be left out."""
+        return any(isinstance(step, Where) for step in self.chain)
 
     def run(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array | None]:
         """Return what ``apply`` does, and the index of each row among those that came; None: all have passed."""

@@ -7,14 +7,14 @@ readers have it. ``ReplicaOutput`` has them all: it emits the output of a step a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
 
-from flux.dataflow.plan import StagePlan
+from flux.dataflow.plan import EdgePlan, StagePlan
 from flux.errors import SchemaError, UserCodeError
 from flux.exchange.checksum import extend
 from flux.exchange.log import LogRoom
@@ -234,26 +234,31 @@ class ReaderBuffer(SinkBuffer):
 
 @dataclass
 class EdgeOutput:
-    """The stream of this partition on one outgoing edge. Empty ``key``: rotate over partitions. ``columns`` are those that
-    travel, with ``schema``; None: all columns, with the schema of the output.
+    """The stream of this partition on one outgoing edge.
 
     These are the ways of a replica's output inside the dataflow, one per outgoing edge."""
 
     producer: Producer
-    key: tuple[int, ...]
-    columns: tuple[int, ...] | None = None
-    schema: pa.Schema | None = None
+    edge: EdgePlan
     _clustering: Clustering | None = field(default=None, init=False)
 
-    def send(self, batch: pa.RecordBatch, created: float, clustered: Clustered | None = None) -> None:
-        """Send a batch. ``clustered`` are the same rows by partition, if they are so already."""
-        self.producer.append(clustered or self._clustered(batch), created)
+    @property
+    def schema(self) -> pa.Schema:
+        return self.edge.schema
+
+    def send(self, batch: pa.RecordBatch, created: float, where: Callable[[], str]) -> None:
+        """Send a batch. ``where`` tells its place for errors.
+
+        A batch of which steps leave nothing is no element: whether they do is decided by the batch alone, and so alike by each
+        replica. The output of a stage that may go on without rows that are gone always is one: such a batch may have left some
+        rows when it was made with all of its input, and has to take the same number again (design: rows-that-are-gone)."""
+        rows, _ = self.edge.rows_of(batch, where)
+        if rows.num_rows or not batch.num_rows or self.producer.may_lose:
+            self.producer.append(self._clustered(rows), created)
 
     def _clustered(self, batch: pa.RecordBatch) -> Clustered:
-        if self.columns is not None:
-            batch = picked(batch, self.columns)
         producer, clustering = self.producer, self._clustering_of(batch)
-        if self.key:
+        if self.edge.key:
             return clustering.by_key(batch, producer.by_rank)
         return clustering.whole(batch, (producer.stream.producer + producer.next_sequence) % producer.partitions)
 
@@ -261,17 +266,20 @@ class EdgeOutput:
         """Cluster batches of ``rows`` rows that lie one behind the other, for this outlet, and for those of other partitions on
         the same edge. They share memory.
 
-        None: each outlet has to do it. Without a key only the outlet knows which partition has its turn; and the share of text
-        in a log would depend on the rows beside it (design: log-share)."""
-        batch = picked(batch, self.columns)
+        None: each outlet has to do it. Without a key only the outlet knows which partition has its turn; the share of text in a
+        log would depend on the rows beside it (design: log-share); and a row for which a step has no answer is to be told by its
+        own partition."""
+        if self.edge.steps is not None:
+            return [None] * len(rows)
+        batch = picked(batch, self.edge.columns)
         clustering = self._clustering_of(batch)
-        if not self.key or not clustering.counts_rows:
+        if not self.edge.key or not clustering.counts_rows:
             return [None] * len(rows)
         return clustering.each_by_key(batch, rows, self.producer.by_rank)
 
     def _clustering_of(self, batch: pa.RecordBatch) -> Clustering:
         if self._clustering is None:
-            self._clustering = Clustering(batch.schema, self.key, self.producer.partitions)
+            self._clustering = Clustering(batch.schema, self.edge.key, self.producer.partitions)
         return self._clustering
 
 
@@ -423,7 +431,11 @@ class ReplicaOutput:
         if self.compared:
             self.checksum = extend(self.checksum, batch) if checksum is None else checksum
         for place, outlet in enumerate(self.outlets):
-            outlet.send(batch, step.entry.created, clustered[place] if clustered else None)
+            known = clustered[place] if clustered else None
+            if known is not None:
+                outlet.producer.append(known, step.entry.created)
+            else:
+                outlet.send(batch, step.entry.created, lambda: f"{self._where}, output of {step.method}()")
         if self.exit is not None:
             self.exit.add(step.number, batch)
 

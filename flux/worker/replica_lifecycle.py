@@ -315,7 +315,7 @@ class ReplicaLifecycle:
             edge = self._plan.edges[edge_id]
             stream = StreamId(edge_id, key.partition)
             producer = self.producer(stream, edge, incarnation, bases[index] if bases else 0)
-            outlets.append(EdgeOutput(producer, edge.key, edge.columns, edge.schema))
+            outlets.append(EdgeOutput(producer, edge))
         replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, self._hosted.kinds[key])
         if self._plan.durable:
             replica.output.compare(replica.applied)  # the vault may give its state to a replica that repeats its steps

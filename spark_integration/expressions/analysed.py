@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException, ParseException, PySparkTypeError, PySparkValueError
 from pyspark.sql import DataFrame, SparkSession
 
 from flux.errors import SchemaError, UsageError
@@ -54,7 +54,7 @@ def steps_of(
     try:
         df = operators(empty(spark, schema, name))
         plan = df._jdf.queryExecution().analyzed()
-    except (AnalysisException, ParseException) as error:
+    except (AnalysisException, ParseException, PySparkTypeError, PySparkValueError) as error:
         raise as_usage_error(error, schema) from error
     zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
     chain = _chain(plan, schema)
@@ -81,7 +81,7 @@ def calls(step: RowStep) -> Iterator[FunctionCall]:
         yield from (each for each in root.walk() if isinstance(each, FunctionCall))
 
 
-def as_usage_error(error: AnalysisException | ParseException, schema: pa.Schema) -> UsageError:
+def as_usage_error(error: Exception, schema: pa.Schema) -> UsageError:
     """Return Spark's message without its plan, with the columns there are where a name is unknown."""
     text = str(error).split(";\n")[0].split("\n\nJVM stacktrace")[0].strip()
     if "UNRESOLVED_COLUMN" in text or "FIELD_NOT_FOUND" in text or "AMBIGUOUS" in text:

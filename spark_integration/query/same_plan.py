@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flux.dataflow.flow import FunctionOperator
-from flux.dataflow.plan import Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
+from flux.dataflow.flow import FunctionOperator, StepsOperator
+from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
 from flux.operators.operator import Operator, chain_of
 from flux.wire.safe_pickle import names_of
 
@@ -45,18 +45,21 @@ def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
         "key": list(stage.key),
         "output": str(stage.output_schema).splitlines(),
         "output mode": stage.output_mode,
-        "reads": [
-            {"from": plan.origin(plan.edges[edge]).name, "schema": str(plan.edges[edge].schema).splitlines()}
-            for edge in stage.edges_in
-        ],
+        "reads": [_read(plan, plan.edges[edge]) for edge in stage.edges_in],
         "sink": stage.sink is not None,
         "destination": None if stage.sink is None else stage.sink.destination(),
     }
 
 
+def _read(plan: Plan, edge: EdgePlan) -> dict[str, Any]:
+    said = {"from": plan.origin(edge).name, "schema": str(edge.schema).splitlines()}
+    return said if edge.steps is None else said | {"steps": str(edge.steps)}
+
+
 def _name(operator: Operator) -> str:
     """Return the name of an operator's class: that of a class of Flux is the earliest, whatever module has it since."""
-    return ".".join(names_of(type(operator))[-1])
+    name = ".".join(names_of(type(operator))[-1])
+    return f"{name}({operator.steps})" if isinstance(operator, StepsOperator) else name
 
 
 def _state(stage: StagePlan, operators: list[Operator]) -> dict[str, Any] | None:
@@ -141,6 +144,9 @@ def _of_inputs(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator
     for one, other in zip(was, now, strict=True):
         if one["schema"] != other["schema"]:
             yield f"it read {_columns(one['schema'])} from {one['from']} and reads {_columns(other['schema'])}"
+        if one.get("steps") != other.get("steps"):
+            given = [each.get("steps", "no conditions and columns") for each in (one, other)]
+            yield f"it read {one['from']} through {given[0]} and reads it through {given[1]}"
 
 
 def _of_state(was: dict[str, Any], now: dict[str, Any], known: bool) -> Iterator[str]:

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -27,6 +27,7 @@ from flux.operators.user_code import text_of
 from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
+from spark_integration.expressions.analysed import steps_of
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.follow import follow
@@ -153,10 +154,9 @@ def _started(
         spark, settings, query_id, name, bool(keep_output) or read or _fed(sources), _most_replicas(flows)
     ) as need:
         began_with = need.workers if location is None else location.began_with(need.workers)
-        plan = compile_plan(
-            flows, settings, lambda declared: to_arrow(spark, declared), query_id, secrets.token_bytes(32),
-            collect=began_with if keep_output else 0, case_sensitive=is_case_sensitive(spark),
-            began_with=None if location is None else location.partitions,
+        plan = _compiled(
+            spark, flows, settings, query_id, secrets.token_bytes(32), began_with if keep_output else 0,
+            None if location is None else location.partitions,
         )  # fmt: skip
         check_ends(plan, goes_on=location is not None)
         if location is not None:
@@ -290,13 +290,38 @@ def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **opti
     settings = Settings.of(given, **options)
     if has_one_executor(session) and not decides_on_shared_executors(given, options):
         settings = replace(settings, same_executor=True)
-    plan = compile_plan(
-        flows,
-        settings,
-        lambda declared: to_arrow(session, declared),
-        "",
-        b"",
-        case_sensitive=is_case_sensitive(session),
-    )
+    plan = _compiled(session, flows, settings)
     check_ends(plan)
     return explain(plan)
+
+
+def _compiled(
+    spark: SparkSession, flows: Sequence[Flow | FlowTo], settings: Settings, query: str = "", secret: bytes = b"",
+    collect: int = 0, began_with: Mapping[str, int] | None = None,
+) -> Plan:  # fmt: skip
+    """Compile flows with the types, names and expressions of a session."""
+    return compile_plan(
+        flows,
+        settings,
+        lambda declared: to_arrow(spark, declared),
+        query,
+        secret,
+        collect,
+        is_case_sensitive(spark),
+        began_with,
+        lambda schema, operators: steps_of(spark, schema, operators),
+    )
+
+
+def check_columns(flow: Flow) -> None:
+    """Raise the errors of Spark for conditions and columns of a flow that is being written, if there is a session by now.
+
+    Compiled whole, because the schema before its steps depends on all stages there. The result is thrown away: settings of the
+    session may change before the query starts, as they may for a temporary view."""
+    sources = sources_of([flow])
+    try:
+        spark = session_of(sources)
+        settings = Settings.of(given_settings(spark))
+    except UsageError:
+        return  # no session yet, or a wrong setting, which start() refuses
+    _compiled(spark, [flow], settings)

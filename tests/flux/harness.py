@@ -96,11 +96,17 @@ class ThreadQuery:
     """``feed`` every source, then ``wait``. To be used in a with statement: everything ends with it."""
 
     def __init__(
-        self, *flows: Flow, workers: int = 2, encrypted: bool = False, collect: int = 0, **options: Any
+        self,
+        *flows: Flow,
+        workers: int = 2,
+        encrypted: bool = False,
+        collect: int = 0,
+        to_steps: Any = None,
+        **options: Any,
     ) -> None:
         # Nobody is given up because the machine is slow: losses are the business of the tests that ask for them.
         settings = Settings.of(None, **({"heartbeat_timeout": LIMIT_S} | options))
-        self.plan = compile_plan(list(flows), settings, lambda schema: schema, "q", SECRET, collect)
+        self.plan = compile_plan(list(flows), settings, lambda schema: schema, "q", SECRET, collect, to_steps=to_steps)
         self.keys = Keys.make() if encrypted else None
         self.server = Server(self.plan, workers, "127.0.0.1", self.keys, "q", None)
         self.rendezvous = self.server.start()

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 import flux
 from controller.plan_compiler import compile_plan
+from flux.dataflow.plan import FromStage
 from flux.dataflow.source import DataFrameSource
 from flux.exchange.inbound import Packet, RowSlice, WordSlice
 from flux.exchange.log import End
@@ -79,7 +80,8 @@ def made(operator: Any, replicas: int = 1, log_bytes: int = 1 << 20, **options: 
     flow = flux.stage(partitions=1, replicas=replicas)(operator)(DataFrameSource("rows", SCHEMA))
     settings = Settings.of(**({"step_max_rows": STEP_ROWS} | options))
     plan = compile_plan([flow], settings, lambda schema: schema, "q", b"")
-    outlet = EdgeOutput(Producer(StreamId(1, 0), 0, 1, log_bytes, 1.0), ())
+    schema = plan.stages[0].output_schema
+    outlet = EdgeOutput(Producer(StreamId(1, 0), 0, 1, log_bytes, 1.0), FromStage(1, 1, 0, (), schema, 1, 1, 0))
     return Replica(plan.stages[0], 0, 0, [outlet], plan.settings)
 
 

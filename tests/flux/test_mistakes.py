@@ -115,7 +115,7 @@ def test_an_input_that_lacks_its_decorator_is_named(given: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("select", "return batch.select"),
+        ("distinct", "def step"),
         ("groupBy", "flux.Aggregate groups rows"),
         ("write", "flow.to_parquet"),
         ("schema", "flow.explain"),

@@ -497,3 +497,58 @@ def alone(*counts: int) -> Clustered:
     """As ``batch``, for as many partitions as there are numbers."""
     rows = pa.record_batch({"x": pa.array(np.arange(sum(counts)), pa.int64())})
     return clustered(rows, range(len(counts)), counts)
+
+
+def test_an_element_without_rows_waits_for_no_ack_and_goes_nowhere() -> None:
+    """Steps may leave nothing of a batch of a source, which still is a batch."""
+    p = welcomed(producer())
+    for _ in range(3):
+        p.append(batch(0, 0, 0), 0.0, checksum=5)
+    assert sent(p) == []
+    assert (len(p.log), p.log.base, p.next_sequence) == (0, 3, 3)
+    assert p.has_room
+    p.append(batch(1, 0, 0), 0.0)
+    p.append(batch(0, 0, 0), 0.0)
+    assert len(p.log) == 2, "it stays behind a batch that is not acked, in the order of the stream"
+    assert [(m.first, m.sequence) for m in messages(p, 10)] == [(0, 3)]
+    p.on_answer(10, ack(3), 0.0)
+    assert len(p.log) == 0
+    assert p.applied_through(4)
+    p.finish(0.0)
+    assert sent(p) == [(10, 5), (11, 5)]
+    for worker in (10, 11):
+        p.on_answer(worker, ack(5), 0.0)
+    assert p.drained
+
+
+def test_elements_without_rows_among_those_that_travel_together() -> None:
+    p = Producer(StreamId(4, 1), 0, 3, 1 << 20, resend_s=1.0, run_max_rows=4096)
+    p.on_table(table(), 0, 0.0)
+    for counts in [(0, 0, 0), (2, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 3), (0, 0, 0)]:
+        p.append(batch(*counts), 0.0)
+    welcomed(p)
+    (together,) = messages(p, 10)
+    assert (together.first, together.sequence, list(together.batches)) == (0, 4, [1, 4])
+    nothing = Producer(StreamId(4, 1), 0, 3, 1 << 20, resend_s=1.0, run_max_rows=4096)
+    nothing.on_table(table(), 0, 0.0)
+    for _ in range(4):
+        nothing.append(batch(0, 0, 0), 0.0)
+    assert sent(welcomed(nothing)) == []
+
+
+def test_another_life_makes_elements_without_rows_again() -> None:
+    """A consumer has had batch 1, and nothing was left of batches 0 and 2."""
+    p = producer(incarnation=1)
+    list(p.poll(0.0))
+    for worker in (10, 11):
+        p.on_answer(worker, resume(worker, needed=2, shown=[Mark(1, 77)]), 0.0)
+    assert p.floor() == START
+    for number, counts in enumerate([(0, 0, 0), (1, 0, 0), (0, 0, 0), (0, 1, 0)]):
+        p.append(batch(*counts), 0.0, checksum=76 + number)
+    assert sent(p) == [(11, 3)]
+    other = producer(incarnation=1)
+    list(other.poll(0.0))
+    other.on_answer(10, resume(10, needed=2, shown=[Mark(1, 77)]), 0.0)
+    other.append(batch(0, 0, 0), 0.0, checksum=76)
+    with pytest.raises(NonDeterministicInputError):
+        other.append(batch(0, 0, 0), 0.0, checksum=78)

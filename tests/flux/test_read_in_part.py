@@ -86,10 +86,10 @@ def test_a_copy_of_state_takes_along_output_that_travels_in_part() -> None:
 
     def replica() -> Replica:
         producer = Producer(StreamId(edge.id, 0), 0, 2, 1 << 20, 1.0)
-        return Replica(plan.stages[0], 0, 0, [EdgeOutput(producer, edge.key, edge.columns, edge.schema)], plan.settings)
+        return Replica(plan.stages[0], 0, 0, [EdgeOutput(producer, edge)], plan.settings)
 
     first, second = replica(), replica()
-    first.outlets[0].send(rows(7, 8, note="n"), 0.0)
+    first.outlets[0].send(rows(7, 8, note="n"), 0.0, lambda: "here")
     restore(restored(decode(photograph(first, []).encode()), second), second)
     (there,), (here,) = sent(second.outlets[0].producer), sent(first.outlets[0].producer)
     assert there.equals(here)
