@@ -174,9 +174,7 @@ def gate(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("replicas", [2])
 def test_partitions_move_all_the_time_while_rows_flow(cluster: Any, gate: Path, replicas: int) -> None:
-    # Spark may put two of three workers on one executor, where another one has just been lost: any worker may be the target.
-    anywhere = {"balance_enabled": False, "replicas_allow_same_executor": True}
-    with Run(cluster, gate, workers=3, replicas=replicas, **anywhere) as run:
+    with Run(cluster, gate, workers=3, replicas=replicas, balance_enabled=False) as run:
         places = [("echo", p) for p in range(4)] + [("Detector", p) for p in range(3)]
         for number in range(2 * len(places)):
             stage, partition = places[number % len(places)]

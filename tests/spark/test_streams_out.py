@@ -57,11 +57,8 @@ class Counted:
 
 
 @pytest.fixture
-def callbacks(cluster: Any) -> None:
-    """The port on which Spark calls foreachBatch stays open until the session ends: it is none of a query's."""
-    from pyspark.java_gateway import ensure_callback_server_started
-
-    ensure_callback_server_started(cluster.sparkContext._gateway)
+def callbacks(cluster: Any, callbacks: None) -> None:
+    """The port for callbacks of the session of ``cluster``, which begins first."""
 
 
 def stream(session: Any, name: str, **options: str) -> Any:
