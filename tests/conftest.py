@@ -126,11 +126,9 @@ def executors() -> Iterator[Any]:
 def cluster(executors: Any) -> Any:
     """Three executor JVMs of two slots each, all of them there: three workers have one each, and a query has room to
     grow. Tasks may fail often, executors may be decommissioned. Ends the session of ``spark``."""
-    scala = executors.sparkContext._jsc.sc()
-    # Tasks of a job that comes earlier, and those that a test before has left, would share an executor.
-    eventually("executors, and the driver", lambda: scala.getExecutorMemoryStatus().size(), 4, 120)
-    running = scala.statusTracker().getExecutorInfos
-    eventually("Spark tasks of an earlier test", lambda: sum(each.numRunningTasks() for each in running()), 0, 120)
+    there = executors.sparkContext._jsc.sc().getExecutorMemoryStatus
+    # Tasks of a job that comes earlier would share an executor.
+    eventually("executors, and the driver", lambda: there().size(), 4, 120)
     return executors
 
 
