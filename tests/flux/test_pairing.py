@@ -38,7 +38,7 @@ class Primary(SimpleNamespace):
 
 
 class Checksums:
-    """Those that a test has given to a primary."""
+    """The steps that a test has given to a primary."""
 
     def __init__(self, primary: Primary) -> None:
         self._primary = primary

@@ -199,7 +199,7 @@ class IgnoresPosition(Table):
 
 
 class TakesGaps(Table):
-    """Refuses what is outside, and takes any later position for the next."""
+    """A sink that refuses positions it has, and takes any later position for the next one."""
 
     def is_next(self, position: flux.Position) -> bool:
         return position.sequence >= (self.committed(position.partition) or 0)

@@ -72,7 +72,7 @@ class Ledger:
         self._given: dict[StreamId, list[Any]] = defaultdict(list)  # what streams have given out, by sequence
         #: Rows that streams of numbered rows have given out, and their ends, by ascending number.
         self._given_rows: dict[StreamId, dict[int, tuple[tuple[int, ...], Any]]] = defaultdict(dict)
-        #: Some log has lost a record before all replicas had applied it: what is made again may have fewer rows.
+        #: Some log has lost a record before all replicas had applied it: a batch that is made again may have fewer rows.
         self.lossy = False
         #: Some source goes on after a loss.
         self.goes_on = False

@@ -353,7 +353,7 @@ class Losses:
         self._sim.counts["records that a log has lost while they were needed"] += 1
 
     def _note_loss(self, source: int) -> None:
-        """What is made of the rows of this source may be made again with fewer rows, from now on."""
+        """Note that batches made of the rows of this source may be made again with fewer rows, from now on."""
         plan, ledger = self._sim.plan, self._sim.ledger
         ledger.lossy = True
         edges, seen = [edge.id for edge in plan.edges_of_source(source)], set[int]()
@@ -365,7 +365,7 @@ class Losses:
             ledger.unsteady.update(StreamId(edge, producer) for edge in fresh for producer in range(stage.partitions))
 
     def _while_away(self, source: int, logs: Logs) -> None:
-        """While nothing runs, a topic is made anew, or loses what was read."""
+        """Make a topic anew, or let it lose records that were read, while nothing runs."""
         sim, faults, rng = self._sim, logs.faults, self._rng
         if faults is None or rng.random() < 0.3:
             return

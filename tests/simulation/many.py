@@ -16,7 +16,7 @@ from tests.simulation.runs import LONG
 
 #: Seeds that are always the same. ``make test`` runs those of them in which much happens, ``make test-long`` all.
 FIXED = range(500)
-#: Others that follow from what is tested, so that every change of it tries others; ``make test`` runs half as many.
+#: Seeds that follow from the tested source, so that each change of it tries other ones; ``make test`` runs half as many.
 ROTATED_COUNT = 200 if LONG else 100
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("partitioning", "flux", "controller", "tests/simulation")

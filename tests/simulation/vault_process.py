@@ -153,12 +153,12 @@ class Life:
         _go_on(sim.ledger, self.earlier.ledger)
         for source, earlier in zip(sim.dataflow.sources, self.earlier.dataflow.sources, strict=True):
             if source.logs is not None and earlier.logs is not None:
-                source.logs.go_on(earlier.logs)  # what is gone stays gone
+                source.logs.go_on(earlier.logs)  # lost records stay lost
         least = max(stage.replicas for stage in plan.stages)
         return self.rng.randint(least, max(slots, least) + 1)
 
     def kept(self) -> dict[PartitionKey, Standby]:
-        """What the directory has of each partition."""
+        """Return the records of each partition in the directory."""
         return Journal(self.place).standbys
 
     @staticmethod
