@@ -27,6 +27,8 @@ from partitioning.keyed_state import TypedMeasure
 
 #: The columns of a window in the output.
 WINDOW_COLUMNS = ("window_start", "window_end")
+#: Times further away from 1970 are refused: the ends of their windows would not fit into 64 bits.
+TIME_MAX = 1 << 62
 #: Rows per batch of results.
 RESULT_ROWS_MAX = 65_536
 
@@ -109,6 +111,8 @@ class WindowedGroups:
             batch = batch.filter(pc.is_valid(column))
             column = column.drop_null()
         times = microseconds_of(column)
+        if len(times) and not -TIME_MAX <= times.min() <= times.max() <= TIME_MAX:
+            raise ValueError(f"a time more than {TIME_MAX:,} us away from 1970 is in no window: are the times right?")
         if len(times) and times.min() < self._watermark:
             kept = times >= self._watermark
             self.behind_watermark += int(len(times) - np.count_nonzero(kept))

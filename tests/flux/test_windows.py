@@ -213,6 +213,13 @@ def test_rows_at_random_times_open_a_bounded_number_of_panes(monkeypatch: pytest
         flux.testing.apply(stage(Window("ts", 1, 1)), [batch(*((10 * i, 1, 1) for i in range(101)))])
 
 
+@pytest.mark.parametrize("window", [Window("ts", 10, 4), SessionWindow("ts", 5)])
+@pytest.mark.parametrize("time", [(1 << 63) - 1, 1 - (1 << 63)])
+def test_a_time_whose_window_fits_into_no_number_is_refused(window: Any, time: int) -> None:
+    with pytest.raises(ValueError, match="away from 1970"):
+        flux.testing.apply(stage(window), batch((time, 1, 1)))
+
+
 def test_a_snapshot_of_other_measures_is_refused() -> None:
     keys = [pa.field("user", pa.int64())]
     for kind in (pane_state.PaneState, session_state.SessionState):
