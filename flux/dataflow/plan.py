@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar
 
 import pyarrow as pa
@@ -25,6 +26,38 @@ from partitioning.ids import ACTIVE
 NUMBER = pa.field("number of the row", pa.int64(), nullable=False)
 
 
+class Timed(Enum):
+    """The rows of a source that an edge carries, by their event time (design: late-rows)."""
+
+    #: All rows, whatever their time.
+    ALL = "all"
+    #: The rows that are not late. The streams of the edge state watermarks.
+    ON_TIME = "on time"
+    #: The rows that are late.
+    LATE = "late"
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The event time of a source's rows, as ``withWatermark`` declares it (design: late-rows)."""
+
+    #: Name of the column of times, for messages.
+    column: str
+    #: Its position in the rows behind ``steps``. It holds timestamps of any unit.
+    at: int
+    #: Microseconds by which a row may be behind the newest row before it without being late.
+    delay: int
+    #: Microseconds after which a partition that has given nothing holds the watermark no longer; None: it always holds it.
+    idle: int | None = None
+    #: Whether the watermark of an idle partition goes on with the wall clock.
+    advance: bool = False
+    #: The columns of the source's rows that ``steps`` need, or that come behind them if there are none, by position; None: all.
+    columns: tuple[int, ...] | None = None
+    #: The steps in front of ``withWatermark``; None: there are none. Edges of on-time and of late rows take rows behind them:
+    #: their own columns and steps are by the position there.
+    steps: RowSteps | None = None
+
+
 @dataclass(frozen=True)
 class SourcePlan:
     """An origin of rows. Each of the classes below is one kind of it."""
@@ -32,6 +65,8 @@ class SourcePlan:
     id: int
     name: str
     schema: pa.Schema
+    #: The event time of its rows; None: they have none.
+    event_time: EventTime | None = field(default=None, kw_only=True)
 
     @property
     def worker_partitions(self) -> int:
@@ -131,6 +166,9 @@ class StagePlan:
     sink: Sink | None = None
     #: The kind of the replicas beside the primary.
     recovery: str = ACTIVE
+    #: The inputs whose watermarks count, by number, ascending; empty: the stage has no event time. An input whose streams state
+    #: none, as of a DataFrame, holds the watermark until its streams have ended.
+    timed_inputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +189,8 @@ class EdgePlan:
     columns: tuple[int, ...] | None = field(default=None, kw_only=True)
     #: Conditions and columns, computed where rows are read or given out (design: steps-of-edges); None: rows travel as they are.
     steps: RowSteps | None = field(default=None, kw_only=True)
+    #: Whether its streams state watermarks (design: watermark-statements).
+    states: bool = field(default=False, kw_only=True)
 
     from_stage: ClassVar[bool] = False
     producers_known: ClassVar[bool] = True
@@ -173,6 +213,8 @@ class FromSource(EdgePlan):
     """An edge from a source that workers read."""
 
     source: int
+    #: The rows that it carries. If these are not all rows, ``columns`` and ``steps`` are for rows behind ``EventTime.steps``.
+    timed: Timed = field(default=Timed.ALL, kw_only=True)
 
 
 @dataclass(frozen=True)
