@@ -1,7 +1,8 @@
 """The controller: the owner of every partition, before and after faults and moves.
 
-plan_compiler  A user's flow to a checked plan: names, schemas, keys, edges, topological order
-server         The controller's thread: socket and clock around the state machine
-explain        A plan as text for people
-text           Counts and lists of numbers in sentences for people, the same everywhere
+plan_compiler     A user's flow to a checked plan: names, schemas, keys, edges, topological order
+event_time_edges  Event time in a plan: which edges state watermarks, and whether windows ever close
+server            The controller's thread: socket and clock around the state machine
+explain           A plan as text for people
+text              Counts and lists of numbers in sentences for people, the same everywhere
 """

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from controller.text import count, some
+from flux.dataflow.event_time import told
 from flux.dataflow.flow import FunctionOperator, StepsOperator, arguments_of
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
+    FromSource,
     Plan,
     SourcePlan,
     StagePlan,
     StreamSourcePlan,
+    Timed,
     WorkerSourcePlan,
 )
 from flux.dataflow.sink import guarantee
@@ -60,6 +63,8 @@ def _source(source: SourcePlan) -> Iterator[str]:
     yield f"    gives {_columns(source.schema)}"
     if isinstance(source, DataFrameSourcePlan) and source.columns is not None:
         yield "    its other columns are not read: no stage looks at them"
+    if source.event_time is not None:
+        yield f"    event time: {told(source.event_time)}"
 
 
 #: By output mode, when an aggregate gives a group.
@@ -105,7 +110,8 @@ def _what(stage: StagePlan, operator: Operator) -> str:
 
 
 def _origin(plan: Plan, edge: EdgePlan) -> str:
-    return f"{'stage' if edge.from_stage else 'source'} {plan.origin(edge).name}"
+    rows = "the late rows of " if isinstance(edge, FromSource) and edge.timed is Timed.LATE else ""
+    return f"{rows}{'stage' if edge.from_stage else 'source'} {plan.origin(edge).name}"
 
 
 def _routing(edge: EdgePlan) -> str:

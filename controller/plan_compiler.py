@@ -15,11 +15,21 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from controller.event_time_edges import (
+    InputTime,
+    check_window,
+    check_windows_close,
+    gives_times,
+    narrowed,
+    timed_inputs,
+)
 from controller.replicas.kinds import NEEDS_UNKNOWN
-from flux.dataflow.flow import Flow, FunctionOperator, RowFlow, StepsOperator
+from flux.dataflow.event_time import event_time, same_time
+from flux.dataflow.flow import Flow, FunctionOperator, StepsOperator
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
+    EventTime,
     FromDataFrame,
     FromMicroBatches,
     FromSource,
@@ -29,8 +39,11 @@ from flux.dataflow.plan import (
     SourcePlan,
     StagePlan,
     StreamSourcePlan,
+    Timed,
     WorkerSourcePlan,
 )
+from flux.dataflow.row_flow import RowFlow, applied
+from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
@@ -51,12 +64,14 @@ def check_ends(plan: Plan, goes_on: bool = False) -> None:
 
     ``goes_on``: a stream that has given all available rows has not ended, because the next start of the query goes on with it."""
     endless: dict[int, SourcePlan] = {}  # by stage: a source that never ends, and for whose rows the stage waits
+    never: dict[int, SourcePlan] = {}  # the same by edge
     for stage in plan.stages:  # each after its inputs
         for edge in (plan.edges[number] for number in stage.edges_in):
             origin = plan.origin(edge)
             found = endless.get(edge.stage) if isinstance(edge, FromStage) else origin
             if isinstance(found, SourcePlan) and (found.endless or (goes_on and isinstance(found, StreamSourcePlan))):
                 endless.setdefault(stage.id, found)
+                never.setdefault(edge.id, found)
     for stage in plan.stages:
         if stage.id in endless and stage.collects:
             raise UsageError(
@@ -67,11 +82,8 @@ def check_ends(plan: Plan, goes_on: bool = False) -> None:
     for stage in plan.stages:
         if stage.id in endless and _gives_at_the_end(stage):
             if stage.output_mode == "append":
-                raise UsageError(
-                    f'stage {stage.name} has windows and output_mode="append": it gives a window when it is final, which '
-                    f"is known only at the end of the input, and that of source {_named(endless[stage.id])}. Say "
-                    '@flux.stage(..., output_mode="update") for the changed groups after every step'
-                )
+                check_windows_close(plan, stage, never)
+                continue
             raise UsageError(
                 f'stage {stage.name} has output_mode="complete": it gives its groups once, when all input has ended, and that of '
                 f"source {_named(endless[stage.id])}, so nothing would ever come. Say @flux.stage(..., "
@@ -182,6 +194,8 @@ class _Input(NamedTuple):
     origin: SourcePlan | StagePlan
     schema: pa.Schema
     steps: RowSteps | None = None
+    #: The rows of a source that these are.
+    timed: Timed = Timed.ALL
 
     def through(self, columns: Sequence[int] | None) -> tuple[pa.Schema, tuple[int, ...] | None, RowSteps | None]:
         """Return the schema of these columns alone, the columns of the origin that they need (None: all of them), and the steps
@@ -213,6 +227,8 @@ class _Compiler:
         self._source_ids: dict[int, int] = {}
         self._stage_ids: dict[int, int] = {}
         self._names: set[str] = set()
+        #: Stages whose rows have event time.
+        self._stages_with_times: set[int] = set()
 
     def compile(self, flows: Sequence[Flow | FlowTo], query: str, secret: bytes, collect: int) -> Plan:
         """Compile flows into a plan: the stages, each after its inputs, then the collecting stages and the sinks behind the given
@@ -239,6 +255,9 @@ class _Compiler:
         for given in flows:
             if isinstance(given, FlowTo):
                 self._add_sink(self._stage_ids[id(given.flow)], given.sink)
+        for source in self.sources:
+            if source.event_time is not None:
+                self._narrow_event_time(source, source.event_time)
         for source in self.sources:
             if isinstance(source, DataFrameSourcePlan):
                 self._read_in_part(source)
@@ -303,27 +322,40 @@ class _Compiler:
             )
         read = [given.through(columns_read(operator, given.schema, stage.key)) for given in inputs]
         schemas = tuple(schema for schema, _, _ in read)
+        times = [InputTime(given.origin, given.timed, given.steps, self._has_time(given)) for given in inputs]
+        counting = timed_inputs(operator, times)
+        check_window(name, operator, times, self.case_sensitive)
         edges_in = [
-            self._add_edge(given.origin, len(self.stages), number, stage.key, schema, partitions, columns, steps)
+            self._add_edge(
+                given.origin, len(self.stages), number, stage.key, schema, partitions, columns, steps, given.timed,
+                number in counting and times[number].has,
+            )
             for number, (given, (schema, columns, steps)) in enumerate(zip(inputs, read, strict=True))
-        ]
+        ]  # fmt: skip
         self._stage_ids[id(flow)] = len(self.stages)
-        self.stages.append(
-            StagePlan(
-                id=len(self.stages),
-                name=name,
-                partitions=partitions,
-                replicas=stage.replicas,
-                key=stage.key,
-                make=stage.make,
-                schemas=schemas,
-                output_schema=output,
-                edges_in=tuple(edges_in),
-                edges_out=(),
-                output_mode=stage.output_mode,
-                recovery=stage.recovery,
-            )  # fmt: skip
+        made = StagePlan(
+            id=len(self.stages),
+            name=name,
+            partitions=partitions,
+            replicas=stage.replicas,
+            key=stage.key,
+            make=stage.make,
+            schemas=schemas,
+            output_schema=output,
+            edges_in=tuple(edges_in),
+            edges_out=(),
+            output_mode=stage.output_mode,
+            recovery=stage.recovery,
+            timed_inputs=counting,
         )
+        if gives_times(stage, operator, made, self.case_sensitive):
+            self._stages_with_times.add(made.id)
+        self.stages.append(made)
+
+    def _has_time(self, given: _Input) -> bool:
+        if isinstance(given.origin, StagePlan):
+            return given.origin.id in self._stages_with_times
+        return given.timed is Timed.ON_TIME
 
     def _add_collect(self, stage_id: int, partitions: int) -> None:
         stage = self.stages[stage_id]
@@ -447,26 +479,46 @@ class _Compiler:
     def _through_steps(self, given: RowFlow) -> _Input:
         """Resolve the conditions and columns of a flow. UsageError has the words of Spark."""
         (before,) = given.inputs
-        origin, schema, _ = self._input(before)
+        origin, schema, *_ = self._input(before)
         where = f"{'source' if isinstance(origin, SourcePlan) else 'stage'} {origin.name}"
+        timed = Timed.ALL
+        if given.watermark is not None:
+            assert isinstance(origin, SourcePlan)
+            steps = self._steps(origin, schema, given.watermark.before, where)
+            schema = schema if steps is None else steps.output
+            time = event_time(given.watermark, schema, steps, where, self.case_sensitive)
+            known = self.sources[origin.id].event_time
+            if known is not None:
+                same_time(origin.name, known, time)
+            origin = self.sources[origin.id] = replace(origin, event_time=time)
+            timed = Timed.LATE if given.is_late else Timed.ON_TIME
+        steps = self._steps(origin, schema, given.operators, where)
+        return _Input(origin, schema if steps is None else steps.output, steps, timed)
+
+    def _steps(
+        self, origin: SourcePlan | StagePlan, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str
+    ) -> RowSteps | None:
+        """Return the steps of conditions and columns behind rows of a schema; None: there are none, or they change nothing."""
+        if not operators:
+            return None
         _check_names(schema, where)
         if self._to_steps is None:
             raise UsageError(f"conditions and columns behind {where} are resolved by Spark, and there is no session")
         try:
-            steps = self._to_steps(schema, given.applied)
+            steps = self._to_steps(schema, lambda dataframe: applied(operators, dataframe))
         except UsageError as error:
             named = copy(error)
             named.args = (f"{where}: {error.summary}",)
             raise named from error.__cause__
-        _check_names(steps.output, f"{where}, {given.operators[-1].name}()")
+        _check_names(steps.output, f"{where}, {operators[-1].name}()")
         if not self.case_sensitive:
-            _check_cases(steps.output, f"{where}, {given.operators[-1].name}()")
+            _check_cases(steps.output, f"{where}, {operators[-1].name}()")
         if steps.drops and isinstance(origin, StreamSourcePlan):
             raise UsageError(
                 f"{where} cannot leave rows out: Spark counts all rows of a micro-batch that it has committed, and the query has "
                 "to know as many. Put the condition into the streaming query itself, as in flux.stream(df.where(...))"
             )
-        return _Input(origin, steps.output, steps) if steps.chain else _Input(origin, schema)
+        return steps if steps.chain else None
 
     def _source(self, given: Source) -> int:
         if id(given) not in self._source_ids:
@@ -495,32 +547,55 @@ class _Compiler:
         partitions: int,
         columns: tuple[int, ...] | None = None,
         steps: RowSteps | None = None,
+        timed: Timed = Timed.ALL,
+        states: bool = False,
     ) -> int:
         edge_id = len(self.edges)
         where = edge_id, consumer, number, tuple(position(schema, column) for column in key), schema, partitions
         match origin:
             case StagePlan():
-                self.edges.append(FromStage(*where, origin.partitions, origin.id, columns=columns, steps=steps))
+                self.edges.append(
+                    FromStage(*where, origin.partitions, origin.id, columns=columns, steps=steps, states=states)
+                )
+                return edge_id
             case WorkerSourcePlan():
-                self.edges.append(FromSource(*where, origin.partitions, origin.id, columns=columns, steps=steps))
+                make, producers = FromSource, origin.partitions
             case StreamSourcePlan():
-                self.edges.append(FromMicroBatches(*where, 0, origin.id, columns=columns, steps=steps))
+                make, producers = FromMicroBatches, 0
             case _:
-                self.edges.append(FromDataFrame(*where, 0, origin.id, columns=columns, steps=steps))
+                make, producers, states = FromDataFrame, 0, False  # it tells nothing before its end
+        self.edges.append(make(*where, producers, origin.id, columns=columns, steps=steps, timed=timed, states=states))
         return edge_id
 
     def _read_in_part(self, source: DataFrameSourcePlan) -> None:
         """Leave out columns of a DataFrame that no stage reads, so that Spark neither reads them nor brings them to Python."""
-        edges = [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source.id]
+        edges = [edge for edge in self._edges_of(source) if edge.timed is Timed.ALL]
         wanted = [edge.columns for edge in edges]
+        time = source.event_time
+        if time is not None:
+            wanted.append(time.columns)
         if not wanted or None in wanted:
             return
         read = tuple(sorted({column for columns in wanted for column in columns or ()}))
         schema, columns = _some_of(source.schema, read)
-        self.sources[source.id] = replace(source, schema=schema, columns=columns)
+        if time is not None:
+            places = tuple(read.index(column) for column in time.columns or ())
+            time = replace(time, columns=_some_of(schema, places)[1])
+        self.sources[source.id] = replace(source, schema=schema, columns=columns, event_time=time)
         for edge in edges:
             places = tuple(read.index(column) for column in edge.columns or ())
             self.edges[edge.id] = replace(edge, columns=_some_of(schema, places)[1])
+
+    def _narrow_event_time(self, source: SourcePlan, time: EventTime) -> None:
+        """Leave out columns that no edge of on-time or late rows looks at."""
+        edges = [edge for edge in self._edges_of(source) if edge.timed is not Timed.ALL]
+        narrow, edges = narrowed(source.schema, time, edges)
+        self.sources[source.id] = replace(source, event_time=narrow)
+        for edge in edges:
+            self.edges[edge.id] = edge
+
+    def _edges_of(self, source: SourcePlan) -> list[FromSource]:
+        return [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source.id]
 
     @staticmethod
     def _leaves(edge: EdgePlan, stage: StagePlan) -> bool:

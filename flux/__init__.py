@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     )
     from flux.connectors.kafka.sink_options import to_kafka
     from flux.connectors.kafka.source import kafka
-    from flux.dataflow.flow import Flow, RowFlow, Stage, stage
+    from flux.dataflow.flow import Flow, Stage, batch, stage
+    from flux.dataflow.row_flow import RowFlow
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
     from flux.dataflow.source_reader import PartitionReader, SourceReader
@@ -108,6 +109,7 @@ __all__ = [
     "UnfitValue",
     "UsageError",
     "UserCodeError",
+    "batch",
     "count",
     "count_distinct",
     "datasource",
@@ -136,7 +138,7 @@ __all__ = [
 #: Modules of the names above that are not defined below.
 _HOMES = {
     "flux.operators.aggregate": ("Aggregate", "count", "count_distinct", "max", "mean", "min", "sum"),
-    "flux.dataflow.flow": ("Flow", "Stage", "stage"),
+    "flux.dataflow.flow": ("Flow", "Stage", "batch", "stage"),
     "flux.connectors.files.parquet_sink": ("to_parquet",),
     "flux.connectors.files.errors": ("BadFile", "FileChanged", "FileGone"),
     "flux.connectors.files.source": ("files",),

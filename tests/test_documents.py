@@ -260,6 +260,7 @@ WIRING = {
     "controller/decide/controller.py",
     "controller/decide/losses.py",
     "controller/operate/request_handler.py",
+    "controller/plan_compiler.py",
     "flux/__init__.py",
     "flux/connectors/kafka/sink_options.py",
     "flux/connectors/kafka/source.py",

@@ -7,7 +7,9 @@ ledger           Decisions of the readers of a source, one entry after another, 
 sink             ``flux.Sink``: the contract of sinks, and the flow that ends in one
 sink_check       A trial of a sink, as queries use it among faults (``flux.testing.check_sink``)
 row_operators    Conditions and columns of flows and sources, under the names of DataFrames
+event_time       ``withWatermark``: the column of times of a source, and how late a row may come
 flow             The decorator ``flux.stage``, and the flow that is built of decorated stages
+row_flow         Flows of conditions and columns, with a watermark in front of them or without
 write_stream     ``flow.writeStream``: the sinks of a flow under the names of Structured Streaming
 plan             The plan: sources, stages and edges, frozen and shipped with the tasks
 """

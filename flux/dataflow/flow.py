@@ -11,13 +11,13 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import pyarrow as pa
 
 import flux
 from flux.arguments import checked
-from flux.dataflow.row_operators import RowOperator, RowOperators
+from flux.dataflow.row_operators import RowOperators
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import NoSuchAttribute, UsageError
@@ -28,6 +28,9 @@ from flux.operators.user_code import text_of
 from flux.operators.user_functions import gives_nothing, named, signature, takes
 from flux.windows.window import SessionWindow, Window
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
+
+if TYPE_CHECKING:
+    from flux.dataflow.row_flow import RowFlow
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import the layers above it.
 DataFrame = Any
@@ -91,6 +94,8 @@ class Stage:
     _arguments = ""
     #: Whether the operator works in the steps of the stage before, where that stage feeds no other (design: chained).
     chained = False
+    #: Whether it gives the rows that it gets, as they are.
+    passes = False
 
     def __init__(
         self,
@@ -104,6 +109,7 @@ class Stage:
         recovery: str = ACTIVE,
         durable: bool = True,
         window: Window | SessionWindow | None = None,
+        event_time: str | None = None,
     ) -> None:
         functools.update_wrapper(self, target, updated=())
         self.target: Any = target
@@ -114,6 +120,7 @@ class Stage:
         self.durable = durable
         self.output_mode = output_mode
         self.window = window
+        self.event_time = event_time
         self.name = str(name or getattr(target, "__name__", type(target).__name__))
         self._schema = schema
 
@@ -152,7 +159,7 @@ class Stage:
         """Return the same stage with another output mode."""
         return Stage(
             self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
-            self.durable, self.window,
+            self.durable, self.window, self.event_time,
         )  # fmt: skip
 
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -206,7 +213,7 @@ class StageWith(Stage):
     def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__(
             stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
-            stage.name, stage.recovery, stage.durable, stage.window,
+            stage.name, stage.recovery, stage.durable, stage.window, stage.event_time,
         )  # fmt: skip
         self._stage, self._args, self._kwargs = stage, args, kwargs
         self._arguments = ", ".join(
@@ -250,6 +257,7 @@ def stage(
     recovery: str = ACTIVE,
     durable: bool = True,
     window: Window | SessionWindow | None = None,
+    event_time: str | None = None,
 ) -> Callable[[Any], Stage]: ...
 @checked("flux.stage")
 def stage(
@@ -265,6 +273,7 @@ def stage(
     recovery: str = ACTIVE,
     durable: bool = True,
     window: Window | SessionWindow | None = None,
+    event_time: str | None = None,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -283,6 +292,9 @@ def stage(
                  producers. For functions, and operators that define ``needs_from``
     window       for an Aggregate: ``flux.window(...)`` or ``flux.session_window(...)``. Its groups are those of key and window,
                  and rows have the columns ``window_start`` and ``window_end`` behind the key
+    event_time   the column of the output that has the times of its rows: it says that no row is given with a time below the
+                 watermark of the step before. Then windows may stand behind the stage. Rows below the watermark are left out
+                 there, and counted. An aggregate with windows needs no word: a result has the time at which its window ends
     durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
                  with False it does not start, and says why
     """
@@ -292,13 +304,17 @@ def stage(
         raise UsageError(f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it")
     if not isinstance(durable, bool):
         raise UsageError(f"durable must be True or False; got {durable!r}")
+    if event_time is not None and not (isinstance(event_time, str) and event_time):
+        raise UsageError(f"event_time must be the name of a column of the output, as in 'ts'; got {event_time!r:.100}")
     columns = _key_columns(key)
 
     def decorate(decorated: Any) -> Stage:
         _check_decorated(decorated)
         _check_window(decorated, window)
         mode = _output_mode(decorated, output_mode, window)
-        made = Stage(decorated, columns, partitions, replicas, schema, mode, name, recovery, durable, window)
+        made = Stage(
+            decorated, columns, partitions, replicas, schema, mode, name, recovery, durable, window, event_time
+        )
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
         if partitions is not None:
@@ -451,7 +467,7 @@ _OF_DATAFRAMES: dict[str, str] = {
     **dict.fromkeys(
         ("alias", "createTempView", "createOrReplaceTempView"), "only its output as a DataFrame has a name in SQL"
     ),
-    "withWatermark": "an operator keeps the latest time in its state, and context.set_timer calls it later",
+    "late": "a source with a watermark has late rows, as in source.withWatermark('ts', '10 seconds').late",
 }
 
 
@@ -509,6 +525,17 @@ class Flow(Outputs, RowOperators):
         ``start``; raises the errors that ``start`` would raise for a flow that does not fit."""
         print(flux.explain(self, spark=spark, **options))
 
+    def _with_watermark(self, *arguments: Any) -> RowFlow:
+        raise self._no_watermark()
+
+    def _no_watermark(self) -> UsageError:
+        return UsageError(
+            f"withWatermark behind stage {self.stage.name}: a watermark is declared where rows are read, because lateness is "
+            f"judged there: {self.stage.name}(source.withWatermark('ts', '10 seconds')). Times that have to be computed first "
+            "are columns in front of it, as in source.withColumn('ts', ...).withWatermark('ts', '10 seconds'); a stage that "
+            "keeps a time says so: @flux.stage(event_time='ts')"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name in _OF_DATAFRAMES:
             raise NoSuchAttribute(
@@ -519,60 +546,6 @@ class Flow(Outputs, RowOperators):
 
     def __repr__(self) -> str:
         return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"
-
-
-class RowFlow(Flow):
-    """A flow or a source with conditions and columns behind it, computed where its rows are read or given out (design:
-    steps-of-edges). ``operators`` are those of the user, as Spark's analyser takes them.
-
-    Stages read the rows of its origin through the steps. Only where it is the end of a flow, or where something is chained behind
-    it, its ``stage`` is needed, which passes rows on."""
-
-    def __init__(self, origin: Flow | Source, operators: tuple[RowOperator, ...]) -> None:
-        before = origin.stage if isinstance(origin, Flow) else None
-        self.operators = operators
-        super().__init__(
-            Stage(
-                _passed,
-                (),
-                None if before is None else before.partitions,
-                1 if before is None else before.replicas,
-                None,
-                "complete" if before is None else before.output_mode,
-                f"{origin.name if before is None else before.name}.rows",
-                ACTIVE if before is None else before.recovery,
-                before is None or before.durable,
-            ),  # fmt: skip
-            [origin],
-        )
-
-    def applied(self, dataframe: DataFrame) -> DataFrame:
-        """Return a DataFrame with the operators behind it."""
-        return functools.reduce(lambda df, each: each.of(df), self.operators, dataframe)
-
-    def connect(self, *inputs: Any) -> Flow:
-        raise UsageError(
-            "connect() adds inputs to a stage, and this flow is conditions and columns behind one: call it there"
-        )
-
-    def copied(self, inputs: list[Flow | Source]) -> Flow:
-        made = RowFlow(self.inputs[0], self.operators)
-        made.inputs = inputs
-        return made
-
-    def in_mode(self, output_mode: str) -> Flow:
-        (origin,) = self.inputs
-        return RowFlow(origin.in_mode(output_mode), self.operators) if isinstance(origin, Flow) else self
-
-    def _with_operator(self, operator: RowOperator) -> RowFlow:
-        return RowFlow(self.inputs[0], (*self.operators, operator))
-
-    def __repr__(self) -> str:
-        return f"{self.inputs[0]!r}.{'.'.join(map(repr, self.operators))}"
-
-
-def _passed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
 
 
 def _importable(stage: Stage) -> bool:
@@ -621,6 +594,21 @@ def node(given: Any) -> Flow | Source:
     raise UsageError(
         _no_input(given) or f"an input must be a DataFrame, a flow or a source, got {type(given).__name__}"
     )
+
+
+@checked("flux.batch")
+def batch(dataframe: DataFrame) -> Source:
+    """Make a source of a batch DataFrame, with the methods of sources: conditions, columns, ``withWatermark``. A stage takes the
+    DataFrame itself, too; both are one source, which is read once."""
+    if not _is_dataframe(dataframe):
+        raise UsageError(f"flux.batch: expected a DataFrame, got {type(dataframe).__name__}")
+    if getattr(dataframe, "isStreaming", False):
+        raise UsageError(
+            "flux.batch: expected a batch DataFrame, got a streaming one (spark.readStream): flux.stream(df)"
+        )
+    made = node(dataframe)
+    assert isinstance(made, Source)
+    return made
 
 
 def _kind(given: Any) -> str:

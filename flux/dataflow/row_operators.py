@@ -12,7 +12,7 @@ from flux.arguments import checked
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from flux.dataflow.flow import RowFlow
+    from flux.dataflow.row_flow import RowFlow
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,39 @@ class RowOperators:
         """Leave out columns. Names that are not there change nothing, as in Spark."""
         return self._then("drop", *cols)
 
+    @checked("withWatermark")
+    def withWatermark(  # noqa: N802
+        self,
+        eventTime: str,  # noqa: N803
+        delayThreshold: str,  # noqa: N803
+        idle: str | None = None,
+        advance: bool = False,
+    ) -> RowFlow:
+        """Say which column has the times of rows, and how late a row may come. It stands where rows are read, behind conditions
+        and columns at most: a source has one watermark in a query.
+
+        A row is late if its time is below the greatest time of the rows before it in the same partition, less the delay: so the
+        same rows are late in every run. Late rows are left out, and are the rows of ``late`` of the result. In a batch DataFrame
+        no row is late, as in Spark; rows of a streaming DataFrame are judged by batches, as in Spark.
+
+        eventTime       name of a column of times
+        delayThreshold  such as "10 seconds"; "0 seconds" is allowed
+        idle            a partition that has given nothing for this long, and has nothing to give, holds the watermark back no
+                        longer. Default: it always does
+        advance         the watermark of an idle partition goes on with the clock"""
+        made = self._with_watermark(eventTime, delayThreshold, idle, advance)
+        flux._check_columns(made)
+        return made
+
+    def _with_watermark(self, *arguments: Any) -> RowFlow:
+        raise NotImplementedError
+
     def _then(self, name: str, *arguments: Any) -> RowFlow:
         made = self._with_operator(RowOperator(name, arguments))
         flux._check_columns(made)
         return made
 
     def _with_operator(self, operator: RowOperator) -> RowFlow:
-        from flux.dataflow.flow import RowFlow
+        from flux.dataflow.row_flow import RowFlow
 
         return RowFlow(self, (operator,))  # type: ignore[arg-type]

@@ -20,6 +20,14 @@ from flux.operators.user_functions import named, signature, takes
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from flux.dataflow.row_flow import RowFlow
+
+#: Refusal of ``late`` where there is no watermark.
+NO_LATE = (
+    "late rows are those of a source with a watermark: bids = source.withWatermark('ts', '10 seconds'), and bids.late is the "
+    "flow of its late rows"
+)
+
 
 class Positioned(NamedTuple):
     """Rows of a source, with the position from which a reader goes on behind them."""
@@ -55,7 +63,14 @@ class Source(RowOperators):
             raise NoSuchAttribute(
                 f"a source has no {name}(): call a stage with it first, as in my_stage(source).{name}(...)"
             )
+        if name == "late":
+            raise NoSuchAttribute(NO_LATE)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _with_watermark(self, *arguments: Any) -> RowFlow:
+        from flux.dataflow.row_flow import RowFlow
+
+        return RowFlow(self, ())._with_watermark(*arguments)
 
     def __repr__(self) -> str:
         return f"<flux source {self.name}>"

@@ -95,6 +95,14 @@ class RowSteps:
                 names |= set(step.columns())
         return [name for name in self.schema.names if name in names] or self.schema.names[:1]
 
+    def names_of(self, column: str) -> list[str]:
+        """Return the names under which a column leaves as it came."""
+        names = {column}
+        for step in self.chain:
+            if isinstance(step, Select):
+                names = {name for name, each in step.outputs if isinstance(each, Column) and each.name in names}
+        return [name for name in self.output.names if name in names]
+
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that pass, with the columns of ``output``. The batch may have further columns than it
         needs, or fewer than ``schema``, as long as those of ``needs`` are there."""

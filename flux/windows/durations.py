@@ -49,3 +49,11 @@ def microseconds(text: str, what: str) -> int:
     if abs(total) > LONGEST_US:
         raise UsageError(f"{what}: {text!r:.100} is longer than all of time")
     return int(total)
+
+
+def words(length: int) -> str:
+    """Return microseconds as a duration in the largest unit of which they are a whole number, such as "90 seconds"."""
+    unit, size = max(((unit, size) for unit, size in UNITS.items() if length % size == 0), key=lambda each: each[1])
+    if length == 0:
+        unit, size = "second", 1
+    return f"{length // size} {unit}{'' if length == size else 's'}"

@@ -10,8 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from flux.dataflow.event_time import told
 from flux.dataflow.flow import FunctionOperator, StepsOperator
-from flux.dataflow.plan import EdgePlan, Plan, SourcePlan, StagePlan, StreamSourcePlan, WorkerSourcePlan
+from flux.dataflow.plan import (
+    EdgePlan,
+    FromSource,
+    Plan,
+    SourcePlan,
+    StagePlan,
+    StreamSourcePlan,
+    Timed,
+    WorkerSourcePlan,
+)
 from flux.operators.operator import Operator, chain_of
 from flux.wire.safe_pickle import names_of
 
@@ -32,7 +42,8 @@ def _source(source: SourcePlan) -> dict[str, Any]:
     if isinstance(source, WorkerSourcePlan):
         partitions = source.partitions
     said = {"name": source.name, "schema": str(source.schema).splitlines(), "partitions": partitions}
-    return said | ({"positions": True} if source.positions else {})
+    said |= {"positions": True} if source.positions else {}
+    return said if source.event_time is None else said | {"event time": told(source.event_time)}
 
 
 def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
@@ -53,6 +64,8 @@ def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:
 
 def _read(plan: Plan, edge: EdgePlan) -> dict[str, Any]:
     said = {"from": plan.origin(edge).name, "schema": str(edge.schema).splitlines()}
+    if isinstance(edge, FromSource) and edge.timed is not Timed.ALL:
+        said["rows"] = edge.timed.value
     return said if edge.steps is None else said | {"steps": str(edge.steps)}
 
 
@@ -118,6 +131,9 @@ def _of_sources(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterato
         for what in ("partitions", "positions"):
             if one.get(what) != other.get(what):
                 yield f"source {one['name']!r}: its {what} were {one.get(what)!r} and are {other.get(what)!r}"
+        times = [each.get("event time", "not declared") for each in (one, other)]
+        if times[0] != times[1]:
+            yield f"source {one['name']!r}: its event time was {times[0]} and is {times[1]}"
 
 
 def _of_stage(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
@@ -144,6 +160,9 @@ def _of_inputs(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator
     for one, other in zip(was, now, strict=True):
         if one["schema"] != other["schema"]:
             yield f"it read {_columns(one['schema'])} from {one['from']} and reads {_columns(other['schema'])}"
+        rows = [each.get("rows", "all") for each in (one, other)]
+        if rows[0] != rows[1]:
+            yield f"it read the rows of {one['from']} that are {rows[0]}, and reads those that are {rows[1]}"
         if one.get("steps") != other.get("steps"):
             given = [each.get("steps", "no conditions and columns") for each in (one, other)]
             yield f"it read {one['from']} through {given[0]} and reads it through {given[1]}"

@@ -79,7 +79,8 @@ def test_final_windows_of_an_input_without_end_are_refused() -> None:
     declared = flux.stage(key="k", window=flux.window("ts", "1 minute"))
     counts = type("Counts", (flux.Aggregate,), {"n": flux.count()})
     with pytest.raises(
-        flux.UsageError, match=r"stage Counts has windows.*source clicks never ends.*output_mode=\"update\""
+        flux.UsageError,
+        match=r"stage Counts has windows.*source clicks has no watermark.*clicks\.withWatermark.*output_mode=\"update\"",
     ):
         check(declared(counts)(endless).to_readers())
     check(declared(counts)(flux.source(Reads(False), schema, 2, "clicks")).to_readers())

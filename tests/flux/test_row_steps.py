@@ -21,34 +21,17 @@ from flux.exchange.log import LogEntry, Rows
 from flux.exchange.producer import Producer
 from flux.exchange.replay_check import PriorAttempts
 from flux.exchange.source_streams import SourceStreams, packed
-from flux.expressions.steps import RowStep, RowSteps, Select, Where
 from flux.expressions.tree import Column, Expression, FunctionCall, Literal
 from flux.replica.output import EdgeOutput
 from flux.settings import Settings
 from partitioning.ids import StreamId
 from spark_integration.query.same_plan import description, difference
 from tests.flux import harness
+from tests.flux.resolved import to_steps
 
 LONG = pa.int64()
 SCHEMA = pa.schema([("note", pa.string()), ("key", LONG), ("x", LONG)])
 KEY, X = Column("key", LONG), Column("x", LONG)
-
-
-class Steps:
-    """A DataFrame's part in tests without Spark: each operator brings its step."""
-
-    def __init__(self, *chain: RowStep) -> None:
-        self.chain = chain
-
-    def where(self, condition: Expression) -> Steps:
-        return Steps(*self.chain, Where(condition))
-
-    def select(self, *outputs: tuple[str, Expression]) -> Steps:
-        return Steps(*self.chain, Select(outputs))
-
-
-def to_steps(schema: pa.Schema, operators: Any) -> RowSteps:
-    return RowSteps.of(schema, operators(Steps()).chain)
 
 
 @pytest.fixture(autouse=True)

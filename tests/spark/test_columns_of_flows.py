@@ -116,6 +116,16 @@ def test_what_spark_cannot_resolve_is_refused_at_the_call(spark: Any) -> None:
         given.where()
 
 
+def test_a_watermark_is_declared_on_a_column_that_spark_has_made(spark: Any) -> None:
+    read = flux.source(counted, SCHEMA, 2, "rows")
+    with pytest.raises(flux.SchemaError, match=r"column 'k' is int64.*F\.expr\('timestamp_millis\(`k`\)'\)"):
+        read.withWatermark("k", "1 second")
+    timed = read.withColumn("ts", F.expr("timestamp_millis(`k`)")).withWatermark("TS", "1 second")
+    with pytest.raises(flux.UsageError, match=r"UNRESOLVED_COLUMN.*There are .*ts TIMESTAMP"):
+        timed.where("time > '2020-01-01'")
+    assert "event time: ts less 1 second, behind select" in flux.explain(same(timed.where("ts > '2020-01-01'")))
+
+
 @pytest.mark.parametrize("kind", ["source", "dataframe"])
 def test_a_row_without_an_answer_ends_the_query_with_its_place(spark: Any, data: Any, kind: str) -> None:
     """A DataFrame has its own columns; behind it a stage's are computed."""

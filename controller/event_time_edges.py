@@ -1,0 +1,150 @@
+"""Event time in a plan: the columns that its edges need, the inputs whose watermarks count, and windows that would never close.
+
+A watermark is stated by the streams of a source that has one, and by those of a stage that keeps a time: an aggregate with
+windows in append mode, a stage with ``event_time=``, and a stage that only passes rows on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from flux.dataflow.flow import Stage
+from flux.dataflow.plan import EdgePlan, EventTime, FromSource, FromStage, Plan, SourcePlan, StagePlan, Timed
+from flux.errors import SchemaError, UsageError
+from flux.expressions.steps import RowSteps
+from flux.operators.aggregate import Aggregate
+from flux.operators.operator import Operator, chain_of
+from flux.operators.schema import positions
+from flux.windows.window import SessionWindow, Window
+
+
+class InputTime(NamedTuple):
+    """The event time of the rows of an input."""
+
+    origin: SourcePlan | StagePlan
+    timed: Timed
+    steps: RowSteps | None
+    #: Whether its rows have event time.
+    has: bool
+
+
+def window_of(operator: Operator) -> Window | SessionWindow | None:
+    """Return the windows of event time by which an operator groups rows; None: it has none."""
+    return operator._flux_window if isinstance(operator, Aggregate) else None
+
+
+def timed_inputs(operator: Operator, inputs: Sequence[InputTime]) -> tuple[int, ...]:
+    """Return the inputs whose watermarks count for a stage. A window needs them all: rows of an input without a watermark may
+    have any time until the input has ended."""
+    if window_of(operator) is not None:
+        return tuple(range(len(inputs)))
+    return tuple(number for number, each in enumerate(inputs) if each.has)
+
+
+def gives_times(stage: Stage, operator: Operator, plan: StagePlan, case_sensitive: bool) -> bool:
+    """Tell whether the rows that a stage gives have event time. SchemaError: it promises a column that its output lacks."""
+    if stage.event_time is not None:
+        _check_promised(stage.event_time, plan.output_schema, plan.name, case_sensitive)
+    if not plan.timed_inputs:
+        return False
+    if window_of(operator) is not None:
+        return plan.output_mode == "append"
+    return stage.event_time is not None or stage.passes
+
+
+def _check_promised(column: str, output: pa.Schema | None, name: str, case_sensitive: bool) -> None:
+    if output is None:
+        raise SchemaError(f"stage {name}: event_time={column!r} is a column of the output, and the stage gives no rows")
+    found = positions(output, column, case_sensitive)
+    if len(found) != 1 or not pa.types.is_timestamp(output.field(found[0]).type):
+        there = ", ".join(f"{field.name} {field.type}" for field in output)
+        raise SchemaError(
+            f"stage {name}: event_time={column!r} must be a column of times of its output; there are {there}"
+        )
+
+
+def check_window(name: str, operator: Operator, inputs: Sequence[InputTime], case_sensitive: bool) -> None:
+    """Raise UsageError if windows would be closed by the watermark of another column than the one that they are made of."""
+    window = window_of(operator)
+    for each in inputs:
+        if window is None or not each.has or not isinstance(each.origin, SourcePlan):
+            continue
+        time = each.origin.event_time
+        assert time is not None
+        kept = [time.column] if each.steps is None else each.steps.names_of(time.column)
+        if not any(_same(window.column, column, case_sensitive) for column in kept):
+            kept_as = f"is called {', '.join(kept)} there" if kept else "is not there any more"
+            raise UsageError(
+                f"stage {name} has windows of {window.column!r}, and the watermark of source {each.origin.name} is that of "
+                f"{time.column!r}, which {kept_as}. Windows close by the watermark of their own column: keep the column as it "
+                "is, and name it in both places. A time that has to be computed comes in front of withWatermark"
+            )
+
+
+def check_windows_close(plan: Plan, stage: StagePlan, never: Mapping[int, SourcePlan]) -> None:
+    """Raise UsageError if a stage with windows would never give one. ``never``: by edge, a source that never ends and on whose
+    rows the edge depends."""
+    for edge in (plan.edges[number] for number in stage.edges_in):
+        if edge.id in never and not edge.states:
+            raise UsageError(
+                f'stage {stage.name} has windows and output_mode="append": it gives a window when it is final, and '
+                f"{_without_watermark(plan, edge, never[edge.id], window_of(chain_of(stage.make())[0]))}; or say "
+                'output_mode="update" for the changed groups after every step'
+            )
+
+
+def _without_watermark(plan: Plan, edge: EdgePlan, source: SourcePlan, window: Window | SessionWindow | None) -> str:
+    """Tell why no watermark comes through an edge, and what to write."""
+    line = f"withWatermark({window.column if window else 'ts'!r}, '10 seconds')"
+    if isinstance(edge, FromStage):
+        before = plan.stages[edge.stage]
+        if before.timed_inputs:
+            return (
+                f"the rows that stage {before.name} gives have no event time. If it gives no row below its watermark, say which "
+                f"column has the times: @flux.stage(..., event_time={window.column if window else 'ts'!r})"
+            )
+        return f"source {source.name}, some stages before, has no watermark and may never end. Declare it: {source.name}.{line}"
+    assert isinstance(edge, FromSource)
+    if edge.timed is Timed.LATE:
+        return (
+            f"late rows of source {source.name} have no watermark: keep them as they are, as in late.to_parquet(path)"
+        )
+    if source.event_time is not None:
+        return f"it reads source {source.name} beside its watermark: give it the flow that {line} has returned"
+    return f"source {source.name} has no watermark and may never end. Declare it: {source.name}.{line}"
+
+
+def _same(one: str, other: str, case_sensitive: bool) -> bool:
+    return one == other if case_sensitive else one.casefold() == other.casefold()
+
+
+def narrowed(schema: pa.Schema, time: EventTime, edges: Sequence[FromSource]) -> tuple[EventTime, list[FromSource]]:
+    """Return the event time of a source, and the edges of its on-time and late rows, with the columns alone that these edges or
+    the event time itself look at. ``schema``: that of the source."""
+    behind = schema if time.steps is None else time.steps.output
+    wanted = [edge.columns for edge in edges]
+    steps = time.steps
+    if None in wanted:
+        read: Sequence[int] = range(len(behind))
+    else:
+        read = sorted({time.at, *(column for columns in wanted for column in columns or ())})
+    if steps is not None:
+        steps = steps.only([behind.names[at] for at in read])
+        needs = tuple(map(schema.names.index, steps.needs()))
+    else:
+        needs = tuple(read)
+    made = replace(
+        time, at=list(read).index(time.at), steps=steps, columns=None if len(needs) == len(schema) else needs
+    )
+    return made, [replace(edge, columns=_places(read, edge.columns)) for edge in edges]
+
+
+def _places(read: Sequence[int], columns: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return the places of columns among those that are read; None: all of these, in order."""
+    if columns is None or list(columns) == list(read):
+        return None
+    return tuple(list(read).index(column) for column in columns)
