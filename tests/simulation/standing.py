@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
 #: (stage, partition, worker, incarnation)
 Life = tuple[int, int, int, int]
-#: Reports of its primary: one before the controller can know that it stands still, one that tells that the time is over, and one
-#: on its way.
+#: Heartbeats until its primary knows how far it is: the primary asks after one, and looks for that twice in each.
+ASKED = 1.5
+#: Reports of its primary: one that it has moved, one from which on the controller counts, one that tells that the time is over.
 REPORTS = 3
+#: Messages on their way, one after the other: the question, the answer, the first report and the last. Each may take several
+#: times the mean delay, which is no disturbance.
+DELAYS = 4 * 5
 
 
 @dataclass
@@ -52,8 +56,8 @@ class Standing:
 
     @property
     def limit_s(self) -> float:
-        settings = self.sim.plan.settings
-        return settings.step_timeout + REPORTS * settings.heartbeat_interval + 2 * TICK_S
+        settings, delay_s = self.sim.plan.settings, self.sim.faults.delay_s
+        return settings.step_timeout + (ASKED + REPORTS) * settings.heartbeat_interval + 2 * TICK_S + DELAYS * delay_s
 
     # ---- the fault
 
@@ -94,11 +98,12 @@ class Standing:
         found = dict(self._owing(core))
         for life in [life for life, still in self._still.items() if still.told_by == core.worker and life not in found]:
             del self._still[life]
+        undisturbed = sim.network.disturbed_until  # a message that was lost takes a moment: it is sent again
         for life, applied in found.items():
             still = self._still.get(life)
             if still is None or (still.applied, still.told_by) != (applied, core.worker):
                 self._still[life] = Still(applied, core.worker, now)
-            elif now - still.since > self.limit_s:
+            elif now - max(still.since, undisturbed) > self.limit_s:
                 raise Violation(
                     "who stands still is dropped",
                     f"stage {life[0]}, partition {life[1]}: worker {life[2]} has applied {applied} steps, and none "
