@@ -1,0 +1,103 @@
+"""Events in disorder, and the answers of the oracle to the questions of one program about them. The same in each process.
+
+One row in twenty is late, some have no time, and neighbours are equal in time. Rows are numbered within their partition. Users
+come in spells, so that each has several sessions. Two runs are equal if ``answers`` and ``lines`` of their outputs are: the rows,
+sorted, as bytes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import flux
+from flux.windows.window import END_OF_TIME
+from tests.oracles.event_time import EventTimeOracle
+
+PARTITIONS = 3
+DELAY, DELAY_US = "5 seconds", 5_000_000
+#: Windows and sessions of the program, in microseconds.
+SIZE, SLIDE, GAP = "10 seconds", "4 seconds", "3 seconds"
+SIZE_US, SLIDE_US, GAP_US = 10_000_000, 4_000_000, 3_000_000
+#: Microseconds: the mean distance of two rows of a partition, and how late a late row is beyond the delay, at most.
+STEP_US, LATE_US = 100_000, 20_000_000
+USERS, SPELL = 40, 50
+TIME = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema(
+    [("partition", pa.int64()), ("number", pa.int64()), ("ts", TIME), ("user", pa.int64()), ("amount", pa.int64())]
+)
+SUMS = "count(*) as n, sum(amount)::bigint as total, count(distinct amount) as kinds"
+
+
+@cache
+def part(partition: int, count: int) -> pa.RecordBatch:
+    """The rows of one partition. The first lie before 1970."""
+    rng, number = np.random.default_rng(partition), np.arange(count)
+    times = np.cumsum(rng.integers(0, 2 * STEP_US, count)) - 30_000_000 - rng.integers(0, DELAY_US, count)
+    late = rng.random(count) < 0.05
+    times[late] -= DELAY_US + rng.integers(STEP_US, LATE_US, int(late.sum()))
+    times = times // 10_000 * 10_000
+    user = (number // SPELL * 7 + rng.integers(0, 5, count)) % USERS
+    ts = pa.array(times, mask=rng.random(count) < 0.01).cast(TIME)
+    amount = rng.integers(-9, 100, count)
+    columns = [pa.array(np.full(count, partition)), pa.array(number), ts, pa.array(user), pa.array(amount)]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def everything(count: int) -> pa.Table:
+    return pa.Table.from_batches([part(partition, count) for partition in range(PARTITIONS)])
+
+
+def numbered(
+    count: int, most: int, may_go_on: Callable[[int, int], bool] = lambda partition, number: True
+) -> Callable[[int, int | None], Iterator[flux.Positioned | None]]:
+    """A reader of ``count`` rows for each partition, with positions of its own: in each life the rows are cut elsewhere, into
+    batches of up to ``most``. It gives nothing while ``may_go_on`` forbids the next row."""
+
+    def read(partition: int, start: int | None) -> Iterator[flux.Positioned | None]:
+        rows, number, cuts = part(partition, count), start or 0, random.Random()
+        while number < count:
+            if not may_go_on(partition, number):
+                yield None
+                continue
+            size = min(cuts.randint(1, most), count - number)
+            yield flux.Positioned(rows.slice(number, size), number + size)
+            number += size
+
+    return read
+
+
+def watermark(count: int) -> int:
+    """The watermark behind all rows of all partitions, none of which has ended."""
+    newest = [part(partition, count).column("ts").cast(pa.int64()).drop_null() for partition in range(PARTITIONS)]
+    return min(int(np.max(times.to_numpy())) for times in newest) - DELAY_US
+
+
+def answers(count: int, final_us: int = END_OF_TIME) -> dict[str, bytes]:
+    """The answers of the oracle by output: windows and sessions that are final by a watermark, and late rows."""
+    oracle = EventTimeOracle(everything(count), "ts", DELAY_US)
+    late = oracle.late("partition", "number", "time_us", "user", "amount")
+    assert 0.03 < len(late) / (count * PARTITIONS) < 0.07
+    windows = oracle.windows(["user"], SUMS, SIZE_US, SLIDE_US)
+    sessions = oracle.sessions(["user"], SUMS, GAP_US)
+    return {
+        "windows": text([row for row in windows if row[2] <= final_us]),
+        "sessions": text([row for row in sessions if row[2] < final_us]),
+        "late": text(late),
+    }
+
+
+def lines(table: pa.Table) -> bytes:
+    """Return the rows of an output, with times in microseconds."""
+    columns = [
+        column.cast(TIME).cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in table.columns
+    ]
+    return text(list(zip(*(column.to_pylist() for column in columns), strict=True)))
+
+
+def text(rows: list[tuple[Any, ...]]) -> bytes:
+    return "\n".join(sorted(map(repr, rows))).encode()
