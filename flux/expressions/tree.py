@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -249,12 +249,19 @@ def partial(expression: Expression, batch: pa.RecordBatch, where: Bools) -> Valu
 
 
 @dataclass(frozen=True)
-class And(Expression):
-    """Both, in three-valued logic. The right side is computed where the left one is not false."""
+class Connective(Expression):
+    """Two conditions in three-valued logic. The right side is computed where the left one does not decide alone."""
 
     left: Expression
     right: Expression
     type: pa.DataType = BOOLEAN
+
+    #: The value with which the left side decides.
+    decides: ClassVar[bool]
+    #: The function of Arrow with the truth table.
+    function: ClassVar[str]
+    #: The name in the text form.
+    name: ClassVar[str]
 
     @property
     def children(self) -> tuple[Expression, ...]:
@@ -263,45 +270,34 @@ class And(Expression):
     def compute(self, batch: pa.RecordBatch) -> Value:
         left = self.left.compute(batch)
         if self.right.raises:
-            where = bools(pc.fill_null(spread(left, batch.num_rows), True))
-            right = pc.if_else(pa.array(where), partial(self.right, batch, where), False)
+            known = pc.fill_null(spread(left, batch.num_rows), not self.decides)
+            where = bools(known) != self.decides
+            right = pc.if_else(pa.array(where), partial(self.right, batch, where), self.decides)
         else:
             right = self.right.compute(batch)
-        return pc.and_kleene(left, right)
+        return pc.call_function(self.function, [left, right])
 
     def with_children(self, children: Sequence[Expression]) -> Expression:
-        return And(*children)
+        return type(self)(*children)
 
     def __str__(self) -> str:
-        return f"and({self.left}, {self.right})"
+        return f"{self.name}({self.left}, {self.right})"
 
 
-@dataclass(frozen=True)
-class Or(Expression):
-    """One of both, in three-valued logic. The right side is computed where the left one is not true."""
+class And(Connective):
+    """Both."""
 
-    left: Expression
-    right: Expression
-    type: pa.DataType = BOOLEAN
+    decides = False
+    function = "and_kleene"
+    name = "and"
 
-    @property
-    def children(self) -> tuple[Expression, ...]:
-        return self.left, self.right
 
-    def compute(self, batch: pa.RecordBatch) -> Value:
-        left = self.left.compute(batch)
-        if self.right.raises:
-            where = ~bools(spread(left, batch.num_rows))
-            right = pc.if_else(pa.array(where), partial(self.right, batch, where), True)
-        else:
-            right = self.right.compute(batch)
-        return pc.or_kleene(left, right)
+class Or(Connective):
+    """One of both, or both."""
 
-    def with_children(self, children: Sequence[Expression]) -> Expression:
-        return Or(*children)
-
-    def __str__(self) -> str:
-        return f"or({self.left}, {self.right})"
+    decides = True
+    function = "or_kleene"
+    name = "or"
 
 
 @dataclass(frozen=True)

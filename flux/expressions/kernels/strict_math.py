@@ -68,6 +68,15 @@ def _cut(numbers: Floats) -> Floats:
     return (_bits(numbers) & _HIGH).view(np.float64)
 
 
+def _parts(numbers: Floats) -> tuple[Floats, Ints, Ints]:
+    """Return positive numbers, scaled up to normal ones where they are not, with their high words and their own exponents.
+    Numbers without a logarithm are 1."""
+    small = numbers < 2.0**-1022
+    x = np.where(np.isfinite(numbers) & (numbers > 0), np.where(small, numbers * 2.0**54, numbers), 1.0)
+    word = _high_word(x)
+    return x, word, np.where(small & (numbers > 0), -54, 0) + (word >> 20) - 1023
+
+
 def exp(numbers: Floats) -> Floats:
     with np.errstate(all="ignore"):
         usual = np.where(np.isfinite(numbers) & (np.abs(numbers) < 800), numbers, 0.0)
@@ -90,10 +99,7 @@ def exp(numbers: Floats) -> Floats:
 
 def log(numbers: Floats) -> Floats:
     with np.errstate(all="ignore"):
-        small = numbers < 2.0**-1022
-        x = np.where(np.isfinite(numbers) & (numbers > 0), np.where(small, numbers * 2.0**54, numbers), 1.0)
-        word = _high_word(x)
-        exponent = np.where(small & (numbers > 0), -54, 0) + (word >> 20) - 1023
+        x, word, exponent = _parts(numbers)
         fraction = word & 0xFFFFF
         up = (fraction + 0x95F64) & 0x100000
         x = _with_high_word(x, fraction | (up ^ 0x3FF00000))
@@ -127,10 +133,7 @@ def _at_the_ends_of_logarithms(numbers: Floats, found: Floats) -> Floats:
 
 def log10(numbers: Floats) -> Floats:
     with np.errstate(all="ignore"):
-        small = numbers < 2.0**-1022
-        x = np.where(np.isfinite(numbers) & (numbers > 0), np.where(small, numbers * 2.0**54, numbers), 1.0)
-        word = _high_word(x)
-        exponent = np.where(small & (numbers > 0), -54, 0) + (word >> 20) - 1023
+        x, word, exponent = _parts(numbers)
         below = np.where(exponent < 0, 1, 0)
         x = _with_high_word(x, (word & 0xFFFFF) | ((0x3FF - below) << 20))
         y = (exponent + below).astype(np.float64)
