@@ -52,8 +52,6 @@ class HostedReplicas:
         self.followers: dict[PartitionKey, Follower] = {}
         #: Incarnations of replicas whose state has not come yet.
         self.awaited: dict[PartitionKey, int] = {}
-        #: The kinds of the placed replicas.
-        self.kinds: dict[PartitionKey, ReplicaKind] = {}
         self._stages = [stage.id for stage in plan.stages]
         self._edges = plan.edges
         self._ordered = plan.settings.ordered
@@ -135,6 +133,10 @@ class HostedReplicas:
         self.note()
         self.secondary[replica.key.stage] |= {replica.partition}
         return [partition for partition in self.of_stage[replica.key.stage] if partition != replica.partition]
+
+    def kind(self, key: PartitionKey) -> ReplicaKind:
+        """Return the kind of the replica that the table places here."""
+        return kind_of(self.placed[key])
 
     def leads(self, key: PartitionKey) -> bool:
         """Tell whether the table names this worker's replica of a partition as the primary."""

@@ -169,11 +169,11 @@ class ReplicaLifecycle:
             if mine is None:
                 hosted.placed.pop(key, None)
                 continue
-            hosted.placed[key], hosted.kinds[key] = mine, kind_of(mine)
+            hosted.placed[key] = mine
             if here is None:
                 missing.append((key, mine))
         for key, mine in missing:
-            hosted.kinds[key].install(self, key, mine)
+            kind_of(mine).install(self, key, mine)
         if others or missing:
             self._noted = True
             hosted.note()
@@ -268,7 +268,7 @@ class ReplicaLifecycle:
         return self._hosted.begins_on_disk(key)
 
     def keeps_checkpoints(self, key: PartitionKey) -> bool:
-        return keeps_checkpoints(self._hosted.kinds[key])
+        return keeps_checkpoints(self._hosted.kind(key))
 
     def came_to_life(self, replica: Replica, state: StateCopy, now: float) -> None:
         """Add an awaited replica whose operator has got its state."""
@@ -316,7 +316,7 @@ class ReplicaLifecycle:
             stream = StreamId(edge_id, key.partition)
             producer = self.producer(stream, edge, incarnation, bases[index] if bases else 0)
             outlets.append(EdgeOutput(producer, edge))
-        replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, self._hosted.kinds[key])
+        replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, self._hosted.kind(key))
         if self._plan.durable:
             replica.output.compare(replica.applied)  # the vault may give its state to a replica that repeats its steps
         inputs = self._inputs[key.stage]

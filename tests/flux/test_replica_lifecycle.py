@@ -6,6 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from one_worker import SINK, planned, table, worker
+
+from partitioning.ids import PartitionKey
+
 FLUX = Path(__file__).parents[2] / "flux"
 #: Replicas that a worker hosts, by partition: see ``HostedReplicas``.
 HOSTED = {"replicas", "awaited", "followers", "placed"}
@@ -32,3 +36,15 @@ def test_only_the_lifecycle_adds_and_removes_replicas() -> None:
     assert owners == {"replica_lifecycle", "hosted_replicas"}
     assert found["hosted_replicas"] == 1, "``add`` is called by the lifecycle"
     assert found["replica_lifecycle"] > 8
+
+
+def test_a_worker_forgets_a_partition_of_which_it_has_no_replica_any_more() -> None:
+    plan, key = planned(SINK), PartitionKey(0, 0)
+    core = worker(plan)
+
+    def about() -> set[str]:
+        return {name for name, held in vars(core.hosted).items() if isinstance(held, dict) and key in held}
+
+    assert about() >= {"placed", "replicas"}
+    core.on_table(table(plan, epoch=1, others={key: 1}), 0.0)
+    assert about() == set()
