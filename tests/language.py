@@ -16,6 +16,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,9 +78,15 @@ def source_files(root: Path = ROOT) -> list[Path]:
     return sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Parse a module. Each is asked for several times."""
+    return ast.parse(source)
+
+
 def passages(source: str) -> Iterator[Passage]:
     """Yield all docstrings and comments of a module."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, (ast.Module, *_DEFINITIONS)) and (text := ast.get_docstring(node)):
             yield Passage(node.body[0].lineno, text)
     yield from _comments(source)
@@ -122,7 +129,7 @@ def findings_of(path: str, source: str) -> Iterator[Finding]:
             for habit, pattern in SENTENCE_HABITS.items():
                 if pattern.search(text):
                     yield Finding(habit, path, line, text)
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if not isinstance(node, _DEFINITIONS) or not (text := ast.get_docstring(node)):
             continue
         first = re.sub(r"\s+", " ", text)[:120]
@@ -142,7 +149,7 @@ def shared_class_names(sources: dict[str, str]) -> Iterator[Finding]:
     places: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, source in sources.items():
         if path.partition("/")[0] in PRODUCT:
-            for node in ast.walk(ast.parse(source)):
+            for node in ast.walk(parsed(source)):
                 if isinstance(node, ast.ClassDef):
                     places[node.name].append((path, node.lineno))
     for name, where in places.items():

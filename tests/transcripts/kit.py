@@ -53,7 +53,15 @@ class Flow:
 
     def until_told(self, text: str) -> None:
         """Until an event of which this is a part has happened since the last call of ``skip`` or ``keep``."""
-        self.until(lambda: any(text in event.text for event in self.story.events[self._from :]))
+        looked = self._from
+
+        def told() -> bool:
+            nonlocal looked
+            news = self.story.events[looked:]
+            looked += len(news)
+            return any(text in event.text for event in news)
+
+        self.until(told)
 
     def skip(self) -> None:
         """What has happened so far needs no telling."""
