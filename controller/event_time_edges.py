@@ -19,7 +19,7 @@ from flux.expressions.steps import RowSteps
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import Operator, chain_of
 from flux.operators.schema import positions
-from flux.windows.window import SessionWindow, Window
+from flux.windows.window import Closing, SessionWindow, Window
 
 
 class InputTime(NamedTuple):
@@ -34,7 +34,8 @@ class InputTime(NamedTuple):
 
 def window_of(operator: Operator) -> Window | SessionWindow | None:
     """Return the windows of event time by which an operator groups rows; None: it has none."""
-    return operator._flux_window if isinstance(operator, Aggregate) else None
+    window = operator._flux_window if isinstance(operator, Aggregate) else None
+    return None if window is None or window.by_clock else window
 
 
 def timed_inputs(operator: Operator, inputs: Sequence[InputTime]) -> tuple[int, ...]:
@@ -68,14 +69,18 @@ def _check_promised(column: str, output: pa.Schema | None, name: str, case_sensi
 
 
 def check_window(name: str, operator: Operator, inputs: Sequence[InputTime], case_sensitive: bool) -> None:
-    """Raise UsageError if windows would be closed by the watermark of another column than the one that they are made of."""
+    """Raise UsageError if windows would be closed by the watermark of another column than the one that they are made of. A time
+    that is known beforehand is of another column anyway."""
     window = window_of(operator)
+    if isinstance(window, Closing):
+        return
     for each in inputs:
         if window is None or not each.has or not isinstance(each.origin, SourcePlan):
             continue
         time = each.origin.event_time
         assert time is not None
         kept = [time.column] if each.steps is None else each.steps.names_of(time.column)
+        assert window.column is not None
         if not any(_same(window.column, column, case_sensitive) for column in kept):
             kept_as = f"is called {', '.join(kept)} there" if kept else "is not there any more"
             raise UsageError(

@@ -105,7 +105,9 @@ def _gives_at_the_end(stage: StagePlan) -> bool:
     operator, *_ = chain_of(stage.make())
     if not isinstance(operator, Aggregate):
         return False
-    return type(operator).on_timer is Operator.on_timer and type(operator).process is Aggregate.process
+    if operator._flux_window is not None and operator._flux_window.by_clock:
+        return stage.output_mode == "complete"
+    return not operator._flux_timed and type(operator).process is Aggregate.process
 
 
 def check_taken(plan: Plan) -> None:
@@ -310,7 +312,7 @@ class _Compiler:
             raise UsageError(
                 f"stage {name}: recovery={stage.recovery!r} needs spark.flux.replicas.ordered=true: it repeats the order"
             )
-        if stage.recovery == UPSTREAM and not says_needs(operator):
+        if stage.recovery == UPSTREAM and not says_needs(operator, stage.output_mode):
             raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
         inputs = [self._input(given) for given in ((flow,) if isinstance(flow, RowFlow) else flow.inputs)]
         schemas = tuple(given.schema for given in inputs)

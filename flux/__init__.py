@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from flux.operators.aggregate import Aggregate, count, count_distinct, max, mean, min, sum
     from flux.operators.keyed_operator import KeyedOperator, KeyState
     from flux.operators.operator import Context, Operator
-    from flux.windows.window import END_OF_TIME, NEVER, session_window, window
+    from flux.windows.window import END_OF_TIME, NEVER, NOW, session_window, window
     from spark_integration.query.query import Query
 
 __version__ = "0.4.0"
@@ -70,6 +70,7 @@ __version__ = "0.4.0"
 __all__ = [
     "END_OF_TIME",
     "NEVER",
+    "NOW",
     "Aggregate",
     "BadFile",
     "BadRecord",
@@ -157,7 +158,7 @@ _HOMES = {
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
         "SnapshotError", "UsageError", "UserCodeError",
     ),
-    "flux.windows.window": ("END_OF_TIME", "NEVER", "session_window", "window"),
+    "flux.windows.window": ("END_OF_TIME", "NEVER", "NOW", "session_window", "window"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

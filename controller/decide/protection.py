@@ -186,6 +186,6 @@ def _mistake(before: StagePlan, replicas: int | None, recovery: str | None) -> s
         return "its output is kept for toDF(), which standbys would have to make again: only replicas can be changed"
     if recovery not in (None, ACTIVE) and number == 1:
         return f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it"
-    if recovery == UPSTREAM and not says_needs(before.make()):
+    if recovery == UPSTREAM and not says_needs(before.make(), before.output_mode):
         return f"recovery={recovery!r} {NEEDS_UNKNOWN}"
     return None

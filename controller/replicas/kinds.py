@@ -15,7 +15,8 @@ from partitioning.table import ReplicaAt
 
 #: The reason why an operator that needs all of its rows cannot have this kind.
 NEEDS_UNKNOWN = (
-    "keeps no state, only where rows come in once more: it is for functions, and for operators that define needs_from(). Take "
+    "keeps no state, only where rows come in once more: it is for functions, for aggregates with windows that end, and for "
+    "operators that define needs_from(). Take "
     f"recovery={STANDBY!r} for this one"
 )
 

@@ -26,7 +26,7 @@ from flux.operators.operator import Batches, Operator
 from flux.operators.schema import check_columns
 from flux.operators.user_code import text_of
 from flux.operators.user_functions import gives_nothing, named, signature, takes
-from flux.windows.window import SessionWindow, Window
+from flux.windows.window import Closing, SessionWindow, Window
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
 if TYPE_CHECKING:
@@ -258,6 +258,7 @@ def stage(
     durable: bool = True,
     window: Window | SessionWindow | None = None,
     event_time: str | None = None,
+    closes: str | None = None,
 ) -> Callable[[Any], Stage]: ...
 @checked("flux.stage")
 def stage(
@@ -274,6 +275,7 @@ def stage(
     durable: bool = True,
     window: Window | SessionWindow | None = None,
     event_time: str | None = None,
+    closes: str | None = None,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -289,12 +291,14 @@ def stage(
     recovery     work of the replicas beside the primary: "active" ones apply every step and go on at once when the primary is
                  lost; a "standby" keeps a checkpoint and repeats the steps after it: slower then, cheaper until then;
                  "upstream" ones keep nothing but the order: the rows since the last replay point are sent once more by their
-                 producers. For functions, and operators that define ``needs_from``
+                 producers. For functions, aggregates with windows that end, and operators that define ``needs_from``
     window       for an Aggregate: ``flux.window(...)`` or ``flux.session_window(...)``. Its groups are those of key and window,
                  and rows have the columns ``window_start`` and ``window_end`` behind the key
     event_time   the column of the output that has the times of its rows: it says that no row is given with a time below the
                  watermark of the step before. Then windows may stand behind the stage. Rows below the watermark are left out
                  there, and counted. An aggregate with windows needs no word: a result has the time at which its window ends
+    closes       for an Aggregate, in place of a window: the column with the time at which a group is complete, such as the end of
+                 an auction. Groups are those of key and this time, and are given when the watermark has passed it
     durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
                  with False it does not start, and says why
     """
@@ -307,6 +311,8 @@ def stage(
     if event_time is not None and not (isinstance(event_time, str) and event_time):
         raise UsageError(f"event_time must be the name of a column of the output, as in 'ts'; got {event_time!r:.100}")
     columns = _key_columns(key)
+    if closes is not None:
+        window = _closing(closes, window)
 
     def decorate(decorated: Any) -> Stage:
         _check_decorated(decorated)
@@ -331,6 +337,16 @@ def stage(
     return decorate if target is None else decorate(target)
 
 
+def _closing(closes: Any, window: Any) -> Closing:
+    if not isinstance(closes, str) or not closes:
+        raise UsageError(
+            f"closes must be the name of a column with a time, as in closes='expires'; got {closes!r:.100}"
+        )
+    if window is not None:
+        raise UsageError("a stage has window= or closes=: both say when a group is complete")
+    return Closing(closes)
+
+
 def _check_window(decorated: Any, window: Any) -> None:
     """Raise UsageError if a value is no window, or if the decorated object has no groups that could be of windows."""
     if window is None:
@@ -344,8 +360,8 @@ def _check_window(decorated: Any, window: Any) -> None:
 
     if not (inspect.isclass(decorated) and issubclass(decorated, Aggregate)):
         raise UsageError(
-            f"window= is for a class that derives from flux.Aggregate, and {named(decorated)} does not: an operator of your own "
-            "sets timers of event time (context.set_event_timer)"
+            f"window= and closes= are for a class that derives from flux.Aggregate, and {named(decorated)} does not: an operator "
+            "of your own sets timers of event time (context.set_event_timer)"
         )
 
 
@@ -366,6 +382,8 @@ def _output_mode(decorated: Any, given: Any, window: Any) -> str:
             f"output_mode={given!r} is for an aggregate, whose groups change, and {named(decorated)} is a function: leave it "
             "out. A function gives its rows as they come"
         )
+    if mode == "update" and isinstance(window, Closing):
+        raise UsageError("closes= gives each group once, when it is complete: leave it out for output_mode='update'")
     if mode == "update" and isinstance(window, SessionWindow):
         raise UsageError(
             "a session window has output_mode 'append' or 'complete', as in Spark: a row may join sessions that update mode has "

@@ -27,8 +27,8 @@ from flux.errors import SchemaError, UsageError
 from flux.operators.attributes import put_state, state_of
 from flux.operators.operator import Batches, Context, JointOutput, Operator
 from flux.operators.schema import position, positions
-from flux.operators.windowed_groups import WINDOW_COLUMNS, WindowedGroups, check_time, window_fields
-from flux.windows.window import END_OF_TIME, SessionWindow, Window
+from flux.operators.windowed_groups import CLOCK_TYPE, TIMER, WindowedGroups, check_time, window_columns
+from flux.windows.window import END_OF_TIME, Closing, SessionWindow, Window
 from partitioning.accumulators import accumulator
 from partitioning.errors import StateMismatchError
 from partitioning.hashing import check_key_type
@@ -143,8 +143,12 @@ class Aggregate(Operator):
             raise SchemaError(f"{name} has no measure; give it at least one, as in: n = flux.count()")
         if not schemas:
             raise SchemaError(f"{name} has no input")
-        window = () if self._flux_window is None else WINDOW_COLUMNS
+        window = () if self._flux_window is None else window_columns(self._flux_window)
         clash = sorted({*key, *window} & self._measures.keys())
+        if isinstance(self._flux_window, Closing) and window[0] in key:
+            raise SchemaError(
+                f"{name}: closes={window[0]!r} is a part of each group by itself; leave it out of the key"
+            )
         if window and set(window) & set(key):
             raise SchemaError(
                 f"{name}: the names {' and '.join(window)} are those of the window; rename the key column"
@@ -169,12 +173,15 @@ class Aggregate(Operator):
             pa.field(column, accumulator(*measure).result_type)
             for column, measure in self._typed_measures(schemas[0]).items()
         ]
-        times = [] if self._flux_window is None else window_fields(self._time(schemas, self._flux_window.column))
+        time = self._time_type(schemas)
+        times = [pa.field(column, time) for column in window]
         return pa.schema([*(_nullable(schemas, column) for column in key), *times, *measures])
 
-    def _time(self, schemas: Sequence[pa.Schema], column: str) -> pa.Field:
-        """Return the field of the window's times, which has one type in all inputs."""
-        name = type(self).__name__
+    def _time_type(self, schemas: Sequence[pa.Schema]) -> pa.DataType:
+        """Return the type of the window's times, which is one in all inputs."""
+        name, column = type(self).__name__, None if self._flux_window is None else self._flux_window.column
+        if column is None:
+            return CLOCK_TYPE
         fields = [check_time(schema, column, name) for schema in schemas]
         for number, field in enumerate(fields):
             if field.type != fields[0].type:
@@ -182,7 +189,7 @@ class Aggregate(Operator):
                     f"{name}: column {column!r} is {fields[0].type} in input 0 but {field.type} in input {number}; cast one of "
                     "them"
                 )
-        return fields[0]
+        return fields[0].type
 
     def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
         def said(measure: Measure) -> str:
@@ -218,7 +225,8 @@ class Aggregate(Operator):
         ]
         typed = self._typed_measures(context.schemas[0])
         if window is not None:
-            times_at = [position(schema, window.column) for schema in context.schemas]
+            column = window.column
+            times_at = [] if column is None else [position(schema, column) for schema in context.schemas]
             self._flux_groups = WindowedGroups(
                 window, times_at, self._output, len(context.key), typed, context.output_mode
             )
@@ -231,7 +239,7 @@ class Aggregate(Operator):
             return None
         groups, number = self._flux_groups, self.context.input
         if isinstance(groups, WindowedGroups):
-            return groups.add(batch, number, self._keys_at[number], self._columns_at[number])
+            return groups.add(batch, self.context, self._keys_at[number], self._columns_at[number])
         slots = groups.slots([batch.column(i) for i in self._keys_at[self.context.input]], rows)
         groups.update(slots, self._values(batch))
         touched = groups.touched(slots) if self._updates else slots
@@ -246,6 +254,19 @@ class Aggregate(Operator):
     def on_watermark(self) -> Batches:
         groups = self._flux_groups
         return groups.advance(self.context.watermark) if isinstance(groups, WindowedGroups) else None
+
+    def on_timer(self, name: str) -> Batches:
+        """Close windows of processing time. A subclass with timers of its own hands other names on to this method."""
+        groups = self._flux_groups
+        if name == TIMER and isinstance(groups, WindowedGroups):
+            return groups.tick(self.context)
+        return super().on_timer(name)
+
+    @property
+    def _flux_timed(self) -> bool:
+        if getattr(self.on_timer, "__func__", None) is not Aggregate.on_timer:
+            return True
+        return self._flux_window is not None and self._flux_window.by_clock
 
     @classmethod
     def process_many(cls, operators: Sequence[Self], batch: pa.RecordBatch, rows: Sequence[int]) -> JointOutput | None:
@@ -275,6 +296,22 @@ class Aggregate(Operator):
         if not self.context.key and self.context.partition == 0:
             groups.make_single()  # as in Spark, the aggregate of no rows is one row
         return self._all_results(groups)
+
+    def needs_from(self) -> int | None:
+        """Return the first step that an open window has a row of. Without windows each group has all of its rows."""
+        groups = self._flux_groups
+        if not isinstance(groups, WindowedGroups):
+            return None
+        first = groups.needs_from
+        return self.context.step + 1 if first is None else first
+
+    def _flux_says_needs(self, output_mode: str) -> bool:
+        """Return whether ``needs_from`` may forget steps: windows are all of the state, because methods of a subclass set no
+        attributes, and windows end before the input does."""
+        kind = type(self)
+        if kind.needs_from is not Aggregate.needs_from:
+            return True
+        return self._flux_window is not None and output_mode != "complete" and not _has_methods(kind)
 
     def snapshot(self) -> pa.Table | dict[str, Any]:
         """Return one row per key: its columns, then the state of each measure. If a subclass has attributes and defines no
@@ -350,7 +387,8 @@ def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) ->
     if not isinstance(operator, Aggregate) or _has_methods(type(operator)):
         return None
     named = [*key, *(measure.column for measure in operator._measures.values() if measure.column is not None)]
-    named += [] if operator._flux_window is None else [operator._flux_window.column]
+    window = operator._flux_window
+    named += [] if window is None or window.column is None else [window.column]
     read = {position(schema, column) for column in named}
     narrow = (at for at, type_ in enumerate(schema.types) if pa.types.is_primitive(type_))
     return tuple(sorted(read or {next(narrow, 0)})) if len(schema) else None

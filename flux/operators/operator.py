@@ -373,6 +373,15 @@ class Operator:
         at step r gives from step s on the same output as this operator. Timers that were set before r are set then too."""
         return None
 
+    @property
+    def _flux_timed(self) -> bool:
+        """Whether the operator may set timers, because it defines ``on_timer``."""
+        return getattr(self.on_timer, "__func__", None) is not Operator.on_timer
+
+    def _flux_says_needs(self, output_mode: str) -> bool:
+        """Return whether the class defines ``needs_from``."""
+        return type(self).needs_from is not Operator.needs_from
+
     def state_bytes(self) -> int:
         """Return about how large the state is; asked for once a second, so it must be cheap. 0: not known, then the size of the
         last copy is taken. Load balance weighs the size, nothing else depends on it."""
@@ -436,9 +445,9 @@ def never_gives(operator: Operator) -> bool:
     return all(any(method is none for none in known) or gives_nothing(method) for method in methods)
 
 
-def says_needs(operator: Operator) -> bool:
-    """Return whether an operator defines ``needs_from``."""
-    return type(operator).needs_from is not Operator.needs_from
+def says_needs(operator: Operator, output_mode: str) -> bool:
+    """Return whether ``needs_from`` of an operator of a stage with this output mode may forget steps."""
+    return operator._flux_says_needs(output_mode)
 
 
 class Chained(Operator):
@@ -549,14 +558,13 @@ class OperatorFacts(NamedTuple):
     gives_changes: bool
     #: Several partitions of its stage may go through one call of ``process_many``.
     goes_together: bool
-    #: It may set timers, because it defines ``on_timer``.
+    #: It may set timers.
     timed: bool
 
 
 def facts_of(operator: Operator) -> OperatorFacts:
     first = chain_of(operator)[0]
-    timed = getattr(operator.on_timer, "__func__", None) is not Operator.on_timer
-    return OperatorFacts(first, gives_changes(operator), first.processes_many, timed)
+    return OperatorFacts(first, gives_changes(operator), first.processes_many, operator._flux_timed)
 
 
 def note_of_output(operator: Operator) -> Any:

@@ -1,5 +1,7 @@
 """Groups of an aggregate by window: rows in, results out when the watermark has passed a window (design: windows).
 
+Windows of processing time take the time of the step in place of a column, and are closed by a timer.
+
 The link between an aggregate, which knows columns and batches, and the state of its windows (``flux.windows``), which knows
 times, keys and values. Results have the key, ``window_start`` and ``window_end``, then the measures.
 
@@ -19,16 +21,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flux.errors import SchemaError
+from flux.operators.operator import Context
 from flux.operators.schema import position, positions
 from flux.windows.pane_state import PaneState, WindowGroups
 from flux.windows.session_state import SessionState
-from flux.windows.window import NEVER, SessionWindow, Window
+from flux.windows.window import NEVER, Closing, SessionWindow, Window
 from partitioning.keyed_state import TypedMeasure
 
 #: The columns of a window in the output.
 WINDOW_COLUMNS = ("window_start", "window_end")
 #: Times further away from 1970 are refused: the ends of their windows would not fit into 64 bits.
 TIME_MAX = 1 << 62
+#: The name of the timer that closes windows of processing time.
+TIMER = "flux windows"
+#: The type of a window's times if they come from no column.
+CLOCK_TYPE = pa.timestamp("us", "UTC")
 #: Rows per batch of results.
 RESULT_ROWS_MAX = 65_536
 
@@ -46,9 +53,9 @@ def check_time(schema: pa.Schema, column: str, who: str) -> pa.Field:
     return field
 
 
-def window_fields(time: pa.Field) -> list[pa.Field]:
-    """Return the fields of a window's start and end, of the type of the times."""
-    return [pa.field(name, time.type) for name in WINDOW_COLUMNS]
+def window_columns(window: Window | SessionWindow) -> tuple[str, ...]:
+    """Return the names of the columns of a window in the output."""
+    return (str(window.column),) if isinstance(window, Closing) else WINDOW_COLUMNS
 
 
 def microseconds_of(column: pa.Array) -> np.ndarray:
@@ -58,6 +65,11 @@ def microseconds_of(column: pa.Array) -> np.ndarray:
     if unit == "ns":
         return found // 1_000
     return found if unit == "us" else found * (1_000 if unit == "ms" else 1_000_000)
+
+
+def microseconds_at(now: float) -> int:
+    """Return the time of a step in whole microseconds: at a timer that was set for a whole microsecond, at least that one."""
+    return round(now * 1_000_000)
 
 
 class WindowedGroups:
@@ -75,6 +87,8 @@ class WindowedGroups:
         """``times_at``: by input, the position of the times; ``output``: the schema of results, with ``keys`` key columns first;
         ``output_mode``: see ``flux.stage``."""
         self._times_at, self._output, self._keys = times_at, output, keys
+        self._by_clock = window.by_clock
+        self._columns = len(window_columns(window))
         self._mode = output_mode
         key_fields = [output.field(i) for i in range(keys)]
         self._state: PaneState | SessionState
@@ -92,16 +106,27 @@ class WindowedGroups:
     def nbytes(self) -> int:
         return self._state.nbytes
 
+    @property
+    def needs_from(self) -> int | None:
+        """The first step that an open window has a row of. None: no window is open."""
+        return self._state.needs_from
+
     def add(
-        self, batch: pa.RecordBatch, number: int, keys_at: Sequence[int], values_at: Sequence[int | None]
+        self, batch: pa.RecordBatch, context: Context, keys_at: Sequence[int], values_at: Sequence[int | None]
     ) -> list[pa.RecordBatch]:
-        """Add a batch of input ``number``. Return the changed groups in update mode."""
-        batch, times = self._countable(batch, batch.column(self._times_at[number]))
+        """Add the rows of the step that the context tells. Return the changed groups in update mode."""
+        if self._by_clock:
+            times = np.full(batch.num_rows, microseconds_at(context.now))
+        else:
+            # The watermark of the context counts, too: a replica that begins empty at a replay point has closed nothing yet.
+            self._watermark = builtins.max(self._watermark, context.watermark)
+            batch, times = self._countable(batch, batch.column(self._times_at[context.input]))
         if not len(times):
             return []
         keys = [batch.column(i) for i in keys_at]
         values = [None if at is None else batch.column(at) for at in values_at]
-        changed = self._state.add(times, keys, values)
+        changed = self._state.add(times, keys, values, context.step)
+        self._set_timer(context)
         return [made for groups in changed or () for made in self._results(groups)]
 
     def _countable(self, batch: pa.RecordBatch, column: pa.Array) -> tuple[pa.RecordBatch, np.ndarray]:
@@ -119,9 +144,25 @@ class WindowedGroups:
             batch, times = batch.filter(pa.array(kept)), times[kept]
         return batch, times
 
+    def _set_timer(self, context: Context) -> None:
+        """Have windows of processing time closed when the first of them ends. Later rows open later windows, and sessions only
+        grow, so a timer that is set is early enough."""
+        if self._by_clock and self._mode != "complete" and TIMER not in context.timers.pending:
+            end = self._state.next_end
+            if end is not None:
+                context.set_timer(end / 1_000_000, TIMER)
+
+    def tick(self, context: Context) -> Iterator[pa.RecordBatch]:
+        """Yield the results of the windows of processing time that have ended."""
+        self._watermark = microseconds_at(context.now)
+        yield from self._close(self._watermark)
+        self._set_timer(context)
+
     def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
         """Yield the results of the windows that are final by this watermark. In complete mode nothing is final before the end of
-        the input."""
+        the input, and windows of processing time have no watermark."""
+        if self._by_clock:
+            return
         self._watermark = builtins.max(self._watermark, watermark)
         if self._mode != "complete":
             yield from self._close(self._watermark)
@@ -136,7 +177,7 @@ class WindowedGroups:
             for groups in self._state.close(watermark):
                 yield from self._results(groups)
         elif (ended := self._state.close(watermark)) is not None:
-            times = [self._times(ended.starts), self._times(ended.ends)]
+            times = [self._times(ended.starts), self._times(ended.ends)][: self._columns]
             made = pa.RecordBatch.from_arrays([*ended.keys, *times, *ended.values], schema=self._output)
             for start in range(0, made.num_rows, RESULT_ROWS_MAX):
                 yield made.slice(start, RESULT_ROWS_MAX)

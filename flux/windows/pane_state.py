@@ -53,7 +53,9 @@ class PaneState:
         self.closed = NEVER
         self._empty = KeyedState(keys, measures)
         self._pieces: dict[int, KeyedState] = {}  # by the start of the pane, or of the window
+        self._begun: dict[int, int] = {}  # the step of the first row of each piece
         self._told: set[int] | None = None  # the pieces at the last call of ``changes``
+        self._step = 0  # the step whose rows are added
 
     @property
     def nbytes(self) -> int:
@@ -64,14 +66,30 @@ class PaneState:
         """Return the number of open panes."""
         return len(self._pieces)
 
+    @property
+    def needs_from(self) -> int | None:
+        """The first step that an open piece has a row of. None: no piece is open."""
+        return min(self._begun.values(), default=None)
+
+    @property
+    def next_end(self) -> int | None:
+        """The first watermark that closes a window. None: no piece is open."""
+        if not self._pieces:
+            return None
+        earliest = min(self._pieces)
+        if self.by_window:
+            return earliest + self.window.size
+        return next(end for end in self.window.ends(earliest) if end > self.closed)
+
     # ---- rows
 
     def add(
-        self, times: np.ndarray, keys: Sequence[pa.Array], columns: Sequence[pa.Array | None]
+        self, times: np.ndarray, keys: Sequence[pa.Array], columns: Sequence[pa.Array | None], step: int = 0
     ) -> list[WindowGroups]:
-        """Add rows, none of them below the watermark: ``times`` in microseconds, ``columns`` as for ``KeyedState.update``. With
-        ``by_window``, return the groups that have changed, by window and in the order of their first rows. Raises TooManyPanes or
-        SumOverflowError, which leave the state unusable."""
+        """Add rows of a step, none of them below the watermark: ``times`` in microseconds, ``columns`` as for
+        ``KeyedState.update``. With ``by_window``, return the groups that have changed, by window and in the order of their first
+        rows. Raises TooManyPanes or SumOverflowError, which leave the state unusable."""
+        self._step = step
         if not self.by_window:
             self._add(self.window.panes(times), keys, columns)
             return []
@@ -114,6 +132,7 @@ class PaneState:
                     "watermark closes them sooner"
                 )
             piece = self._pieces[start] = self._empty.empty()
+            self._begun[start] = self._step
             if self._told is not None:
                 piece.changes()  # the first call begins to note changes, and gives nothing
         slots = piece.slots(keys, rows)
@@ -131,12 +150,16 @@ class PaneState:
             return
         if self.by_window:
             for start in [start for start in self._pieces if start + self.window.size <= watermark]:
-                del self._pieces[start]
+                self._drop(start)
         else:
             yield from self._ended(watermark)
             for pane in [pane for pane in self._pieces if self.window.last_end(pane) <= watermark]:
-                del self._pieces[pane]
+                self._drop(pane)
         self.closed = watermark
+
+    def _drop(self, start: int) -> None:
+        self._pieces.pop(start, None)
+        self._begun.pop(start, None)
 
     def _ended(self, watermark: int) -> Iterator[WindowGroups]:
         ends = {end for pane in self._pieces for end in self.window.ends(pane) if self.closed < end <= watermark}
@@ -156,12 +179,13 @@ class PaneState:
         """Return the open pieces, each as ``KeyedState.snapshot``, by their starts."""
         return {
             "closed": self.closed,
+            "begun": dict(self._begun),
             "pieces": {start: self._pieces[start].snapshot() for start in sorted(self._pieces)},
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Replace the state by a ``snapshot``. Raises StateMismatchError if it was taken from a state of other measures."""
-        self.closed, self._told = snapshot["closed"], None
+        self.closed, self._told, self._begun = snapshot["closed"], None, dict(snapshot["begun"])
         self._pieces = {start: self._restored(groups) for start, groups in snapshot["pieces"].items()}
 
     def changes(self, share_max: float = 1.0) -> dict[str, Any] | None:
@@ -180,14 +204,17 @@ class PaneState:
                 changed[start] = found
         if first:
             return None
-        return {"closed": self.closed, "changed": changed, "whole": whole, "gone": sorted(told - self._told)}
+        begun = {start: self._begun[start] for start in whole}
+        gone = sorted(told - self._told)
+        return {"closed": self.closed, "begun": begun, "changed": changed, "whole": whole, "gone": gone}
 
     def apply_changes(self, changes: Mapping[str, Any]) -> None:
         """Take the ``changes`` of a state that was equal to this one when it was asked for changes before. Raises
         StateMismatchError if it was not."""
         self.closed = changes["closed"]
         for start in changes["gone"]:
-            self._pieces.pop(start, None)
+            self._drop(start)
+        self._begun |= changes["begun"]
         for start, groups in changes["whole"].items():
             self._pieces[start] = self._restored(groups)
         for start, found in changes["changed"].items():

@@ -1,14 +1,16 @@
 """State of session windows: the open sessions of each key.
 
-Law: results depend on the rows, their order and the watermarks alone, apart from the order of sessions that begin and end
-together: neither on the cut of the rows into calls, nor on a snapshot and restore in between.
+Law: results depend on the rows, their order and the watermarks alone: neither on the cut of the rows into calls, nor on a
+snapshot and restore in between, nor on sessions that ended before. The last is what makes replay points possible
+(``needs_from``): a state that begins empty gives the same sessions, in the same order, as soon as all older ones have ended.
 
 A row joins each session that is not further away than the gap: it extends one, joins two or more to one, or opens one. A session
 ends when the watermark is above its last row by more than the gap. At exactly the gap a row that joins may still come, because
 such a row is not late: so a session waits for one microsecond more than a window of the same end.
 
-Sessions are numbered by slots. Slots of ended and joined sessions are free for good until more than half are; then the open
-sessions, and the keys that have any, move together. So keys that never come back are forgotten.
+Sessions are numbered by slots, in the order of their first rows; joined ones keep the lowest slot. Slots of ended and joined
+sessions are free for good until more than half are; then the open sessions, and the keys that have any, move together. So keys
+that never come back are forgotten.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class SessionState:
         self._size = self._open = 0
         self._owners = np.zeros(0, np.int32)  # the key of each session
         self._starts, self._lasts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._begun = np.zeros(0, np.int64)  # the step of the first row, ascending
         self._is_open = np.zeros(0, np.bool_)
         # The open sessions of a key are a chain, the earliest first; -1: none.
         self._next = np.zeros(0, np.int32)
@@ -67,7 +70,7 @@ class SessionState:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that keys, sessions and accumulators hold."""
-        arrays = (self._owners, self._starts, self._lasts, self._is_open, self._next, self._heads)
+        arrays = (self._owners, self._starts, self._lasts, self._begun, self._is_open, self._next, self._heads)
         index = 0 if self._index is None else self._index.nbytes
         return index + sum(array.nbytes for array in arrays) + sum(made.nbytes for made in self._accumulators)
 
@@ -77,9 +80,22 @@ class SessionState:
 
     # ---- rows
 
-    def add(self, times: np.ndarray, keys: Sequence[pa.Array], columns: Sequence[pa.Array | None]) -> None:
-        """Add rows, none of them below the watermark: ``times`` in microseconds, ``columns`` as for ``KeyedState.update``. Raises
-        SumOverflowError, which leaves the state unusable."""
+    @property
+    def needs_from(self) -> int | None:
+        """The first step that an open session has a row of. None: no session is open."""
+        return int(self._begun[np.argmax(self._is_open[: self._size])]) if self._open else None
+
+    @property
+    def next_end(self) -> int | None:
+        """The first watermark that closes a session. None: no session is open."""
+        lasts = self._lasts[: self._size][self._is_open[: self._size]]
+        return int(lasts.min()) + self.window.gap + 1 if len(lasts) else None
+
+    def add(
+        self, times: np.ndarray, keys: Sequence[pa.Array], columns: Sequence[pa.Array | None], step: int = 0
+    ) -> None:
+        """Add rows of a step, none of them below the watermark: ``times`` in microseconds, ``columns`` as for
+        ``KeyedState.update``. Raises SumOverflowError, which leaves the state unusable."""
         if not len(times):
             return
         owners = np.zeros(len(times), np.int32) if self._index is None else self._index.slots(keys)
@@ -91,7 +107,7 @@ class SessionState:
             np.concatenate([self._lasts[met], times]),
             self.window.gap,
         )
-        into = self._slots_of(runs, met)
+        into = self._slots_of(runs, met, step)
         self._join(met, into[runs.of_item[: len(met)]])
         self._set(into, runs)
         slots = into[runs.of_item[len(met) :]]
@@ -101,7 +117,7 @@ class SessionState:
 
     def _make_room(self) -> None:
         if self._size > len(self._owners):
-            for name in ("_owners", "_starts", "_lasts", "_is_open", "_next"):
+            for name in ("_owners", "_starts", "_lasts", "_begun", "_is_open", "_next"):
                 setattr(self, name, grown(getattr(self, name), max(2 * self._size, 64)))
 
     def _make_room_for(self, keys: int) -> None:
@@ -118,16 +134,20 @@ class SessionState:
             at = self._next[at]
         return np.concatenate(found)
 
-    def _slots_of(self, runs: _Runs, met: np.ndarray) -> np.ndarray:
-        """Return the slot of each run: that of its earliest session, or a new one."""
+    def _slots_of(self, runs: _Runs, met: np.ndarray, step: int) -> np.ndarray:
+        """Return the slot of each run: the lowest of its sessions, or a new one, in the order of the first rows."""
         into = np.full(len(runs.owners), -1, np.int32)
-        # The earliest session of a run is written last.
-        by_start = np.argsort(self._starts[met], kind="stable")[::-1]
-        into[runs.of_item[by_start]] = met[by_start]
-        new = np.flatnonzero(into < 0)
+        by_slot = np.argsort(met)[::-1]  # the lowest slot of a run is written last
+        into[runs.of_item[by_slot]] = met[by_slot]
+        of_rows = runs.of_item[len(met) :]
+        rows = np.arange(len(of_rows))
+        first = np.empty(len(into), np.int64)
+        first[of_rows[::-1]] = rows[::-1]
+        new = of_rows[(into[of_rows] < 0) & (first[of_rows] == rows)]
         into[new] = np.arange(self._size, self._size + len(new), dtype=np.int32)
         self._size += len(new)
         self._make_room()
+        self._begun[into[new]] = step
         return into
 
     def _join(self, met: np.ndarray, into: np.ndarray) -> None:
@@ -203,7 +223,7 @@ class SessionState:
             if self._index is None
             else pa.Table.from_arrays(self._index.keys(owners), schema=pa.schema(self._keys))
         )
-        times = self._starts[kept], self._lasts[kept]
+        times = self._starts[kept], self._lasts[kept], self._begun[kept]
         states = [made.state(kept) for made in self._accumulators]
         self._clear()
         self._load(keys, of_kept.astype(np.int32), *times, np.ones(len(kept), np.bool_), states)
@@ -256,7 +276,8 @@ class SessionState:
         slots, sessions = changes["slots"], changes["sessions"]
         self._size = changes["size"]
         self._make_room()
-        self._owners[slots], self._starts[slots], self._lasts[slots], self._is_open[slots] = self._times(sessions)
+        for array, values in zip(self._by_slot(), self._times(sessions), strict=True):
+            array[slots] = values
         for made, state in zip(self._accumulators, self._states(sessions), strict=True):
             made.put(slots, state, self._size)
         self._make_chains()
@@ -267,16 +288,20 @@ class SessionState:
             "owner": pa.array(self._owners[which]),
             "start": pa.array(self._starts[which]),
             "last": pa.array(self._lasts[which]),
+            "begun": pa.array(self._begun[which]),
             "open": pa.array(self._is_open[which]),
         }
         for name, made in zip(self._measures, self._accumulators, strict=True):
             columns |= {f"{name}.{part}": values for part, values in made.state(slots)}
         return pa.table(columns)
 
+    def _by_slot(self) -> tuple[np.ndarray, ...]:
+        return self._owners, self._starts, self._lasts, self._begun, self._is_open
+
     @staticmethod
-    def _times(sessions: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        owners, starts, lasts, is_open = (sessions.column(i).to_numpy().copy() for i in range(4))
-        return owners, starts, lasts, is_open
+    def _times(sessions: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        owners, starts, lasts, begun, is_open = (sessions.column(i).to_numpy().copy() for i in range(5))
+        return owners, starts, lasts, begun, is_open
 
     def _states(self, sessions: pa.Table) -> list[list[tuple[str, pa.Array]]]:
         return [
@@ -290,12 +315,13 @@ class SessionState:
         owners: np.ndarray,
         starts: np.ndarray,
         lasts: np.ndarray,
+        begun: np.ndarray,
         is_open: np.ndarray,
         states: Iterable[list[tuple[str, pa.Array]]],
     ) -> None:
         if keys is not None:
             self._index = KeyIndex.from_arrow(keys)
-        self._owners, self._starts, self._lasts, self._is_open = owners, starts, lasts, is_open
+        self._owners, self._starts, self._lasts, self._begun, self._is_open = owners, starts, lasts, begun, is_open
         self._size = len(owners)
         for made, state in zip(self._accumulators, states, strict=True):
             made.load(state)

@@ -3,6 +3,7 @@
     flux.window("ts", "10 minutes")                  tumbling: [12:00, 12:10), [12:10, 12:20), ...
     flux.window("ts", "10 minutes", "5 minutes")     hopping: a window begins every five minutes
     flux.session_window("ts", "5 minutes")           sessions: rows of a key with gaps of at most five minutes
+    flux.window(flux.NOW, "10 seconds")              windows of processing time: rows by the step in which they are applied
 
 Windows include their start and exclude their end. They are aligned to the epoch in UTC, plus ``startTime``, as in Spark.
 
@@ -25,12 +26,23 @@ from flux.windows.durations import microseconds
 NEVER, END_OF_TIME = -(1 << 63), (1 << 63) - 1
 
 
+class ProcessingTime:
+    """The time of the step in which a row is applied (``context.now``), in place of a column of times. It is ordered with the
+    step, so it is the same on every replica and in every repetition; another run of the query has other times."""
+
+    def __repr__(self) -> str:
+        return "flux.NOW"
+
+
+NOW = ProcessingTime()
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Windows of one size. All lengths are in microseconds."""
 
-    #: The name of the column with the times of rows.
-    column: str
+    #: The name of the column with the times of rows; None: the time of the step.
+    column: str | None
     size: int
     #: Distance between the starts of two windows; at most ``size``.
     slide: int
@@ -70,27 +82,52 @@ class Window:
     def _floor(self, times: np.ndarray, step: int) -> np.ndarray:
         return (times - self.offset) // step * step + self.offset
 
+    @property
+    def by_clock(self) -> bool:
+        """Whether these are windows of processing time."""
+        return self.column is None
+
     def __str__(self) -> str:
         slide = "" if self.slide == self.size else f" every {self.slide} us"
         start = f" from {self.offset} us" if self.offset else ""
-        return f"windows of {self.size} us of {self.column}{slide}{start}"
+        return f"windows of {self.size} us of {_named(self.column)}{slide}{start}"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
     """Sessions: rows of one key between which there is no longer gap than ``gap`` microseconds."""
 
-    #: The name of the column with the times of rows.
-    column: str
+    #: The name of the column with the times of rows; None: the time of the step.
+    column: str | None
     gap: int
 
+    @property
+    def by_clock(self) -> bool:
+        """Whether these are sessions of processing time."""
+        return self.column is None
+
     def __str__(self) -> str:
-        return f"sessions of {self.column} with gaps of {self.gap} us"
+        return f"sessions of {_named(self.column)} with gaps of {self.gap} us"
+
+
+@dataclass(frozen=True, slots=True)
+class Closing(SessionWindow):
+    """Groups of key and ``column``, a time that is known beforehand, such as the end of an auction. A group is final when the
+    watermark has passed this time: it is a session without a gap."""
+
+    gap: int = 0
+
+    def __str__(self) -> str:
+        return f"key and {self.column}, which the watermark has to pass"
+
+
+def _named(column: str | None) -> str:
+    return "the time of the step" if column is None else column
 
 
 @checked("flux.window")
 def window(
-    timeColumn: str,  # noqa: N803
+    timeColumn: str | ProcessingTime,  # noqa: N803
     windowDuration: str,  # noqa: N803
     slideDuration: str | None = None,  # noqa: N803
     startTime: str | None = None,  # noqa: N803
@@ -98,7 +135,7 @@ def window(
     """Declare tumbling or hopping windows for ``flux.stage(window=...)``, with the arguments of the function ``window`` of Spark
     SQL.
 
-    timeColumn      name of the column with the times of rows
+    timeColumn      name of the column with the times of rows; ``flux.NOW``: the time of the step in which a row is applied
     windowDuration  length of a window, such as "10 minutes"; months and years have no fixed length and are refused
     slideDuration   distance between the starts of windows, at most windowDuration; default: windowDuration
     startTime       distance of a window's start from the epoch (UTC), as in "15 minutes" for hours from a quarter past"""
@@ -117,10 +154,10 @@ def window(
 
 
 @checked("flux.session_window")
-def session_window(timeColumn: str, gapDuration: str) -> SessionWindow:  # noqa: N803
+def session_window(timeColumn: str | ProcessingTime, gapDuration: str) -> SessionWindow:  # noqa: N803
     """Declare sessions for ``flux.stage(window=...)``, with the arguments of the function of this name of Spark SQL.
 
-    timeColumn   name of the column with the times of rows
+    timeColumn   name of the column with the times of rows; ``flux.NOW``: the time of the step in which a row is applied
     gapDuration  the longest gap between two rows of a session, such as "5 minutes". A gap of exactly this length joins them. A
                  session ends this long after its last row"""
     return SessionWindow(
@@ -128,7 +165,9 @@ def session_window(timeColumn: str, gapDuration: str) -> SessionWindow:  # noqa:
     )
 
 
-def _column(name: str, what: str) -> str:
+def _column(name: str | ProcessingTime, what: str) -> str | None:
+    if isinstance(name, ProcessingTime):
+        return None
     if not isinstance(name, str) or not name:
         raise UsageError(f"{what}: timeColumn must be the name of a column, got {name!r:.100}")
     return name

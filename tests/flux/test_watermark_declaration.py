@@ -430,3 +430,27 @@ def test_a_promise_that_is_no_name_is_refused() -> None:
     keeps: Any = flux.stage(event_time="ts")(Keep.target)
     with pytest.raises(SchemaError, match="is a column of the output, and the stage gives no rows"):
         compiled(keeps(source()))
+
+
+def test_windows_of_processing_time_need_no_watermark_and_their_rows_have_no_event_time() -> None:
+    def of_clock(**how: Any) -> Plan:
+        return compiled(same(windows(source(endless=True), flux.NOW, **how)).foreach_batch(nothing))
+
+    plan = of_clock()
+    check_ends(plan)
+    assert not plan.edges[1].states
+    with pytest.raises(UsageError, match="it gives its groups once, when all input has ended"):
+        check_ends(of_clock(output_mode="complete"))
+
+
+def test_groups_that_close_at_a_column_go_by_the_watermark_of_another_and_have_event_time() -> None:
+    schema = SCHEMA.append(pa.field("expires", TIME))
+    declared = flux.stage(key="k", closes="expires")(Counts)
+    plan = compiled(same(declared(source(schema, endless=True).withWatermark("ts", "1 second"))).foreach_batch(nothing))
+    check_ends(plan)
+    assert plan.edges[1].states
+    assert plan.edges[1].schema.names == ["k", "expires", "n"]
+    with pytest.raises(UsageError, match=r"has no watermark and may never end. Declare it"):
+        check_ends(compiled(declared(source(schema, endless=True)).foreach_batch(nothing)))
+    with pytest.raises(SchemaError, match="a part of each group by itself; leave it out of the key"):
+        compiled(flux.stage(key=("k", "ts"), closes="ts")(Counts)(source()).foreach_batch(nothing))

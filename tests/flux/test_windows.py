@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 
 import flux
 from flux.errors import SchemaError, UsageError
-from flux.operators.windowed_groups import microseconds_of
+from flux.operators.attributes import open_operator
+from flux.operators.batches import given_batches
+from flux.operators.operator import facts_of, last_output, move_watermarks, says_needs
+from flux.operators.windowed_groups import TIMER, microseconds_of
 from flux.windows import pane_state, session_state
 from flux.windows.durations import microseconds
 from flux.windows.window import NEVER, SessionWindow, Window
@@ -23,6 +27,9 @@ from partitioning.keyed_state import TypedMeasure
 
 SCHEMA = pa.schema([("user", pa.int64()), ("ts", pa.timestamp("us", tz="UTC")), ("amount", pa.int64())])
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: A time of a clock, at which doubles tell a quarter of a microsecond.
+BASE_S = 1_700_000_000
+BASE_US = BASE_S * 1_000_000
 #: Microseconds, user, amount.
 Row = tuple[int | None, int | None, int | None]
 
@@ -141,6 +148,106 @@ def test_sessions_are_those_of_the_model_and_each_comes_once(drawn: tuple, gap: 
     assert found == expected_sessions([row for rows in drawn[0] for row in rows], gap)
 
 
+def opened(declared: Any, mode: str | None = None) -> Any:
+    """Make an operator with a context of its own."""
+    made = stage(declared, mode)
+    operator, context = (
+        made.make(),
+        flux.Context("Spent", key=("user",), schemas=(SCHEMA,), output_mode=made.output_mode),
+    )
+    open_operator(operator, context)
+    return operator
+
+
+def steps_of(drawn: tuple, late: list[int]) -> list[Any]:
+    """Return steps: batches, and the watermarks behind them. The ``late`` batches begin with a row below the watermark."""
+    steps: list[Any] = []
+    for number, (rows, mark) in enumerate(zip(*drawn, strict=True)):
+        before = max([step for step in steps if isinstance(step, int)], default=NEVER)
+        behind = [(before - 1, 1, 5)] if number in late and before != NEVER else []
+        steps += [batch(*behind, *rows), *([] if mark is None else [mark])]
+    return steps
+
+
+def applied_from(operator: Any, steps: list[Any], first: int) -> Any:
+    """Apply steps from ``first`` on, and yield what each gives, and the first step whose rows matter behind it. The watermark at
+    the first step is what a replay point has."""
+    context = operator.context
+    context.watermarks = [max([step for step in steps[:first] if isinstance(step, int)], default=NEVER)]
+    for context.step in range(first, len(steps)):
+        step = steps[context.step]
+        moves = isinstance(step, int)
+        given_ = move_watermarks(operator, context, [step]) if moves else given_batches(operator.process(step))
+        yield [made.to_pylist() for made in given_], operator.needs_from()
+    yield [made.to_pylist() for made in last_output(operator, context)], None
+
+
+@settings(max_examples=80, deadline=None)
+@given(drawn=streams(), declared=WINDOWS | st.builds(SessionWindow, st.just("ts"), st.integers(1, 9)), data=st.data())
+def test_windows_that_begin_empty_at_the_step_they_need_give_the_same(drawn: tuple, declared: Any, data: Any) -> None:
+    mode = "update" if isinstance(declared, Window) and data.draw(st.booleans()) else None
+    steps = steps_of(drawn, data.draw(st.lists(st.integers(0, 11), max_size=6)))
+    whole = list(applied_from(opened(declared, mode), steps, 0))
+    at = data.draw(st.integers(0, len(steps) - 1))
+    needed = whole[at][1]
+    assert 0 <= needed <= at + 1
+    assert all(before <= needed for _, before in whole[:at]), "it never goes back"
+    first = data.draw(st.just(needed) | st.integers(0, needed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_state, "SLOTS_MIN", data.draw(st.sampled_from([2, 1024])))
+        again = list(applied_from(opened(declared, mode), steps, first))
+    assert [made for made, _ in again[at + 1 - first :]] == [made for made, _ in whole[at + 1 :]]
+
+
+def test_windows_that_begin_empty_leave_out_rows_below_the_watermark_of_their_first_step() -> None:
+    steps = [batch((5, 1, 1)), 15, batch((12, 1, 1), (33, 1, 1)), 40]
+    for declared in (Window("ts", 10, 10), SessionWindow("ts", 5)):
+        given_ = [made for first in (0, 2) for made, _ in list(applied_from(opened(declared), steps, first))[-2:]]
+        assert given_[:2] == given_[2:]
+        assert sum(len(rows) for rows in given_[0]) == 1
+
+
+def test_windows_need_the_first_step_that_an_open_one_has_a_row_of() -> None:
+    for declared in (Window("ts", 10, 5), SessionWindow("ts", 10)):
+        operator = opened(declared)
+        assert operator.needs_from() == 1
+        steps = [batch((1, 1, 1)), batch((50, 1, 1)), 30, batch((52, 1, 1)), 99]
+        assert [needed for _, needed in applied_from(operator, steps, 0)][:-1] == [0, 0, 1, 1, 5]
+
+
+def test_sessions_that_end_together_come_in_the_order_of_their_first_rows_whatever_ended_before() -> None:
+    steps = [batch((0, 1, 1)), 100, batch((200, 2, 1), (200, 1, 1)), batch((203, 3, 1), (199, 3, 1), (200, 2, 1)), 300]
+    for first in (0, 2):
+        *_, (found, _), _ = applied_from(opened(SessionWindow("ts", 5)), steps, first)
+        assert [row["user"] for row in found[0]] == [2, 1, 3]
+
+
+def test_a_session_that_joins_others_keeps_the_place_of_the_earliest_row() -> None:
+    """The cut into batches decides which sessions there are before, and not in which order they come."""
+    rows = [(9, 7, 1), (0, 8, 1), (0, 7, 1), (9, 8, 1), (4, 8, 1), (5, 7, 1)]
+    for cut in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
+        table = flux.testing.apply(stage(SessionWindow("ts", 5)), [batch(*each) for each in cut])
+        assert table.column("user").to_pylist() == [7, 8]
+
+
+@pytest.mark.parametrize(("mode", "may"), [(None, True), ("update", True), ("complete", False)])
+def test_windows_that_end_may_be_upstream(mode: str | None, may: bool) -> None:
+    made = stage(Window("ts", 10, 10), mode)
+    assert says_needs(made.make(), made.output_mode) is may
+
+
+def test_an_aggregate_without_windows_or_with_methods_of_its_own_is_not_upstream() -> None:
+    class Noted(flux.Aggregate):
+        n = flux.count()
+
+        def process(self, rows: pa.RecordBatch) -> Any:
+            self.seen = rows.num_rows
+            return super().process(rows)
+
+    assert not says_needs(stage(None).make(), "complete")
+    assert not says_needs(flux.stage(key="user", window=Window("ts", 10, 10))(Noted).make(), "append")
+
+
 @settings(max_examples=40, deadline=None)
 @given(drawn=streams(), window=WINDOWS, restart=st.none() | st.just(1))
 def test_update_mode_gives_changed_groups_after_each_batch_and_nothing_at_the_end(
@@ -178,10 +285,7 @@ def test_a_row_between_two_sessions_joins_them() -> None:
 
 
 def test_rows_behind_the_watermark_and_rows_without_a_time_are_left_out_and_counted() -> None:
-    operator = stage(Window("ts", 10, 10)).make()
-    flux.operators.attributes.open_operator(
-        operator, flux.Context("Spent", key=("user",), schemas=(SCHEMA,), output_mode="append")
-    )
+    operator = opened(Window("ts", 10, 10))
     operator.process(batch((3, 1, 1), (None, 1, 1)))
     operator.context.watermarks = [5]
     assert not list(operator.on_watermark())
@@ -189,6 +293,79 @@ def test_rows_behind_the_watermark_and_rows_without_a_time_are_left_out_and_coun
     assert (operator._flux_groups.without_time, operator._flux_groups.behind_watermark) == (2, 1)
     (found,) = operator.finish()
     assert found.column("n").to_pylist() == [2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from([1, 2, None]), st.integers(0, 3)), min_size=1, max_size=12
+    ),
+    declared=WINDOWS | st.builds(SessionWindow, st.just("ts"), st.integers(1, 9)),
+    data=st.data(),
+)
+def test_windows_of_processing_time_take_the_times_of_steps(rows: list, declared: Any, data: Any) -> None:
+    rows = sorted(rows, key=lambda row: row[0])
+    mode = data.draw(st.sampled_from(["append", "complete"]))
+    restart = data.draw(st.none() | st.integers(0, len(rows)))
+    table = flux.testing.apply(
+        stage(replace(declared, column=None), mode), [batch((None, user, amount)) for _, user, amount in rows],
+        times=[*(BASE_S + at / 1e6 for at, _, _ in rows), BASE_S + 1], restart_after=restart,
+    )  # fmt: skip
+    timed = [(BASE_US + at, user, amount) for at, user, amount in rows]
+    if isinstance(declared, Window):
+        expected = expected_windows(timed, declared)
+    else:
+        expected = expected_sessions(timed, declared.gap)
+    given_ = rows_of(table)
+    assert {row[:3]: row[3:] for row in given_} == expected
+    assert len(given_) == len(expected)
+
+
+def test_a_window_of_processing_time_is_given_by_its_timer_and_not_by_a_watermark() -> None:
+    operator = opened(flux.window(flux.NOW, "10 seconds", "5 seconds"))
+    context = operator.context
+    context.now = 1003.0
+    operator.process(batch((None, 1, 5)))
+    assert not list(move_watermarks(operator, context, [10**18]))
+    assert context.timers.pending == {TIMER: 1005.0}
+    found = []
+    for context.now in (1005.0, 1010.0):
+        assert context.timers.take(TIMER, context.now)
+        found += [made.select(["window_end", "n"]).to_pylist() for made in operator.on_timer(TIMER)]
+    ends = [EPOCH + timedelta(seconds=1005), EPOCH + timedelta(seconds=1010)]
+    assert found == [[{"window_end": end, "n": 1}] for end in ends]
+    assert not context.timers.pending
+    assert facts_of(operator).timed
+    assert not facts_of(opened(Window("ts", 10, 10))).timed, "else its steps could not be ordered ahead"
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=streams(), data=st.data())
+def test_a_group_that_closes_is_given_when_the_watermark_has_passed_its_column(drawn: tuple, data: Any) -> None:
+    restart = data.draw(st.none() | st.integers(0, len(drawn[0])))
+    made = flux.stage(key="user", closes="ts")(Sold)
+    batches, marks = [batch(*rows) for rows in drawn[0]], drawn[1]
+    table = flux.testing.apply(made, batches, watermarks=marks, restart_after=restart)
+    times = microseconds_of(table.column("ts").combine_chunks()).tolist()
+    given_ = list(zip(table.column("user").to_pylist(), times, table.column("n").to_pylist(), strict=True))
+    expected = Counter((user, ts) for rows in drawn[0] for ts, user, _ in rows if ts is not None)
+    assert sorted(given_, key=repr) == sorted(((*group, n) for group, n in expected.items()), key=repr)
+    assert table.schema.names == ["user", "ts", "n"]
+
+
+def test_a_group_waits_while_the_watermark_is_at_its_column() -> None:
+    operator = flux.stage(key="user", closes="ts")(Sold).make()
+    open_operator(operator, flux.Context("Sold", key=("user",), schemas=(SCHEMA,), output_mode="append"))
+    operator.process(batch((5, 1, 1), (7, 1, 1), (5, 1, 1)))
+    assert not list(move_watermarks(operator, operator.context, [5]))
+    operator.process(batch((5, 1, 1)))
+    (found,) = move_watermarks(operator, operator.context, [6])
+    assert found.column("n").to_pylist() == [3]
+    assert operator.needs_from() == 0
+
+
+class Sold(flux.Aggregate):
+    n = flux.count()
 
 
 def test_state_is_that_of_open_windows_alone() -> None:
@@ -255,6 +432,13 @@ def test_durations_are_those_of_spark(text: str, length: int) -> None:
         (lambda: flux.session_window("", "1 second"), "the name of a column"),
         (lambda: stage("10 minutes"), "window must be flux.window"),
         (lambda: stage(SessionWindow("ts", 5), "update"), "'append' or 'complete'"),
+        (
+            lambda: flux.stage(key="user", closes="ts", output_mode="update")(Sold),
+            "leave it out for output_mode='update'",
+        ),
+        (lambda: flux.stage(key="user", closes="ts", window=Window("ts", 5, 5))(Sold), "window= or closes="),
+        (lambda: flux.stage(key="user", closes=5)(Sold), "the name of a column with a time"),
+        (lambda: flux.stage(closes="ts")(lambda rows: rows), "derives from flux.Aggregate"),
         (lambda: flux.stage(window=flux.window("ts", "1 second"))(lambda rows: rows), "derives from flux.Aggregate"),
         (
             lambda: flux.stage(output_mode="append")(type("A", (flux.Aggregate,), {"n": flux.count()})),
