@@ -126,9 +126,11 @@ def executors() -> Iterator[Any]:
 def cluster(executors: Any) -> Any:
     """Three executor JVMs of two slots each, all of them there: three workers have one each, and a query has room to
     grow. Tasks may fail often, executors may be decommissioned. Ends the session of ``spark``."""
-    there = executors.sparkContext._jsc.sc().getExecutorMemoryStatus
-    # Tasks of a job that comes earlier would share an executor.
-    eventually("executors, and the driver", lambda: there().size(), 4, 120)
+    scala = executors.sparkContext._jsc.sc()
+    # Tasks of a job that comes earlier, and those that a test before has left, would share an executor.
+    eventually("executors, and the driver", lambda: scala.getExecutorMemoryStatus().size(), 4, 120)
+    running = scala.statusTracker().getExecutorInfos
+    eventually("Spark tasks of an earlier test", lambda: sum(each.numRunningTasks() for each in running()), 0, 120)
     return executors
 
 
@@ -232,21 +234,29 @@ def _busy_python_workers() -> dict[int, list[str]]:
         odd = [
             target for target in _targets(process.pid) if target.startswith(scratch) and target.endswith("(deleted)")
         ]
-        threads = _thread_names(process.pid)
-        # pyzmq keeps one context and one Python thread of its own in a process that has sent a large frame.
-        allowed = threads.count(threads[0]) - 1 if threads else 0
-        odd += ["ZeroMQ context"] * max(threads.count("ZMQbg/Reaper") - min(allowed, 1), 0)
+        odd += ["ZeroMQ context"] * contexts_of_queries(process.pid, _thread_names(process.pid))
         if odd:
             busy[process.pid] = odd
     return busy
 
 
-def _thread_names(pid: int) -> list[str]:
-    """As the kernel knows them; the first is the main thread, and what Python starts has the same name."""
-    found = []
+def contexts_of_queries(pid: int, threads: dict[int, str]) -> int:
+    """Count the ZeroMQ contexts that queries have left among the threads of a process.
+
+    pyzmq keeps one context and one Python thread of its own in a process that has sent a large frame. Threads of Python have
+    the name of the main thread, whose number is that of the process. It need not be the lowest number: behind their maximum
+    (32,768 on some machines) the kernel begins anew."""
+    names = list(threads.values())
+    of_pyzmq = names.count(threads[pid]) - 1 if pid in threads else 0
+    return max(names.count("ZMQbg/Reaper") - min(of_pyzmq, 1), 0)
+
+
+def _thread_names(pid: int) -> dict[int, str]:
+    """Return the names of the threads of a process as the kernel knows them."""
+    found = {}
     try:
-        for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-            found.append(Path(f"/proc/{pid}/task/{task}/comm").read_text().strip())
+        for task in map(int, os.listdir(f"/proc/{pid}/task")):
+            found[task] = Path(f"/proc/{pid}/task/{task}/comm").read_text().strip()
     except OSError:
         pass
     return found

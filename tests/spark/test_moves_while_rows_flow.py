@@ -164,13 +164,6 @@ class Run:
         return sum(stage.numTasks - stage.numCompletedTasks for stage in stages if stage is not None)
 
 
-@pytest.fixture(autouse=True)
-def free_executors(cluster: Any) -> None:
-    """Wait for the tasks that a test before has left: Spark would put two of three workers on one executor."""
-    running = cluster.sparkContext._jsc.sc().statusTracker().getExecutorInfos
-    until(lambda: not any(each.numRunningTasks() for each in running()), "tasks of an earlier test end")
-
-
 @pytest.fixture
 def gate(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path / request.node.name.partition("[")[0][5:45]
