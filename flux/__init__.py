@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from flux.dataflow.row_flow import RowFlow
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
-    from flux.dataflow.source_reader import PartitionReader, SourceReader
+    from flux.dataflow.source_reader import SILENT, PartitionReader, SourceReader
     from flux.errors import (
         FluxError,
         MoveFailed,
@@ -71,6 +71,7 @@ __all__ = [
     "END_OF_TIME",
     "NEVER",
     "NOW",
+    "SILENT",
     "Aggregate",
     "BadFile",
     "BadRecord",
@@ -152,7 +153,7 @@ _HOMES = {
     "flux.operators.keyed_operator": ("KeyState", "KeyedOperator"),
     "flux.operators.operator": ("Context", "Operator"),
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext", "SinkTraits"),
-    "flux.dataflow.source_reader": ("PartitionReader", "SourceReader"),
+    "flux.dataflow.source_reader": ("SILENT", "PartitionReader", "SourceReader"),
     "flux.dataflow.source": ("Positioned", "RowStart", "Source", "source", "stream"),
     "flux.errors": (
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.sink import Sink
@@ -56,6 +57,25 @@ class EventTime:
     #: The steps in front of ``withWatermark``; None: there are none. Edges of on-time and of late rows take rows behind them:
     #: their own columns and steps are by the position there.
     steps: RowSteps | None = None
+
+    def rows_of(self, batch: pa.RecordBatch, where: Callable[[], str]) -> tuple[pa.RecordBatch, np.ndarray | None]:
+        """Return the rows behind the steps in front, and the index of each in the batch; None: all rows are there. ``where``
+        tells the place of the batch for errors."""
+        rows, kept = _computed(picked(batch, self.columns), self.steps, where)
+        return rows, None if kept is None else kept.to_numpy()
+
+
+def _computed(
+    rows: pa.RecordBatch, steps: RowSteps | None, where: Callable[[], str]
+) -> tuple[pa.RecordBatch, pa.Array | None]:
+    """Return rows behind steps, and the index of each; None: all rows pass. UserCodeError: Spark has no answer for a row."""
+    if steps is None:
+        return rows, None
+    try:
+        return steps.run(rows)
+    except Exception as error:
+        text = text_of(error) if isinstance(error, FluxError) else described(error)
+        raise UserCodeError(f"{where()}: {text} (computed: {shortened(str(steps))})") from None
 
 
 @dataclass(frozen=True)
@@ -191,6 +211,9 @@ class EdgePlan:
     steps: RowSteps | None = field(default=None, kw_only=True)
     #: Whether its streams state watermarks (design: watermark-statements).
     states: bool = field(default=False, kw_only=True)
+    #: Microseconds of event time: windows behind it end at multiples of it, or nearly so. A watermark that passes one is told at
+    #: once; 0: none is.
+    quantum: int = field(default=0, kw_only=True)
 
     from_stage: ClassVar[bool] = False
     producers_known: ClassVar[bool] = True
@@ -198,14 +221,7 @@ class EdgePlan:
     def rows_of(self, batch: pa.RecordBatch, where: Callable[[], str]) -> tuple[pa.RecordBatch, pa.Array | None]:
         """Return what travels of a batch of the origin, and the index of each row that passes; None: all do. ``where`` tells the
         place of the batch for errors. UserCodeError: Spark has no answer for a row."""
-        rows = picked(batch, self.columns)
-        if self.steps is None:
-            return rows, None
-        try:
-            return self.steps.run(rows)
-        except Exception as error:
-            text = text_of(error) if isinstance(error, FluxError) else described(error)
-            raise UserCodeError(f"{where()}: {text} (computed: {shortened(str(self.steps))})") from None
+        return _computed(picked(batch, self.columns), self.steps, where)
 
 
 @dataclass(frozen=True)

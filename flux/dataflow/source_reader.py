@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -18,6 +19,17 @@ from flux.errors import UsageError
 
 if TYPE_CHECKING:
     from flux.dataflow.source import Positioned
+
+
+class Silence(Enum):
+    """The answer of a reader that has asked outside and got no answer."""
+
+    SILENT = "silent"
+
+
+#: In place of None: the reader does not know whether there are rows, because the broker or folder that has them does not answer.
+#: Such a partition is not idle, and holds the watermark (``withWatermark``).
+SILENT = Silence.SILENT
 
 
 class Contract:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from flux.exchange.consumer_map import ConsumersAt, Ranks
 from flux.exchange.log import NEVER, Log, LogEntry, Rows
 from flux.exchange.slices import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_BYTES, SMALL_ROWS, Span, pack, span
+from flux.windows.window import NEVER as NO_TIME
 from flux.wire.messages import RUN_BATCHES, Data, Resume
 from partitioning import kernels
 from partitioning.ids import StreamId
@@ -74,6 +75,12 @@ class ConsumerProgress:
     wanted_from: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
     #: While it catches up: elements below this may be wanted by some of the replicas only.
     catching_up_to: int = 0
+    #: The watermark behind the elements below ``next``, as far as it is known (design: watermark-statements).
+    bound: int = NO_TIME
+    #: The last statement that the worker was told, and the time of that.
+    told: int = NO_TIME
+    told_idle: bool = False
+    told_at: float = -inf
     #: The worker waits to hear that no row below this number comes any more; 0: it has heard it, or does not ask.
     front: int = 0
     #: Payload sent under the nonce.
@@ -112,6 +119,8 @@ class ConsumerProgress:
         newest = int(wanted.max())
         self.wanted_from, self.catching_up_to = wanted, NEVER if newest == NOBODY else newest
         self.sent_bytes, self.granted, self.front = 0, resume.granted, front
+        self.bound = self.told = NO_TIME
+        self.told_idle, self.told_at = False, -inf
         self.hello_due = inf
         self.heard(now)
         if self.next >= self.catching_up_to:
@@ -193,6 +202,8 @@ class OutgoingEntries:
                     if cursor.sent_bytes + self.nbytes >= cursor.granted:
                         break
                     cursor.next = entry.sequence + 1
+                    if entry.watermark > cursor.bound:
+                        cursor.bound = entry.watermark
                     if cursor.phase is not READING and entry.sequence >= cursor.catching_up_to and not self._kept:
                         cursor.become_reading()
                     yield from self._add(entry)
@@ -248,7 +259,7 @@ class OutgoingEntries:
             message = self._message(
                 last.sequence, packed.partitions, packed.rows, [width], packed.nbytes, Rows.kind,
                 last.checksum, min([entry.created for entry in mine]), [entry.sequence for entry in mine], packed.counts,
-                last.mark,
+                last.mark, *self._stated(last),
             )  # fmt: skip
             yield message, (packed.batch,)
 
@@ -285,9 +296,18 @@ class OutgoingEntries:
             return
         message = self._message(
             entry.sequence, partitions, rows, runs, nbytes, element.kind,
-            entry.checksum, entry.created, [], [], entry.mark,
+            entry.checksum, entry.created, [], [], entry.mark, *self._stated(entry),
         )  # fmt: skip
         yield message, pieces
+
+    def _stated(self, entry: LogEntry) -> tuple[int | None, int]:
+        """Return the watermark behind an entry, which its message tells, and the late rows through it."""
+        if entry.watermark == NO_TIME:
+            return None, entry.late
+        cursor = self._cursor
+        if entry.watermark >= cursor.told:
+            cursor.told, cursor.told_idle = entry.watermark, False
+        return entry.watermark, entry.late
 
     def _message(
         self, sequence: int, partitions: list[int], rows: list[int], runs: list[int], nbytes: int, *more: Any

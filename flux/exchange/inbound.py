@@ -24,7 +24,9 @@ from msgspec.structs import replace
 from flux.exchange.log import WORDS, End, Word
 from flux.exchange.marks import Marks
 from flux.exchange.slices import RowNumbers, SliceRun, unpack, without_numbers
-from flux.wire.messages import Ack, AppliedThrough, Data, ElementKind, Mark, Needed, Reset, Resume, end_mark
+from flux.windows.statements import Statement, StreamBound, bound_of
+from flux.windows.window import NEVER as NO_TIME
+from flux.wire.messages import Ack, AppliedThrough, Bound, Data, ElementKind, Mark, Needed, Reset, Resume, end_mark
 from partitioning.ids import StreamId
 
 
@@ -96,7 +98,8 @@ class Packet:
 class Slice(msgspec.Struct, frozen=True):
     """An element of a stream in one partition, waiting to be applied: one of the two classes below.
 
-    ``held``: it counts against the stream's credit. Slices of a secondary do not (design: secondary-credit)."""
+    ``held``: it counts against the stream's credit. Slices of a secondary do not (design: secondary-credit). Both classes have
+    ``watermark``: that of the stream, as the partition knew it before the element (design: watermark-statements)."""
 
     stream: StreamId
     sequence: int
@@ -125,6 +128,7 @@ class RowSlice(Slice, frozen=True):
 
     batch: pa.RecordBatch
     run: SliceRun | RowNumbers | None = None
+    watermark: int = NO_TIME
 
     @property
     def rows(self) -> int:
@@ -162,6 +166,7 @@ class WordSlice(Slice, frozen=True):
     """An element without rows, which comes to every partition."""
 
     word: Word
+    watermark: int = NO_TIME
 
     @property
     def ends_stream(self) -> bool:
@@ -247,6 +252,8 @@ class Inbound:
         self.shown: list[Mark] = []
         self._marked = marked
         self.numbered = numbered
+        #: The newest statement about the stream's watermark.
+        self.said = Statement()
         #: By partition: the first batch of each slice that was received and is not applied.
         self.waiting: dict[int, deque[int]] = {}
         #: Number of waiting slices that were cut in two, because orders named a part.
@@ -295,6 +302,7 @@ class Inbound:
         self.number = 0
         self.phase = IN_ORDER
         self.received_bytes = 0
+        self.said = self.said._replace(idle=False)  # another reader has to say so again
 
     def resume(
         self,
@@ -318,6 +326,7 @@ class Inbound:
     def leave(self) -> None:
         """Leave the connection, until a producer says Hello."""
         self.phase = UNREAD
+        self.said = self.said._replace(idle=False)  # silence is not idleness
         self.connection, self.read_from, self.nonce, self.epoch = None, -1, -1, -1
 
     # ---- data
@@ -346,6 +355,8 @@ class Inbound:
         slices = self._slices(message, batches, hosted, secondary, packet, counters)
         if hosted:
             self.received.reach(message.sequence + 1)
+        if message.watermark is not None:
+            self.said = self.said.newer(Statement(message.sequence + 1, message.watermark))
         packet.pending = sum([slice_.held for _, slice_ in slices])
         if packet.pending:
             self.held_bytes += nbytes
@@ -355,12 +366,37 @@ class Inbound:
         for partition, slice_ in slices:
             self.waiting.setdefault(partition, deque()).append(slice_.first)
         # The mark is noted last, when the slices of this message already count as not applied.
-        mark = message.mark if self.numbered else Mark(message.sequence, message.checksum) if self._marked else None
+        mark = message.mark
+        if not self.numbered:
+            known = (NO_TIME if message.watermark is None else message.watermark, message.late)
+            mark = Mark(message.sequence, message.checksum, -1, b"", -1, *known) if self._marked else None
         if mark is not None and mark.sequence > self.marks.newest.sequence:
             self.marks.newest = mark
             if mark.sequence >= self.marks.due:
                 self.marks.keep(lambda: self._applied_by_all(hosted))
         return slices
+
+    def hear(self, message: Bound, hosted: Collection[int], counters: Counters) -> bool:
+        """Take a statement about the stream's watermark, and tell whether it says anything new."""
+        if message.nonce != self.nonce or self.phase is not IN_ORDER or message.number != self.number:
+            counters.stale += 1  # it is for a worker that has other messages; it is repeated
+            return False
+        if hosted and message.first > self.received.least:
+            counters.stale += 1
+            return False
+        if hosted:
+            self.received.reach(message.sequence)
+        before = self.said
+        self.said = before.newer(Statement(message.sequence, message.watermark, message.idle))
+        return self.said != before
+
+    def bound(self, partition: int) -> StreamBound:
+        """Return the bound of the rows behind all that a partition has received."""
+        return bound_of(self.said, self.received[partition], None, ended=False)
+
+    def _known(self, partition: int) -> int:
+        """Return the watermark that a partition knows, for the next slice."""
+        return NO_TIME if self.said.watermark == NO_TIME else self.bound(partition).watermark
 
     def _slices(
         self,
@@ -385,7 +421,7 @@ class Inbound:
                     had = bisect_left(found.sequences, self.received[partition])
                     counters.duplicate += had > 0
                     if had < len(found.rows):
-                        part = self._of_run(message, packet, found, rows, had, partition not in secondary)
+                        part = self._of_run(message, packet, found, rows, had, partition, partition not in secondary)
                         slices.append(Delivery(partition, part))
             return slices
         sequence, created, received = message.sequence, message.created, self.received
@@ -403,7 +439,9 @@ class Inbound:
                     counters.duplicate += 1
                 else:
                     held, part = partition not in secondary, batch.slice(offset, rows)
-                    one = RowSlice(self.stream, sequence, packet, self.input, created, held, part)
+                    one = RowSlice(
+                        self.stream, sequence, packet, self.input, created, held, part, None, self._known(partition)
+                    )
                     slices.append(Delivery(partition, one))
                 offset += rows
             index += run
@@ -429,7 +467,7 @@ class Inbound:
                 batch, numbers = batch.slice(had), RowNumbers(numbers.numbers[had:])
             held = partition not in secondary
             about = self.stream, numbers.last, packet, self.input, message.created, held
-            yield Delivery(partition, RowSlice(*about, batch, numbers))
+            yield Delivery(partition, RowSlice(*about, batch, numbers, self._known(partition)))
 
     def _words(
         self,
@@ -447,16 +485,16 @@ class Inbound:
                 continue
             held = partition not in secondary
             about = self.stream, message.sequence, packet, self.input, message.created, held
-            yield Delivery(partition, WordSlice(*about, word))
+            yield Delivery(partition, WordSlice(*about, word, self._known(partition)))
 
     def _of_run(
-        self, message: Data, packet: Packet, run: SliceRun, batch: pa.RecordBatch, had: int, held: bool
+        self, message: Data, packet: Packet, run: SliceRun, batch: pa.RecordBatch, had: int, partition: int, held: bool
     ) -> RowSlice:
         """Return the rows of a run for one partition, without the first batches, which it ``had`` before."""
         if had:
             batch, run = batch.slice(sum(run.rows[:had])), run.from_(had)
         return RowSlice(
-            self.stream, run.last, packet, self.input, message.created, held, batch, run.several()
+            self.stream, run.last, packet, self.input, message.created, held, batch, run.several(), self._known(partition)
         )  # fmt: skip
 
     def note_cut(self, partition: int, first: int, second: int) -> None:

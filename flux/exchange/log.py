@@ -21,6 +21,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
+from flux.windows.window import NEVER as NO_TIME
 from flux.wire.messages import ElementKind, Mark
 from partitioning import kernels
 from partitioning.clustering import Clustered
@@ -68,6 +69,9 @@ class LogEntry(msgspec.Struct, frozen=True):
     created: float
     begin: int = -1
     mark: Mark | None = None
+    #: The stream's watermark behind the entry, and the late rows through it (design: watermark-statements).
+    watermark: int = NO_TIME
+    late: int = 0
 
 
 @dataclass

@@ -17,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from flux.errors import RefusedError
+from flux.exchange.bounds import OutgoingBounds, WatermarkPace
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.consumer_progress import NOBODY, ConsumerProgress, OutgoingEntries, Sent, Spans
 from flux.exchange.log import NEVER, End, Log, LogEntry, LogMeter, Rows, Word
 from flux.exchange.replay_check import Beginning, PriorAttempts
 from flux.exchange.retention import CheckpointRequests, Settling, idle
 from flux.exchange.slices import RUN_ROWS
+from flux.windows.window import NEVER as NO_TIME
 from flux.wire.messages import (
     Ack,
     Hello,
@@ -77,13 +79,14 @@ class Producer:
         run_max_rows: int = 0,
         reads_again: bool = False,
         may_lose: bool = False,
+        pace: WatermarkPace | None = None,
     ) -> None:
         """Begin a life of the stream.
 
         ``run_max_rows``: small batches that wait for the same worker travel together, up to this number of rows and
         ``RUN_ROWS``; 0: never. ``reads_again``: rows that only checkpoints lack need not be kept, because the source can be
         read again from there. ``may_lose``: it is of a stage that goes on without rows that are gone, so it may repeat its
-        batches with fewer rows."""
+        batches with fewer rows. ``pace`` of statements about its watermark; None: it makes none."""
         self.stream = stream
         self.incarnation = incarnation
         self.partitions = partitions
@@ -97,6 +100,10 @@ class Producer:
         #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
         self.release_from = NEVER
         self.rows = 0
+        #: The watermark behind the next entries, and the late rows of the source through them, as the owner has set them.
+        self.watermark, self.late = NO_TIME, 0
+        #: The statements about its watermark; None: the stream has no event time.
+        self.bounds = None if pace is None else OutgoingBounds(stream, pace, resend_s)
         self.resent_handshakes = 0
         self.reads_again = reads_again
         self.may_lose = may_lose
@@ -277,13 +284,22 @@ class Producer:
         begin = self.log.end
         self.rows += data.batch.num_rows
         if position is None:
-            self._push(LogEntry(begin, Rows(data), data.by_rank, data.nbytes, checksum, created))
+            self._push(
+                LogEntry(
+                    begin, Rows(data), data.by_rank, data.nbytes, checksum, created, -1, None, self.watermark, self.late
+                )
+            )
             return
         rows = data.batch.num_rows if read < 0 else read
         begin, last = numbers or (begin, begin + rows - 1)
         if position:
-            self._mark = Mark(last, checksum, begin, position, rows)
-        self._push(LogEntry(last, Rows(data, read), data.by_rank, data.nbytes, checksum, created, begin, self._mark))
+            self._mark = Mark(last, checksum, begin, position, rows, self.watermark, self.late)
+        self._push(
+            LogEntry(
+                last, Rows(data, read), data.by_rank, data.nbytes, checksum, created, begin, self._mark,
+                self.watermark, self.late,
+            )
+        )  # fmt: skip
 
     def adopt(self, entries: Sequence[LogEntry], gone: np.ndarray, finished: bool) -> None:
         """Begin with the log of a copied replica. ``gone``: by partition, the highest element with rows for it that has left the
@@ -331,6 +347,8 @@ class Producer:
         self._last[entry.touches] = entry.sequence
         self._checksum = entry.checksum
         self.log.append(entry)
+        if self.bounds is not None:
+            self.bounds.note(entry.sequence + 1, entry.watermark)
         if self.earlier.expected:
             self.earlier.on_made(entry)
         touches, acked = entry.touches, self._acked
@@ -600,6 +618,17 @@ class Producer:
                 cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
                 hello = Hello(*self.stream, self.incarnation, self._epoch, self._worker)
                 yield ToWorker(worker, hello)
+
+        if self.bounds is not None:
+            for worker, bound in self.bounds.poll(self._cursors, now):
+                yield ToWorker(worker, bound)
+
+    def state(self, sequence: int, watermark: int, idle: bool = False) -> None:
+        """State that no row below a watermark comes behind the elements below ``sequence``. ``idle``: the reader has nothing now.
+        The steps that say so are committed."""
+        if self.bounds is not None:
+            self.bounds.note(sequence, watermark, idle)
+            self.dirty = True
 
     def _has_passed(self, cursor: ConsumerProgress) -> bool:
         """Tell whether a worker has been sent all rows below its front that this life has, or will have (design:

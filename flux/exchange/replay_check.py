@@ -11,6 +11,7 @@ from typing import NamedTuple
 from flux.errors import DataLost, FluxError, NonDeterministicInputError
 from flux.exchange.consumer_progress import NOBODY
 from flux.exchange.log import LogEntry, Rows
+from flux.windows.window import NEVER as NO_TIME
 from flux.wire.messages import Mark, end_mark
 from partitioning.ids import StreamId
 
@@ -29,6 +30,9 @@ class Beginning(NamedTuple):
     sequence: int
     checksum: int
     position: bytes = b""
+    #: See ``Mark``.
+    watermark: int = NO_TIME
+    late: int = 0
 
 
 #: The beginning of a stream without any known earlier life.
@@ -45,6 +49,9 @@ class PriorAttempts:
         self.expected: dict[int, Shown] = {}
         self.numbered = False  # rows are numbered: only marks with a position are beginnings
         self.own_numbers = False  # numbered rows bring their numbers: any of them is a beginning, and some may be gone
+        self.timed = (
+            False  # rows are late or not by the rows before: only marks, which know the watermark, are beginnings
+        )
         self.front = 0  # numbered rows below this have been given before, as far as consumers have shown
         self.left_out = 0  # comparisons that were not made, because rows are gone since
 
@@ -67,9 +74,9 @@ class PriorAttempts:
         if self.own_numbers and 0 <= applied < NOBODY:
             # Nothing comes behind the end, which has to have the same number again.
             ends = [at for at, shown in known if at <= applied and shown.mark == end_mark(at)]
-            applied = min([applied, *(at - 1 for at in ends)])
-            return Beginning(applied + 1, 0, mark.position)
-        return START if at < 0 else Beginning(at + 1, mark.checksum, mark.position)
+            applied = mark.sequence if self.timed else min([applied, *(at - 1 for at in ends)])
+            return Beginning(applied + 1, 0, mark.position, mark.watermark, mark.late)
+        return START if at < 0 else Beginning(at + 1, mark.checksum, mark.position, mark.watermark, mark.late)
 
     @property
     def shown_end(self) -> int:
@@ -114,8 +121,13 @@ class PriorAttempts:
         alike = (entry.sequence, entry.begin) == (mark.sequence, mark.begin)
         if self.own_numbers and not (alike and self._as_many(entry, mark)):
             self.left_out += 1
-        elif alike and entry.checksum != mark.checksum:
+        elif alike and (entry.checksum != mark.checksum or self._judged_otherwise(entry, mark)):
             raise self.not_deterministic(mark.sequence, worker)
+
+    def _judged_otherwise(self, entry: LogEntry, mark: Mark) -> bool:
+        """Tell whether an earlier life had another watermark behind the same rows. Rows before them that are gone from a log may
+        have had later times."""
+        return entry.watermark != mark.watermark and not self.own_numbers
 
     @staticmethod
     def _as_many(entry: LogEntry, mark: Mark) -> bool:

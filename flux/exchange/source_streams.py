@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.plan import NUMBER, EdgePlan
+from flux.dataflow.plan import NUMBER, EdgePlan, EventTime
 from flux.dataflow.source import RowStart
 from flux.errors import QueryFailed, RefusedError, UsageError
 from flux.exchange.checksum import extend, extend_each
@@ -24,8 +24,10 @@ from flux.exchange.log import LogRoom
 from flux.exchange.producer import Producer
 from flux.exchange.replay_check import START, Beginning
 from flux.exchange.slices import ROTATION_ROWS, with_numbers
+from flux.exchange.timed_rows import EdgeRows, Judgement, TimedRows, columns_read
 from flux.operators.schema import picked
 from flux.operators.user_code import text_of
+from flux.windows.window import NEVER
 from flux.wire.messages import Mark
 from partitioning.clustering import Clustered, Clustering, pieces
 
@@ -97,12 +99,14 @@ class SourceStreams:
         positions: bool = False,
         batch_bytes: int = 0,
         own_numbers: bool = False,
+        event_time: EventTime | None = None,
     ) -> None:
         """Begin a life of the partition.
 
         ``seeks``: the source can begin elsewhere than at its start, and this is not the first life of its partition;
         ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: most bytes of one batch;
-        ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted."""
+        ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted; ``event_time`` of the rows;
+        None: none of them is late."""
         self.edges = edges
         self.producers = producers
         #: The logs of all producers tell it when they fill and drain.
@@ -123,12 +127,16 @@ class SourceStreams:
             Clustering(edge.schema.append(NUMBER) if positions else edge.schema, edge.key, edge.partitions)
             for edge in edges
         ]
-        wanted = [edge.columns for edge in edges]
         # Columns that no stage reads may differ when the source is read again.
-        self._read = None if None in wanted else sorted({column for columns in wanted for column in columns or ()})
+        self._read = columns_read(event_time, edges)
+        #: The judge of its rows; None: they have no event time.
+        self.timed = None if event_time is None else TimedRows(event_time, edges)
+        #: It has told that it has nothing now, and that others need not wait for it.
+        self.idle = False
         for producer in producers:
             producer.earlier.numbered = positions
             producer.earlier.own_numbers = own_numbers
+            producer.earlier.timed = event_time is not None
         self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
         self._start = START  # the beginning of the reader
         #: The newest position that consumers of any edge have shown, packed, if rows bring their numbers. It may lie behind
@@ -167,6 +175,34 @@ class SourceStreams:
             self._newest_shown = max(shown, key=lambda mark: mark.sequence).position if shown else b""
         for producer in self.producers:
             producer.begin_at(self.first, self._checksum)
+        self._begin_judging(beginning)
+
+    def _begin_judging(self, beginning: Beginning) -> None:
+        if self.timed is not None:
+            self.timed.begin(beginning.watermark, beginning.late)
+            self._tell_watermark()
+            for producer in self.producers:
+                producer.state(beginning.sequence, self.timed.watermark)
+
+    def _tell_watermark(self) -> None:
+        """Tell the producers the watermark behind their next entries."""
+        assert self.timed is not None
+        for producer in self.producers:
+            producer.watermark, producer.late = self.timed.watermark, self.timed.late
+
+    def fall_idle(self) -> None:
+        """Note that the reader has had nothing for so long that nothing is to wait for it."""
+        self._set_idle(True)
+
+    def wake(self) -> None:
+        """Note that the reader has, or may have, something again."""
+        self._set_idle(False)
+
+    def _set_idle(self, idle: bool) -> None:
+        if self.timed is not None and idle != self.idle:
+            self.idle = idle
+            for producer in self.producers:
+                producer.state(producer.next_sequence, self.timed.watermark, idle)
 
     @property
     def position(self) -> ReaderPosition:
@@ -256,9 +292,13 @@ class SourceStreams:
         together, sizes = pa.concat_batches([batch for batch, _ in batches]), [batch.num_rows for batch, _ in batches]
         read = together if self._read is None else picked(together, self._read)
         checksums = extend_each(self._checksum, read, sizes)
-        clustered = [self._each_clustered(*rows, sizes, at) for at, rows in enumerate(self._for_edges(together))]
+        judged = None if self.timed is None else self.timed.judged(together, sizes, self._place)
+        of_edges = self._for_edges(together) if judged is None else judged.of_edges()
+        clustered = [self._each_clustered(*rows, sizes, at) for at, rows in enumerate(of_edges)]
         appended = 0
         while appended < len(batches) and (not self.room.full or self.has_room):
+            if judged is not None:
+                self._accept(judged.behind[appended])
             self.rows += sizes[appended]
             self.batches += 1
             self._checksum = checksums[appended]
@@ -267,9 +307,23 @@ class SourceStreams:
             appended += 1
         return appended
 
-    def _for_edges(self, batch: pa.RecordBatch) -> list[tuple[pa.RecordBatch, pa.Array | None]]:
-        """Return what travels of a batch on each edge, with the index of each row there; None: all rows travel."""
-        return [edge.rows_of(batch, self._place) for edge in self.edges]
+    def _for_edges(self, batch: pa.RecordBatch) -> list[EdgeRows]:
+        """Return what travels of a batch on each edge, with the index of each row there; None: all rows travel. Of rows with
+        event time, go on behind them: the watermark of the next entries is that behind this batch."""
+        if self.timed is None:
+            found = [edge.rows_of(batch, self._place) for edge in self.edges]
+            return [(rows, None if kept is None else kept.to_numpy()) for rows, kept in found]
+        judged = self.timed.judged(batch, [batch.num_rows], self._place)
+        of_edges = judged.of_edges()
+        self._accept(judged.behind[0])
+        return of_edges
+
+    def _accept(self, judgement: Judgement) -> None:
+        """Go on behind rows that were judged."""
+        assert self.timed is not None
+        self.timed.accept(judgement)
+        self._tell_watermark()
+        self.idle = False
 
     def _place(self) -> str:
         """Tell the place of the next rows."""
@@ -278,12 +332,12 @@ class SourceStreams:
         return f"source {self.name}, partition {self.producers[0].stream.producer}, {element}"
 
     def _each_clustered(
-        self, together: pa.RecordBatch, kept: pa.Array | None, sizes: Sequence[int], at: int
+        self, together: pa.RecordBatch, kept: np.ndarray | None, sizes: Sequence[int], at: int
     ) -> list[Clustered]:
         """Cluster what travels of several batches on an edge. ``kept``: the index of each row among those of the batches."""
         edge, producer = self.edges[at], self.producers[at]
         if kept is not None:
-            ends = np.searchsorted(kept.to_numpy(), np.cumsum(sizes))
+            ends = np.searchsorted(kept, np.cumsum(sizes))
             sizes = np.diff(ends, prepend=0).tolist()
         if edge.key:
             return self._clusterings[at].each_by_key(together, sizes, producer.by_rank)
@@ -329,12 +383,14 @@ class SourceStreams:
             numbers = np.arange(first, first + count)
         first, last = int(numbers[0]), int(numbers[-1])
         checksum = extend(0, picked(batch, self._read))
+        of_edges = self._for_edges(batch)
         if position:
-            self._newest = Mark(last, checksum, first, position, count)
-        for at, (rows, kept) in enumerate(self._for_edges(batch)):
+            known = (NEVER, 0) if self.timed is None else (self.timed.watermark, self.timed.late)
+            self._newest = Mark(last, checksum, first, position, count, *known)
+        for at, (rows, kept) in enumerate(of_edges):
             producer = self.producers[at]
             turn = producer.stream.producer + first // ROTATION_ROWS
-            numbered = with_numbers(rows, numbers if kept is None else numbers[kept.to_numpy()])
+            numbered = with_numbers(rows, numbers if kept is None else numbers[kept])
             producer.append(self._clustered(numbered, at, turn), created, checksum, position, (first, last), count)
 
     def applied(self) -> bytes:

@@ -329,6 +329,13 @@ class Operator:
         after the rows of the step; at the end of the input the watermark is ``flux.END_OF_TIME``, and ``finish`` follows."""
         return None
 
+    def output_watermark(self) -> int:
+        """Return a time, in microseconds since the epoch, below which no later row of the output will be: by default the watermark
+        of the input. An operator that keeps rows back, and gives them later with their own times, must return less. Asked
+        after each step that has moved the watermark. A time above ``context.watermark`` counts as that, and one below the last
+        answer as the last."""
+        return self.context.watermark
+
     def finish(self) -> Batches:
         """Return or yield the last output batches. Called once, when every input has ended; no timer fires after it."""
         return None
@@ -482,6 +489,9 @@ class Chained(Operator):
 
     def on_watermark(self) -> Batches:
         return self.through(self.first.on_watermark())
+
+    def output_watermark(self) -> int:
+        return self.first.output_watermark()
 
     def finish(self) -> Batches:
         return self.through(self.first.finish())

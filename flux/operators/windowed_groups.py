@@ -25,13 +25,12 @@ from flux.operators.operator import Context
 from flux.operators.schema import position, positions
 from flux.windows.pane_state import PaneState, WindowGroups
 from flux.windows.session_state import SessionState
+from flux.windows.times import TIME_MAX, microseconds_at, microseconds_of
 from flux.windows.window import NEVER, Closing, SessionWindow, Window
 from partitioning.keyed_state import TypedMeasure
 
 #: The columns of a window in the output.
 WINDOW_COLUMNS = ("window_start", "window_end")
-#: Times further away from 1970 are refused: the ends of their windows would not fit into 64 bits.
-TIME_MAX = 1 << 62
 #: The name of the timer that closes windows of processing time.
 TIMER = "flux windows"
 #: The type of a window's times if they come from no column.
@@ -56,20 +55,6 @@ def check_time(schema: pa.Schema, column: str, who: str) -> pa.Field:
 def window_columns(window: Window | SessionWindow) -> tuple[str, ...]:
     """Return the names of the columns of a window in the output."""
     return (str(window.column),) if isinstance(window, Closing) else WINDOW_COLUMNS
-
-
-def microseconds_of(column: pa.Array) -> np.ndarray:
-    """Return times as int64 microseconds since the epoch, without nulls; finer times are rounded down."""
-    found: np.ndarray = column.view(pa.int64()).to_numpy(zero_copy_only=False)
-    unit = column.type.unit
-    if unit == "ns":
-        return found // 1_000
-    return found if unit == "us" else found * (1_000 if unit == "ms" else 1_000_000)
-
-
-def microseconds_at(now: float) -> int:
-    """Return the time of a step in whole microseconds: at a timer that was set for a whole microsecond, at least that one."""
-    return round(now * 1_000_000)
 
 
 class WindowedGroups:

@@ -37,7 +37,10 @@ def may_go_together(replica: Replica) -> bool:
     if replica.applied < replica.order.end:
         entry = replica.order[replica.applied]
         return 0 < entry.rows <= ROWS_MAX and not replica.waits.lacks_rows(entry)
-    return not replica.context.timers.pending and 0 < replica.waits.next_rows <= ROWS_MAX
+    waits = replica.waits
+    return (
+        not (replica.context.timers.pending or waits.watermark_due(replica.order)) and 0 < waits.next_rows <= ROWS_MAX
+    )
 
 
 def next_together(replicas: Sequence[Replica], now: float) -> list[ReplicaStep]:

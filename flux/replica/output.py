@@ -27,6 +27,7 @@ from flux.replica.output_checksums import OutputChecksums
 from flux.replica.release import ReleasePolicy
 from flux.replica.step_queue import ReplicaStep
 from flux.settings import Settings
+from flux.windows.window import NEVER
 from partitioning.clustering import Clustered, Clustering
 
 #: Step, position, batch.
@@ -337,6 +338,10 @@ class ReplicaOutput:
         self.rows = 0
         #: Batches of output of the step under way, or of the last one.
         self.given = 0
+        #: The watermark of the output of the steps until now.
+        self.watermark = NEVER
+        #: Watermarks behind steps that are not committed yet, in order: step, watermark, and the end of each outlet's log then.
+        self._stated: deque[tuple[int, int, list[int]]] = deque()
         #: Output of the steps below this is thrown away, because every consumer has it (design: replay-point).
         self.silent = 0
         #: The output is compared with that of other replicas.
@@ -451,8 +456,27 @@ class ReplicaOutput:
         self._policy.hold_back(step)
 
     def release(self, committed: int) -> None:
-        """Release the output of the steps below ``committed``."""
+        """Release the output of the steps below ``committed``, and the statements about it."""
         self._policy.through(committed)
+        if self._stated:
+            self._release_statements(committed)
+
+    def state_watermark(self, step: int, watermark: int, committed: int) -> None:
+        """State the watermark behind the output of a step that has been applied, once the step is committed. Batches of later
+        steps carry it."""
+        if watermark <= self.watermark:
+            return
+        self.watermark = watermark
+        for outlet in self.outlets:
+            outlet.producer.watermark = watermark
+        self._stated.append((step, watermark, [outlet.producer.next_sequence for outlet in self.outlets]))
+        self._release_statements(committed)
+
+    def _release_statements(self, committed: int) -> None:
+        while self._stated and self._stated[0][0] < committed:
+            _, watermark, ends = self._stated.popleft()
+            for outlet, end in zip(self.outlets, ends, strict=True):
+                outlet.producer.state(end, watermark)
 
     # ---- checksums
 
@@ -484,7 +508,14 @@ class ReplicaOutput:
             # Steps that are held back, and where their output begins in each log.
             "marks": self._policy.marks(),
             "exit": None if self.exit is None else self.exit.state(),
+            **({} if self.watermark == NEVER else {"watermark": (self.watermark, list(self._stated), self._said())}),
         }
+
+    def _said(self) -> list[tuple[int, int]]:
+        """Return the newest statement that was released, for each outlet: the element behind which it counts, and the
+        watermark."""
+        bounds = [outlet.producer.bounds for outlet in self.outlets]
+        return [(0, NEVER) if each is None else each.said[:2] for each in bounds]
 
     def adopt(self, state: dict[str, Any]) -> None:
         """Take over the ``state`` of another replica's output, and its checksum after the steps that it had applied."""
@@ -494,3 +525,9 @@ class ReplicaOutput:
         self._policy.adopt(state["marks"])
         if self.exit is not None and state["exit"] is not None:
             self.exit.adopt(state["exit"])
+        if "watermark" in state:
+            self.watermark, stated, said = state["watermark"]
+            self._stated = deque((step, watermark, list(ends)) for step, watermark, ends in stated)
+            for outlet, (end, watermark) in zip(self.outlets, said, strict=True):
+                outlet.producer.watermark = self.watermark
+                outlet.producer.state(end, watermark)

@@ -21,9 +21,10 @@ from flux.dataflow.plan import StagePlan
 from flux.errors import DataLost
 from flux.exchange.inbound import Slice
 from flux.operators.batches import given_batches
-from flux.operators.operator import Batches, Context, Operator, note_of_output
+from flux.operators.operator import Batches, Context, Operator, move_watermarks, note_of_output
 from flux.operators.user_code import closed
 from flux.replica.deltas import DeltaTracker
+from flux.replica.event_clock import EventClock
 from flux.replica.kinds import ReplicaKind, active, compared
 from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog
 from flux.replica.output import EdgeOutput, ReplicaOutput
@@ -40,7 +41,7 @@ log = logging.getLogger("flux")
 #: More rows than the steps of a partition lack.
 EXTRA = 1 << 32
 #: Kinds of steps under module names, because they are looked up often.
-_TICK, _FINISH = StepKind.TICK, StepKind.FINISH
+_TICK, _FINISH, _WATERMARK = StepKind.TICK, StepKind.FINISH, StepKind.WATERMARK
 
 
 class Replica:
@@ -111,7 +112,11 @@ class Replica:
         self._vain = False
         #: Number of steps that were applied when it came to life.
         self._alive_since = 0
-        self.waits = StepQueue(self.key, stage.edges_in, self.context.timers, limits, self.where)
+        #: The watermarks; None: the stage has no event time.
+        self.clock = EventClock(len(stage.edges_in), stage.timed_inputs) if stage.timed_inputs else None
+        if self.clock is not None:
+            self.context.watermarks = list(self.clock.ordered)
+        self.waits = StepQueue(self.key, stage.edges_in, self.context.timers, limits, self.where, self.clock)
         self.add: Callable[[Slice], None] = self.waits.add
         self._waiting = self.waits.by_stream
         #: The step that has begun and is not applied yet, because its output waits for room; None: there is none.
@@ -171,6 +176,7 @@ class Replica:
             "now": self.context.now,
             "timers": dict(self.context.timers.pending),
             **({"event timers": dict(pending)} if (pending := self.context.event_timers.pending) else {}),
+            **({} if self.clock is None else {"watermarks": list(self.context.watermarks)}),
             "rows": (self.rows_in, self.output.rows),
             "unsure": self._unsure or self.output.uncompared,
             **self.output.state(),
@@ -189,6 +195,8 @@ class Replica:
         self.context.now, self.context.step = state["now"], max(self.applied - 1, 0)
         self.context.timers.replace(state["timers"])  # the fresh operator has set timers of its own
         self.context.event_timers.replace(state.get("event timers", {}))
+        if self.clock is not None and "watermarks" in state:
+            self.context.watermarks = list(state["watermarks"])
         self.rows_in, self.output.rows = state["rows"]
         self._unsure = state.get("unsure", False)
         self.steady, self.gone = state.get("steady", True), [(step, rows) for step, rows in state.get("gone", ())]
@@ -239,7 +247,10 @@ class Replica:
             self.leads_since = epoch
             if self._unsure:  # all steps that were shown are in its order, because they were committed
                 self._repeat_all()
-            self.waits.lead(self.order.since(self.applied), self.context.now)
+            ordered = self.order.since(self.applied)
+            self.waits.lead(ordered, self.context.now)
+            if self.clock is not None:
+                self.clock.lead(self.context.watermarks, ordered)
         elif self.leads_since < 0:
             self.leads_since = epoch
         self.order.lead(others, self.applied)
@@ -273,7 +284,10 @@ class Replica:
             return may_apply and self.waits.has(self.order[self.applied])
         if not self.primary or self.gathers or self.held_back or (output.exit is not None and output.exit.uncompared):
             return False
-        return bool(self._waiting) or self.waits.all_ended or self.waits.tick_due(self.order, now)
+        waits = self.waits
+        return (
+            bool(self._waiting) or waits.all_ended or waits.tick_due(self.order, now) or waits.watermark_due(self.order)
+        )
 
     @property
     def held_back(self) -> bool:
@@ -338,6 +352,8 @@ class Replica:
             return self.guard.process(step)
         if kind is _TICK:
             return self._fired()
+        if kind is _WATERMARK:
+            return move_watermarks(self.operator, self.context, step.entry.watermarks)
         if kind is _FINISH:
             self.context.timers.replace({})
             return self.guard.finish()
@@ -401,7 +417,10 @@ class Replica:
         elif kind is _FINISH:
             output.finish(step.entry.created)
             self.finished = True
-        if self.may_lose and output.given != 1 and not step.gone and kind is not _FINISH:
+        elif kind is _WATERMARK:
+            self._state_watermark(step.number)
+        vain = kind is _FINISH or (kind is _WATERMARK and not output.given)
+        if self.may_lose and output.given != 1 and not step.gone and not vain:
             words = bool(step.slices) and step.rows is None
             self.steady = self.steady and (words or step.number < output.silent)
         self.applied += 1
@@ -413,6 +432,11 @@ class Replica:
         if self.applied == self._repeats_to:
             self._note_repeated()
         self.order.trim(self.applied)
+
+    def _state_watermark(self, step: int) -> None:
+        """State the watermark behind the output of a step, once the step is committed."""
+        watermark = min(self.guard.output_watermark(), self.context.watermark)
+        self.output.state_watermark(step, watermark, self.order.committed)
 
     def _check_repetition(self) -> None:
         """Compare repeated output with the lost primary's output, which may be outside and cannot be taken back."""

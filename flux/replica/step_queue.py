@@ -8,6 +8,10 @@ Timers fire in steps of their own, ticks, which the primary orders like any othe
 the same step, because they have set the same timers. A due timer goes before pending slices, so that an operator sees no rows
 of a later time first. But no two ticks follow each other while rows are pending, so that a timer that is always due cannot keep
 the rows out.
+
+Watermarks move in steps of their own, too, which the primary orders before pending slices: they are true for all that is not
+ordered yet. Operators that set timers of event time may still have their slices ordered ahead, because the watermark of a step
+follows from the order, and not from what is applied.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from flux.errors import DataLost, NonDeterministicInputError
 from flux.exchange.inbound import RowSlice, Slice, WordSlice
 from flux.exchange.log import End
 from flux.operators.operator import Timers
+from flux.replica.event_clock import EventClock
 from flux.replica.order_log import OrderLog
 from flux.settings import Settings
 from flux.wire.messages import OrderEntry, StepKind
@@ -34,9 +39,9 @@ STEP_S, STEP_ROWS, STEP_BYTES = 0.005, 4096, 16 << 20
 #: Limit of uncommitted steps above which no tick is ordered. Credit bounds the number of rows, but nothing else bounds ticks.
 UNCOMMITTED_MAX = 1024
 #: Kinds of steps under module names, because they are looked up often.
-_SLICES, _TICK, _FINISH = StepKind.SLICES, StepKind.TICK, StepKind.FINISH
+_SLICES, _TICK, _FINISH, _WATERMARK = StepKind.SLICES, StepKind.TICK, StepKind.FINISH, StepKind.WATERMARK
 #: The method of an operator that a step calls, by the kind of the step.
-_METHODS = {_SLICES: "process", _TICK: "on_timer", _FINISH: "finish"}
+_METHODS = {_SLICES: "process", _TICK: "on_timer", _FINISH: "finish", _WATERMARK: "on_watermark"}
 
 
 class ReplicaStep(msgspec.Struct, frozen=True):
@@ -62,12 +67,19 @@ class ReplicaStep(msgspec.Struct, frozen=True):
 class StepQueue:
     """The pending slices of one replica, by stream, and as primary the choice of the next step."""
 
-    def __init__(self, key: PartitionKey, edges: Iterable[int], timers: Timers, limits: Settings, where: str) -> None:
-        """Begin empty. ``timers``: those of the operator; ``where``: stage and partition, for messages."""
+    def __init__(
+        self, key: PartitionKey, edges: Iterable[int], timers: Timers, limits: Settings, where: str,
+        clock: EventClock | None = None,
+    ) -> None:  # fmt: skip
+        """Begin empty. ``timers``: those of the operator; ``where``: stage and partition, for messages; ``clock`` of event time;
+        None: the stage has none."""
         self._key = key
         self._timers = timers
         self._limits = limits
         self._where = where
+        self._clock = clock
+        #: As primary: the newest step is a watermark.
+        self.marked = False
         #: As primary: time of the newest step. A new primary's clock may be behind it.
         self.latest = 0.0
         #: As primary: the newest step is a tick.
@@ -139,34 +151,55 @@ class StepQueue:
     def lead(self, ordered: Sequence[OrderEntry], now: float) -> None:
         """Order steps from now on, behind those that are ordered and not applied. ``now``: time of the newest applied step."""
         self.forget_turns()
-        self.latest, self.ticked = (ordered[-1].now if ordered else now), False
+        self.latest, self.ticked, self.marked = (ordered[-1].now if ordered else now), False, False
 
     def decide(self, order: OrderLog, now: float, busy_s: float) -> OrderEntry:
-        """Order a tick if a timer is due. Otherwise order the oldest slice that is not ordered, joined with the following slices
-        of the same input while they have few rows together. If there is no slice, the input has ended."""
+        """Order a tick if a timer is due, or a watermark that has risen. Otherwise order the oldest slice that is not ordered,
+        joined with the following slices of the same input while they have few rows together. If there is no slice, the input has
+        ended."""
         self.arrange()
         if self._timers.pending:
             if self.tick_due(order, now):
                 return self._append(order, max(now, self.latest), [], _TICK)
             if self._timers.next <= now:
                 now = self.latest  # timers that are due since then come after this step, so it is not later
+        if self.watermark_due(order):
+            return self._append(order, now, [], _WATERMARK)
         chosen = self.choose(self._limits.step_max_rows, busy_s)
         assert chosen or self.all_ended
         return self._append(order, now, chosen, _SLICES if chosen else _FINISH)
 
     def _append(self, order: OrderLog, now: float, chosen: list[Slice], kind: StepKind) -> OrderEntry:
-        self.latest, self.ticked = max(now, self.latest), kind is _TICK
-        entry = entry_of(chosen, self.latest, kind)
+        self.latest, self.ticked, self.marked = max(now, self.latest), kind is _TICK, kind is _WATERMARK
+        watermarks = self._clock.take() if self._clock is not None and self.marked else []
+        entry = entry_of(chosen, self.latest, kind, watermarks)
         order.append(entry)
         return entry
 
     def tick_due(self, order: OrderLog, now: float) -> bool:
         """Tell whether the next step to order is a tick."""
-        if self._timers.next > max(now, self.latest) or order.end - order.committed > UNCOMMITTED_MAX:
+        if self._timers.next > max(now, self.latest) or not self._may_add(order):
             return False
-        if order.behind > self._limits.replicas_max_steps_behind:
-            return False  # a replica that takes over has to make up for these ticks first
         return not self.ticked or not (self.by_stream or self.all_ended)
+
+    def watermark_due(self, order: OrderLog) -> bool:
+        """Tell whether the next step to order is a watermark, unless it is a tick."""
+        if self._clock is None or self._clock.offered is None or not self._may_add(order):
+            return False
+        return not self.marked or not self.by_stream
+
+    def _may_add(self, order: OrderLog) -> bool:
+        """Tell whether a step without rows may be ordered: a replica that takes over has to make up for all of them first."""
+        return order.end - order.committed <= UNCOMMITTED_MAX and order.behind <= self._limits.replicas_max_steps_behind
+
+    def first_unordered(self, stream: StreamId) -> Slice | None:
+        """Return the first pending slice of a stream that this primary has not ordered; None: there is none. A primary that has
+        still to repeat steps of another may return a slice of such a step."""
+        slices = self.by_stream.get(stream)
+        if not slices:
+            return None
+        at = 0 if self.arrivals is None else self._ordered.get(stream, 0)
+        return slices[at] if at < len(slices) else None
 
     def arrange(self) -> None:
         """Give each pending slice its turn if there are no turns. None of them is ordered then."""
@@ -364,15 +397,15 @@ class StepQueue:
             assert due + ordered == waits, f"{due} slices have their turn, {ordered} are ordered, {waits} wait"
 
 
-def entry_of(chosen: Iterable[Slice], now: float, kind: StepKind) -> OrderEntry:
-    """Return the order entry of a step with these slices."""
+def entry_of(chosen: Iterable[Slice], now: float, kind: StepKind, watermarks: Sequence[int] = ()) -> OrderEntry:
+    """Return the order entry of a step with these slices, or watermarks."""
     created = min([slice_.created for slice_ in chosen], default=now)
     slices: list[tuple[int, int, int]] = []
     for slice_ in chosen:
         if slices and slices[-1][:2] == slice_.stream:
             slices.pop()  # the later number covers both
         slices.append((*slice_.stream, slice_.sequence))
-    return OrderEntry(now, created, slices, kind, rows_of(chosen))
+    return OrderEntry(now, created, slices, kind, rows_of(chosen), list(watermarks))
 
 
 def joined(slices: Sequence[Slice]) -> pa.RecordBatch:

@@ -80,6 +80,12 @@ class UserCodeGuard:
         """Return the first step whose rows still matter. None: all rows matter."""
         return self.call("needs_from", None, self.operator.needs_from)
 
+    def output_watermark(self) -> int:
+        """Return the watermark of the output behind the applied steps, as the operator knows it."""
+        if type(self.first).output_watermark is Operator.output_watermark:
+            return self._context.watermark
+        return self.call("output_watermark", None, lambda: int(self.operator.output_watermark()))
+
     def state_bytes(self) -> int:
         """Return the operator's estimate of the size of its state. 0: it has none."""
         return max(self.call("state_bytes", None, lambda: int(self.operator.state_bytes() or 0)), 0)

@@ -27,16 +27,18 @@ from flux.exchange.log import WORDS, LogEntry, Rows
 from flux.exchange.producer import Producer
 from flux.replica.replica import Replica
 from flux.replica.snapshot import decode_snapshot, encode_snapshot, laid_out, laid_pieces
+from flux.windows.window import NEVER
 from flux.wire.messages import ElementKind
 from flux.wire.safe_pickle import loads
 from partitioning.clustering import Clustered
 from partitioning.ids import StreamId
 
 _LENGTH = struct.Struct("<Q")
-#: Kind of the element, its rows, their partitions and offsets, bytes in the log, checksum, time.
-_LogTuple = tuple[int, bytes, bytes, bytes, int, int, float]
-#: The fields of ``flux.wire.messages.Mark``, in order.
-_MarkTuple = tuple[int, int, int, bytes, int]
+#: Kind of the element, its rows, their partitions and offsets, bytes in the log, checksum, time, and the watermark behind it,
+#: which copies of earlier releases lack.
+_LogTuple = tuple[int, bytes, bytes, bytes, int, int, float] | tuple[int, bytes, bytes, bytes, int, int, float, int]
+#: The fields of ``flux.wire.messages.Mark``, in order. Copies of earlier releases have the first five.
+_MarkTuple = tuple[int, int, int, bytes, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -253,23 +255,25 @@ def restore(copy: StateCopy, replica: Replica) -> None:
 def _pack(entry: LogEntry) -> _LogTuple:
     kind = int(entry.element.kind)
     if not isinstance(entry.element, Rows):
-        return kind, b"", b"", b"", 0, entry.checksum, entry.created
+        return kind, b"", b"", b"", 0, entry.checksum, entry.created, entry.watermark
     data = entry.element.data
     by_rank, offsets = data.by_rank.astype(np.int32).tobytes(), data.offsets.astype(np.int64).tobytes()
     batch = data.batch.serialize().to_pybytes()
-    return kind, batch, by_rank, offsets, data.nbytes, entry.checksum, entry.created
+    return kind, batch, by_rank, offsets, data.nbytes, entry.checksum, entry.created, entry.watermark
 
 
 def _unpacked(output: OutputLog, schema: pa.Schema | None) -> list[LogEntry]:
     """Return the entries of a copied log."""
     entries: list[LogEntry] = []
-    for sequence, (kind, batch, by_rank, offsets, nbytes, checksum, created) in enumerate(output.entries, output.base):
+    for sequence, packed in enumerate(output.entries, output.base):
+        kind, batch, by_rank, offsets, nbytes, checksum, created = packed[:7]
+        watermark = packed[7] if len(packed) > 7 else NEVER
         if kind == ElementKind.ROWS:
             rows = pa.ipc.read_record_batch(pa.py_buffer(batch), schema)
             # Copies, because kernels would be compiled anew for arrays that are read-only.
             touches = np.frombuffer(by_rank, np.int32).copy()
             data = Clustered(rows, touches, np.frombuffer(offsets, np.int64).copy(), nbytes)
-            entries.append(LogEntry(sequence, Rows(data), touches, nbytes, checksum, created))
+            entries.append(LogEntry(sequence, Rows(data), touches, nbytes, checksum, created, watermark=watermark))
         else:  # a word goes to every partition, and leaves the checksum as it is
             everyone = np.arange(len(output.gone) // np.dtype(np.int64).itemsize, dtype=np.int32)
             known = entries[-1].checksum if entries else 0

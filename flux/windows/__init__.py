@@ -1,6 +1,7 @@
 """Windows of event time: groups of rows by their time, which are final when the watermark has passed them (design: windows).
 
 durations      Lengths of time as Spark writes them, in microseconds
+times          Times of rows, as numbers
 window         Windows as a user declares them, and the panes that they are made of
 lateness       Lateness of rows, judged where they are read
 statements     Statements about streams, and the watermark that follows from them

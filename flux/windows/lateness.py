@@ -16,10 +16,15 @@ class Lateness:
     """The judge of one source partition. ``delay``: in microseconds, as all times. ``newest``: the greatest time of the rows
     before the first one that is judged."""
 
-    def __init__(self, delay: int, newest: int = NEVER) -> None:
+    def __init__(self, delay: int, newest: int = NEVER, late: int = 0) -> None:
         self.delay, self.newest = delay, newest
-        #: Late rows that were judged.
-        self.late = 0
+        #: Late rows until now.
+        self.late = late
+
+    @classmethod
+    def behind(cls, delay: int, watermark: int, late: int) -> Lateness:
+        """Make the judge of rows behind a point of the stream, of which the watermark and the number of late rows are known."""
+        return cls(delay, NEVER if watermark == NEVER else watermark + delay, late)
 
     @property
     def watermark(self) -> int:

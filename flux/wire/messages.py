@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from flux.wire.frames import Checksum, Id, Natural, Position, Sequence, Size
+from flux.windows.window import NEVER
+from flux.wire.frames import Checksum, Id, Natural, Position, Sequence, Size, Time
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -49,6 +50,10 @@ class Mark(NamedTuple):
     #: The number of rows from ``begin`` to ``sequence``; -1: not known. A log that has fewer of them later has lost some. As many
     #: with another checksum are other rows.
     rows: Sequence = -1
+    #: The stream's watermark behind ``sequence``, for sources with event time (design: late-rows).
+    watermark: Time = NEVER
+    #: Late rows through ``sequence``, for such sources.
+    late: Natural = 0
 
 
 def end_mark(sequence: int) -> Mark:
@@ -140,6 +145,10 @@ class Data(Message, frozen=True):
     counts: list[Natural] = []
     #: The newest mark through ``sequence`` of numbered rows, whichever worker has got the rows.
     mark: Mark | None = None
+    #: The stream's watermark behind ``sequence`` (design: watermark-statements); None: none is stated.
+    watermark: Time | None = None
+    #: See Mark.
+    late: Natural = 0
 
 
 class Ack(Message, frozen=True):
@@ -251,7 +260,7 @@ class Pulled(Message, frozen=True):
 
 
 class StepKind(IntEnum):
-    """The three reasons for a step."""
+    """The reasons for a step."""
 
     #: Rows.
     SLICES = 0
@@ -259,6 +268,8 @@ class StepKind(IntEnum):
     TICK = 1
     #: The end of the input.
     FINISH = 2
+    #: A watermark that has risen.
+    WATERMARK = 3
 
 
 class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -275,6 +286,8 @@ class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
     #: Rows of the step; -1: not known. Replicas compare their slices with it, so that a source that was read again with other
     #: rows is noticed before they are applied.
     rows: Sequence = -1
+    #: The watermark of each input from this step on; only steps for watermarks have any.
+    watermarks: list[Time] = []
 
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -427,8 +440,29 @@ class Passed(Message, frozen=True):
     below: Sequence
 
 
+class Bound(Message, frozen=True):
+    """Statement about a stream: no row comes behind element ``sequence`` with a time below ``watermark`` (design:
+    watermark-statements).
+
+    It is state and no element: only the newest counts, it may be lost and is repeated. It costs no credit, because the stream
+    that holds the watermark back may be the one without."""
+
+    edge: Id
+    producer: Id
+    #: That of the handshake.
+    nonce: Sequence
+    #: The number of the next message under the nonce: the statement is for a worker that has all messages before it.
+    number: Natural
+    #: Elements from ``first`` to ``sequence`` - 1 have no rows for this worker, apart from those that it has been sent.
+    first: Natural
+    sequence: Natural
+    watermark: Time
+    #: The reader of the source has nothing now, and asks others not to wait for the stream.
+    idle: bool = False
+
+
 #: Messages of a worker to the data port of another.
-ToPort = Hello | Data | Orders | Install | Press | Restore | Settled | Passed
+ToPort = Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound
 #: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull
 #: Answers to a producer by a worker that consumes its stream.

@@ -6,6 +6,7 @@ replica_lifecycle     The making of the replicas that the newest table places he
 hosted_replicas       The replicas that a worker hosts by the newest table, as its other parts see them
 subscriptions         The streams that a worker reads: offers, the chosen replica of each producer, acks
 source_scheduler      The partitions of sources that a worker reads: the next one, and the way of its batches
+watermarks            The watermarks that primaries order next, from statements about the streams that they read
 step_scheduler        The choice of the partition of a worker that applies its next step
 pacing                Intervals at which a busy worker reads its sources, so that small batches start together
 checkpoint_scheduler  The schedule by which primaries send checkpoints to their standbys

@@ -37,6 +37,7 @@ from flux.wire.control import Checkpointed, CopyState, TableSeen
 from flux.wire.messages import (
     Acks,
     Answered,
+    Bound,
     Data,
     Fetch,
     Hello,
@@ -62,6 +63,7 @@ from flux.worker.replica_lifecycle import ReplicaLifecycle
 from flux.worker.source_scheduler import AssignedPartitions, SourceScheduler
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
+from flux.worker.watermarks import WatermarkScheduler
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
 from partitioning.table import Table
 
@@ -178,6 +180,9 @@ class WorkerCore:
         self._clock = clock
         self._extension = extension
         self.turns = StepScheduler(self.replicas)
+        self.watermarks = WatermarkScheduler(plan, self.hosted, self.subscriptions.streams, self._wake_key)
+        #: Time of the next look for statements about watermarks that are to be told, or told again.
+        self._bounds_at = np.inf
         self._effects: deque[Effect] = deque()
         self.leaving = OutputDelivery(worker, plan, self.replicas, self._effects.append, self.turns.wake)
         self.order_exchange = OrderExchange(
@@ -272,6 +277,7 @@ class WorkerCore:
         self.lifecycle.show(self.producers.values(), now)
         self.turns.wake_all(self.replicas)  # fewer replicas to wait for may have made room in the logs
         self._tick_at = 0.0  # new primaries have timers to fire
+        self.watermarks.note_all(now)
         self.subscriptions.on_table(update.changed)
         for standby in rising:
             self._state_receiver.promote(standby, table.epoch, now)
@@ -281,6 +287,7 @@ class WorkerCore:
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self.lifecycle.on_edge_complete(edge, producers)
+        self.watermarks.note(self.plan.edges[edge].consumer, 0.0)
 
     # ---- the data port
 
@@ -297,8 +304,8 @@ class WorkerCore:
                 self._on_orders(connection, message)
             case Press():
                 self._on_press(connection, message)
-            case Settled() | Passed():
-                self._on_statement(connection, message)
+            case Settled() | Passed() | Bound():
+                self._on_statement(connection, message, now)
             case _:
                 if self._extension is None or not self._extension.on_message(message, now):
                     raise ProtocolError(f"a consumer does not take {type(message).__name__}")
@@ -311,11 +318,14 @@ class WorkerCore:
         for partition in message.partitions:
             self.checkpoints.press(PartitionKey(stage, partition), message.anew)
 
-    def _on_statement(self, connection: Hashable, message: Settled | Passed) -> None:
+    def _on_statement(self, connection: Hashable, message: Settled | Passed | Bound, now: float) -> None:
         if not 0 <= message.edge < len(self.plan.edges):
             raise ProtocolError(f"the plan has no edge {message.edge}")
         if isinstance(message, Settled):
             self.subscriptions.on_settled(connection, message)
+        elif isinstance(message, Bound):
+            if self.subscriptions.on_bound(connection, message):
+                self.watermarks.note(self.plan.edges[message.edge].consumer, now)
         else:
             self.turns.wake_all(self.subscriptions.on_passed(connection, message))
 
@@ -388,6 +398,8 @@ class WorkerCore:
 
     def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:
         taken = self.subscriptions.take(connection, message, batches, now)
+        if message.watermark is not None and 0 <= message.edge < len(self.plan.edges):
+            self.watermarks.note(self.plan.edges[message.edge].consumer, now)
         if not taken:
             return  # the stream may not exist in the plan
         mine = self.hosted.of_stage[self.plan.edges[message.edge].consumer]
@@ -396,6 +408,9 @@ class WorkerCore:
             replica.add(slice_)
             if not (self.turns.gather_s and self.turns.gathers(replica, slice_, now)):
                 self._wake(replica)
+
+    def _wake_key(self, key: PartitionKey) -> None:
+        self._wake(self.replicas[key])
 
     def _wake(self, replica: Replica) -> None:
         """Wake a replica that has more to apply; as primary it also has more to order."""
@@ -413,6 +428,8 @@ class WorkerCore:
                 self._wake(gathered)
         if now + self.wall_ahead >= self._tick_at or self.wall_ahead < self._looked_ahead - CLOCK_BACK_S:
             self._wake_for_timers(now + self.wall_ahead)
+        if now >= self.watermarks.due_at:
+            self.watermarks.look(now)
         started = self._clock()
         steps = self.turns.next(now, self.wall_ahead)
         if steps:
@@ -461,6 +478,8 @@ class WorkerCore:
             self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
             self.order_exchange.tell(replica.key)
+        if replica.clock is not None and replica.primary:
+            self.watermarks.note(replica.stage.id, now)
         if done:
             self.subscriptions.applied(step, now)
             if step.rows is not None:
@@ -527,6 +546,10 @@ class WorkerCore:
             for producer in self.producers.values():
                 producer.dirty = True
             self.subscriptions.relieve(now)
+        if now >= self._bounds_at:
+            self._bounds_at = np.inf
+            for producer in self.producers.values():
+                producer.dirty |= producer.bounds is not None
         if now >= self._keep_at:
             self._keep_last(now)
         for begin in self.checkpoints.next(now):
@@ -545,6 +568,8 @@ class WorkerCore:
                         self.on_data_plane(LOCAL, send.message, send.batches, now)
                     else:
                         yield send
+                if producer.bounds is not None:
+                    self._bounds_at = min(self._bounds_at, producer.bounds.due_at)
             while self._effects:
                 busy = True
                 effect = self._effects.popleft()
@@ -596,7 +621,8 @@ class WorkerCore:
         return min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
             self.checkpoints.due(), self._revivals.due(), self.leaving.due(),
-            self.turns.gathered_at, self._keep_at, inf if self._extension is None else self._extension.due(),
+            self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at,
+            inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
 
     def _answer(self, connection: Hashable, message: Answered) -> None:

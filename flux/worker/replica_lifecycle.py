@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from flux.dataflow.plan import EdgePlan, FromSource, Plan, StagePlan
+from flux.exchange.bounds import WatermarkPace
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.inbound import Inbound
 from flux.exchange.log import LogMeter
@@ -363,4 +364,5 @@ class ReplicaLifecycle:
         return Producer(
             stream, incarnation, edge.partitions, rules.log_bytes, settings.resend_timeout, self.log_meter, self._hosted.worker,
             base, settings.step_max_rows, rules.reads_again, rules.may_lose,
+            WatermarkPace(edge.quantum, settings.watermark_interval) if edge.states else None,
         )  # fmt: skip

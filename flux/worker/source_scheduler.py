@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from flux.dataflow.plan import EdgePlan, FromSource, Plan, WorkerSourcePlan
 from flux.dataflow.source import Positioned
-from flux.dataflow.source_reader import PartitionReader, opened
+from flux.dataflow.source_reader import SILENT, PartitionReader, opened
 from flux.errors import FluxError, UsageError, UserCodeError
 from flux.exchange.producer import Producer
 from flux.exchange.slices import SMALL_BYTES, SMALL_ROWS
@@ -261,7 +261,7 @@ class SourceScheduler:
                     seeks = self._about(key).seeks and epoch > 0
                     self.sources[key] = SourceStreams(
                         edges, producers, source.name, seeks, source.positions, self._plan.settings.batch_max_bytes,
-                        self._about(key).own_numbers,
+                        self._about(key).own_numbers, source.event_time,
                     )  # fmt: skip
                     self._rotation.append(key)
 
@@ -348,6 +348,9 @@ class SourceScheduler:
             except BaseException as error:  # the user's, also sys.exit()
                 raise self._failed(key, error) from error
             else:
+                if batch is SILENT:
+                    self._note_silence(key, source, now)
+                    return False
                 if batch is None:
                     seen = self.sources[key].pauses
                     self.sources[key].pauses += self._pauses(key, source)
@@ -394,8 +397,19 @@ class SourceScheduler:
         if streams.unsettled and now >= source.done_at:
             source.done_at = now + self.idle_done_s
             self._tell_done(key, streams)
-        if self._about(key).own_numbers and now >= source.quiet[0] + self._end_s and seen > source.quiet[1]:
+        if seen <= source.quiet[1]:
+            return
+        if self._about(key).own_numbers and now >= source.quiet[0] + self._end_s:
             streams.come_to_end()
+        event_time = self._about(key).event_time
+        if event_time is not None and event_time.idle is not None and now >= source.quiet[0] + event_time.idle / 1e6:
+            streams.fall_idle()
+
+    def _note_silence(self, key: SourcePartition, source: OpenReader, now: float) -> None:
+        """Note that a reader has got no answer from outside. Rows may be there, so the source is not idle, and the time of its
+        being idle begins again."""
+        source.quiet, source.quiet_until = None, now + QUIET_S
+        self.sources[key].wake()
 
     def _enough(self, key: SourcePartition, source: OpenReader) -> bool:
         """Tell whether the pending small batches are to be handed on before more are read."""

@@ -27,6 +27,7 @@ from flux.wire.messages import (
     Ack,
     Acks,
     AppliedThrough,
+    Bound,
     Data,
     Hello,
     Mark,
@@ -305,7 +306,12 @@ class Subscriptions:
         if inbound is not None and self._hosted.standbys_of(self._plan.edges[stream.edge].consumer):
             self.answer(connection, self._ack(inbound))
 
-    def _stated(self, connection: Hashable, message: Settled | Passed) -> Inbound | None:
+    def on_bound(self, connection: Hashable, message: Bound) -> bool:
+        """Take a statement about the watermark of a stream, and tell whether it says anything new."""
+        inbound = self._stated(connection, message)
+        return inbound is not None and inbound.hear(message, self.hosted_by(inbound.stream), self._counters)
+
+    def _stated(self, connection: Hashable, message: Settled | Passed | Bound) -> Inbound | None:
         """Return the stream that a producer's statement is about. None: the statement is of no use, because it is of another life
         or handshake, or because its producer does not know all replicas here."""
         inbound = self.streams.get(StreamId(message.edge, message.producer))

@@ -18,9 +18,10 @@ from flux.errors import SchemaError, UsageError
 from flux.operators.attributes import open_operator
 from flux.operators.batches import given_batches
 from flux.operators.operator import facts_of, last_output, move_watermarks, says_needs
-from flux.operators.windowed_groups import TIMER, microseconds_of
+from flux.operators.windowed_groups import TIMER
 from flux.windows import pane_state, session_state
 from flux.windows.durations import microseconds
+from flux.windows.times import microseconds_of
 from flux.windows.window import NEVER, SessionWindow, Window
 from partitioning.errors import StateMismatchError
 from partitioning.keyed_state import TypedMeasure

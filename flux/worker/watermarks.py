@@ -1,0 +1,140 @@
+"""The watermarks that the primaries of a worker order next, from statements about the streams that they read (design:
+watermark-statements).
+
+Each input's watermark is the least over its streams, each bounded by statements that this very partition may go by. It is
+looked at once a stage and interval, and not for each statement and partition; and it is handed to a replica, to be ordered, at
+once if a window may end by it, otherwise after an interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import inf
+
+from flux.dataflow.plan import EdgePlan, Plan, StagePlan
+from flux.exchange.bounds import WatermarkPace
+from flux.exchange.inbound import Inbound, RowSlice, WordSlice
+from flux.replica.replica import Replica
+from flux.windows.statements import StreamBound, bound_of, least
+from flux.windows.window import NEVER
+from flux.worker.hosted_replicas import HostedReplicas
+from partitioning.ids import PartitionKey, StreamId
+
+#: Seconds between two looks at the watermarks of a stage: at least, and more for each stream of each partition, so that a look
+#: takes a small part of the time.
+LOOK_S, LOOK_STREAM_S = 0.002, 20e-6
+
+
+class WatermarkScheduler:
+    """The schedule by which the replicas of one worker get new watermarks. ``due_at``: the time at which ``look`` must be called
+    again at the latest."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        hosted: HostedReplicas,
+        streams: dict[StreamId, Inbound],
+        wake: Callable[[PartitionKey], None],
+    ) -> None:
+        """Begin without statements. ``streams``: those that the worker reads, a live mapping; ``wake`` is called for a replica
+        that has a watermark to order."""
+        self._plan = plan
+        self._hosted = hosted
+        self._streams = streams
+        self._wake = wake
+        self._timed = {stage.id: stage for stage in plan.stages if stage.timed_inputs}
+        self._pace = {stage.id: pace_of(plan, stage.edges_in) for stage in self._timed.values()}
+        #: Time of the next look, by stage with news.
+        self._news: dict[int, float] = {}
+        #: Time of the last look, by stage.
+        self._looked: dict[int, float] = {}
+        self.due_at = inf
+
+    def note(self, stage: int, now: float) -> None:
+        """Note that the watermarks of a stage's replicas may have risen."""
+        if stage in self._timed and stage not in self._news:
+            at = self._looked.get(stage, -inf) + self._interval_s(self._timed[stage])
+            self._news[stage] = max(now, at)
+            self.due_at = min(self.due_at, self._news[stage])
+
+    def note_all(self, now: float) -> None:
+        for stage in self._timed:
+            self.note(stage, now)
+
+    def _interval_s(self, stage: StagePlan) -> float:
+        streams = sum(self._plan.edges[edge].producers for edge in stage.edges_in)
+        look_s = LOOK_STREAM_S * streams * max(len(self._hosted.partitions.get(stage.id, ())), 1)
+        return min(max(look_s, LOOK_S), max(self._pace[stage.id].interval_s, LOOK_S))
+
+    def look(self, now: float) -> None:
+        """Hand watermarks that have risen to the primaries whose time has come."""
+        for stage in [stage for stage, at in self._news.items() if at <= now]:
+            del self._news[stage]
+            self._looked[stage] = now
+            later = min((self._offer(replica, now) for replica in self._primaries(stage)), default=inf)
+            if later < inf:
+                self._news[stage] = later
+        self.due_at = min(self._news.values(), default=inf)
+
+    def _primaries(self, stage: int) -> Iterator[Replica]:
+        for replica in self._hosted.of_stage[stage].values():
+            if replica.primary and not replica.finished:
+                yield replica
+
+    def _offer(self, replica: Replica, now: float) -> float:
+        """Hand a replica its watermarks if they have risen and it is time. Return the time of the next look; infinite: with the
+        next news."""
+        clock = replica.clock
+        assert clock is not None
+        watermarks = list(clock.ordered)
+        for number in clock.timed:
+            watermarks[number] = max(watermarks[number], self._least(replica, number))
+        if watermarks == clock.ordered:
+            return inf
+        before, risen = clock.watermark, min(watermarks)
+        pace, at = self._pace[replica.stage.id], clock.offered_at
+        fires = risen >= replica.context.event_timers.next
+        if not (fires or pace.passes(before, risen)) and now < at + pace.interval_s:
+            return at + pace.interval_s
+        if watermarks != clock.offered:
+            clock.offer(watermarks, now)
+            self._wake(replica.key)
+        return inf
+
+    def _least(self, replica: Replica, number: int) -> int:
+        """Return the watermark of an input: the least over its streams."""
+        bounds: list[StreamBound] = []
+        for edge in self._edges(replica, number):
+            expected = replica.waits.expected.get(edge.id)
+            if expected is None:
+                return NEVER
+            ended = replica.waits.ended[edge.id]
+            for producer in expected:
+                if producer in ended:
+                    continue
+                bound = self._bound(replica, StreamId(edge.id, producer))
+                if bound.watermark == NEVER and not bound.idle:
+                    return NEVER
+                bounds.append(bound)
+        return least(bounds)
+
+    def _edges(self, replica: Replica, number: int) -> Iterator[EdgePlan]:
+        for each in replica.stage.edges_in:
+            edge = self._plan.edges[each]
+            if edge.input == number:
+                yield edge
+
+    def _bound(self, replica: Replica, stream: StreamId) -> StreamBound:
+        inbound = self._streams.get(stream)
+        if inbound is None:
+            return StreamBound()
+        pending = replica.waits.first_unordered(stream)
+        assert pending is None or isinstance(pending, RowSlice | WordSlice)
+        before = None if pending is None else pending.watermark
+        return bound_of(inbound.said, inbound.received[replica.partition], before, ended=False)
+
+
+def pace_of(plan: Plan, edges: tuple[int, ...]) -> WatermarkPace:
+    """Return the pace of the watermarks that come over these edges."""
+    quantum = max((plan.edges[edge].quantum for edge in edges), default=0)
+    return WatermarkPace(quantum, plan.settings.watermark_interval)

@@ -1,0 +1,163 @@
+"""Watermarks from sources to windows in one worker: late rows, statements, idleness, steps that move the watermark (design:
+watermark-statements)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+import flux
+from flux.dataflow.plan import EventTime, FromSource, Plan, Timed
+from flux.worker.core import WorkerCore
+from tests.flux.one_worker import planned, table
+
+SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
+OUTPUT = pa.schema([("end", pa.int64()), ("rows", pa.int64())])
+
+
+def rows(*times: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([0] * len(times), pa.int64()), pa.array(times, pa.timestamp("us"))], schema=SCHEMA)
+
+
+@flux.stage(key="key", partitions=2, window=flux.window("ts", "10 microseconds"))
+class Counted(flux.Aggregate):
+    n = flux.count()
+
+
+class Kept(flux.Operator):
+    """A sink that keeps its rows, and the watermarks that it is told."""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.rows: list[dict[str, Any]] = []
+        self.watermarks: list[int] = []
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.to_pylist()
+
+    def on_watermark(self) -> None:
+        self.watermarks.append(self.context.watermark)
+
+
+class Script:
+    """A source whose partitions give what a test has put in: batches, None for nothing, flux.SILENT."""
+
+    def __init__(self, partitions: int = 1) -> None:
+        self.given: list[list[Any]] = [[] for _ in range(partitions)]
+        #: Partitions that get no answer from outside.
+        self.silent: set[int] = set()
+
+    def read(self, partition: int) -> Iterator[Any]:
+        given = self.given[partition]
+        while True:
+            if not given:
+                yield flux.SILENT if partition in self.silent else None
+            elif (each := given.pop(0)) == "end":
+                return
+            else:
+                yield each
+
+
+def timed(plan: Plan, delay: int = 0, idle: int | None = None) -> Plan:
+    """Give the source of a plan an event time, whose on-time rows go to the first stage."""
+    source = replace(plan.sources[0], event_time=EventTime("ts", 1, delay, idle))
+    first = plan.edges[0]
+    assert isinstance(first, FromSource)
+    edges = [replace(first, timed=Timed.ON_TIME, states=True, quantum=10)]
+    edges += [replace(edge, states=True) for edge in plan.edges[1:]]
+    stages = [replace(stage, timed_inputs=(0,)) for stage in plan.stages]
+    return replace(plan, sources=(source,), stages=tuple(stages), edges=tuple(edges))
+
+
+class Windows:
+    """A worker with a script, the counts of its rows by window, and a stage behind that keeps them."""
+
+    def __init__(self, partitions: int = 1, **options: Any) -> None:
+        self.script = Script(partitions)
+        source = flux.source(self.script.read, SCHEMA, partitions)
+        self.plan = timed(planned(Counted, flux.stage(partitions=1)(Kept), source=source), **options)
+        self.core = WorkerCore(self.plan, 0)
+        self.core.on_table(table(self.plan), 0.0)
+        self.now = 0.0
+
+    def run(self, seconds: float = 0.2) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            while self.core.read(True, self.now):
+                pass
+            for _ in self.core.poll(self.now):
+                pass
+            while self.core.work(self.now):
+                pass
+            self.now += 0.005
+
+    @property
+    def kept(self) -> Kept:
+        operator = self.core.replicas[1, 0].operator
+        assert isinstance(operator, Kept)
+        return operator
+
+    @property
+    def counts(self) -> dict[int, int]:
+        return {int(row["window_end"].timestamp() * 1e6): row["n"] for row in self.kept.rows}
+
+
+def test_a_window_closes_when_the_watermark_has_passed_it_and_no_row_of_it_is_missing() -> None:
+    windows = Windows(delay=3)
+    windows.script.given[0] += [rows(1, 5, 9), rows(12, 9)]
+    windows.run()
+    assert windows.counts == {}, "the watermark is 9"
+    windows.script.given[0] += [rows(13)]
+    windows.run()
+    assert windows.counts == {10: 4}
+
+
+def test_a_late_row_is_left_out_and_counted() -> None:
+    windows = Windows(delay=3)
+    windows.script.given[0] += [rows(1, 20), rows(16, 17), rows(40)]
+    windows.run()
+    assert windows.counts == {10: 1, 20: 1, 30: 1}
+    (streams,) = windows.core.sources.values()
+    assert streams.timed is not None
+    assert streams.timed.late == 1
+
+
+def test_the_least_of_two_partitions_holds_the_watermark() -> None:
+    windows = Windows(partitions=2)
+    windows.script.given[0] += [rows(1, 55)]
+    windows.run()
+    assert windows.counts == {}
+    windows.script.given[1] += [rows(2, 31)]
+    windows.run()
+    assert windows.counts == {10: 2}
+    windows.script.given[1] += ["end"]
+    windows.run()
+    assert windows.counts == {10: 2, 40: 1}, "an ended stream holds nothing"
+
+
+def test_an_idle_partition_holds_the_watermark_no_longer_and_a_silent_one_does() -> None:
+    windows = Windows(partitions=2, idle=1_000_000)
+    windows.script.given[0] += [rows(1, 55)]
+    windows.script.silent.add(1)
+    windows.run(1.5)
+    assert windows.counts == {}
+    windows.script.silent.clear()
+    windows.run(0.9)
+    assert windows.counts == {}, "the time of silence does not count"
+    windows.run(0.3)
+    assert windows.counts == {10: 1}
+
+
+def test_the_watermark_of_a_stage_goes_to_the_next_one_behind_its_rows() -> None:
+    windows = Windows()
+    windows.script.given[0] += [rows(1, 12), rows(25)]
+    windows.run()
+    assert windows.counts == {10: 1, 20: 1}
+    assert windows.kept.watermarks[-1] == 25
+    windows.script.given[0] += ["end"]
+    windows.run()
+    assert windows.counts == {10: 1, 20: 1, 30: 1}
+    assert windows.kept.watermarks[-1] == flux.END_OF_TIME
