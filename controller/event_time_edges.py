@@ -6,6 +6,7 @@ windows in append mode, a stage with ``event_time=``, and a stage that only pass
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -121,6 +122,26 @@ def _without_watermark(plan: Plan, edge: EdgePlan, source: SourcePlan, window: W
     if source.event_time is not None:
         return f"it reads source {source.name} beside its watermark: give it the flow that {line} has returned"
     return f"source {source.name} has no watermark and may never end. Declare it: {source.name}.{line}"
+
+
+def with_quanta(stages: Sequence[StagePlan], edges: Sequence[EdgePlan]) -> list[EdgePlan]:
+    """Return the edges with the greatest step of event time in which the windows behind each of them end. ``stages``: each after
+    its inputs."""
+    made = list(edges)
+    for stage in reversed(stages):
+        quantum = _quantum(window_of(chain_of(stage.make())[0])) if stage.timed_inputs else 0
+        for number in stage.edges_out:
+            quantum = math.gcd(quantum, made[number].quantum if made[number].states else 0)
+        for number in stage.edges_in:
+            made[number] = replace(made[number], quantum=quantum)
+    return made
+
+
+def _quantum(window: Window | SessionWindow | None) -> int:
+    """Return a step of event time at whose multiples windows end. A session ends at any time: a quarter of its gap is near."""
+    if isinstance(window, Window):
+        return math.gcd(window.size, window.slide, window.offset)
+    return 0 if window is None else max(window.gap // 4, 1)
 
 
 def _same(one: str, other: str, case_sensitive: bool) -> bool:

@@ -22,6 +22,7 @@ from controller.event_time_edges import (
     gives_times,
     narrowed,
     timed_inputs,
+    with_quanta,
 )
 from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.event_time import event_time, same_time
@@ -267,7 +268,8 @@ class _Compiler:
             replace(stage, edges_out=tuple(edge.id for edge in self.edges if self._leaves(edge, stage)))
             for stage in self.stages
         ]
-        return Plan(query, tuple(self.sources), tuple(stages), tuple(self.edges), self.settings, secret)
+        edges = with_quanta(stages, self.edges)
+        return Plan(query, tuple(self.sources), tuple(stages), tuple(edges), self.settings, secret)
 
     # ---- stages
 

@@ -330,10 +330,10 @@ class Operator:
         return None
 
     def output_watermark(self) -> int:
-        """Return a time, in microseconds since the epoch, below which no later row of the output will be: by default the watermark
-        of the input. An operator that keeps rows back, and gives them later with their own times, must return less. Asked
-        after each step that has moved the watermark. A time above ``context.watermark`` counts as that, and one below the last
-        answer as the last."""
+        """Return a time, in microseconds since the epoch, below which no later row of the output will be: by default the
+        watermark of the input. An operator that keeps rows back, and gives them later with their own times, must return less.
+        Asked after each step that has moved the watermark. A time above ``context.watermark`` counts as that, and one below the
+        last answer as the last."""
         return self.context.watermark
 
     def finish(self) -> Batches:
