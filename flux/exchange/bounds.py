@@ -1,7 +1,7 @@
 """Statements about one stream, from its producer to the workers that consume it (design: watermark-statements).
 
 A batch says the watermark behind itself. A worker for which the stream has no rows, or no more than it has, gets a ``Bound``
-instead. Of several statements only the newest counts, so a producer tells each worker its newest one: at once if a window may
+instead. Only the newest of several statements counts, so a producer tells each worker its newest one: at once if a window may
 close by it, otherwise after an interval, and again now and then, because a statement may be lost. Credit is no condition: the
 stream that holds everything back may be the one without.
 """

@@ -623,13 +623,6 @@ class Producer:
             for worker, bound in self.bounds.poll(self._cursors, now):
                 yield ToWorker(worker, bound)
 
-    def state(self, sequence: int, watermark: int, idle: bool = False) -> None:
-        """State that no row below a watermark comes behind the elements below ``sequence``. ``idle``: the reader has nothing now.
-        The steps that say so are committed."""
-        if self.bounds is not None:
-            self.bounds.note(sequence, watermark, idle)
-            self.dirty = True
-
     def _has_passed(self, cursor: ConsumerProgress) -> bool:
         """Tell whether a worker has been sent all rows below its front that this life has, or will have (design:
         rows-that-are-gone)."""
@@ -687,3 +680,11 @@ class Producer:
         assert self._consumers is not None
         out = OutgoingEntries(self.stream, cursor, self._consumers.ranks, self._run_max_rows, self._spans)
         return out.messages(self.log, end)
+
+
+def state_watermark(producer: Producer, sequence: int, watermark: int, idle: bool = False) -> None:
+    """State that no row below a watermark comes behind the elements below ``sequence`` of a producer's stream. ``idle``: its
+    reader has nothing now. The steps that say so are committed."""
+    if producer.bounds is not None:
+        producer.bounds.note(sequence, watermark, idle)
+        producer.dirty = True

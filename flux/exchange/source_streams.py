@@ -21,7 +21,7 @@ from flux.dataflow.source import RowStart
 from flux.errors import QueryFailed, RefusedError, UsageError
 from flux.exchange.checksum import extend, extend_each
 from flux.exchange.log import LogRoom
-from flux.exchange.producer import Producer
+from flux.exchange.producer import Producer, state_watermark
 from flux.exchange.replay_check import START, Beginning
 from flux.exchange.slices import ROTATION_ROWS, with_numbers
 from flux.exchange.timed_rows import EdgeRows, Judgement, TimedRows, columns_read
@@ -182,7 +182,7 @@ class SourceStreams:
             self.timed.begin(beginning.watermark, beginning.late)
             self._tell_watermark()
             for producer in self.producers:
-                producer.state(beginning.sequence, self.timed.watermark)
+                state_watermark(producer, beginning.sequence, self.timed.watermark)
 
     def _tell_watermark(self) -> None:
         """Tell the producers the watermark behind their next entries."""
@@ -191,7 +191,7 @@ class SourceStreams:
             producer.watermark, producer.late = self.timed.watermark, self.timed.late
 
     def fall_idle(self) -> None:
-        """Note that the reader has had nothing for so long that nothing is to wait for it."""
+        """Note that the reader has had nothing for a long time, and that no stage is to wait for it."""
         self._set_idle(True)
 
     def wake(self) -> None:
@@ -202,7 +202,7 @@ class SourceStreams:
         if self.timed is not None and idle != self.idle:
             self.idle = idle
             for producer in self.producers:
-                producer.state(producer.next_sequence, self.timed.watermark, idle)
+                state_watermark(producer, producer.next_sequence, self.timed.watermark, idle)
 
     @property
     def position(self) -> ReaderPosition:
@@ -308,8 +308,8 @@ class SourceStreams:
         return appended
 
     def _for_edges(self, batch: pa.RecordBatch) -> list[EdgeRows]:
-        """Return what travels of a batch on each edge, with the index of each row there; None: all rows travel. Of rows with
-        event time, go on behind them: the watermark of the next entries is that behind this batch."""
+        """Return what travels of a batch on each edge, with the index of each row there; None: all rows travel. Rows
+        with event time are judged, and the watermark of the next entries is that behind this batch."""
         if self.timed is None:
             found = [edge.rows_of(batch, self._place) for edge in self.edges]
             return [(rows, None if kept is None else kept.to_numpy()) for rows, kept in found]

@@ -25,7 +25,7 @@ EdgeRows = tuple[pa.RecordBatch, np.ndarray | None]
 
 
 class Judgement(NamedTuple):
-    """What the judge of a partition knows behind some rows."""
+    """The knowledge of a judge behind some rows."""
 
     newest: int
     late: int
@@ -40,7 +40,7 @@ class TimedRows:
         self._judge = Lateness(event_time.delay)
 
     def begin(self, watermark: int, late: int) -> None:
-        """Go on behind rows with this watermark, of which so many were late."""
+        """Go on behind rows with this watermark. ``late``: the number of late ones among them."""
         self._judge = Lateness.behind(self._event_time.delay, watermark, late)
 
     @property

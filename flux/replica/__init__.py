@@ -2,6 +2,7 @@
 
 replica           One replica of a partition: its pending slices, its next step, and its end
 step_queue        Slices that are received and not yet applied, and the steps that are made of them
+event_clock       The watermarks of a replica: those in its order, and as primary the next ones
 order_log         The order log that keeps the replicas of a partition identical, as a state machine without I/O
 order_exchange    The traffic of order logs between the replicas of one worker and those on other workers
 kinds             Kinds of replicas: the questions whose answers differ from kind to kind

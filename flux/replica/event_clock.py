@@ -39,8 +39,7 @@ class EventClock:
                 self.ordered = list(entry.watermarks)
 
     def offer(self, watermarks: Sequence[int], now: float) -> None:
-        """Have watermarks ordered. They were true for all that is not ordered, and stay true: whatever comes later is not
-        earlier."""
+        """Have watermarks ordered. They were true for all rows that are not ordered, and stay true for later ones."""
         self.offered, self.offered_at = list(watermarks), now
 
     def take(self) -> list[int]:

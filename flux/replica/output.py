@@ -18,7 +18,7 @@ from flux.dataflow.plan import EdgePlan, StagePlan
 from flux.errors import SchemaError, UserCodeError
 from flux.exchange.checksum import extend
 from flux.exchange.log import LogRoom
-from flux.exchange.producer import Producer
+from flux.exchange.producer import Producer, state_watermark
 from flux.operators.batches import BATCH_BYTES, conform, given_batches, is_tiny, logical_bytes, split
 from flux.operators.operator import Batches
 from flux.operators.schema import picked
@@ -476,7 +476,7 @@ class ReplicaOutput:
         while self._stated and self._stated[0][0] < committed:
             _, watermark, ends = self._stated.popleft()
             for outlet, end in zip(self.outlets, ends, strict=True):
-                outlet.producer.state(end, watermark)
+                state_watermark(outlet.producer, end, watermark)
 
     # ---- checksums
 
@@ -530,4 +530,4 @@ class ReplicaOutput:
             self._stated = deque((step, watermark, list(ends)) for step, watermark, ends in stated)
             for outlet, (end, watermark) in zip(self.outlets, said, strict=True):
                 outlet.producer.watermark = self.watermark
-                outlet.producer.state(end, watermark)
+                state_watermark(outlet.producer, end, watermark)

@@ -11,7 +11,7 @@ the rows out.
 
 Watermarks move in steps of their own, too, which the primary orders before pending slices: they are true for all that is not
 ordered yet. Operators that set timers of event time may still have their slices ordered ahead, because the watermark of a step
-follows from the order, and not from what is applied.
+follows from the order alone.
 """
 
 from __future__ import annotations

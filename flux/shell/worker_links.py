@@ -10,7 +10,7 @@ from flux.exchange.producer import ToWorker
 from flux.shell.transport import Frames, Link, Sockets
 from flux.wire.codec import decode_answer, encode_batches
 from flux.wire.frames import encode
-from flux.worker.needed_links import UnneededLinks
+from flux.worker.effects import UnneededLinks
 from partitioning.table import Table
 
 

@@ -62,8 +62,7 @@ from flux.wire.messages import Data, Install
 from flux.wire.pulse import KIND, TURN, TURNS, WAITS
 from flux.wire.statistics import Statistics
 from flux.worker.core import WorkerCore
-from flux.worker.effects import ToConnection, ToController
-from flux.worker.needed_links import needed_workers
+from flux.worker.effects import ToConnection, ToController, needed_workers
 from flux.worker.pacing import GatherRest, Pacing
 from flux.worker.report import load as load_of
 from flux.worker.report import stats as stats_of

@@ -12,6 +12,5 @@ pacing                Intervals at which a busy worker reads its sources, so tha
 checkpoint_scheduler  The schedule by which primaries send checkpoints to their standbys
 output_delivery       Output that leaves the dataflow, and reports of complete partitions
 report                Figures that a worker reports with its heartbeats
-needed_links          The workers to which a worker needs a link, and the links that it needs no more
-effects               Requests of a worker's state machine to its shell, in one list for all its parts
+effects               Requests of a worker's state machine to its shell, and the links that these need
 """

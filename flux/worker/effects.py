@@ -1,8 +1,14 @@
-"""Requests of a worker's state machine to its shell, in one list for all its parts."""
+"""Requests of a worker's state machine to its shell, in one list for all its parts, and the links that they need (design: links).
+
+A worker greets every worker that hosts consumers of its streams, sends orders and copies of state to the other replicas of
+its primaries, and answers all other workers on their own connections. Moves and repairs change these workers: if links were
+never closed, a worker of a large cluster would have one to every other worker after a while.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -12,6 +18,9 @@ from flux.replica.order_exchange import CaughtUp, Diverged
 from flux.state.sender import Aside
 from flux.wire.control import Checkpointed, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
 from flux.wire.messages import Answered
+
+if TYPE_CHECKING:
+    from flux.worker.core import WorkerCore
 
 #: The connection of a worker to itself.
 LOCAL = "local"
@@ -38,3 +47,32 @@ def to_control(node: int, report: CaughtUp | Diverged) -> ReplicaCaughtUp | Repl
     """Return the report for the controller about an observation of a primary on this worker."""
     kind = ReplicaCaughtUp if isinstance(report, CaughtUp) else ReplicaDiverged
     return kind(node=node, **vars(report))
+
+
+#: Seconds for which an unneeded link stays open: a move that comes back, or the next of several repairs, finds it open, and the
+#: last answers have come by then.
+GRACE_S = 5.0
+
+
+def needed_workers(core: WorkerCore) -> set[int]:
+    """Return the workers with consumers of this worker's streams, those with other replicas of its primaries, and the vault if
+    it is asked for a state."""
+    found: set[int] = set()
+    for producer in core.producers.values():
+        found |= producer.readers
+    for replica in core.replicas.values():
+        found |= replica.order.peers.keys()
+    return found | core.reaches
+
+
+class UnneededLinks:
+    """The unneeded links of a worker, with the time since which each has had nothing to do."""
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
+        self._since: dict[int, float] = {}
+
+    def look(self, linked: Iterable[int], needed: set[int], now: float) -> list[int]:
+        """List the workers whose link has not been needed for the grace time."""
+        self._since = {worker: self._since.get(worker, now) for worker in linked if worker not in needed}
+        return [worker for worker, since in self._since.items() if now - since >= self._grace_s]

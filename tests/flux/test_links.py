@@ -15,7 +15,7 @@ from flux.shell.transport import Sockets
 from flux.shell.worker_links import WorkerLinks
 from flux.wire.messages import Orders
 from flux.worker.core import WorkerCore
-from flux.worker.needed_links import GRACE_S, UnneededLinks, needed_workers
+from flux.worker.effects import GRACE_S, UnneededLinks, needed_workers
 from partitioning.table import Table
 
 SECRET = b"the secret of this query"

@@ -22,8 +22,7 @@ from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, NewTabl
 from flux.wire.messages import Chunk, Data, Hello, Install, Pulled
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
-from flux.worker.effects import ToConnection
-from flux.worker.needed_links import UnneededLinks, needed_workers
+from flux.worker.effects import ToConnection, UnneededLinks, needed_workers
 from flux.worker.report import behind, unapplied
 from flux.worker.source_scheduler import open_reader
 from partitioning.ids import ACTIVE, PartitionKey
