@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from flux.errors import ProtocolError
+from flux.windows.window import NEVER
 from flux.wire.codec import decode_answer, decode_asked, decode_command, decode_data, decode_report
 from flux.wire.control import (
     Checkpointed,
@@ -38,14 +39,13 @@ from flux.wire.control import (
     Welcome,
 )
 from flux.wire.frames import PREFIX, encode
-from flux.windows.window import NEVER
 from flux.wire.messages import (
     Ack,
     Acks,
     Answered,
     AppliedThrough,
-    Bound,
     Asked,
+    Bound,
     Chunk,
     Data,
     Fetch,
