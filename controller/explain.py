@@ -61,7 +61,7 @@ def _source(source: SourcePlan) -> Iterator[str]:
         again = "from where it stopped" if source.seeks else "from its start"
         yield f"    {count(source.partitions, 'partition')}, read in the workers; after a loss again {again}"
     yield f"    gives {_columns(source.schema)}"
-    if isinstance(source, DataFrameSourcePlan) and source.columns is not None:
+    if isinstance(source, DataFrameSourcePlan | StreamSourcePlan) and source.columns is not None:
         yield "    its other columns are not read: no stage looks at them"
     if source.event_time is not None:
         yield f"    event time: {told(source.event_time)}"

@@ -262,7 +262,7 @@ class _Compiler:
             if source.event_time is not None:
                 self._narrow_event_time(source, source.event_time)
         for source in self.sources:
-            if isinstance(source, DataFrameSourcePlan):
+            if isinstance(source, DataFrameSourcePlan) or (isinstance(source, StreamSourcePlan) and not source.written):
                 self._read_in_part(source)
         stages = [
             replace(stage, edges_out=tuple(edge.id for edge in self.edges if self._leaves(edge, stage)))
@@ -488,7 +488,7 @@ class _Compiler:
         timed = Timed.ALL
         if given.watermark is not None:
             assert isinstance(origin, SourcePlan)
-            steps = self._steps(origin, schema, given.watermark.before, where)
+            steps = self._steps(schema, given.watermark.before, where)
             schema = schema if steps is None else steps.output
             time = event_time(given.watermark, schema, steps, where, self.case_sensitive)
             known = self.sources[origin.id].event_time
@@ -496,12 +496,10 @@ class _Compiler:
                 same_time(origin.name, known, time)
             origin = self.sources[origin.id] = replace(origin, event_time=time)
             timed = Timed.LATE if given.is_late else Timed.ON_TIME
-        steps = self._steps(origin, schema, given.operators, where)
+        steps = self._steps(schema, given.operators, where)
         return _Input(origin, schema if steps is None else steps.output, steps, timed)
 
-    def _steps(
-        self, origin: SourcePlan | StagePlan, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str
-    ) -> RowSteps | None:
+    def _steps(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps | None:
         """Return the steps of conditions and columns behind rows of a schema; None: there are none, or they change nothing."""
         if not operators:
             return None
@@ -517,11 +515,6 @@ class _Compiler:
         _check_names(steps.output, f"{where}, {operators[-1].name}()")
         if not self.case_sensitive:
             _check_cases(steps.output, f"{where}, {operators[-1].name}()")
-        if steps.drops and isinstance(origin, StreamSourcePlan):
-            raise UsageError(
-                f"{where} cannot leave rows out: Spark counts all rows of a micro-batch that it has committed, and the query has "
-                "to know as many. Put the condition into the streaming query itself, as in flux.stream(df.where(...))"
-            )
         return steps if steps.chain else None
 
     def _source(self, given: Source) -> int:
@@ -531,7 +524,8 @@ class _Compiler:
             schema = plain_schema(self.to_arrow(given.declared), f"source {name}")
             if isinstance(given, StreamSource):
                 ends = given.dataframe is not None and ("availableNow", True) in given.how.trigger
-                self.sources.append(StreamSourcePlan(index, name, schema, endless=not ends))
+                written = given.dataframe is None
+                self.sources.append(StreamSourcePlan(index, name, schema, endless=not ends, written=written))
             elif isinstance(given, WorkerSource):
                 partitions = given.partitions
                 if given.reader.keeps_partitions:
@@ -571,7 +565,7 @@ class _Compiler:
         self.edges.append(make(*where, producers, origin.id, columns=columns, steps=steps, timed=timed, states=states))
         return edge_id
 
-    def _read_in_part(self, source: DataFrameSourcePlan) -> None:
+    def _read_in_part(self, source: DataFrameSourcePlan | StreamSourcePlan) -> None:
         """Leave out columns of a DataFrame that no stage reads, so that Spark neither reads them nor brings them to Python."""
         edges = [edge for edge in self._edges_of(source) if edge.timed is Timed.ALL]
         wanted = [edge.columns for edge in edges]

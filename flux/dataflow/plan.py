@@ -120,6 +120,10 @@ class StreamSourcePlan(SourcePlan):
     same streams. Rows are numbered, so that a batch that is read again may be cut elsewhere."""
 
     endless: bool = True
+    #: The columns of the streaming DataFrame that are read, by position; all of them are in ``schema``. None: all.
+    columns: tuple[int, ...] | None = None
+    #: Whether the rows come from a streaming query that the program starts by itself, which writes all columns.
+    written: bool = False
 
     positions = True
 
@@ -218,6 +222,11 @@ class EdgePlan:
     from_stage: ClassVar[bool] = False
     producers_known: ClassVar[bool] = True
 
+    @property
+    def drops(self) -> bool:
+        """Whether rows of the origin may be left out."""
+        return self.steps is not None and self.steps.drops
+
     def rows_of(self, batch: pa.RecordBatch, where: Callable[[], str]) -> tuple[pa.RecordBatch, pa.Array | None]:
         """Return what travels of a batch of the origin, and the index of each row that passes; None: all do. ``where`` tells the
         place of the batch for errors. UserCodeError: Spark has no answer for a row."""
@@ -231,6 +240,10 @@ class FromSource(EdgePlan):
     source: int
     #: The rows that it carries. If these are not all rows, ``columns`` and ``steps`` are for rows behind ``EventTime.steps``.
     timed: Timed = field(default=Timed.ALL, kw_only=True)
+
+    @property
+    def drops(self) -> bool:
+        return self.timed is not Timed.ALL or super().drops
 
 
 @dataclass(frozen=True)

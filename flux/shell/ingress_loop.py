@@ -124,7 +124,8 @@ class Ingress:
         self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
         self.control = ControllerLink(self.sockets, rendezvous, plan.settings.controller_timeout)
         self.links = WorkerLinks(self.sockets, plan.settings.message_max_bytes)
-        self.end = 0  # the number behind the last row that was sent, as the stream counts rows
+        self.end = 0  # the number behind the last row that was read, as the stream counts rows
+        self.sent: list[int] = []  # by edge: the number behind the last row that has travelled
         self._ready = False
         self._drained = False  # all rows that were read are applied
         self._dismissed = False
@@ -189,7 +190,7 @@ class Ingress:
         self._beat(core, time.monotonic())
         while not core.drained:
             self._turn(core, WAIT_S)
-        self._drained, self.end = True, core.end
+        self._drained, self.end, self.sent = True, core.end, core.sent
         self._beat(core, time.monotonic())
         while not self._dismissed:
             self._turn(core, WAIT_S)

@@ -108,6 +108,11 @@ class IngressTask:
         """The number behind the last row, as the stream counts rows."""
         return max(producer.next_sequence for producer in self.producers.values())
 
+    @property
+    def sent(self) -> list[int]:
+        """Numbers behind the last row that has travelled, by edge, in this micro-batch or an earlier one."""
+        return self.streams.sent if isinstance(self.streams, MicroBatchStreams) else []
+
     def on_table(self, table: Table, now: float) -> None:
         for stream, producer in self.producers.items():
             consumer = self.plan.edges[stream.edge].consumer

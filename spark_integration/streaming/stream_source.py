@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from controller.operate.all_available import AllAvailable
 from controller.server import Server
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import Plan, StreamSourcePlan
 from flux.dataflow.source import Source, StreamSource
 from flux.errors import QueryFailed, QueryTimeout, UsageError
 from flux.shell.process import Rendezvous
@@ -29,7 +29,7 @@ from flux.shell.vault_process import without_code
 from flux.vault.location import Place
 from spark_integration.session import set_for_bulk_transfer
 from spark_integration.streaming import ingress_file
-from spark_integration.tasks.entry_points import micro_batch_function
+from spark_integration.tasks.entry_points import REACHED, Reached, micro_batch_function
 from spark_integration.tasks.jobs import reason_of
 
 log = logging.getLogger("flux")
@@ -47,13 +47,13 @@ class StreamEnds:
         self._place = place
         self._name = f"stream-{quoted(name)}.json"
         self._batch = -1
-        self._before: dict[int, int] = {}  # by partition: rows before that batch
-        self._through: dict[int, int] = {}
+        self._before: dict[int, Reached] = {}  # by partition: its place before that batch
+        self._through: dict[int, Reached] = {}
         self._begun = (-1, 0)  # the newest batch that was begun, and its number of partitions
         if place is not None:
             try:
                 self._batch, *found, begun = json.loads(place.read(self._name))
-                self._before, self._through = ({int(at): int(end) for at, end in ends.items()} for ends in found)
+                self._before, self._through = ({int(at): _reached(said) for at, said in ends.items()} for ends in found)
                 self._begun = int(begun[0]), int(begun[1])
             except FileNotFoundError:
                 pass
@@ -65,8 +65,8 @@ class StreamEnds:
                     error,
                 )
 
-    def before(self, batch: int) -> dict[int, int]:
-        """Return the rows that each partition has had in the batches before this one, as far as is known."""
+    def before(self, batch: int) -> dict[int, Reached]:
+        """Return the place of each partition behind the batches before this one, as far as is known."""
         return self._through if batch > self._batch else self._before if batch == self._batch else {}
 
     def begins(self, batch: int, partitions: int) -> bool:
@@ -84,16 +84,47 @@ class StreamEnds:
         return again
 
     def note(self, batch: int, rows: Iterable[Any]) -> None:
-        """Note that all consumers have applied this batch; each of ``rows`` has ``partition`` and ``end``."""
+        """Note that all consumers have applied this batch; each of ``rows`` has ``partition``, ``end`` and
+        ``sent``."""
         before = self.before(batch)
         self._batch, self._before = batch, before
-        self._through = before | {row.partition: row.end for row in rows if row.end}
+        self._through = before | {row.partition: Reached(row.end, tuple(row.sent)) for row in rows if row.end}
         self._write()
 
     def _write(self) -> None:
         if self._place is not None:
-            said = json.dumps([self._batch, self._before, self._through, self._begun])
+            ends = [
+                {at: [each.end, *each.sent] for at, each in known.items()} for known in (self._before, self._through)
+            ]
+            said = json.dumps([self._batch, *ends, self._begun])
             self._place.write(self._name, said.encode())
+
+
+def _reached(said: Any) -> Reached:
+    """Return a place as the file has it; releases that sent all rows kept their number alone."""
+    end, *sent = said if isinstance(said, list) else [said]
+    return Reached(int(end), tuple(map(int, sent)))
+
+
+#: Operators of streaming DataFrames that keep no state in Spark's checkpoint.
+STATELESS = {
+    "EventTimeWatermark", "Filter", "Generate", "LocalLimit", "MapInArrow", "MapInPandas", "Project", "PythonMapInArrow",
+    "Repartition", "RepartitionByExpression", "StreamingRelation", "StreamingRelationV2", "SubqueryAlias", "Union",
+}  # fmt: skip
+
+
+def is_stateless(streaming: DataFrame) -> bool:
+    """Tell whether a streaming DataFrame keeps no state. A projection behind one that does may change the columns of
+    the state, with which Spark would not go on from its checkpoint."""
+    levels = json.loads(streaming._jdf.queryExecution().analyzed().toJSON())
+    return {str(each["class"]).rsplit(".", 1)[-1] for each in levels} <= STATELESS
+
+
+def some_columns(df: DataFrame, columns: Sequence[int] | None) -> DataFrame:
+    """Return these columns of a DataFrame, by position, under names of their own; None: all. ``mapInArrow`` looks columns up by
+    name, and finds none whose name has a dot or is there twice."""
+    names = [f"c{position}" for position in range(len(df.columns))]
+    return df.toDF(*names).select([names[at] for at in range(len(names)) if columns is None or at in columns])
 
 
 def quoted(name: str) -> str:
@@ -181,6 +212,10 @@ class Streams:
     def _start(self, index: int, source: StreamSource, rendezvous: Rendezvous) -> Any:
         assert source.dataframe is not None
         about, how = self._plan.sources[index], source.how
+        assert isinstance(about, StreamSourcePlan)
+        streaming, columns = source.dataframe, about.columns
+        if columns is not None and is_stateless(streaming):
+            streaming, columns = some_columns(streaming, columns), None
         prepared: list[int] = []  # the number of the first batch, once the session is set up for batches
         plan, ends = without_code(self._plan), StreamEnds(self._location, about.name)
 
@@ -188,19 +223,18 @@ class Streams:
             if not prepared:  # its session is the same for all batches
                 set_for_bulk_transfer(batch, self._plan.settings.batch_max_rows)
                 prepared.append(number)
-            # mapInArrow looks columns up by name, and finds none whose name has a dot or is there twice.
-            numbered = batch.toDF(*(f"c{position}" for position in range(len(batch.columns))))
+            numbered = some_columns(batch, columns)
             try:
                 again = ends.begins(number, numbered._jdf.queryExecution().toRdd().getNumPartitions())
                 feed = micro_batch_function(plan, rendezvous, index, ends.before(number), again)
-                ends.note(number, numbered.mapInArrow(feed, "partition int, end long").collect())
+                ends.note(number, numbered.mapInArrow(feed, REACHED).collect())
             except Exception as error:
                 # Short: Spark searches the text of this error with a regular expression that is recursive.
                 if self._stopping.is_set():
                     raise Interrupted(INTERRUPTED) from None
                 raise QueryFailed(reason_of(error)) from None
 
-        writer = source.dataframe.writeStream.foreachBatch(each).outputMode(how.output_mode)
+        writer = streaming.writeStream.foreachBatch(each).outputMode(how.output_mode)
         writer = writer.queryName(f"{self._name or self._plan.query}: {about.name}")
         if how.trigger:
             writer = writer.trigger(**dict(how.trigger))

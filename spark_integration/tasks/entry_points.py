@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import psutil
 import pyarrow as pa
@@ -24,7 +25,22 @@ from spark_integration.schema import recast
 DRAIN_S = 30.0
 #: Local properties of Spark, by which tasks know the streaming query and the micro-batch that they work for.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+#: The columns of a row about a partition of a micro-batch.
+REACHED = "partition int, end long, sent array<long>"
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class Reached(NamedTuple):
+    """The place that a partition of a streaming query has reached, in all of its batches."""
+
+    #: The number of its rows.
+    end: int
+    #: By edge that leaves the source: the number behind the last row that travelled. Empty: all did.
+    sent: tuple[int, ...] = ()
+
+
+#: The place of a partition that had no rows.
+NOTHING = Reached(0)
 
 
 def worker_function(
@@ -67,17 +83,21 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
 
 
 def micro_batch_function(
-    plan: Plan, rendezvous: Rendezvous, source: int, least: dict[int, int], again: bool = False
+    plan: Plan, rendezvous: Rendezvous, source: int, reached: Mapping[int, Reached], again: bool = False
 ) -> ArrowFunction:  # fmt: skip
     """Make the function of tasks for a micro-batch of a streaming query, one per partition: rows go in, one row about them
-    comes out. ``least`` is that of ``MicroBatch``, for each partition that had rows. ``again``: a part of the batch may
-    have been sent before."""
+    comes out, with the columns ``REACHED``. ``reached``: how far each partition that had rows was before the batch. ``again``: a
+    part of the batch may have been sent before."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition = _context().partitionId()
-        end = send_micro_batch(plan, rendezvous, source, batches, least.get(partition, 0), again)
+        found = send_micro_batch(plan, rendezvous, source, batches, reached.get(partition, NOTHING), again)
         yield pa.RecordBatch.from_pydict(
-            {"partition": pa.array([partition], pa.int32()), "end": pa.array([end], pa.int64())}
+            {
+                "partition": pa.array([partition], pa.int32()),
+                "end": pa.array([found.end], pa.int64()),
+                "sent": pa.array([list(found.sent)], pa.list_(pa.int64())),
+            }
         )
 
     return run
@@ -88,28 +108,28 @@ def send_micro_batch(
     rendezvous: Rendezvous,
     source: int,
     batches: Iterator[pa.RecordBatch],
-    least: int = 0,
+    before: Reached = NOTHING,
     again: bool = False,
-) -> int:
-    """Send a partition of a micro-batch, in a task of a streaming query. Returns when all consumers have applied the rows: the
-    number of rows that the partition had in all batches; ``least`` if it has none in this one. Every other outcome raises,
-    also a stop of the query, because Spark commits the batch otherwise."""
+) -> Reached:
+    """Send a partition of a micro-batch, in a task of a streaming query. Returns when all consumers have applied the rows: how
+    far the partition is then; ``before`` if it has none in this one. Every other outcome raises, also a stop of the query,
+    because Spark commits the batch otherwise."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
     # Without rows there is nothing to send. If a part of the batch was sent before, it must be found out that it had no rows
     # then, either.
     if first is None and not again and not _context().attemptNumber():
-        return least
+        return before
     context = _context()
     schema = plan.sources[source].schema
     renamed = (in_types(batch, schema) for batch in itertools.chain(() if first is None else (first,), given))
     query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
     if not query or not number:
         raise UsageError("rows come that are not in a micro-batch of a streaming query: start it with writeStream")
-    ingress = Ingress(plan, rendezvous, source, context.partitionId(), MicroBatch(query, int(number), least))
+    ingress = Ingress(plan, rendezvous, source, context.partitionId(), MicroBatch(query, int(number), *before))
     try:
         ingress.run(renamed, context.taskAttemptId())
-        return ingress.end
+        return Reached(ingress.end, tuple(ingress.sent))
     except Stopped as error:
         raise QueryFailed(f"the Flux query has ended before batch {number} was applied: {error}") from None
 

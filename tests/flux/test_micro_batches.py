@@ -7,17 +7,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from harness import LIMIT_S, Rows, ThreadQuery
+from harness import LIMIT_S, SECRET, Rows, ThreadQuery
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_worker import SCHEMA, planned, rows
+from one_worker import SCHEMA, rows
 
 import flux
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import FromMicroBatches, Plan, StreamSourcePlan
+from flux.dataflow.row_flow import RowFlow
+from flux.dataflow.row_operators import RowOperator
+from flux.dataflow.source import StreamSource
 from flux.errors import NonDeterministicInputError, QueryFailed, RefusedError, UsageError
 from flux.exchange.inbound import Counters, Inbound, RowSlice
 from flux.exchange.source_streams import MicroBatch
+from flux.expressions.tree import Column, FunctionCall, Literal
+from flux.settings import Settings
 from flux.shell.ingress_loop import Ingress
 from flux.shell.process import Stopped
 from flux.tasks.ingress import IngressTask
@@ -27,6 +34,8 @@ from partitioning.clustering import cluster_by_key
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 from spark_integration.streaming.stream_source import StreamEnds
+from spark_integration.tasks.entry_points import Reached
+from tests.flux.resolved import to_steps
 
 PARTITIONS = 3
 HOSTED = list(range(PARTITIONS))
@@ -38,17 +47,33 @@ TABLE = Table(
 PLACED = {10: [0], 11: [1, 2]}
 
 
-def plan(key: str | None = "x") -> Plan:
-    return planned(
-        flux.stage(key=key, partitions=PARTITIONS, name="kept")(lambda batch: batch), source=flux.stream(SCHEMA)
-    )
+def kept(given: Any, key: str | None = "x") -> Any:
+    return flux.stage(key=key, partitions=PARTITIONS, name="kept")(lambda batch: batch)(given)
+
+
+def plan(key: str | None = "x", above: int = -1) -> Plan:
+    """A stage behind a source; with ``above``, one that gets the rows above this value alone."""
+    source = flux.stream(SCHEMA)
+    return compiled(kept(source if above < 0 else greater(source, above), key))
+
+
+def greater(source: Any, limit: int) -> Any:
+    return RowFlow(source, (RowOperator("where", (condition(limit),)),))
+
+
+def condition(limit: int) -> Any:
+    return FunctionCall("greater", (Column("x", pa.int64()), Literal(limit, pa.int64())), pa.bool_())
+
+
+def compiled(*flows: Any) -> Plan:
+    return compile_plan(flows, Settings.of(), lambda schema: schema, "q", SECRET, to_steps=to_steps)
 
 
 class Consumers:
     """Two workers that read the stream of one partition of the source."""
 
-    def __init__(self, key: str | None = "x") -> None:
-        self.plan = plan(key)
+    def __init__(self, key: str | None = "x", above: int = -1) -> None:
+        self.plan = plan(key, above)
         self.inbounds = {worker: Inbound(StreamId(0, 0), 0, 1 << 30, numbered=True) for worker in WORKERS}
         for worker, inbound in self.inbounds.items():
             for at, partition in enumerate(PLACED[worker]):
@@ -57,10 +82,10 @@ class Consumers:
         self.attempts = itertools.count()
         self.applies = True
 
-    def task(self, number: int, query: str = "a query", least: int = 0) -> IngressTask:
+    def task(self, number: int, query: str = "a query", least: int = 0, sent: tuple[int, ...] = ()) -> IngressTask:
         """An attempt that everybody has answered."""
         attempt = next(self.attempts)
-        core = IngressTask(self.plan, 0, 0, attempt, MicroBatch(query, number, least))
+        core = IngressTask(self.plan, 0, 0, attempt, MicroBatch(query, number, least, sent))
         core.on_table(TABLE, 0.0)
         list(core.poll(0.0))
         for worker, inbound in self.inbounds.items():
@@ -102,9 +127,9 @@ class Consumers:
         return core.drained
 
 
-def whole(at: Consumers, number: int, *batches: list[int]) -> IngressTask:
-    """A task that sends all rows of a batch."""
-    core = at.task(number)
+def whole(at: Consumers, number: int, *batches: list[int], before: Any = ()) -> IngressTask:
+    """A task that sends all rows of a batch. ``before``: the place of the partition by the count of the driver."""
+    core = at.task(number, "a query", *before)
     for values in batches:
         at.give(core, *values)
     core.finish(0.0)
@@ -142,6 +167,57 @@ def test_every_row_comes_once_whatever_attempts_send_and_however_they_cut(
         whole(at, number, *map(list, _cut(values, size)))
         begun += count
         assert sorted(at.got) == list(range(begun))
+
+
+@settings(deadline=None, max_examples=60)
+@given(BATCHES, st.sampled_from(["x", None]), st.integers(0, 60), st.booleans())
+def test_rows_that_pass_come_once_though_the_last_of_a_batch_may_be_left_out(
+    batches: list[tuple[int, list[tuple[int, int]], int]], key: str | None, limit: int, counted: bool
+) -> None:
+    """``counted``: the driver tells how far the partition is, as it does for ``flux.stream(streaming_df)``."""
+    at, begun, wanted, before = Consumers(key, limit), 0, [], (0, ())
+    for number, (count, tries, size) in enumerate(batches):
+        values = [(37 * value) % 101 for value in range(begun, begun + count)]
+        for sends, cut in tries:
+            core = at.task(number, "a query", *before)
+            for few in _cut(values[:sends], cut):
+                at.give(core, *few)
+        core = whole(at, number, *map(list, _cut(values, size)), before=before)
+        if counted and count:
+            before = core.end, tuple(core.sent)
+            assert core.end == begun + count
+        begun += count
+        wanted += [value for value in values if value > limit]
+        assert sorted(at.got) == sorted(wanted)
+
+
+def test_a_state_without_the_last_rows_that_travelled_is_older_also_where_rows_are_left_out() -> None:
+    at = Consumers(above=10)
+    first = whole(at, 0, [1, 20, 30], [2, 3])
+    assert (first.end, first.sent) == (5, [3])
+    second = whole(at, 1, [4, 5], before=(5, (3,)))
+    assert (second.end, second.sent) == (7, [3]), "nothing has travelled"
+    third = whole(at, 2, [40, 6], before=(7, (3,)))
+    assert (third.end, third.sent) == (9, [8])
+    assert at.task(3, least=9, sent=(8,)).end == 9
+    older = Consumers(above=10)
+    whole(older, 0, [1, 20, 30], [2, 3])
+    with pytest.raises(QueryFailed, match="has 3 rows of partition 0, and Spark has committed 8"):
+        older.task(3, least=9, sent=(8,))
+
+
+def test_what_spark_reads_of_a_streaming_dataframe_is_what_stages_look_at() -> None:
+    class Counts(flux.Aggregate):
+        n = flux.count()
+
+    counts = flux.stage(key="k")(Counts)
+    schema = pa.schema([("k", pa.int64()), ("x", pa.int64()), ("note", pa.string())])
+    (read,) = compiled(counts(greater(StreamSource("ticks", schema, object()), 3))).sources  # type: ignore[arg-type]
+    assert isinstance(read, StreamSourcePlan)
+    assert (read.columns, read.schema.names) == ((0, 1), ["k", "x"])
+    (written,) = compiled(counts(greater(flux.stream(schema), 3))).sources
+    assert isinstance(written, StreamSourcePlan)
+    assert (written.columns, written.schema.names) == (None, ["k", "x", "note"]), "a writer brings all columns"
 
 
 def _cut(values: list[int], size: int) -> list[list[int]]:
@@ -220,18 +296,20 @@ def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path:
     at = Consumers()
     ends = StreamEnds(Folder(tmp_path), "a/b c")
     assert whole(at, 4, [1, 2], [3]).end == 3
-    ends.note(4, [SimpleNamespace(partition=0, end=3), SimpleNamespace(partition=1, end=0)])
+    ends.note(4, [SimpleNamespace(partition=0, end=3, sent=[3]), SimpleNamespace(partition=1, end=0, sent=[0])])
     ends = StreamEnds(Folder(tmp_path), "a/b c")
-    assert ends.before(5) == {0: 3}
+    assert ends.before(5) == {0: Reached(3, (3,))}
     assert ends.before(4) == {}, "Spark has not committed it, and repeats it"
     assert at.task(5, least=3).end == 3
-    ends.note(5, [SimpleNamespace(partition=1, end=7)])
-    assert StreamEnds(Folder(tmp_path), "a/b c").before(5) == {0: 3}
-    assert StreamEnds(Folder(tmp_path), "a/b c").before(6) == {0: 3, 1: 7}
+    ends.note(5, [SimpleNamespace(partition=1, end=7, sent=[2])])
+    assert StreamEnds(Folder(tmp_path), "a/b c").before(5) == {0: Reached(3, (3,))}
+    assert StreamEnds(Folder(tmp_path), "a/b c").before(6) == {0: Reached(3, (3,)), 1: Reached(7, (2,))}
     older = Consumers()
     with pytest.raises(QueryFailed, match="has 0 rows of partition 0, and Spark has committed 3"):
         older.task(5, least=3)
     (path,) = tmp_path.iterdir()
+    path.write_text('[5, {"0": 3}, {"0": 4}, [5, 1]]')
+    assert StreamEnds(Folder(tmp_path), "a/b c").before(6) == {0: Reached(4)}, "as releases wrote that sent all rows"
     path.write_text("[")
     assert StreamEnds(Folder(tmp_path), "a/b c").before(9) == {}
 
@@ -243,9 +321,9 @@ def test_a_batch_that_comes_again_in_other_partitions_is_refused(tmp_path: Path)
     with pytest.raises(QueryFailed, match="batch 4 comes again in 1 partitions, and was begun in 2"):
         StreamEnds(Folder(tmp_path), "a").begins(4, 1)
     ends = StreamEnds(Folder(tmp_path), "a")
-    ends.note(4, [SimpleNamespace(partition=0, end=3)])
+    ends.note(4, [SimpleNamespace(partition=0, end=3, sent=[3])])
     assert not ends.begins(5, 1)
-    assert StreamEnds(Folder(tmp_path), "a").before(5) == {0: 3}
+    assert StreamEnds(Folder(tmp_path), "a").before(5) == {0: Reached(3, (3,))}
 
 
 def test_the_plan_of_a_stream() -> None:
@@ -282,6 +360,35 @@ def test_batches_with_other_numbers_of_partitions_pass_a_query_and_the_input_end
         query.wait()
         assert query.server.core.inputs.total == wanted
     assert sorted(row["x"] for row in seen) == sorted(row["x"] for row in others) == list(range(wanted))
+
+
+def test_stages_that_get_other_rows_of_the_same_batches_get_each_once() -> None:
+    some, most, none = Rows(key="x"), Rows(), Rows()
+    source = flux.stream(SCHEMA)
+    flows = some.stage(greater(source, 50)), most.stage(greater(source, 10)), none.stage(greater(source, 999))
+    before: dict[int, Any] = {}
+    batches = [[60, 20, 5], [1, 2], [], [11, 12, 70, 3], [3, 13], [99, 4]]
+    with ThreadQuery(*flows, to_steps=to_steps) as query:
+        query.started()
+        attempts = itertools.count(1)
+        for number, values in enumerate(batches):
+            for _ in range(2 if number % 2 else 1):  # Spark repeats a batch that it has not committed
+                said = MicroBatch("a query", number, *before.get(0, ()))
+                task = Ingress(query.plan, query.rendezvous, 0, 0, said)
+                task.run(iter([rows(*values[:2]), rows(*values[2:])]), next(attempts))
+            before[0] = task.end, tuple(task.sent)
+        for edge in query.plan.edges_of_source(0):
+            query.server.edge_complete(edge.id, [])
+        query.wait()
+    given = [value for values in batches for value in values]
+    assert sorted(row["x"] for row in some) == sorted(value for value in given if value > 50)
+    assert sorted(row["x"] for row in most) == sorted(value for value in given if value > 10)
+    assert none == []
+    end, sent = before[0]
+    assert end == len(given)
+    assert sent <= (len(given) - 1, len(given) - 1, 0), (
+        "a batch that is repeated does not know of rows that it leaves out"
+    )
 
 
 def test_a_task_that_is_stopped_before_its_rows_are_applied_does_not_end_well() -> None:

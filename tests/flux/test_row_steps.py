@@ -176,7 +176,6 @@ def test_explain_shows_steps_and_columns() -> None:
         (lambda: source().select(("a", X), ("a", KEY)), "rows, select.*several columns are called 'a'"),
         (lambda: source().select(("a", X), ("A", KEY)), "'a' and 'A' differ only in case"),
         (lambda: source().select(), "no column is left"),
-        (lambda: flux.stream(SCHEMA).where(above(3)), r"stream cannot leave rows out.*flux.stream\(df.where"),
     ],
 )
 def test_steps_that_do_not_fit_are_refused(flow: Any, said: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import flux
+from spark_integration.streaming.stream_source import is_stateless
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("callbacks", "nothing_left_behind")]
 
@@ -65,6 +66,35 @@ def test_what_there_is_passes_in_batches_of_other_numbers_of_partitions(spark: A
     assert got == expected(spark, tmp_path / "in")
     assert query.lastProgress["totalInputRows"] == ROWS * FILES
     assert query.status["message"].startswith("Finished"), "nobody has stopped it"
+
+
+def test_conditions_and_columns_are_those_of_spark_and_spark_reads_no_other_column(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Most batches end in rows that no stage gets, and some have nothing else."""
+    files(spark, tmp_path / "in")
+    df = streaming(spark, tmp_path / "in", 1).withWatermark("`a.t`", "1 minute")
+    assert is_stateless(df)
+    assert not is_stateless(df.groupBy("k").count())
+    given = flux.stream(df, trigger={"availableNow": True}, name="clicks")
+
+    @flux.stage(key="k", partitions=4)
+    class Totals(flux.Aggregate):
+        total = flux.sum("twice")
+
+    def stepped(rows: Any) -> Any:
+        return rows.where("v % 1000 BETWEEN 700 AND 890").selectExpr("k", "v * 2 AS twice")
+
+    query = Totals(stepped(given)).start(spark=spark, workers=2, keep_output=True, queryName="few")
+    try:
+        got = sorted(map(tuple, query.toDF().collect()))
+        query.explain()
+        assert "its other columns are not read" in capsys.readouterr().out
+    finally:
+        query.stop()
+    batch = stepped(spark.read.parquet(str(tmp_path / "in"))).groupBy("k").agg({"twice": "sum"})
+    assert got == sorted(map(tuple, batch.collect()))
+    assert query.lastProgress["totalInputRows"] == ROWS * FILES
 
 
 def test_limits_of_time_hold_in_the_middle_of_a_batch(
