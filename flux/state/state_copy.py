@@ -28,17 +28,17 @@ from flux.exchange.producer import Producer
 from flux.replica.replica import Replica
 from flux.replica.snapshot import decode_snapshot, encode_snapshot, laid_out, laid_pieces
 from flux.windows.window import NEVER
-from flux.wire.messages import ElementKind
+from flux.wire.messages import ElementKind, Mark
 from flux.wire.safe_pickle import loads
 from partitioning.clustering import Clustered
 from partitioning.ids import StreamId
 
 _LENGTH = struct.Struct("<Q")
 #: Kind of the element, its rows, their partitions and offsets, bytes in the log, checksum, time, and the watermark behind it,
-#: which copies of earlier releases lack.
+#: which streams without event time lack.
 _LogTuple = tuple[int, bytes, bytes, bytes, int, int, float] | tuple[int, bytes, bytes, bytes, int, int, float, int]
-#: The fields of ``flux.wire.messages.Mark``, in order. Copies of earlier releases have the first five.
-_MarkTuple = tuple[int, int, int, bytes, int, int, int]
+#: The fields of ``flux.wire.messages.Mark``, in order. Marks of streams without event time have the first five.
+_MarkTuple = tuple[int, int, int, bytes, int] | tuple[int, int, int, bytes, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,14 @@ def positions_of(replica: Replica, inbounds: Iterable[Inbound]) -> tuple[StreamP
 
 
 def _position(inbound: Inbound, partition: int) -> StreamPosition:
-    marks = tuple((*mark,) for mark in inbound.marks.shown())
+    marks = tuple(_told(mark) for mark in inbound.marks.shown())
     return StreamPosition(inbound.stream, inbound.next_to_apply(partition), inbound.incarnation, marks)
+
+
+def _told(mark: Mark) -> _MarkTuple:
+    """Return a mark as copies have it."""
+    fields = (*mark,)
+    return fields[:5] if mark.watermark == NEVER and not mark.late else fields
 
 
 def room_for(nbytes: int) -> np.ndarray:
@@ -255,11 +261,12 @@ def restore(copy: StateCopy, replica: Replica) -> None:
 def _pack(entry: LogEntry) -> _LogTuple:
     kind = int(entry.element.kind)
     if not isinstance(entry.element, Rows):
-        return kind, b"", b"", b"", 0, entry.checksum, entry.created, entry.watermark
+        return kind, b"", b"", b"", 0, entry.checksum, entry.created
     data = entry.element.data
     by_rank, offsets = data.by_rank.astype(np.int32).tobytes(), data.offsets.astype(np.int64).tobytes()
     batch = data.batch.serialize().to_pybytes()
-    return kind, batch, by_rank, offsets, data.nbytes, entry.checksum, entry.created, entry.watermark
+    packed = kind, batch, by_rank, offsets, data.nbytes, entry.checksum, entry.created
+    return packed if entry.watermark == NEVER else (*packed, entry.watermark)
 
 
 def _unpacked(output: OutputLog, schema: pa.Schema | None) -> list[LogEntry]:
