@@ -20,6 +20,7 @@ from flux.expressions.steps import RowSteps
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import Operator, chain_of
 from flux.operators.schema import positions
+from flux.operators.windowed_groups import WINDOW_COLUMNS
 from flux.windows.window import Closing, SessionWindow, Window
 
 
@@ -29,8 +30,12 @@ class InputTime(NamedTuple):
     origin: SourcePlan | StagePlan
     timed: Timed
     steps: RowSteps | None
-    #: Whether its rows have event time.
-    has: bool
+    #: The columns that have the event time of the rows of the origin; empty: they have none.
+    columns: tuple[str, ...]
+
+    @property
+    def has(self) -> bool:
+        return bool(self.columns)
 
 
 def window_of(operator: Operator) -> Window | SessionWindow | None:
@@ -47,15 +52,24 @@ def timed_inputs(operator: Operator, inputs: Sequence[InputTime]) -> tuple[int, 
     return tuple(number for number, each in enumerate(inputs) if each.has)
 
 
-def gives_times(stage: Stage, operator: Operator, plan: StagePlan, case_sensitive: bool) -> bool:
-    """Tell whether the rows that a stage gives have event time. SchemaError: it promises a column that its output lacks."""
+def times_given(
+    stage: Stage, operator: Operator, plan: StagePlan, inputs: Sequence[InputTime], case_sensitive: bool
+) -> tuple[str, ...]:
+    """Return the columns that have the event time of the rows that a stage gives; empty: they have none. SchemaError: it promises
+    a column that its output lacks."""
     if stage.event_time is not None:
         _check_promised(stage.event_time, plan.output_schema, plan.name, case_sensitive)
     if not plan.timed_inputs:
-        return False
-    if window_of(operator) is not None:
-        return plan.output_mode == "append"
-    return stage.event_time is not None or stage.passes
+        return ()
+    if (window := window_of(operator)) is not None:
+        end = window.column if isinstance(window, Closing) else WINDOW_COLUMNS[1]
+        return (str(end),) if plan.output_mode == "append" else ()
+    if stage.event_time is not None:
+        return (stage.event_time,)
+    (given,) = inputs if stage.passes else (None,)
+    if given is None or given.steps is None:
+        return () if given is None else given.columns
+    return tuple(name for column in given.columns for name in given.steps.names_of(column))
 
 
 def _check_promised(column: str, output: pa.Schema | None, name: str, case_sensitive: bool) -> None:
@@ -70,25 +84,38 @@ def _check_promised(column: str, output: pa.Schema | None, name: str, case_sensi
 
 
 def check_window(name: str, operator: Operator, inputs: Sequence[InputTime], case_sensitive: bool) -> None:
-    """Raise UsageError if windows would be closed by the watermark of another column than the one that they are made of. A time
-    that is known beforehand is of another column anyway."""
+    """Raise UsageError if windows would be closed by the watermark of another column than the one that they are made of.
+
+    A time that is known beforehand (``Closing``) is of another column anyway. A column that is computed behind a stage is not
+    judged: the time of a result may be written in several ways."""
     window = window_of(operator)
-    if isinstance(window, Closing):
+    if window is None or isinstance(window, Closing):
         return
-    for each in inputs:
-        if window is None or not each.has or not isinstance(each.origin, SourcePlan):
+    assert window.column is not None
+    for each in (given for given in inputs if given.has):
+        steps, of_stage = each.steps, isinstance(each.origin, StagePlan)
+        kept = [name for column in each.columns for name in ([column] if steps is None else steps.names_of(column))]
+        if any(_same(window.column, column, case_sensitive) for column in kept):
             continue
-        time = each.origin.event_time
-        assert time is not None
-        kept = [time.column] if each.steps is None else each.steps.names_of(time.column)
-        assert window.column is not None
-        if not any(_same(window.column, column, case_sensitive) for column in kept):
-            kept_as = f"is called {', '.join(kept)} there" if kept else "is not there any more"
-            raise UsageError(
-                f"stage {name} has windows of {window.column!r}, and the watermark of source {each.origin.name} is that of "
-                f"{time.column!r}, which {kept_as}. Windows close by the watermark of their own column: keep the column as it "
-                "is, and name it in both places. A time that has to be computed comes in front of withWatermark"
-            )
+        if (
+            of_stage
+            and steps is not None
+            and steps.came_as(_found(steps.output, window.column, case_sensitive)) is None
+        ):
+            continue
+        kept_as = f"is called {', '.join(kept)} there" if kept else "is not there any more"
+        raise UsageError(
+            f"stage {name} has windows of {window.column!r}, and the watermark of {'stage' if of_stage else 'source'} "
+            f"{each.origin.name} is that of {' or '.join(map(repr, each.columns))}, which {kept_as}. Windows close by the "
+            "watermark of their own column: keep the column as it is, and name it in both places. A time that has to be computed "
+            "comes in front of withWatermark"
+        )
+
+
+def _found(schema: pa.Schema, column: str, case_sensitive: bool) -> str:
+    """Return the name of a column as a schema writes it."""
+    found = positions(schema, column, case_sensitive)
+    return str(schema.names[found[0]]) if found else column
 
 
 def check_windows_close(plan: Plan, stage: StagePlan, never: Mapping[int, SourcePlan]) -> None:

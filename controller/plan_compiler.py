@@ -19,9 +19,9 @@ from controller.event_time_edges import (
     InputTime,
     check_window,
     check_windows_close,
-    gives_times,
     narrowed,
     timed_inputs,
+    times_given,
     with_quanta,
 )
 from controller.replicas.kinds import NEEDS_UNKNOWN
@@ -230,8 +230,8 @@ class _Compiler:
         self._source_ids: dict[int, int] = {}
         self._stage_ids: dict[int, int] = {}
         self._names: set[str] = set()
-        #: Stages whose rows have event time.
-        self._stages_with_times: set[int] = set()
+        #: By stage: the columns that have the event time of its rows.
+        self._times_given: dict[int, tuple[str, ...]] = {}
 
     def compile(self, flows: Sequence[Flow | FlowTo], query: str, secret: bytes, collect: int) -> Plan:
         """Compile flows into a plan: the stages, each after its inputs, then the collecting stages and the sinks behind the given
@@ -326,7 +326,7 @@ class _Compiler:
             )
         read = [given.through(columns_read(operator, given.schema, stage.key)) for given in inputs]
         schemas = tuple(schema for schema, _, _ in read)
-        times = [InputTime(given.origin, given.timed, given.steps, self._has_time(given)) for given in inputs]
+        times = [InputTime(given.origin, given.timed, given.steps, self._times_of(given)) for given in inputs]
         counting = timed_inputs(operator, times)
         check_window(name, operator, times, self.case_sensitive)
         edges_in = [
@@ -352,14 +352,15 @@ class _Compiler:
             recovery=stage.recovery,
             timed_inputs=counting,
         )
-        if gives_times(stage, operator, made, self.case_sensitive):
-            self._stages_with_times.add(made.id)
+        self._times_given[made.id] = times_given(stage, operator, made, times, self.case_sensitive)
         self.stages.append(made)
 
-    def _has_time(self, given: _Input) -> bool:
+    def _times_of(self, given: _Input) -> tuple[str, ...]:
+        """Return the columns that have the event time of the rows of an input's origin."""
         if isinstance(given.origin, StagePlan):
-            return given.origin.id in self._stages_with_times
-        return given.timed is Timed.ON_TIME
+            return self._times_given.get(given.origin.id, ())
+        time = given.origin.event_time
+        return (time.column,) if time is not None and given.timed is Timed.ON_TIME else ()
 
     def _add_collect(self, stage_id: int, partitions: int) -> None:
         stage = self.stages[stage_id]

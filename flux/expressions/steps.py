@@ -103,6 +103,16 @@ class RowSteps:
                 names = {name for name, each in step.outputs if isinstance(each, Column) and each.name in names}
         return [name for name in self.output.names if name in names]
 
+    def came_as(self, name: str) -> str | None:
+        """Return the name under which a column came that leaves as it was; None: it is computed."""
+        for step in reversed(self.chain):
+            if isinstance(step, Select):
+                made = dict(step.outputs).get(name)
+                if not isinstance(made, Column):
+                    return None
+                name = made.name
+        return name
+
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that pass, with the columns of ``output``. The batch may have further columns than it
         needs, or fewer than ``schema``, as long as those of ``needs`` are there."""

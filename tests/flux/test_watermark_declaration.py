@@ -291,6 +291,27 @@ def test_windows_of_another_column_than_that_of_the_watermark_are_refused() -> N
         compiled(windows(later, "due"))
 
 
+def test_windows_behind_windows_are_those_of_the_end() -> None:
+    """The start of a window that has closed is below the watermark, and its rows would be left out without a word."""
+    first = windows(source().withWatermark("ts", "1 second"))
+    for wrong in (first, first.select(("k", K), ("window_start", Column("window_start", TIME)))):
+        with pytest.raises(
+            UsageError, match=r"windows of 'window_start', and the watermark of stage Counts is that of 'window_end'"
+        ):
+            compiled(windows(wrong, "window_start"))
+    made = first.select(("k", K), ("t", FunctionCall("add_to_time", (Column("window_end", TIME),) * 2, TIME)))
+    compiled(windows(made, "t"))
+    keeps = flux.stage(event_time="ts")(lambda batch: batch)
+    with pytest.raises(
+        UsageError, match=r"windows of 'x', and the watermark of stage .* is that of 'ts', which is called ts"
+    ):
+        compiled(
+            windows(
+                keeps(source(pa.schema([("ts", TIME), ("x", TIME), ("k", LONG)])).withWatermark("ts", "1 second")), "x"
+            )
+        )
+
+
 # ---- the checkpoint location
 
 
