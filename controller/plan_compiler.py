@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,9 +23,11 @@ from controller.event_time_edges import (
     times_given,
     with_quanta,
 )
+from controller.plan_names import check_cases, check_names, place_of_errors
 from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.event_time import event_time, same_time
 from flux.dataflow.flow import Flow, FunctionOperator, StepsOperator
+from flux.dataflow.grouping import GroupFlow, Grouping, ResolvedGrouping
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     EdgePlan,
@@ -48,7 +49,7 @@ from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
-from flux.operators.aggregate import Aggregate, columns_read
+from flux.operators.aggregate import Aggregate, columns_read, computed_columns
 from flux.operators.collect import Collect
 from flux.operators.operator import Chain, Operator, chain_of, never_gives, says_needs
 from flux.operators.plain_columns import plain_schema
@@ -127,6 +128,8 @@ SAY_SCHEMA = "@flux.stage(..., schema='user BIGINT, amount DOUBLE')"
 ToArrow = Callable[[Any], pa.Schema]
 #: A function from the schema of rows, and the operators that a user has put behind them, to the steps that these are.
 ToSteps = Callable[[pa.Schema, Callable[[Any], Any]], RowSteps]
+#: A function from the schema of rows, and a grouping of them, to the grouping as workers compute it.
+ToGroups = Callable[[pa.Schema, Grouping], ResolvedGrouping]
 
 
 def topological(flows: Sequence[Flow]) -> list[Flow]:
@@ -166,17 +169,17 @@ def compile_plan(
     case_sensitive: bool = False,
     began_with: Mapping[str, int] | None = None,
     to_steps: ToSteps | None = None,
+    to_groups: ToGroups | None = None,
 ) -> Plan:
     """Check and number everything.
 
     ``collect`` is the number of partitions of the collecting stage that is added after each flow that does not go into a sink;
     0: none is added. ``case_sensitive``: columns are found by their exact name only. ``began_with`` has, by name, the
     partitions of the sources when the query was started for the first time; ``to_steps`` resolves conditions and columns of
-    flows. UsageError and SchemaError name the stage, the
+    flows, and ``to_groups`` groups. UsageError and SchemaError name the stage, the
     expected value and the actual value."""
-    return _Compiler(settings, to_arrow, case_sensitive, began_with or {}, to_steps).compile(
-        flows, query, secret, collect
-    )
+    resolvers = _Resolvers(to_arrow, to_steps, to_groups)
+    return _Compiler(settings, resolvers, case_sensitive, began_with or {}).compile(flows, query, secret, collect)
 
 
 def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
@@ -189,6 +192,14 @@ def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
                 "numbers than those behind it have kept. Leave durable out, or give the stage a query of its own without a "
                 "checkpointLocation"
             )
+
+
+class _Resolvers(NamedTuple):
+    """Functions that make plans of declarations. None: there is no session, which resolves them."""
+
+    to_arrow: ToArrow
+    to_steps: ToSteps | None
+    to_groups: ToGroups | None
 
 
 class _Input(NamedTuple):
@@ -210,25 +221,33 @@ class _Input(NamedTuple):
         needs = tuple(map(steps.schema.names.index, steps.needs()))
         return steps.output, None if len(needs) == len(steps.schema) else needs, steps
 
+    def behind(self, steps: RowSteps | None) -> _Input:
+        """Return the rows with steps behind them; None: there are none."""
+        if steps is None or not steps.chain:
+            return self
+        return self._replace(schema=steps.output, steps=steps if self.steps is None else self.steps.then(steps))
+
 
 class _Compiler:
     """A compiler of one set of flows. It numbers sources, stages and edges in the order in which it adds them, and is used
     once."""
 
     def __init__(
-        self, settings: Settings, to_arrow: ToArrow, case_sensitive: bool, began_with: Mapping[str, int],
-        to_steps: ToSteps | None,
-    ) -> None:  # fmt: skip
+        self, settings: Settings, resolvers: _Resolvers, case_sensitive: bool, began_with: Mapping[str, int]
+    ) -> None:
         self.settings = settings
         self.began_with = began_with
         self.case_sensitive = case_sensitive
-        self.to_arrow = to_arrow
-        self._to_steps = to_steps
+        self.to_arrow, self._to_steps, self._to_groups = resolvers
         self.sources: list[SourcePlan] = []
         self.stages: list[StagePlan] = []
         self.edges: list[EdgePlan] = []
         self._source_ids: dict[int, int] = {}
         self._stage_ids: dict[int, int] = {}
+        #: By flow, the steps behind the aggregate of its groups.
+        self._behind: dict[int, RowSteps | None] = {}
+        #: Stages that give a row for each change of a group, and those that pass such rows on.
+        self._changing: set[int] = set()
         self._names: set[str] = set()
         #: By stage: the columns that have the event time of its rows.
         self._times_given: dict[int, tuple[str, ...]] = {}
@@ -276,10 +295,14 @@ class _Compiler:
     def _chain_rows(self, flow: RowFlow) -> bool:
         """Compute the steps at the end of a flow in the stage before, if they may work there."""
         (before,) = flow.inputs
-        if isinstance(before, Source) or isinstance(self.stages[self._stage_ids[id(before)]].make, Chain):
+        if isinstance(before, Source):
             return False
+        number = self._stage_ids[id(before)]
         steps = self._input(flow).steps
-        return steps is not None and self._chain(flow, partial(StepsOperator, steps))
+        if steps is None:
+            self._stage_ids[id(flow)] = number
+            return True
+        return not isinstance(self.stages[number].make, Chain) and self._chain(flow, partial(StepsOperator, steps))
 
     def _chain(self, flow: Flow, then: Callable[[], Operator]) -> bool:
         """Let the operator work in the stage before, if it may (design: chained)."""
@@ -298,9 +321,10 @@ class _Compiler:
     def _add_stage(self, flow: Flow) -> None:
         stage = flow.stage
         name = self._unique(stage.name)
-        operator = self._instance(name, stage.make)
+        make, key, inputs = self._groups(flow) if isinstance(flow, GroupFlow) else self._declared(flow)
+        operator = self._instance(name, make)
         # Without a key an aggregate has one group, and one group lives in one partition.
-        one_group = isinstance(operator, Aggregate) and not stage.key
+        one_group = isinstance(operator, Aggregate) and not key
         default = 1 if one_group else self.settings.partitions
         partitions = default if stage.partitions is None else stage.partitions
         if one_group and partitions > 1:
@@ -316,22 +340,23 @@ class _Compiler:
             )
         if stage.recovery == UPSTREAM and not says_needs(operator, stage.output_mode):
             raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
-        inputs = [self._input(given) for given in ((flow,) if isinstance(flow, RowFlow) else flow.inputs)]
+        self._check_changing(name, operator, stage.output_mode, inputs)
+        inputs = [self._with_computed(name, operator, given) for given in inputs]
         schemas = tuple(given.schema for given in inputs)
-        output = self._output_schema(name, operator, schemas, stage.key)
+        output = self._output_schema(name, operator, schemas, key)
         if output is not None and never_gives(operator):
             raise UsageError(
                 f"stage {name} declares a schema, and no method of its operator gives rows: return or yield batches from "
                 "process, on_timer or finish; leave the schema out if the stage is a sink"
             )
-        read = [given.through(columns_read(operator, given.schema, stage.key)) for given in inputs]
+        read = [given.through(columns_read(operator, given.schema, key)) for given in inputs]
         schemas = tuple(schema for schema, _, _ in read)
         times = [InputTime(given.origin, given.timed, given.steps, self._times_of(given)) for given in inputs]
         counting = timed_inputs(operator, times)
         check_window(name, operator, times, self.case_sensitive)
         edges_in = [
             self._add_edge(
-                given.origin, len(self.stages), number, stage.key, schema, partitions, columns, steps, given.timed,
+                given.origin, len(self.stages), number, key, schema, partitions, columns, steps, given.timed,
                 number in counting and times[number].has,
             )
             for number, (given, (schema, columns, steps)) in enumerate(zip(inputs, read, strict=True))
@@ -342,8 +367,8 @@ class _Compiler:
             name=name,
             partitions=partitions,
             replicas=stage.replicas,
-            key=stage.key,
-            make=stage.make,
+            key=key,
+            make=make,
             schemas=schemas,
             output_schema=output,
             edges_in=tuple(edges_in),
@@ -361,6 +386,55 @@ class _Compiler:
             return self._times_given.get(given.origin.id, ())
         time = given.origin.event_time
         return (time.column,) if time is not None and given.timed is Timed.ON_TIME else ()
+
+    def _check_changing(self, name: str, operator: Operator, output_mode: str, inputs: Sequence[_Input]) -> None:
+        """Note whether the next stage gives a row for each change. UsageError: it would aggregate such rows."""
+        origins = [each.origin for each in inputs]
+        found = [each for each in origins if isinstance(each, StagePlan) and each.id in self._changing]
+        if not isinstance(operator, Aggregate):
+            if found and isinstance(operator, FunctionOperator):
+                self._changing.add(len(self.stages))
+            return
+        if found:
+            raise UsageError(
+                f"stage {name}: stage {found[0].name} gives a row for each change of a group, because a stage has output mode "
+                '"update", and each of them would be counted again. Aggregate the rows in front of that stage, or let it give '
+                'each group once: with a window and output mode "append", or "complete" where the input ends'
+            )
+        if output_mode == "update":
+            self._changing.add(len(self.stages))
+
+    def _declared(self, flow: Flow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
+        """Return the operator, the key and the inputs of a stage as they are declared."""
+        given = (flow,) if isinstance(flow, RowFlow) else flow.inputs
+        return flow.stage.make, flow.stage.key, [self._input(each) for each in given]
+
+    def _groups(self, flow: GroupFlow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
+        """Return the operator, the key and the inputs of groups. UsageError has the words of Spark."""
+        (before,) = flow.inputs
+        given = self._input(before)
+        where = f"stage {flow.stage.name}"
+        check_names(given.schema, where)
+        if self._to_groups is None:
+            raise UsageError(f"{where}: keys and aggregates are resolved by Spark, and there is no session")
+        with place_of_errors(where):
+            resolved = self._to_groups(given.schema, flow.grouping)
+        if resolved.after is not None:
+            check_names(resolved.after.output, where)
+            if not self.case_sensitive:
+                check_cases(resolved.after.output, where)
+        self._behind[id(flow)] = resolved.after
+        return resolved.make, resolved.key, [given.behind(resolved.before)]
+
+    def _with_computed(self, name: str, operator: Operator, given: _Input) -> _Input:
+        """Add the columns of conditions of measures."""
+        texts = computed_columns(operator)
+        if not texts:
+            return given
+        if self._to_steps is None:
+            raise UsageError(f"stage {name}: where=... of a measure is resolved by Spark, and there is no session")
+        with place_of_errors(f"stage {name}, where=... of a measure"):
+            return given.behind(self._to_steps(given.schema, lambda df: df.selectExpr("*", *texts)))
 
     def _add_collect(self, stage_id: int, partitions: int) -> None:
         stage = self.stages[stage_id]
@@ -462,7 +536,7 @@ class _Compiler:
             return None
         output = plain_schema(self.to_arrow(declared), f"stage {name}, output")
         if not self.case_sensitive:
-            _check_cases(output, f"stage {name}, output")
+            check_cases(output, f"stage {name}, output")
         return output
 
     # ---- inputs and edges
@@ -479,12 +553,13 @@ class _Compiler:
                 f"stage {given.stage.name} declares no schema, so it has no output for another stage or a sink. If its operator "
                 f"gives rows, say what they are: {SAY_SCHEMA}"
             )
-        return _Input(stage, stage.output_schema)
+        return _Input(stage, stage.output_schema).behind(self._behind.get(id(given)))
 
     def _through_steps(self, given: RowFlow) -> _Input:
         """Resolve the conditions and columns of a flow. UsageError has the words of Spark."""
         (before,) = given.inputs
-        origin, schema, *_ = self._input(before)
+        rows = self._input(before)
+        origin, schema, *_ = rows
         where = f"{'source' if isinstance(origin, SourcePlan) else 'stage'} {origin.name}"
         timed = Timed.ALL
         if given.watermark is not None:
@@ -498,24 +573,20 @@ class _Compiler:
             origin = self.sources[origin.id] = replace(origin, event_time=time)
             timed = Timed.LATE if given.is_late else Timed.ON_TIME
         steps = self._steps(schema, given.operators, where)
-        return _Input(origin, schema if steps is None else steps.output, steps, timed)
+        return _Input(origin, schema, rows.steps, timed).behind(steps)
 
     def _steps(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps | None:
         """Return the steps of conditions and columns behind rows of a schema; None: there are none, or they change nothing."""
         if not operators:
             return None
-        _check_names(schema, where)
+        check_names(schema, where)
         if self._to_steps is None:
             raise UsageError(f"conditions and columns behind {where} are resolved by Spark, and there is no session")
-        try:
+        with place_of_errors(where):
             steps = self._to_steps(schema, lambda dataframe: applied(operators, dataframe))
-        except UsageError as error:
-            named = copy(error)
-            named.args = (f"{where}: {error.summary}",)
-            raise named from error.__cause__
-        _check_names(steps.output, f"{where}, {operators[-1].name}()")
+        check_names(steps.output, f"{where}, {operators[-1].name}()")
         if not self.case_sensitive:
-            _check_cases(steps.output, f"{where}, {operators[-1].name}()")
+            check_cases(steps.output, f"{where}, {operators[-1].name}()")
         return steps if steps.chain else None
 
     def _source(self, given: Source) -> int:
@@ -619,29 +690,6 @@ def _some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Sch
     return pa.schema([schema.field(column) for column in columns]), columns
 
 
-def _check_names(schema: pa.Schema, what: str) -> None:
-    """Raise SchemaError unless there is a column, and each has a name of its own: steps find columns by their names."""
-    twice = [name for name, count in Counter(schema.names).items() if count > 1]
-    if twice:
-        raise SchemaError(
-            f"{what}: several columns are called {twice[0]!r}; give each a name of its own, as with alias()"
-        )
-    if not len(schema):
-        raise SchemaError(f"{what}: no column is left; keep one at least")
-
-
 def _passing() -> Operator:
     """Make the operator of a stage that only passes rows on."""
     return FunctionOperator(lambda batch: batch, None)
-
-
-def _check_cases(schema: pa.Schema, what: str) -> None:
-    """Raise SchemaError if names of columns differ only in case, because Spark finds neither of them."""
-    known: dict[str, str] = {}
-    for name in schema.names:
-        other = known.setdefault(name.lower(), name)
-        if other != name:
-            raise SchemaError(
-                f"{what}: columns {other!r} and {name!r} differ only in case, and Spark does not tell them apart; rename one of "
-                "them, or set spark.sql.caseSensitive to true"
-            )

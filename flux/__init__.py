@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from flux.arguments import checked
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from flux.connectors.kafka.sink_options import to_kafka
     from flux.connectors.kafka.source import kafka
     from flux.dataflow.flow import Flow, Stage, batch, stage
+    from flux.dataflow.grouping import WindowKey
     from flux.dataflow.row_flow import RowFlow
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
         UsageError,
         UserCodeError,
     )
+    from flux.expressions.steps import RowSteps
     from flux.operators.aggregate import Aggregate, count, count_distinct, max, mean, min, sum
     from flux.operators.keyed_operator import KeyedOperator, KeyState
     from flux.operators.operator import Context, Operator
@@ -231,6 +234,29 @@ def _check_columns(flow: RowFlow) -> None:
         from spark_integration.query.start import check_columns
 
         check_columns(flow)
+
+
+def _computed(schema: pa.Schema, texts: list[str]) -> RowSteps:
+    """Return the steps that add columns, which are texts of SQL, to rows. UsageError: there is no session."""
+    if "pyspark" in sys.modules:
+        from spark_integration.query.start import computed
+
+        if (steps := computed(schema, texts)) is not None:
+            return steps
+    from flux.errors import UsageError
+
+    raise UsageError(
+        "where=... of a measure is resolved by Spark, and there is no session: SparkSession.builder.getOrCreate() makes one"
+    )
+
+
+def _window_key(given: Any) -> WindowKey | None:
+    """Return the window that a Column of Spark calls; None: it is another column."""
+    if type(given).__module__.startswith("pyspark."):
+        from spark_integration.expressions.windows import window_key
+
+        return window_key(given)
+    return None
 
 
 @checked("flux.datasource")

@@ -18,6 +18,7 @@ import flux
 from flux.dataflow.flow import Stage
 from flux.dataflow.sink_check import check_sink
 from flux.errors import ContractBroken, SchemaError, UsageError
+from flux.operators.aggregate import computed_columns
 from flux.operators.attributes import open_operator
 from flux.operators.batches import conform, given_batches
 from flux.operators.operator import Context, Operator, gives_changes, last_output, move_watermarks
@@ -178,6 +179,11 @@ class _StageRun:
         schemas = tuple(plain_schema(schema, f"input {number}") for number, schema in enumerate(schemas))
         self.context = Context(stage.name, key=stage.key, schemas=schemas, output_mode=stage.output_mode)
         self.operator = stage.make()
+        texts = computed_columns(self.operator)
+        #: By input, the columns of conditions of measures; None: there are none.
+        self.steps = [flux._computed(schema, texts) if texts else None for schema in schemas]
+        if texts:
+            self.context.schemas = tuple(each.output for each in self.steps if each is not None)
         self.schema = self._checked()
         self.out: list[pa.RecordBatch] = []
         self.kept: bytes | memoryview | None = None
@@ -238,7 +244,10 @@ class _StageRun:
         context.now = moment
 
     def process(self, number: int, batch: pa.RecordBatch, watermarks: Sequence[int]) -> None:
-        batch = conform(batch, self.context.schemas[number], f"batch of input {number}")
+        steps, what = self.steps[number], f"batch of input {number}"
+        schema = self.context.schemas[number] if steps is None else steps.schema
+        batch = conform(batch, schema, what)
+        batch = batch if steps is None else steps.apply(batch)
         self.context.input = number
         self._take(self.operator.process(batch))
         self._take(move_watermarks(self.operator, self.context, watermarks))

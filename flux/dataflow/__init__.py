@@ -10,6 +10,7 @@ row_operators    Conditions and columns of flows and sources, under the names of
 event_time       ``withWatermark``: the column of times of a source, and how late a row may come
 flow             The decorator ``flux.stage``, and the flow that is built of decorated stages
 row_flow         Flows of conditions and columns, with a watermark in front of them or without
+grouping         Groups of rows and their aggregates, under the names of DataFrames
 write_stream     ``flow.writeStream``: the sinks of a flow under the names of Structured Streaming
 plan             The plan: sources, stages and edges, frozen and shipped with the tasks
 """

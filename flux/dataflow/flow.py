@@ -382,6 +382,12 @@ def _output_mode(decorated: Any, given: Any, window: Any) -> str:
             f"output_mode={given!r} is for an aggregate, whose groups change, and {named(decorated)} is a function: leave it "
             "out. A function gives its rows as they come"
         )
+    check_mode(mode, window)
+    return str(mode)
+
+
+def check_mode(mode: str, window: Any) -> None:
+    """Raise UsageError for an output mode that sessions and closing columns do not have."""
     if mode == "update" and isinstance(window, Closing):
         raise UsageError("closes= gives each group once, when it is complete: leave it out for output_mode='update'")
     if mode == "update" and isinstance(window, SessionWindow):
@@ -389,7 +395,6 @@ def _output_mode(decorated: Any, given: Any, window: Any) -> str:
             "a session window has output_mode 'append' or 'complete', as in Spark: a row may join sessions that update mode has "
             "given already"
         )
-    return str(mode)
 
 
 def _key_columns(key: Any) -> tuple[str, ...]:
@@ -455,7 +460,6 @@ def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None
 _STEP = (
     "a stage does that, as in @flux.stage over def step(batch): return batch.{}, or do it in the DataFrame before it"
 )
-_GROUPS = "@flux.stage(key=...) over a class derived from flux.Aggregate groups rows"
 _WRITES = "flow.to_parquet(path) and flow.writeStream write its output"
 _LOOKS = "flow.explain() shows its stages and keys"
 _PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
@@ -463,7 +467,10 @@ _PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and 
 _OF_DATAFRAMES: dict[str, str] = {
     **dict.fromkeys(("dropDuplicates", "distinct", "limit", "withColumnsRenamed"), _STEP.format("...")),
     **dict.fromkeys(("mapInArrow", "mapInPandas", "transform", "map"), _STEP.format("...")),
-    **dict.fromkeys(("groupBy", "groupby", "agg", "count", "rollup", "cube"), _GROUPS),
+    **dict.fromkeys(
+        ("rollup", "cube"), "flow.groupBy(...).agg(...) gives one row for each group; each grouping is a flow"
+    ),
+    "count": "flow.groupBy().count() gives the number of its rows as a flow, where the input ends",
     **dict.fromkeys(
         ("join", "union", "unionByName", "unionAll", "crossJoin"),
         "a stage with several inputs does that, as in Joined(a, b)",

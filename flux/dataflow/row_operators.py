@@ -12,6 +12,7 @@ from flux.arguments import checked
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from flux.dataflow.grouping import GroupedData
     from flux.dataflow.row_flow import RowFlow
 
 
@@ -103,6 +104,24 @@ class RowOperators:
 
     def _with_watermark(self, *arguments: Any) -> RowFlow:
         raise NotImplementedError
+
+    @checked("groupBy")
+    def groupBy(self, *cols: Any) -> GroupedData:  # noqa: N802
+        """Group rows by these columns: names, Columns, and at most one window, ``F.window`` or ``F.session_window``; without any,
+        all rows are one group. ``agg`` gives one row for each group."""
+        from flux.dataflow.grouping import GroupedData
+
+        return GroupedData(self, cols)  # type: ignore[arg-type]
+
+    @checked("groupby")
+    def groupby(self, *cols: Any) -> GroupedData:
+        """Group rows: another name of ``groupBy``."""
+        return self.groupBy(*cols)
+
+    @checked("agg")
+    def agg(self, *exprs: Any) -> RowFlow:
+        """Give one row for all rows, with these aggregates: ``groupBy().agg(...)``."""
+        return self.groupBy().agg(*exprs)
 
     def _then(self, name: str, *arguments: Any) -> RowFlow:
         made = self._with_operator(RowOperator(name, arguments))

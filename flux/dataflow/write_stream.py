@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flux
+from flux.dataflow.flow import Flow, check_mode
+from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.sink import FlowTo
 from flux.dataflow.source import Source, StreamSource, checked_trigger
 from flux.errors import UsageError
 from flux.operators.aggregate import Aggregate
 from flux.settings import PREFIX, TABLE
-
-if TYPE_CHECKING:
-    from flux.dataflow.flow import Flow
 
 #: The options of each format. Capitals and underscores make no difference: ``rollBytes`` is ``roll_bytes``.
 FORMATS = {
@@ -40,6 +39,13 @@ OTHERS = {
     "csv": "format('parquet') writes files, and foreachBatch(function) anything",
     "json": "format('parquet') writes files, format('kafka') JSON records, and foreachBatch(function) anything",
 }
+
+
+def _behind_rows(flow: Flow) -> Flow:
+    """Return the stage that gives the rows of a flow, in front of conditions and columns."""
+    while isinstance(flow, RowFlow) and isinstance(flow.inputs[0], Flow):
+        flow = flow.inputs[0]
+    return flow
 
 
 class FlowWriter:
@@ -85,21 +91,24 @@ class FlowWriter:
         return self
 
     def outputMode(self, outputMode: str) -> FlowWriter:  # noqa: N802, N803
-        """Choose the output of an aggregate at the end of the flow: "update", or "complete": all groups once, at the end of the
-        input. Rows of any other stage are appended."""
+        """Choose the output of an aggregate at the end of the flow, also if conditions and columns are behind it: "append": each
+        group once, when the watermark has passed its window; "update": the changed groups after every step; or "complete": all
+        groups once, at the end of the input. Rows of any other stage are appended."""
         if outputMode not in ("append", "update", "complete"):
             raise UsageError(f"writeStream.outputMode: expected append, update or complete, got {outputMode!r:.100}")
-        aggregates = isinstance(self._flow.stage.make(), Aggregate)
-        if outputMode == "append" and aggregates:
+        stage = _behind_rows(self._flow).stage
+        aggregates = isinstance(stage.make(), Aggregate)
+        if outputMode == "append" and aggregates and stage.window is None:
             raise UsageError(
-                f"writeStream.outputMode('append'): stage {self._flow.stage.name} is an aggregate, whose groups change. 'update' "
-                "gives the changed groups after every step, 'complete' all groups once, at the end of the input"
+                f"writeStream.outputMode('append'): stage {stage.name} is an aggregate without a window, whose groups change. "
+                "'update' gives the changed groups after every step, 'complete' all groups once, at the end of the input"
             )
         if outputMode == "complete" and not aggregates:
             raise UsageError(
-                f"writeStream.outputMode('complete'): stage {self._flow.stage.name} is no aggregate; leave it out: its rows are "
-                "appended"
+                f"writeStream.outputMode('complete'): stage {stage.name} is no aggregate; leave it out: its rows are appended"
             )
+        if aggregates:
+            check_mode(outputMode, stage.window)
         self._mode = outputMode if aggregates else None
         return self
 
@@ -181,7 +190,7 @@ class FlowWriter:
         return given, settings, location
 
     def _flow_in_mode(self) -> Flow:
-        if self._mode is None or self._mode == self._flow.stage.output_mode:
+        if self._mode is None or self._mode == _behind_rows(self._flow).stage.output_mode:
             return self._flow
         return self._flow.in_mode(self._mode)
 

@@ -45,6 +45,8 @@ class Measure:
 
     kind: str
     column: str | None = None
+    #: A condition in SQL over columns of the input: only rows for which it is true count. None: all do.
+    where: str | None = None
 
     def __post_init__(self) -> None:
         if (self.kind, self.column) == ("count", "*"):
@@ -57,45 +59,69 @@ class Measure:
             raise UsageError(
                 f"flux.{self.kind} takes {wanted}, as in flux.{self.kind}('price'); got {self.column!r}{hint}"
             )
+        if self.where is not None and (not isinstance(self.where, str) or not self.where.strip()):
+            raise UsageError(
+                f"flux.{self.kind}: where must be a condition as text of SQL, as in where='price > 100'; got {self.where!r}"
+            )
+
+    @property
+    def reads(self) -> str | None:
+        """The column whose values count: with a condition a column that is null in all other rows, and is computed before rows
+        travel."""
+        return self.column if self.where is None else f"{self.column or '*'} where {self.where}"
+
+    def computed(self) -> str | None:
+        """Return that column in SQL; None: the input has it."""
+        if self.where is None:
+            return None
+        value, name = (_quoted(each) for each in (self.column or "", self.reads or ""))
+        return f"CASE WHEN ({self.where}\n) THEN {value if self.column else 'true'} END AS {name}"
 
     def __str__(self) -> str:
-        return f"{self.kind}({self.column or ''})"
+        return f"{self.kind}({self.column or ''})" + ("" if self.where is None else f" where {self.where}")
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"
 
 
 @checked("flux.count")
-def count(column: str | None = None) -> Measure:
-    """Count rows, also written ``count("*")`` as in Spark, or the values of a column that are not null."""
-    return Measure("count", column)
+def count(column: str | None = None, *, where: str | None = None) -> Measure:
+    """Count rows, also written ``count("*")`` as in Spark, or the values of a column that are not null. ``where``: a condition in
+    SQL over columns of the input; only rows for which it is true count. It is resolved by Spark."""
+    return Measure("count", column, where)
 
 
 @checked("flux.count_distinct")
-def count_distinct(column: str) -> Measure:
-    """Count the distinct values of a column that are not null, exactly. The state has each of them."""
-    return Measure("count_distinct", column)
+def count_distinct(column: str, *, where: str | None = None) -> Measure:
+    """Count the distinct values of a column that are not null, exactly. The state has each of them. ``where`` as for
+    ``count``."""
+    return Measure("count_distinct", column, where)
 
 
 @checked("flux.sum")
-def sum(column: str) -> Measure:
-    """Sum integers (to bigint), floats (to double) or decimals; overflow is an error."""
-    return Measure("sum", column)
+def sum(column: str, *, where: str | None = None) -> Measure:
+    """Sum integers (to bigint), floats (to double) or decimals; overflow is an error. ``where`` as for ``count``."""
+    return Measure("sum", column, where)
 
 
 @checked("flux.min")
-def min(column: str) -> Measure:
-    """Take the least value; NaN is greater than any number, strings compare byte by byte."""
-    return Measure("min", column)
+def min(column: str, *, where: str | None = None) -> Measure:
+    """Take the least value; NaN is greater than any number, strings compare byte by byte. ``where`` as for ``count``."""
+    return Measure("min", column, where)
 
 
 @checked("flux.max")
-def max(column: str) -> Measure:
-    """Take the greatest value; NaN is greater than any number, strings compare byte by byte."""
-    return Measure("max", column)
+def max(column: str, *, where: str | None = None) -> Measure:
+    """Take the greatest value; NaN is greater than any number, strings compare byte by byte. ``where`` as for ``count``."""
+    return Measure("max", column, where)
 
 
 @checked("flux.mean")
-def mean(column: str) -> Measure:
-    """Take the mean as a double; the mean of decimals is a decimal with four more digits."""
-    return Measure("mean", column)
+def mean(column: str, *, where: str | None = None) -> Measure:
+    """Take the mean as a double; the mean of decimals is a decimal with four more digits. ``where`` as for ``count``."""
+    return Measure("mean", column, where)
 
 
 class Aggregate(Operator):
@@ -114,7 +140,9 @@ class Aggregate(Operator):
     #: The windows of the groups, which the decorator gives; None: there are no windows.
     _flux_window: Window | SessionWindow | None = None
     #: Attributes that this class sets itself. A subclass's own attributes are state beside the groups.
-    _set_here = frozenset(("schema", "_output", "_updates", "_keys_at", "_columns_at", "_flux_groups", "_flux_window"))
+    _set_here = frozenset(
+        ("schema", "_output", "_updates", "_keys_at", "_columns_at", "_flux_groups", "_flux_window", "_measures")
+    )
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -157,7 +185,7 @@ class Aggregate(Operator):
             raise SchemaError(f"{name}: measures {clash} have names of the window's columns; rename them")
         if clash:
             raise SchemaError(f"{name}: measures {clash} have names of key columns; rename them")
-        used = [*key, *(m.column for m in self._measures.values() if m.column is not None)]
+        used = [*key, *(m.reads for m in self._measures.values() if m.reads is not None)]
         for number, schema in enumerate(schemas):
             who = name if len(schemas) == 1 else f"{name}, input {number}"
             for column in used:
@@ -193,16 +221,16 @@ class Aggregate(Operator):
 
     def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
         def said(measure: Measure) -> str:
-            if measure.column is None:
+            if measure.reads is None:
                 return str(measure)
-            return f"{measure} of {schemas[0].field(position(schemas[0], measure.column)).type}"
+            return f"{measure} of {schemas[0].field(position(schemas[0], measure.reads or '')).type}"
 
         window = {} if self._flux_window is None else {"window": str(self._flux_window)}
         return window | {f"measure {name}": said(measure) for name, measure in self._measures.items()}
 
     def check_case(self, schema: pa.Schema) -> None:
         """Raise SchemaError if a measure spells a column with other capitals. Used in sessions that are case sensitive."""
-        used = [measure.column for measure in self._measures.values()]
+        used = [measure.reads for measure in self._measures.values()]
         for column in [*used, None if self._flux_window is None else self._flux_window.column]:
             if column is not None and not positions(schema, column, case_sensitive=True):
                 raise SchemaError(
@@ -221,7 +249,7 @@ class Aggregate(Operator):
         measures = self._measures.values()
         self._keys_at = [[position(schema, column) for column in context.key] for schema in context.schemas]
         self._columns_at = [
-            [None if m.column is None else position(schema, m.column) for m in measures] for schema in context.schemas
+            [None if m.reads is None else position(schema, m.reads) for m in measures] for schema in context.schemas
         ]
         typed = self._typed_measures(context.schemas[0])
         if window is not None:
@@ -359,7 +387,7 @@ class Aggregate(Operator):
     def _typed_measures(self, schema: pa.Schema) -> dict[str, TypedMeasure]:
         return {
             name: TypedMeasure(
-                m.kind, m.column, None if m.column is None else schema.field(position(schema, m.column)).type
+                m.kind, m.reads, None if m.reads is None else schema.field(position(schema, m.reads)).type
             )
             for name, m in self._measures.items()
         }
@@ -371,6 +399,24 @@ class Aggregate(Operator):
 
     def _results(self, groups: KeyedState, slots: np.ndarray) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(groups.results(slots), schema=self._output)
+
+
+class GroupedRows(Aggregate):
+    """The aggregate of ``groupBy(...).agg(...)``, whose measures and windows each operator has for itself."""
+
+
+def grouped_rows(measures: dict[str, Measure], window: Window | SessionWindow | None) -> GroupedRows:
+    """Make the operator of resolved groups. A method of the class would count as one of a user's (``columns_read``)."""
+    made: GroupedRows = GroupedRows()
+    made._measures, made._flux_window = measures, window
+    return made
+
+
+def computed_columns(operator: Operator) -> list[str]:
+    """Return the columns that an aggregate reads and its inputs have to be given first, in SQL: those of conditions."""
+    if not isinstance(operator, Aggregate):
+        return []
+    return list(dict.fromkeys(text for each in operator._measures.values() if (text := each.computed()) is not None))
 
 
 def keeps_attributes(operator: Operator) -> bool:
@@ -386,7 +432,7 @@ def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) ->
     it (design: columns-read). None: the operator may read all columns, because it is no aggregate or has methods of its own."""
     if not isinstance(operator, Aggregate) or _has_methods(type(operator)):
         return None
-    named = [*key, *(measure.column for measure in operator._measures.values() if measure.column is not None)]
+    named = [*key, *(measure.reads for measure in operator._measures.values() if measure.reads is not None)]
     window = operator._flux_window
     named += [] if window is None or window.column is None else [window.column]
     read = {position(schema, column) for column in named}

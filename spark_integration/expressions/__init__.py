@@ -1,6 +1,8 @@
 """Columns and SQL text as expressions of Flux: resolved by Spark's analyser, computed in workers.
 
-analysed   Operators of a DataFrame, analysed by Spark, as steps
-nodes      Nodes of an analysed expression, read in one call, and the questions that need another
-classes    The table of Spark's classes of expressions
+analysed    Operators of a DataFrame, analysed by Spark, as steps
+aggregates  Keys and aggregates, analysed by Spark, as an aggregate with steps around it
+windows     Windows among keys, recognised as calls before the analysis
+nodes       Nodes of an analysed expression, read in one call, and the questions that need another
+classes     The table of Spark's classes of expressions
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowStep, RowSteps, Select, Where
 from flux.expressions.tree import Column, Expression, FunctionCall
 from spark_integration.expressions.classes import Translator
-from spark_integration.expressions.nodes import REMEDY, arrow_type, tree_of
+from spark_integration.expressions.nodes import REMEDY, Node, arrow_type, tree_of
 from spark_integration.schema import for_spark, struct_to_arrow
 
 #: Operators that change neither rows nor columns.
@@ -27,7 +28,7 @@ _NAMES_ONLY = ("SubqueryAlias", "ResolvedHint", "UnresolvedHint")
 _OTHERS = {
     "Generate": "explode and the like give several rows for a row",
     "Window": "window functions look at several rows",
-    "Aggregate": "aggregates look at several rows",
+    "Aggregate": "aggregates look at several rows, as flow.groupBy(...).agg(...) does",
     "Sort": "rows are not sorted there",
     "Deduplicate": "that takes several rows into account",
 }
@@ -51,19 +52,32 @@ def steps_of(
     ``name`` is an alias of the flow. UsageError has the words of Spark for a name or type that is wrong, and
     names an expression without a kernel.
     """
-    try:
+    with sparks_errors(schema):
         df = operators(empty(spark, schema, name))
         plan = df._jdf.queryExecution().analyzed()
-    except (AnalysisException, ParseException, PySparkTypeError, PySparkValueError) as error:
-        raise as_usage_error(error, schema) from error
-    zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
-    chain = _chain(plan, schema)
-    _check_policy(spark, chain)
-    output = struct_to_arrow(df.schema, zone) if any(isinstance(each, Select) for each in chain) else schema
+    chain, _ = chain_below(AnalysedPlan(plan), schema)
+    check_policy(spark, chain)
+    output = (
+        struct_to_arrow(df.schema, session_zone(spark)) if any(isinstance(each, Select) for each in chain) else schema
+    )
     return RowSteps.of(schema, chain, output)
 
 
-def _check_policy(spark: SparkSession, chain: Sequence[RowStep]) -> None:
+@contextmanager
+def sparks_errors(schema: pa.Schema) -> Iterator[None]:
+    """Make UsageErrors of the errors of Spark's analyser."""
+    try:
+        yield
+    except (AnalysisException, ParseException, PySparkTypeError, PySparkValueError) as error:
+        raise as_usage_error(error, schema) from error
+
+
+def session_zone(spark: SparkSession) -> str:
+    """Return the time zone of a session."""
+    return spark.conf.get("spark.sql.session.timeZone") or "UTC"
+
+
+def check_policy(spark: SparkSession, chain: Sequence[RowStep]) -> None:
     """Raise UsageError if patterns of times are those of Java before version 8."""
     used = {each.function for step in chain for each in calls(step)}
     policy = "spark.sql.legacy.timeParserPolicy"
@@ -91,65 +105,79 @@ def as_usage_error(error: Exception, schema: pa.Schema) -> UsageError:
     return UsageError(text)
 
 
-def _chain(plan: Any, schema: pa.Schema) -> list[RowStep]:
-    """Return the steps of a plan, the first one first."""
-    levels = _down_to_leaf(json.loads(plan.toJSON()))
-    names = [str(each["class"]).rsplit(".", 1)[-1] for each in levels]
-    for each, level in zip(names, levels, strict=True):
-        if each not in ("Project", "Filter", *_NAMES_ONLY) and level["num-children"]:
-            reason = _OTHERS.get(each, "only columns and conditions of a row are")
-            raise UsageError(
-                f"{each} cannot be computed where rows are read: {reason}. "
-                "Use a stage, or compute it before the rows come to Flux"
-            )
-    leaf = _below(plan, len(levels) - 1)
-    ids = [int(json.loads(each)[0]["exprId"]["id"]) for each in _outputs(leaf)]
-    attributes: dict[int, Expression] = {
-        id_: Column(field.name, arrow_type(struct.dataType))
-        for id_, field, struct in zip(ids, schema, for_spark(schema, "the flow")[0], strict=True)
-    }
-    chain: list[RowStep] = []
-    for at in range(len(levels) - 2, -1, -1):
-        translator = Translator(attributes)
-        if names[at] == "Filter":
-            chain.append(Where(translator.translate(tree_of(levels[at]["condition"], _part(plan, at, "condition")))))
-        elif names[at] == "Project":
-            columns = []
-            then: dict[int, Expression] = {}
-            for number, listed in enumerate(levels[at]["projectList"]):
-                node = tree_of(listed, _part(plan, at, "projectList", number))
-                expression = translator.translate(node)
-                column = str(node.fields["name"])
-                columns.append((column, expression))
-                then[node.expression_id()] = Column(column, expression.type)
-            chain.append(Select(tuple(columns)))
-            attributes = then
-    return chain
+class AnalysedPlan:
+    """The operators of an analysed plan from the last one down, each with one below it, read in one call."""
+
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+        #: The fields of each operator. Plans of subqueries are listed behind.
+        self.levels = _down_to_leaf(json.loads(plan.toJSON()))
+        self.names = [str(each["class"]).rsplit(".", 1)[-1] for each in self.levels]
+
+    def expressions(self, level: int, name: str) -> list[Node]:
+        """Return the roots of the trees that a field of an operator lists."""
+        listed = self.levels[level][name]
+        return [tree_of(each, self._part(level, name, number)) for number, each in enumerate(listed)]
+
+    def condition(self, level: int) -> Node:
+        """Return the root of the condition of a filter."""
+        return tree_of(self.levels[level]["condition"], self._part(level, "condition"))
+
+    def attribute_ids(self) -> list[int]:
+        """Return Spark's ids of the columns of the lowest operator."""
+        output = self._below(len(self.levels) - 1).output()
+        listed = [str(output.apply(at).toJSON()) for at in range(output.size())]
+        return [int(json.loads(each)[0]["exprId"]["id"]) for each in listed]
+
+    def _part(self, level: int, name: str, number: int | None = None) -> Callable[[], Any]:
+        def fetch() -> Any:
+            part = getattr(self._below(level), name)()
+            return part if number is None else part.apply(number)
+
+        return fetch
+
+    def _below(self, level: int) -> Any:
+        """Return Spark's operator at a level, the topmost being 0. ``apply`` would count plans of subqueries, too."""
+        plan = self._plan
+        for _ in range(level):
+            plan = plan.child()
+        return plan
 
 
 def _down_to_leaf(levels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the operators from the last one down, each with one below it. Plans of subqueries are listed behind."""
     for at, level in enumerate(levels):
         if level["num-children"] != 1:
             return levels[: at + 1]
     return levels
 
 
-def _below(plan: Any, level: int) -> Any:
-    """Return Spark's operator at a level, the topmost being 0. ``apply`` would count plans of subqueries, too."""
-    for _ in range(level):
-        plan = plan.child()
-    return plan
-
-
-def _outputs(leaf: Any) -> list[str]:
-    output = leaf.output()
-    return [str(output.apply(at).toJSON()) for at in range(output.size())]
-
-
-def _part(plan: Any, level: int, name: str, number: int | None = None) -> Callable[[], Any]:
-    def fetch() -> Any:
-        part = getattr(_below(plan, level), name)()
-        return part if number is None else part.apply(number)
-
-    return fetch
+def chain_below(plan: AnalysedPlan, schema: pa.Schema, top: int = 0) -> tuple[list[RowStep], dict[int, Expression]]:
+    """Return the steps of the operators from level ``top`` down, the first step first, and the expressions of the columns
+    that they give, by Spark's ids."""
+    for name, level in zip(plan.names[top:], plan.levels[top:], strict=True):
+        if name not in ("Project", "Filter", *_NAMES_ONLY) and level["num-children"]:
+            reason = _OTHERS.get(name, "only columns and conditions of a row are")
+            raise UsageError(
+                f"{name} cannot be computed where rows are read: {reason}. "
+                "Use a stage, or compute it before the rows come to Flux"
+            )
+    attributes: dict[int, Expression] = {
+        id_: Column(field.name, arrow_type(struct.dataType))
+        for id_, field, struct in zip(plan.attribute_ids(), schema, for_spark(schema, "the flow")[0], strict=True)
+    }
+    chain: list[RowStep] = []
+    for at in range(len(plan.levels) - 2, top - 1, -1):
+        translator = Translator(attributes)
+        if plan.names[at] == "Filter":
+            chain.append(Where(translator.translate(plan.condition(at))))
+        elif plan.names[at] == "Project":
+            columns = []
+            then: dict[int, Expression] = {}
+            for node in plan.expressions(at, "projectList"):
+                expression = translator.translate(node)
+                column = str(node.fields["name"])
+                columns.append((column, expression))
+                then[node.expression_id()] = Column(column, expression.type)
+            chain.append(Select(tuple(columns)))
+            attributes = then
+    return chain, attributes

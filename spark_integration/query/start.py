@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,10 +24,12 @@ from flux.dataflow.plan import Plan
 from flux.dataflow.sink import FlowTo, QueryReaders, flow_of
 from flux.dataflow.source import DataFrameSource, Source, StreamSource
 from flux.errors import UsageError
+from flux.expressions.steps import RowSteps
 from flux.operators.user_code import text_of
 from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
+from spark_integration.expressions.aggregates import groups_of
 from spark_integration.expressions.analysed import steps_of
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import CheckpointLocation
@@ -310,7 +313,17 @@ def _compiled(
         is_case_sensitive(spark),
         began_with,
         lambda schema, operators: steps_of(spark, schema, operators),
+        lambda schema, grouping: groups_of(spark, schema, grouping),
     )
+
+
+def computed(schema: pa.Schema, texts: Sequence[str]) -> RowSteps | None:
+    """Return the steps that add columns, which are texts of SQL, to rows. None: there is no session."""
+    try:
+        spark = session_of([])
+    except UsageError:
+        return None
+    return steps_of(spark, schema, lambda df: df.selectExpr("*", *texts))
 
 
 def check_columns(flow: Flow) -> None:

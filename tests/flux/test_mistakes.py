@@ -116,7 +116,7 @@ def test_an_input_that_lacks_its_decorator_is_named(given: Any) -> None:
     ("name", "said"),
     [
         ("distinct", "def step"),
-        ("groupBy", "flux.Aggregate groups rows"),
+        ("cube", "one row for each group"),
         ("write", "flow.to_parquet"),
         ("schema", "flow.explain"),
         ("join", "several inputs"),

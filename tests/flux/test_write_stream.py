@@ -91,7 +91,7 @@ def test_the_output_mode_is_that_of_the_aggregate_at_the_end(started: list[Any],
     assert before.stage.make().__class__ is Totals.target
     assert totals.stage.output_mode == "complete", "the flow itself is as it was"
     for mode, why in (
-        ("append", "is an aggregate, whose groups change"),
+        ("append", "is an aggregate without a window, whose groups change"),
         ("newest", "expected append, update or complete"),
     ):
         with pytest.raises(flux.UsageError, match=why):
