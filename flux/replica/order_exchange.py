@@ -177,8 +177,9 @@ class OrderExchange:
                 # Nothing new is released, which trims, too. But the ack alone may have freed entries that all others have now.
                 replica.order.trim(replica.applied)
             goes_on = held_back and not replica.held_back
-            if goes_on or replica.timer_at < math.inf:
-                self._wake(replica.key)  # a tick waits while too many steps are not committed, or not applied
+            if goes_on or replica.timer_at < math.inf or replica.watermark_offered:
+                # A tick, or a watermark, waits while too many steps are not committed, or not applied.
+                self._wake(replica.key)
             if goes_on or replica.order.untold:
                 self._untold[replica.key] = None
 

@@ -306,6 +306,11 @@ class Replica:
         """The time at which this replica has to order a tick; infinite if it has none to order."""
         return self.context.timers.next if self.primary and not self.finished else math.inf
 
+    @property
+    def watermark_offered(self) -> bool:
+        """True if this replica has a watermark to order."""
+        return self.clock is not None and self.clock.offered is not None
+
     def missing(self) -> list[StreamId]:
         """List the streams that lack rows of the next ordered step."""
         limit = self.order.end if self.primary else self.order.committed if self._applies else 0

@@ -307,7 +307,16 @@ class Subscriptions:
             self.answer(connection, self._ack(inbound))
 
     def on_bound(self, connection: Hashable, message: Bound) -> bool:
-        """Take a statement about the watermark of a stream, and tell whether it says anything new."""
+        """Take a statement about the watermark of a stream, and tell whether it says anything new.
+
+        A worker for which a stream has no rows gets nothing but statements, so these have to bring about a new handshake when the
+        connection of the last one is gone."""
+        stream = StreamId(message.edge, message.producer)
+        known = self.streams.get(stream)
+        if known is None or known.connection != connection:
+            self._count_refused(stream)
+            self.answer(connection, Reset(*stream, "say Hello first"))
+            return False
         inbound = self._stated(connection, message)
         return inbound is not None and inbound.hear(message, self.hosted_by(inbound.stream), self._counters)
 

@@ -11,7 +11,10 @@ import pyarrow as pa
 
 import flux
 from flux.dataflow.plan import EventTime, FromSource, Plan, Timed
+from flux.wire.messages import Bound, OrdersSeen, PartitionSeen, Reset
 from flux.worker.core import WorkerCore
+from flux.worker.effects import ToConnection
+from partitioning.table import ReplicaAt, Table
 from tests.flux.one_worker import planned, table
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
@@ -161,3 +164,37 @@ def test_the_watermark_of_a_stage_goes_to_the_next_one_behind_its_rows() -> None
     windows.run()
     assert windows.counts == {10: 1, 20: 1, 30: 1}
     assert windows.kept.watermarks[-1] == flux.END_OF_TIME
+
+
+def test_a_worker_that_gets_nothing_but_statements_greets_anew_when_its_connection_is_gone() -> None:
+    windows = Windows()
+    bound = Bound(0, 0, 1, 0, 0, 0, 5)
+    windows.core.on_data_plane("another connection", bound, [], 0.0)
+    answers = [effect.message for effect in windows.core.poll(0.0) if isinstance(effect, ToConnection)]
+    assert [answer for answer in answers if isinstance(answer, Reset)] == [Reset(0, 0, "say Hello first")]
+
+
+def test_a_watermark_that_waits_for_a_slow_secondary_goes_on_when_it_has_applied_some() -> None:
+    plan = timed(planned(flux.stage(partitions=1, replicas=2)(Kept), source=flux.source(Script().read, SCHEMA, 1)))
+    plan = replace(plan, settings=replace(plan.settings, replicas_max_steps_behind=1))
+    core = WorkerCore(plan, 0)
+    core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(5, 0)),),), ((5,),), {0: "", 5: ""}), 0.0)
+    replica, watermark, done = core.replicas[0, 0], 0, 0
+
+    def go_on() -> int:
+        nonlocal watermark
+        watermark += 10
+        assert replica.clock is not None
+        replica.clock.offer([watermark], 0.0)
+        core.turns.wake(replica.key)
+        return core.work(0.0)
+
+    def seen(applied: int) -> None:
+        core.on_answer(5, OrdersSeen([PartitionSeen(0, 0, 0, replica.leads_since, done, applied, 0, 0)]), 0.0)
+
+    seen(0)
+    while go_on():
+        done += 1
+    assert done == 2
+    seen(1)
+    assert core.work(0.0), "nobody else wakes it"
