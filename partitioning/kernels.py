@@ -746,6 +746,109 @@ def note_changed(slots: Array, marks: Array, changed: Array, count: int) -> int:
     return count
 
 
+# ---- sessions -----------------------------------------------------------------------------------
+
+#: Columns of ``at`` (int64[slots, 4]), the sessions by slot: times of the first and the last row, slot of the next session
+#: of the same key or -1, and the key. One session is half of a line of the cache.
+START, LAST, NEXT, OWNER = 0, 1, 2, 3
+
+
+@kernel
+def join_sessions(
+    owners: Array, times: int, gap: int, heads: Array, at: Array, parents: Array, size: int,
+    out: Array, gone: Array, into: Array,
+) -> Any:  # fmt: skip
+    """Find or open the session of each row: ``owners`` has its key, the int64 at ``times`` its time.
+
+    ``heads`` has the first session of each key, or -1; ``parents`` (int32[slots]) each slot itself. ``size`` slots are used, and
+    there is room for one more for each row. ``out`` gets the slot of each row after all rows; ``gone`` the slots of the sessions
+    that have joined others, which keep the lower slot, and ``into`` those of the others. Return the slots in use, and the number
+    of sessions that are gone."""
+    n, count = owners.size, 0
+    heads_at, sessions_at = heads.ctypes.data, at.ctypes.data
+    for i in range(n):
+        if i % AHEAD == 0:
+            end = min(n, i + AHEAD)
+            for j in range(i, end):
+                _prefetch(heads_at + 4 * np.int64(owners[j]))
+            for j in range(i, end):
+                _prefetch(sessions_at + 32 * np.int64(heads[owners[j]]))
+        owner, time = owners[i], _i64(times + 8 * i)
+        before, slot = -1, int(heads[owner])
+        while slot >= 0 and at[slot, LAST] + gap < time:
+            before, slot = slot, at[slot, NEXT]
+        if slot < 0 or time + gap < at[slot, START]:
+            at[size, START], at[size, LAST], at[size, NEXT], at[size, OWNER] = time, time, slot, owner
+            slot = size
+            size += 1
+            if before < 0:
+                heads[owner] = slot
+            else:
+                at[before, NEXT] = slot
+        elif time < at[slot, START]:
+            at[slot, START] = time
+        elif time > at[slot, LAST]:
+            at[slot, LAST] = time
+            after = at[slot, NEXT]  # the row is in front of it, so no other session is in reach
+            if after >= 0 and at[after, START] <= time + gap:
+                at[after, START], at[slot, LAST], at[slot, NEXT] = at[slot, START], at[after, LAST], at[after, NEXT]
+                kept, left = min(slot, after), max(slot, after)
+                if kept == after:
+                    if before < 0:
+                        heads[owner] = kept
+                    else:
+                        at[before, NEXT] = kept
+                parents[left] = kept
+                gone[count] = left
+                count += 1
+                slot = kept
+        out[i] = slot
+    if count:
+        for i in range(n):
+            out[i] = _root(parents, out[i])
+        for k in range(count):
+            into[k] = _root(parents, gone[k])
+        for k in range(count):
+            parents[gone[k]] = gone[k]
+    return size, count
+
+
+@kernel
+def _root(parents: Array, slot: int) -> int:
+    while parents[slot] != slot:
+        slot = parents[slot]
+    return slot
+
+
+@kernel
+def ended_sessions(at: Array, is_open: Array, size: int, limit: int, out: Array) -> Any:
+    """Collect the open sessions whose last row is before ``limit``, ascending. Return their number, and the time of the earliest
+    last row of the others."""
+    count, least = 0, _INT64_MAX
+    for slot in range(size):
+        if is_open[slot]:
+            last = at[slot, LAST]
+            if last < limit:
+                out[count] = slot
+                count += 1
+            elif last < least:
+                least = last
+    return count, least
+
+
+@kernel
+def unlink_sessions(slots: Array, heads: Array, at: Array, is_open: Array) -> None:
+    """Take ended sessions, which are the earliest of their keys, out of the chains."""
+    for i in range(slots.size):
+        is_open[slots[i]] = False
+    for i in range(slots.size):
+        owner = at[slots[i], OWNER]
+        head = int(heads[owner])
+        while head >= 0 and not is_open[head]:
+            head = at[head, NEXT]
+        heads[owner] = head
+
+
 # ---- progress of the readers of a stream ----------------------------------------------------------
 
 

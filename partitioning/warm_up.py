@@ -60,6 +60,11 @@ def warm_up() -> None:
     )  # fmt: skip
     kernels.any_owed(number, number, number, 0, readers)
     kernels.first_below(number, one, 0)
+    heads, sessions, shut = one - 1, np.zeros((2, 4), np.int64), np.zeros(2, bool)
+    outs = (np.empty(1, np.int32) for _ in range(3))
+    kernels.join_sessions(one, number.ctypes.data, 0, heads, sessions, np.zeros(2, np.int32), 0, *outs)
+    kernels.ended_sessions(sessions, shut, 2, 0, np.empty(2, np.int32))
+    kernels.unlink_sessions(one, heads, sessions, shut)
     kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
 
 

@@ -177,7 +177,7 @@ class WindowedGroups:
 
     def _times(self, at: np.ndarray) -> pa.Array:
         type_ = self._output.field(self._keys).type
-        return pa.array(at.astype(np.int64)).view(pa.timestamp("us")).cast(type_, safe=False)
+        return pa.array(at.astype(np.int64, copy=False)).view(pa.timestamp("us", type_.tz)).cast(type_, safe=False)
 
     # ---- on its way
 

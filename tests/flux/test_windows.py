@@ -200,6 +200,31 @@ def test_windows_that_begin_empty_at_the_step_they_need_give_the_same(drawn: tup
     assert [made for made, _ in again[at + 1 - first :]] == [made for made, _ in whole[at + 1 :]]
 
 
+@pytest.mark.parametrize(("keys", "gap", "rows"), [(50, 1000, 777), (20_000, 3, 5000), (1, 2, 64), (300, 60, 20_000)])
+def test_many_rows_have_the_sessions_that_sorted_rows_have(keys: int, gap: int, rows: int) -> None:
+    random, total = np.random.default_rng(keys), 20_000
+    users, amounts = random.integers(0, keys, total), random.integers(0, 9, total)
+    times = np.sort(random.integers(0, 5 * total, total)) + random.integers(0, 500, total)
+    fields, measures = [pa.field("user", pa.int64())], {"total": TypedMeasure("sum", "amount", pa.int64())}
+    state = session_state.SessionState(fields, measures, SessionWindow("ts", gap))
+    found: list[tuple[int, ...]] = []
+    for cut in range(0, total, rows):
+        of = slice(cut, cut + rows)
+        state.add(times[of], [pa.array(users[of])], [pa.array(amounts[of])])
+        ended = state.close(int(times[cut + rows :].min(initial=1 << 62)))
+        if ended is not None:
+            columns = (ended.keys[0].tolist(), ended.starts.tolist(), ended.ends.tolist(), ended.values[0].tolist())
+            found += zip(*columns, strict=True)
+    order = np.lexsort((times, users))
+    users, times, amounts = users[order], times[order], amounts[order]
+    begins = np.flatnonzero(np.append(True, (users[1:] != users[:-1]) | (times[1:] - times[:-1] > gap)))
+    ends = times[np.append(begins[1:], total) - 1] + gap
+    sums = np.add.reduceat(amounts, begins)
+    expected = [column.tolist() for column in (users[begins], times[begins], ends, sums)]
+    assert sorted(found) == sorted(zip(*expected, strict=True))
+    assert not len(state)
+
+
 def test_windows_that_begin_empty_leave_out_rows_below_the_watermark_of_their_first_step() -> None:
     steps = [batch((5, 1, 1)), 15, batch((12, 1, 1), (33, 1, 1)), 40]
     for declared in (Window("ts", 10, 10), SessionWindow("ts", 5)):
