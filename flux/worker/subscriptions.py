@@ -307,17 +307,10 @@ class Subscriptions:
             self.answer(connection, self._ack(inbound))
 
     def on_bound(self, connection: Hashable, message: Bound) -> bool:
-        """Take a statement about the watermark of a stream, and tell whether it says anything new.
-
-        A worker for which a stream has no rows gets nothing but statements, so these have to bring about a new handshake when the
-        connection of the last one is gone."""
-        stream = StreamId(message.edge, message.producer)
-        known = self.streams.get(stream)
-        if known is None or known.connection != connection:
-            self._count_refused(stream)
-            self.answer(connection, Reset(*stream, "say Hello first"))
-            return False
-        inbound = self._stated(connection, message)
+        """Take a statement about a stream's watermark, and tell whether it says anything new. A worker for which a stream has no
+        rows gets nothing but statements, so these show that the connection of the last handshake is gone."""
+        known = self._greeted(connection, StreamId(message.edge, message.producer))
+        inbound = None if known is None else self._stated(connection, message)
         return inbound is not None and inbound.hear(message, self.hosted_by(inbound.stream), self._counters)
 
     def _stated(self, connection: Hashable, message: Settled | Passed | Bound) -> Inbound | None:
@@ -548,17 +541,23 @@ class Subscriptions:
         inbound = self.streams.get(StreamId(message.edge, message.producer))
         return inbound is not None and inbound.connection == connection
 
+    def _greeted(self, connection: Hashable, stream: StreamId) -> Inbound | None:
+        """Return a stream that is read on a connection. None: it is not, and its producer is to greet first."""
+        inbound = self.streams.get(stream)
+        if inbound is not None and inbound.connection == connection:
+            return inbound
+        self._count_refused(stream)
+        self.answer(connection, Reset(*stream, "say Hello first"))
+        return None
+
     def take(
         self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float
     ) -> list[Delivery]:
         """Take a message, and return its slices to be applied, by partition."""
-        stream = StreamId(message.edge, message.producer)
-        inbound = self.streams.get(stream)
-        if inbound is None or inbound.connection != connection:
-            self._count_refused(stream)
-            self.answer(connection, Reset(*stream, "say Hello first"))
+        inbound = self._greeted(connection, StreamId(message.edge, message.producer))
+        if inbound is None:
             return []
-        stage = self._plan.edges[stream.edge].consumer
+        stage = self._plan.edges[message.edge].consumer
         hosted, secondary = self._hosted.partitions[stage], self._hosted.secondary[stage]
         taken = inbound.take(message, batches, hosted, secondary, self._counters)
         if isinstance(taken, Reset):
