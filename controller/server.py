@@ -129,6 +129,10 @@ class Server:
         finally:
             self._awaiting.pop()
 
+    def edge_watermark(self, edge: int, watermark: int) -> None:
+        """Note the watermark of an edge from micro-batches."""
+        self._commands.put(lambda: self.core.driver.on_edge_watermark(edge, watermark))
+
     def edge_complete(self, edge: int, producers: list[int]) -> None:
         self._commands.put(lambda: self.core.driver.on_edge_complete(edge, producers))
 

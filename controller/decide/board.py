@@ -58,6 +58,8 @@ class Board:
         self.events = EventLog()
         self.table: Table | None = None
         self.complete: dict[int, list[int]] = {}
+        #: Watermarks of edges from micro-batches.
+        self.watermarks: dict[int, int] = {}
         #: There was a table before.
         self.has_begun = False
         self.changed = True
@@ -75,7 +77,7 @@ class Board:
         assert before is None or table.epoch > before.epoch, "an epoch is used once"
         self.table, self.changed, self.has_begun = table, True, True
         shown = self.shown
-        whole = NewTable(table=shown, complete=self.complete)
+        whole = self.whole_table()
         change = None if before is None else TableChanged(change=change_between(before, shown))
         for member in self.members.processes:
             if member.left:
@@ -85,6 +87,10 @@ class Board:
             else:
                 self.tell(member, whole)
             member.shown = table.epoch
+
+    def whole_table(self) -> NewTable:
+        """Return the command to go by the present table."""
+        return NewTable(table=self.shown, complete=self.complete, watermarks=self.watermarks)
 
     @property
     def shown(self) -> Table:
@@ -106,7 +112,7 @@ class Board:
     def show_table(self, connection: Hashable) -> None:
         """Show the whole table to a process that takes no part; nothing before the first table."""
         if self.table is not None:
-            self.answer(connection, NewTable(table=self.shown, complete=self.complete))
+            self.answer(connection, self.whole_table())
 
     def show_member(self, member: Member) -> None:
         """Show the whole table to a process that comes later, or has missed a change."""

@@ -18,7 +18,7 @@ from controller.replicas.moves import MoveQueue
 from controller.replicas.table_changes import read_elsewhere, without_worker
 from controller.text import named
 from flux.errors import UsageError
-from flux.wire.control import Checkpointed, LastCheckpoints, NewTable, Register, Rejected, Stop
+from flux.wire.control import Checkpointed, LastCheckpoints, Register, Rejected, Stop
 from partitioning.table import ReplicaAt
 
 #: If emptying a worker takes longer than this, a warning says so.
@@ -202,7 +202,7 @@ class Departures:
         if board.table is None:  # that was the last worker
             board.tell(member, Stop(reason=f"worker {member.node} was given up"))
         else:
-            board.tell(member, NewTable(table=board.shown, complete=board.complete))
+            board.tell(member, board.whole_table())
 
     def turn_away(self, connection: Hashable, message: Register, replaced: bool) -> None:
         """Answer a process that comes back after it was given up, or after it was ``replaced`` by another attempt."""

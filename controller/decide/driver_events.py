@@ -14,7 +14,8 @@ from controller.decide.query_phases import QueryPhase
 from controller.decide.slots import Slots
 from controller.text import named
 from flux.errors import QueryFailed
-from flux.wire.control import EdgeComplete
+from flux.windows.window import NEVER
+from flux.wire.control import EdgeComplete, EdgeWatermark
 
 
 class DriverEvents:
@@ -37,6 +38,15 @@ class DriverEvents:
             member.left |= edge in member.about.edges  # also attempts that died without a goodbye
         if board.table is not None:
             board.tell_all(EdgeComplete(edge=edge, producers=producers))
+        return board.take()
+
+    def on_edge_watermark(self, edge: int, watermark: int) -> list[Tell]:
+        """Note the watermark of an edge from micro-batches. It never falls."""
+        board = self._board
+        if watermark > board.watermarks.get(edge, NEVER):
+            board.watermarks[edge] = watermark
+            if board.table is not None:
+                board.tell_all(EdgeWatermark(edge=edge, watermark=watermark))
         return board.take()
 
     def on_job_failed(self, what: str, reason: str) -> list[Tell]:

@@ -28,6 +28,7 @@ from flux.exchange.slices import ROTATION_ROWS, with_numbers
 from flux.exchange.timed_rows import EdgeRows, Judgement, TimedRows, columns_read
 from flux.operators.schema import picked
 from flux.operators.user_code import text_of
+from flux.windows.lateness import BatchLateness, Lateness
 from flux.windows.window import NEVER
 from flux.wire.messages import Mark
 from partitioning.clustering import Clustered, Clustering, pieces
@@ -101,13 +102,14 @@ class SourceStreams:
         batch_bytes: int = 0,
         own_numbers: bool = False,
         event_time: EventTime | None = None,
+        judge: Lateness | None = None,
     ) -> None:
         """Begin a life of the partition.
 
         ``seeks``: the source can begin elsewhere than at its start, and this is not the first life of its partition;
         ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: most bytes of one batch;
         ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted; ``event_time`` of the rows;
-        None: none of them is late."""
+        None: none of them is late; ``judge`` of late rows, if not each is judged by the rows before it."""
         self.edges = edges
         self.producers = producers
         #: The logs of all producers tell it when they fill and drain.
@@ -131,7 +133,7 @@ class SourceStreams:
         # Columns that no stage reads may differ when the source is read again.
         self._read = columns_read(event_time, edges)
         #: The judge of its rows; None: they have no event time.
-        self.timed = None if event_time is None else TimedRows(event_time, edges)
+        self.timed = None if event_time is None else TimedRows(event_time, edges, judge)
         #: It has told that it has nothing now, and that others need not wait for it.
         self.idle = False
         for producer in producers:
@@ -473,6 +475,8 @@ class MicroBatch:
     least: int = 0
     #: By edge that leaves the source: the number behind the last of these rows that travelled. Empty: all did.
     sent: tuple[int, ...] = ()
+    #: Rows with a time below it are late: the greatest time of the rows in the batches before, less the delay.
+    watermark: int = NEVER
 
     def position(self, base: int) -> bytes:
         """Make the position of any of its rows in a stream in which it began with row ``base``."""
@@ -502,8 +506,12 @@ class MicroBatchStreams(SourceStreams):
         name: str,
         batch: MicroBatch,
         batch_bytes: int,
+        event_time: EventTime | None = None,
     ) -> None:
-        super().__init__(edges, producers, name, seeks=True, positions=True, batch_bytes=batch_bytes)
+        super().__init__(
+            edges, producers, name, seeks=True, positions=True, batch_bytes=batch_bytes,
+            event_time=event_time, judge=BatchLateness(batch.watermark),
+        )  # fmt: skip
         self.batch = batch
         self._base = 0  # number of the first row of the batch
         self._position = b""

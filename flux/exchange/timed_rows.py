@@ -9,6 +9,7 @@ them out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -34,10 +35,11 @@ class Judgement(NamedTuple):
 class TimedRows:
     """The judge of the rows of one source partition."""
 
-    def __init__(self, event_time: EventTime, edges: Sequence[EdgePlan]) -> None:
+    def __init__(self, event_time: EventTime, edges: Sequence[EdgePlan], judge: Lateness | None = None) -> None:
+        """Begin at the first row. ``judge``: None: each row is judged by those before it."""
         self._event_time = event_time
         self._edges = edges
-        self._judge = Lateness(event_time.delay)
+        self._judge = judge or Lateness(event_time.delay)
 
     def begin(self, watermark: int, late: int) -> None:
         """Go on behind rows with this watermark. ``late``: the number of late ones among them."""
@@ -46,6 +48,11 @@ class TimedRows:
     @property
     def watermark(self) -> int:
         return self._judge.watermark
+
+    @property
+    def newest(self) -> int:
+        """The greatest time until now."""
+        return self._judge.newest
 
     @property
     def late(self) -> int:
@@ -71,7 +78,7 @@ class TimedRows:
                 f"{where()}: a time more than {TIME_MAX:,} us away from 1970 is in column {event_time.column!r}: are the times "
                 "right? Leave such rows out in front of withWatermark"
             )
-        judge = Lateness(event_time.delay, self._judge.newest, self._judge.late)
+        judge = copy(self._judge)
         behind: list[Judgement] = []
         late = np.zeros(0, np.int64)
         begin = 0
@@ -86,6 +93,10 @@ class TimedRows:
             late = np.concatenate(found)
             late = late if valid is None else valid[late]
         return Judged(batch, rows, kept, late, behind, self._edges, where)
+
+    def see(self, batch: pa.RecordBatch) -> None:
+        """Take the times of rows that do not travel again."""
+        self.accept(self.judged(batch, [batch.num_rows], str).behind[0])
 
     def accept(self, judgement: Judgement) -> None:
         """Go on behind the rows of a judgement."""

@@ -30,6 +30,7 @@ from flux.shell.threads import Bell
 from flux.shell.transport import Sockets
 from flux.shell.worker_links import WorkerLinks
 from flux.tasks.ingress import IngressTask
+from flux.windows.window import NEVER
 from flux.wire.control import (
     FromController,
     Goodbye,
@@ -126,6 +127,7 @@ class Ingress:
         self.links = WorkerLinks(self.sockets, plan.settings.message_max_bytes)
         self.end = 0  # the number behind the last row that was read, as the stream counts rows
         self.sent: list[int] = []  # by edge: the number behind the last row that has travelled
+        self.newest = NEVER  # the greatest time of the rows
         self._ready = False
         self._drained = False  # all rows that were read are applied
         self._dismissed = False
@@ -190,7 +192,7 @@ class Ingress:
         self._beat(core, time.monotonic())
         while not core.drained:
             self._turn(core, WAIT_S)
-        self._drained, self.end, self.sent = True, core.end, core.sent
+        self._drained, self.end, self.sent, self.newest = True, core.end, core.sent, core.newest
         self._beat(core, time.monotonic())
         while not self._dismissed:
             self._turn(core, WAIT_S)

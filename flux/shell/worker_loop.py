@@ -45,6 +45,7 @@ from flux.wire.codec import decode_asked, decode_batches
 from flux.wire.control import (
     CopyState,
     EdgeComplete,
+    EdgeWatermark,
     FromController,
     Goodbye,
     Heartbeat,
@@ -278,6 +279,8 @@ class WorkerLoop:
             self._ask_for_table(core, now)
         elif isinstance(command, EdgeComplete):
             core.on_edge_complete(command.edge, command.producers)
+        elif isinstance(command, EdgeWatermark):
+            core.on_edge_watermark(command.edge, command.watermark, now)
         elif isinstance(command, CopyState):
             core.on_copy_state(command)
         elif isinstance(command, LastCheckpoints):
@@ -295,6 +298,8 @@ class WorkerLoop:
         if isinstance(command, NewTable):
             for edge, producers in command.complete.items():
                 core.on_edge_complete(edge, producers)
+            for edge, watermark in command.watermarks.items():
+                core.on_edge_watermark(edge, watermark, now)
         self._ask_for_table(core, now)
 
     def _ask_for_table(self, core: WorkerCore, now: float) -> None:

@@ -17,6 +17,8 @@ from flux.exchange.log import LogMeter
 from flux.exchange.producer import Producer, ToWorker
 from flux.exchange.source_streams import MicroBatch, MicroBatchStreams, SourceStreams
 from flux.operators.batches import conform
+from flux.windows.lateness import BatchLateness
+from flux.windows.window import NEVER
 from flux.wire.messages import Acks
 from flux.wire.statistics import PartitionRead, Statistics
 from partitioning.ids import StreamId
@@ -49,11 +51,12 @@ class IngressTask:
         self.streams: SourceStreams
         if micro_batch is None:
             self.streams = SourceStreams(
-                edges, producers, self.source.name, batch_bytes=settings.batch_max_bytes
+                edges, producers, self.source.name, batch_bytes=settings.batch_max_bytes,
+                event_time=self.source.event_time, judge=BatchLateness(NEVER),
             )  # fmt: skip
         else:
             self.streams = MicroBatchStreams(
-                edges, producers, self.source.name, micro_batch, settings.batch_max_bytes
+                edges, producers, self.source.name, micro_batch, settings.batch_max_bytes, self.source.event_time
             )  # fmt: skip
         self._partition = partition
         #: Rows that came and had been applied before.
@@ -80,6 +83,8 @@ class IngressTask:
             return batch
         before = min(self.streams.left_out - self._left_out, batch.num_rows)
         self._left_out += before
+        if before and self.streams.timed is not None:
+            self.streams.timed.see(conform(batch.slice(0, before), self.source.schema, f"source {self.source.name}"))
         return batch.slice(before) if before else batch
 
     def append(self, batch: pa.RecordBatch, now: float) -> pa.RecordBatch | None:
@@ -102,6 +107,11 @@ class IngressTask:
             self.streams.finish_batch(self._left_out)
         else:
             self.streams.finish(now + self.wall_ahead)
+
+    @property
+    def newest(self) -> int:
+        """The greatest time of all rows that came, also of those that had been applied before."""
+        return NEVER if self.streams.timed is None else self.streams.timed.newest
 
     @property
     def end(self) -> int:

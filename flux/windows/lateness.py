@@ -44,3 +44,26 @@ class Lateness:
         late: np.ndarray = times < np.maximum(greatest, NEVER + self.delay) - self.delay
         self.late += (count := int(np.count_nonzero(late)))
         return late if count else None
+
+
+class BatchLateness(Lateness):
+    """The judge of rows that Spark gives batch by batch, by Spark's own rule: late are the rows below a watermark that is known
+    before the batch begins. ``flux.NEVER``: none is late, as in a batch DataFrame."""
+
+    def __init__(self, watermark: int) -> None:
+        super().__init__(0)
+        self._watermark = watermark
+
+    @property
+    def watermark(self) -> int:
+        return self._watermark
+
+    def judge(self, times: np.ndarray) -> np.ndarray | None:
+        if not len(times):
+            return None
+        self.newest = max(self.newest, int(times.max()))
+        if int(times.min()) >= self._watermark:
+            return None
+        late: np.ndarray = times < self._watermark
+        self.late += int(np.count_nonzero(late))
+        return late

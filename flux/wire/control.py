@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flux.wire.frames import Id, Natural, Sequence
+from flux.wire.frames import Id, Natural, Sequence, Time
 from flux.wire.statistics import Statistics
 from partitioning.table import Table, TableChange
 
@@ -72,6 +72,8 @@ class NewTable(Control, frozen=True):
     table: Table
     #: Producers of each edge, for the edges whose producers are all known.
     complete: dict[Id, list[Id]]
+    #: Watermarks of edges from micro-batches, as far as there are any.
+    watermarks: dict[Id, Time] = {}
 
 
 class TableChanged(Control, frozen=True):
@@ -93,6 +95,14 @@ class EdgeComplete(Control, frozen=True):
 
     edge: Id
     producers: list[Id]
+
+
+class EdgeWatermark(Control, frozen=True):
+    """Notice of the watermark of an edge from micro-batches: all rows of the batches before have been applied everywhere, and no
+    row below it comes (design: batch-watermarks)."""
+
+    edge: Id
+    watermark: Time
 
 
 class Heartbeat(Control, frozen=True):
@@ -256,6 +266,7 @@ FromController = (
     | NewTable
     | TableChanged
     | EdgeComplete
+    | EdgeWatermark
     | HeartbeatSeen
     | CopyState
     | LastCheckpoints

@@ -289,6 +289,10 @@ class WorkerCore:
         self.lifecycle.on_edge_complete(edge, producers)
         self.watermarks.note(self.plan.edges[edge].consumer, 0.0)
 
+    def on_edge_watermark(self, edge: int, watermark: int, now: float) -> None:
+        """Take the watermark of an edge from micro-batches."""
+        self.watermarks.note_edge(edge, watermark, now)
+
     # ---- the data port
 
     def on_data_plane(self, connection: Hashable, message: Any, batches: Sequence[pa.RecordBatch], now: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import inf
 
-from flux.dataflow.plan import EdgePlan, Plan, StagePlan
+from flux.dataflow.plan import EdgePlan, FromMicroBatches, Plan, StagePlan
 from flux.exchange.bounds import WatermarkPace
 from flux.exchange.inbound import Inbound, RowSlice, WordSlice
 from flux.replica.replica import Replica
@@ -44,6 +44,8 @@ class WatermarkScheduler:
         self._wake = wake
         self._timed = {stage.id: stage for stage in plan.stages if stage.timed_inputs}
         self._pace = {stage.id: pace_of(plan, stage.edges_in) for stage in self._timed.values()}
+        #: Watermarks of edges from micro-batches, which hold for all their streams.
+        self._edges_at: dict[int, int] = {}
         #: Time of the next look, by stage with news.
         self._news: dict[int, float] = {}
         #: Time of the last look, by stage.
@@ -56,6 +58,11 @@ class WatermarkScheduler:
             at = self._looked.get(stage, -inf) + self._interval_s(self._timed[stage])
             self._news[stage] = max(now, at)
             self.due_at = min(self.due_at, self._news[stage])
+
+    def note_edge(self, edge: int, watermark: int, now: float) -> None:
+        """Note that all rows of an edge from micro-batches that are applied nowhere yet have at least this time."""
+        self._edges_at[edge] = max(watermark, self._edges_at.get(edge, NEVER))
+        self.note(self._plan.edges[edge].consumer, now)
 
     def note_all(self, now: float) -> None:
         for stage in self._timed:
@@ -106,6 +113,9 @@ class WatermarkScheduler:
         bounds: list[StreamBound] = []
         for edge in self._edges(replica, number):
             expected = replica.waits.expected.get(edge.id)
+            if isinstance(edge, FromMicroBatches) and expected is None:
+                bounds.append(StreamBound(self._edges_at.get(edge.id, NEVER)))
+                continue
             if expected is None:
                 return NEVER
             ended = replica.waits.ended[edge.id]

@@ -21,12 +21,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from controller.operate.all_available import AllAvailable
 from controller.server import Server
-from flux.dataflow.plan import Plan, StreamSourcePlan
+from flux.dataflow.plan import EventTime, Plan, StreamSourcePlan
 from flux.dataflow.source import Source, StreamSource
 from flux.errors import QueryFailed, QueryTimeout, UsageError
 from flux.shell.process import Rendezvous
 from flux.shell.vault_process import without_code
 from flux.vault.location import Place
+from flux.windows.window import NEVER
 from spark_integration.session import set_for_bulk_transfer
 from spark_integration.streaming import ingress_file
 from spark_integration.tasks.entry_points import REACHED, Reached, micro_batch_function
@@ -50,11 +51,17 @@ class StreamEnds:
         self._before: dict[int, Reached] = {}  # by partition: its place before that batch
         self._through: dict[int, Reached] = {}
         self._begun = (-1, 0)  # the newest batch that was begun, and its number of partitions
+        #: The greatest time of the rows before that batch, and through it.
+        self._newest_before = self._newest = NEVER
         if place is not None:
             try:
-                self._batch, *found, begun = json.loads(place.read(self._name))
-                self._before, self._through = ({int(at): _reached(said) for at, said in ends.items()} for ends in found)
+                self._batch, before, through, begun, *newest = json.loads(place.read(self._name))
+                self._before, self._through = (
+                    {int(at): _reached(said) for at, said in ends.items()} for ends in (before, through)
+                )
                 self._begun = int(begun[0]), int(begun[1])
+                if newest:  # earlier releases knew no times
+                    self._newest_before, self._newest = map(int, newest[0])
             except FileNotFoundError:
                 pass
             except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -68,6 +75,15 @@ class StreamEnds:
     def before(self, batch: int) -> dict[int, Reached]:
         """Return the place of each partition behind the batches before this one, as far as is known."""
         return self._through if batch > self._batch else self._before if batch == self._batch else {}
+
+    def newest_before(self, batch: int) -> int:
+        """Return the greatest time of the rows in the batches before this one (design: batch-watermarks)."""
+        return self._newest if batch > self._batch else self._newest_before if batch == self._batch else NEVER
+
+    @property
+    def newest(self) -> int:
+        """The greatest time of the rows that all consumers have applied."""
+        return self._newest
 
     def begins(self, batch: int, partitions: int) -> bool:
         """Note that a batch is about to be sent in this number of partitions. Returns whether a part of it may have been sent
@@ -84,11 +100,12 @@ class StreamEnds:
         return again
 
     def note(self, batch: int, rows: Iterable[Any]) -> None:
-        """Note that all consumers have applied this batch; each of ``rows`` has ``partition``, ``end`` and
-        ``sent``."""
-        before = self.before(batch)
-        self._batch, self._before = batch, before
+        """Note that all consumers have applied this batch; each of ``rows`` has ``partition``, ``end``, ``sent`` and
+        ``newest``."""
+        before, newest, rows = self.before(batch), self.newest_before(batch), list(rows)
+        self._batch, self._before, self._newest_before = batch, before, newest
         self._through = before | {row.partition: Reached(row.end, tuple(row.sent)) for row in rows if row.end}
+        self._newest = max([newest, *(row.newest for row in rows)])
         self._write()
 
     def _write(self) -> None:
@@ -96,8 +113,13 @@ class StreamEnds:
             ends = [
                 {at: [each.end, *each.sent] for at, each in known.items()} for known in (self._before, self._through)
             ]
-            said = json.dumps([self._batch, *ends, self._begun])
+            said = json.dumps([self._batch, *ends, self._begun, [self._newest_before, self._newest]])
             self._place.write(self._name, said.encode())
+
+
+def watermark_of(event_time: EventTime | None, newest: int) -> int:
+    """Return Spark's watermark behind batches with this greatest time (design: batch-watermarks)."""
+    return NEVER if event_time is None or newest < NEVER + event_time.delay else newest - event_time.delay
 
 
 def _reached(said: Any) -> Reached:
@@ -218,6 +240,7 @@ class Streams:
             streaming, columns = some_columns(streaming, columns), None
         prepared: list[int] = []  # the number of the first batch, once the session is set up for batches
         plan, ends = without_code(self._plan), StreamEnds(self._location, about.name)
+        self._tell_watermark(index, ends)
 
         def each(batch: DataFrame, number: int) -> None:
             if not prepared:  # its session is the same for all batches
@@ -226,8 +249,10 @@ class Streams:
             numbered = some_columns(batch, columns)
             try:
                 again = ends.begins(number, numbered._jdf.queryExecution().toRdd().getNumPartitions())
-                feed = micro_batch_function(plan, rendezvous, index, ends.before(number), again)
+                watermark = watermark_of(about.event_time, ends.newest_before(number))
+                feed = micro_batch_function(plan, rendezvous, index, ends.before(number), again, watermark)
                 ends.note(number, numbered.mapInArrow(feed, REACHED).collect())
+                self._tell_watermark(index, ends)
             except Exception as error:
                 # Short: Spark searches the text of this error with a regular expression that is recursive.
                 if self._stopping.is_set():
@@ -239,6 +264,13 @@ class Streams:
         if how.trigger:
             writer = writer.trigger(**dict(how.trigger))
         return writer.option("checkpointLocation", self._checkpoint(about.name, how.checkpoint)).start()
+
+    def _tell_watermark(self, index: int, ends: StreamEnds) -> None:
+        """Tell the stages how far the event time of the source is behind its applied batches."""
+        watermark = watermark_of(self._plan.sources[index].event_time, ends.newest)
+        for edge in self._plan.edges_of_source(index):
+            if edge.states and watermark != NEVER:
+                self._server.edge_watermark(edge.id, watermark)
 
     def _checkpoint(self, name: str, given: str | None) -> str:
         where = checkpoint_of(name, given, self._location)

@@ -46,7 +46,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         rows = (batch.select(self._columns) for batch in iterator)
-        return AppliedPartition(send_micro_batch(self._inputs.plan, self._inputs.rendezvous, self._source, rows).end)
+        return AppliedPartition(send_micro_batch(self._inputs.plan, self._inputs.rendezvous, self._source, rows)[0].end)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         pass

@@ -19,6 +19,7 @@ from flux.shell.ingress_loop import Ingress
 from flux.shell.output_loops import Egress
 from flux.shell.process import Rendezvous, Stopped
 from flux.shell.worker_loop import WorkerLoop
+from flux.windows.window import NEVER
 from spark_integration.schema import recast
 
 #: Time for which an ingress task that is told to stop throws away input before it fails. Spark kills it before that.
@@ -26,7 +27,7 @@ DRAIN_S = 30.0
 #: Local properties of Spark, by which tasks know the streaming query and the micro-batch that they work for.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 #: The columns of a row about a partition of a micro-batch.
-REACHED = "partition int, end long, sent array<long>"
+REACHED = "partition int, end long, sent array<long>, newest long"
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -83,20 +84,24 @@ def ingress_function(plan: Plan, rendezvous: Rendezvous, source: int) -> ArrowFu
 
 
 def micro_batch_function(
-    plan: Plan, rendezvous: Rendezvous, source: int, reached: Mapping[int, Reached], again: bool = False
+    plan: Plan, rendezvous: Rendezvous, source: int, reached: Mapping[int, Reached], again: bool = False,
+    watermark: int = NEVER,
 ) -> ArrowFunction:  # fmt: skip
     """Make the function of tasks for a micro-batch of a streaming query, one per partition: rows go in, one row about them
     comes out, with the columns ``REACHED``. ``reached``: how far each partition that had rows was before the batch. ``again``: a
-    part of the batch may have been sent before."""
+    part of the batch may have been sent before; ``watermark``: rows below it are late."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition = _context().partitionId()
-        found = send_micro_batch(plan, rendezvous, source, batches, reached.get(partition, NOTHING), again)
+        found, newest = send_micro_batch(
+            plan, rendezvous, source, batches, reached.get(partition, NOTHING), again, watermark
+        )
         yield pa.RecordBatch.from_pydict(
             {
                 "partition": pa.array([partition], pa.int32()),
                 "end": pa.array([found.end], pa.int64()),
                 "sent": pa.array([list(found.sent)], pa.list_(pa.int64())),
+                "newest": pa.array([newest], pa.int64()),
             }
         )
 
@@ -110,26 +115,29 @@ def send_micro_batch(
     batches: Iterator[pa.RecordBatch],
     before: Reached = NOTHING,
     again: bool = False,
-) -> Reached:
+    watermark: int = NEVER,
+) -> tuple[Reached, int]:
     """Send a partition of a micro-batch, in a task of a streaming query. Returns when all consumers have applied the rows: how
-    far the partition is then; ``before`` if it has none in this one. Every other outcome raises, also a stop of the query,
-    because Spark commits the batch otherwise."""
+    far the partition is then, which is ``before`` if it has none in this one, and the greatest time of its rows. Every other
+    outcome raises, also a stop of the query, because Spark commits the batch otherwise."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
     # Without rows there is nothing to send. If a part of the batch was sent before, it must be found out that it had no rows
     # then, either.
     if first is None and not again and not _context().attemptNumber():
-        return before
+        return before, NEVER
     context = _context()
     schema = plan.sources[source].schema
     renamed = (in_types(batch, schema) for batch in itertools.chain(() if first is None else (first,), given))
     query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
     if not query or not number:
         raise UsageError("rows come that are not in a micro-batch of a streaming query: start it with writeStream")
-    ingress = Ingress(plan, rendezvous, source, context.partitionId(), MicroBatch(query, int(number), *before))
+    ingress = Ingress(
+        plan, rendezvous, source, context.partitionId(), MicroBatch(query, int(number), *before, watermark)
+    )
     try:
         ingress.run(renamed, context.taskAttemptId())
-        return Reached(ingress.end, tuple(ingress.sent))
+        return Reached(ingress.end, tuple(ingress.sent)), ingress.newest
     except Stopped as error:
         raise QueryFailed(f"the Flux query has ended before batch {number} was applied: {error}") from None
 

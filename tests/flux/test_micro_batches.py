@@ -16,7 +16,7 @@ from one_worker import SCHEMA, rows
 
 import flux
 from controller.plan_compiler import compile_plan
-from flux.dataflow.plan import FromMicroBatches, Plan, StreamSourcePlan
+from flux.dataflow.plan import EventTime, FromMicroBatches, Plan, StreamSourcePlan
 from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import StreamSource
@@ -29,11 +29,12 @@ from flux.shell.ingress_loop import Ingress
 from flux.shell.process import Stopped
 from flux.tasks.ingress import IngressTask
 from flux.vault.location import Folder
+from flux.windows.window import NEVER
 from flux.wire.messages import Data
 from partitioning.clustering import cluster_by_key
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
-from spark_integration.streaming.stream_source import StreamEnds
+from spark_integration.streaming.stream_source import StreamEnds, watermark_of
 from spark_integration.tasks.entry_points import Reached
 from tests.flux.resolved import to_steps
 
@@ -296,12 +297,18 @@ def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path:
     at = Consumers()
     ends = StreamEnds(Folder(tmp_path), "a/b c")
     assert whole(at, 4, [1, 2], [3]).end == 3
-    ends.note(4, [SimpleNamespace(partition=0, end=3, sent=[3]), SimpleNamespace(partition=1, end=0, sent=[0])])
+    ends.note(
+        4,
+        [
+            SimpleNamespace(partition=0, end=3, sent=[3], newest=NEVER),
+            SimpleNamespace(partition=1, end=0, sent=[0], newest=NEVER),
+        ],
+    )
     ends = StreamEnds(Folder(tmp_path), "a/b c")
     assert ends.before(5) == {0: Reached(3, (3,))}
     assert ends.before(4) == {}, "Spark has not committed it, and repeats it"
     assert at.task(5, least=3).end == 3
-    ends.note(5, [SimpleNamespace(partition=1, end=7, sent=[2])])
+    ends.note(5, [SimpleNamespace(partition=1, end=7, sent=[2], newest=NEVER)])
     assert StreamEnds(Folder(tmp_path), "a/b c").before(5) == {0: Reached(3, (3,))}
     assert StreamEnds(Folder(tmp_path), "a/b c").before(6) == {0: Reached(3, (3,)), 1: Reached(7, (2,))}
     older = Consumers()
@@ -314,6 +321,24 @@ def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path:
     assert StreamEnds(Folder(tmp_path), "a/b c").before(9) == {}
 
 
+def test_rows_of_a_batch_are_late_by_the_batches_before_it_in_every_attempt(tmp_path: Path) -> None:
+    """A restart repeats a batch that was noted and not committed, with the watermark that it had."""
+
+    def row(newest: int) -> SimpleNamespace:
+        return SimpleNamespace(partition=0, end=3, sent=[3], newest=newest)
+
+    def ends() -> StreamEnds:
+        return StreamEnds(Folder(tmp_path), "a")
+
+    assert ends().newest_before(4) == NEVER
+    ends().note(4, [row(70), row(90), row(NEVER)])
+    assert (ends().newest_before(4), ends().newest_before(5), ends().newest) == (NEVER, 90, 90)
+    ends().note(5, [row(80)])
+    assert (ends().newest_before(5), ends().newest_before(6)) == (90, 90), "it never falls"
+    assert watermark_of(EventTime("ts", 0, 15), 90) == 75
+    assert watermark_of(EventTime("ts", 0, 15), NEVER) == watermark_of(None, 90) == NEVER
+
+
 def test_a_batch_that_comes_again_in_other_partitions_is_refused(tmp_path: Path) -> None:
     """Its rows may have gone into other streams, where they would count once more."""
     assert not StreamEnds(Folder(tmp_path), "a").begins(4, 2)
@@ -321,7 +346,7 @@ def test_a_batch_that_comes_again_in_other_partitions_is_refused(tmp_path: Path)
     with pytest.raises(QueryFailed, match="batch 4 comes again in 1 partitions, and was begun in 2"):
         StreamEnds(Folder(tmp_path), "a").begins(4, 1)
     ends = StreamEnds(Folder(tmp_path), "a")
-    ends.note(4, [SimpleNamespace(partition=0, end=3, sent=[3])])
+    ends.note(4, [SimpleNamespace(partition=0, end=3, sent=[3], newest=NEVER)])
     assert not ends.begins(5, 1)
     assert StreamEnds(Folder(tmp_path), "a").before(5) == {0: Reached(3, (3,))}
 

@@ -204,7 +204,5 @@ class Server:
         if table is not None and self.controller.phase == "running":
             self.counts["epochs"] += 1
             self.controller.board.table = msgspec.structs.replace(table, epoch=table.epoch + 1)
-            self.controller.board.tell_all(
-                NewTable(table=self.controller.board.shown, complete=self.controller.complete)
-            )
+            self.controller.board.tell_all(self.controller.board.whole_table())
             self.perform(self.controller.board.take())

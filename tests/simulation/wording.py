@@ -196,6 +196,9 @@ class Wording:
         rows = ", ".join(self.key((row.stage, row.partition)) for row in m.change.rows)
         return [(f"epoch {m.change.epoch} after {m.change.base}" + (f": {rows}" if rows else ""), [TABLES])]
 
+    def _EdgeWatermark(self, m: control.EdgeWatermark, _: Any) -> Lines:  # noqa: N802
+        return [(f"no row below {m.watermark} comes over edge {m.edge}", [f"{m.edge}"])]
+
     def _EdgeComplete(self, m: control.EdgeComplete, _: Any) -> Lines:  # noqa: N802
         streams = [f"{m.edge}.{producer}" for producer in m.producers]
         return [(f"streams {', '.join(streams)} are all of this edge", [])]
