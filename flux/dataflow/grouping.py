@@ -7,6 +7,7 @@ compute keys and the values that are aggregated; the aggregate itself; and steps
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from flux.dataflow.flow import WINDOW_MODES, Flow, Stage
 from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.source import Source
 from flux.errors import NoSuchAttribute, UsageError
-from flux.windows.window import SessionWindow, Window
+from flux.windows.window import Closing, SessionWindow, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -30,12 +31,12 @@ WINDOW_NAMES = {Window: "window", SessionWindow: "session_window"}
 
 @dataclass(frozen=True)
 class WindowKey:
-    """A window among the keys. The ``column`` of the window itself is of no account."""
+    """A window among the keys, or a time at which groups are complete. The ``column`` of the window itself is of no account."""
 
     window: Window | SessionWindow
-    #: The times of rows: the name of a column, or a Column.
-    time: Column | str
-    #: The name of the column of the result, a struct of start and end.
+    #: The times of rows: the name of a column, or a Column; None: the time of the step.
+    time: Column | str | None
+    #: The name of the column of the result: a struct of start and end, or the time at which the group is complete.
     name: str
 
 
@@ -57,7 +58,10 @@ class Grouping:
 
 
 def _said(given: Any) -> str:
-    return f"{given.window} as {given.name}" if isinstance(given, WindowKey) else repr(given)
+    if not isinstance(given, WindowKey):
+        return repr(given)
+    times = "flux.NOW" if given.time is None else str(given.time)
+    return f"closes={times}" if isinstance(given.window, Closing) else f"{given.name} of {times}"
 
 
 @dataclass(frozen=True)
@@ -134,12 +138,27 @@ class GroupedData:
             )
 
     @checked("groupBy.agg")
-    def agg(self, *exprs: Any) -> RowFlow:
+    def agg(self, *exprs: Any, closes: str | None = None) -> RowFlow:
         """Give one row for each group: the keys, then these aggregates. Each is a Column, such as ``F.sum("price")``, or SQL; or
-        all are a dictionary from columns to functions."""
+        all are a dictionary from columns to functions.
+
+        closes  in place of a window, the column with the time at which a group is complete, such as the end of an auction. It is
+                one more key, and groups are given when the watermark has passed it"""
         if not exprs:
             raise UsageError("groupBy.agg: expected at least one aggregate, as in agg(F.count('*').alias('n'))")
-        return self._flow("agg", *exprs)
+        if closes is None:
+            return self._flow("agg", *exprs)
+        if not isinstance(closes, str) or not closes:
+            raise UsageError(
+                f"groupBy.agg: closes must be the name of a column with a time, as in closes='expires'; got {closes!r:.100}"
+            )
+        if any(isinstance(key, WindowKey) for key in self._keys):
+            raise UsageError(
+                "groupBy.agg: a window and closes= both say when a group is complete; leave one of them out"
+            )
+        made = copy(self)
+        made._keys = (*self._keys, WindowKey(Closing(""), closes, closes))
+        return made._flow("agg", *exprs)
 
     @checked("groupBy.count")
     def count(self) -> RowFlow:

@@ -213,6 +213,9 @@ class FunctionCall(Expression):
         return values
 
     def with_children(self, children: Sequence[Expression]) -> Expression:
+        if self.function == "field" and isinstance(made := children[0], FunctionCall) and made.function == "struct":
+            found: Expression = made.arguments[dict(self.options)["ordinal"]]  # of the window of groups, as a rule
+            return found
         return FunctionCall(self.function, tuple(children), self.type, self.options)
 
     def __str__(self) -> str:

@@ -23,9 +23,10 @@ from flux.dataflow.grouping import Grouping, ResolvedGrouping, WindowKey
 from flux.errors import UsageError
 from flux.expressions.steps import RowSteps, Select
 from flux.expressions.tree import And, Case, Column, Expression, FunctionCall, Literal
+from flux.expressions.types import TIMESTAMP
 from flux.operators.aggregate import Measure, grouped_rows
 from flux.operators.windowed_groups import WINDOW_COLUMNS
-from flux.windows.window import SessionWindow, Window
+from flux.windows.window import Closing, SessionWindow, Window
 from partitioning.accumulators import accumulator
 from partitioning.errors import ColumnTypeError, KeyTypeError
 from partitioning.hashing import check_key_type
@@ -84,7 +85,7 @@ def _aggregate(given: Any) -> Any:
 class _Windows(NamedTuple):
     """Columns of the DataFrame that Spark groups; "" without a window."""
 
-    #: The times of rows.
+    #: The times of rows; "": those of steps.
     time: str = ""
     #: A struct that stands for the window, a key as any other.
     stand_in: str = ""
@@ -95,6 +96,11 @@ def _with_window(df: DataFrame, key: WindowKey | None) -> tuple[DataFrame, _Wind
     if key is None:
         return df, _Windows()
     names = {name.lower(): name for name in df.columns}
+    stand_in = WINDOW if key.name.lower() in names else key.name
+    if key.time is None:
+        return df.withColumn(stand_in, F.expr("CAST(NULL AS STRUCT<start: TIMESTAMP, end: TIMESTAMP>)")), _Windows(
+            "", stand_in
+        )
     time = names.get(key.time.lower(), TIME) if isinstance(key.time, str) else TIME
     if time == TIME:
         df = df.withColumn(TIME, F.col(_quoted(key.time)) if isinstance(key.time, str) else key.time)
@@ -107,7 +113,8 @@ def _with_window(df: DataFrame, key: WindowKey | None) -> tuple[DataFrame, _Wind
             f"{key.name}: expected times of type TIMESTAMP, got {kind.simpleString().upper()}; convert them first, as in "
             "F.to_timestamp(...) or F.timestamp_millis(...)"
         )
-    stand_in = WINDOW if key.name.lower() in names else key.name
+    if isinstance(key.window, Closing):
+        return df, _Windows(time, time)
     parts = [F.col(_quoted(time)).alias(part) for part in ("start", "end")]
     return df.withColumn(stand_in, F.struct(*parts)), _Windows(time, stand_in)
 
@@ -179,12 +186,25 @@ class _Resolution:
         self._names |= {name.lower() for name in self._key}
         if self._window is None:
             return None
+        times = self._times()
+        if isinstance(self._window.window, Closing):
+            assert times is not None
+            self._names.add(times.name.lower())
+            self._keys[stand_in] = times
+        else:
+            type_ = TIMESTAMP if times is None else times.type
+            parts = tuple(Column(name, type_) for name in WINDOW_COLUMNS)
+            kind = pa.struct([pa.field(name, type_) for name in ("start", "end")])
+            self._keys[stand_in] = FunctionCall("struct", parts, kind)
+        return replace(self._window.window, column=None if times is None else times.name)
+
+    def _times(self) -> Column | None:
+        """Return the column of the times of rows; None: they are those of steps."""
+        if not self._windows.time:
+            return None
         name = str(Column(self._windows.time, BOOLEAN))
         (time,) = (each for each in self._attributes.values() if str(each) == name)
-        parts = tuple(Column(name, time.type) for name in WINDOW_COLUMNS)
-        kind = pa.struct([pa.field(name, time.type) for name in ("start", "end")])
-        self._keys[stand_in] = FunctionCall("struct", parts, kind)
-        return replace(self._window.window, column=self._column(time, TIME).name)
+        return self._column(time, TIME)
 
     def key_of(self, node: Node) -> Expression | None:
         """Return the key that a node computes, as a part of the result; None: it is another expression."""

@@ -13,8 +13,8 @@ from flux.errors import UsageError
 from flux.windows.window import SessionWindow, Window, session_window, window
 
 _CALL = re.compile(r"\b(?:session_)?window\s*\(", re.IGNORECASE)
-#: Functions without arguments that give the time at which a row is processed.
-_CLOCKS = ("current_timestamp", "now", "localtimestamp")
+#: Functions that give the time at which a row is processed. Here that is the time of its step, in all replicas.
+_CLOCKS = ("current_timestamp", "now")
 #: The name of the column of times in a window whose times are an expression.
 _TIMES = "the times"
 
@@ -32,12 +32,8 @@ def window_key(column: Column) -> WindowKey | None:
         )
     made = _declared(call)
     times = call.arguments().apply(0)
-    if _name_of_function(times) in _CLOCKS:
-        raise UsageError(
-            f"groupBy: {node.sql()!s:.200} groups by the time at which rows are processed, which there is no window for; give "
-            "the column with the times of rows"
-        )
-    return WindowKey(made, _as_column(times), name or WINDOW_NAMES[type(made)])
+    clock = _name_of_function(times) in _CLOCKS
+    return WindowKey(made, None if clock else _as_column(times), name or WINDOW_NAMES[type(made)])
 
 
 def _parsed(node: Any) -> Any:

@@ -153,6 +153,16 @@ def test_windows_are_in_append_mode_and_keep_their_column() -> None:
     assert "windows of 60000000 us of ts" in explain(compiled(flow.to(Keep())))
 
 
+def test_a_grouping_says_what_it_was_called_with() -> None:
+    flow = source().groupBy("key", flux.window(flux.NOW, "1 minute")).sum("x")
+    assert repr(flow).endswith(".groupBy('key', window of flux.NOW).sum('x')")
+    closing = source().groupBy("key").agg("any", closes="ts")
+    assert repr(closing).endswith(".groupBy('key', closes=ts).agg('any')")
+    with pytest.raises(UsageError, match="closes= gives each group once"):
+        FlowWriter(closing).outputMode("update")
+    assert closing.inputs[0].stage.output_mode == "append"
+
+
 def test_a_window_of_a_source_without_end_wants_a_watermark() -> None:
     from controller.plan_compiler import check_ends
 
@@ -214,6 +224,11 @@ def test_mistakes_are_refused_at_the_call() -> None:
     for call, words in [
         (lambda: source().groupBy("key").agg(), "expected at least one aggregate"),
         (lambda: source().groupBy(flux.window("ts", "1 minute"), flux.session_window("ts", "1 minute")), "one window"),
+        (lambda: source().groupBy("key").agg("n", closes=5), "closes must be the name of a column with a time"),
+        (
+            lambda: source().groupBy(flux.window("ts", "1 minute")).agg("n", closes="ts"),
+            "a window and closes= both say",
+        ),
         (lambda: source().groupBy("key").pivot("x"), "FILTER"),
         (lambda: source().groupBy("key").applyInPandas(None, ""), "KeyedOperator"),
         (lambda: same(source()).cube("key"), "flow has no cube: flow.groupBy"),

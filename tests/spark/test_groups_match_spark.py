@@ -163,7 +163,8 @@ REFUSED = {
     "zero": (lambda df: df.groupBy(F.window("ts", "0 seconds")).count(), "expected a duration above zero"),
     "negative": (lambda df: df.groupBy(F.session_window("ts", "-1 second")).count(), "expected a duration above zero"),
     "gap": (lambda df: df.groupBy(F.session_window("ts", F.col("word"))).count(), "expected a constant, as in '10 minutes'"),
-    "clock": (lambda df: df.groupBy(F.window(F.current_timestamp(), "1 minute")).count(), "the time at which rows are processed"),
+    "clock": (lambda df: df.groupBy(F.window(F.localtimestamp(), "1 minute")).count(), "LocalTimestamp gives other values"),
+    "closes": (lambda df: df.groupBy("k").agg(F.max("x"), closes="word"), "times of type TIMESTAMP, got STRING"),
     "two windows": (lambda df: df.groupBy(F.window("ts", "1 hour"), F.window("ts", "1 day")).count(), "one window at most"),
     "same names": (lambda df: df.groupBy("k").agg(F.max("x").alias("k")).where("k > 1"), "several columns are called 'k'"),
 }  # fmt: skip
@@ -222,12 +223,28 @@ def counted(df: Any) -> Any:
 
 def test_a_flow_of_groups_is_that_of_spark(spark: Any, data: Any, rows: Any) -> None:
     """From a source through steps, groups of windows, steps, and groups of their results, by both ways of writing them."""
-    assert_same(counted(rows).toDF(), counted(data))
+    timed = rows.withWatermark("ts", "2 hours")  # no row is as late as that
+    assert_same(counted(timed).toDF(), counted(data))
     theirs = counted(data).groupBy("word").agg(F.count("*").alias("windows"), F.sum("n").alias("n"))
     assert_same(Windows(counted(rows)).toDF(), theirs)
     hours = [F.window("window", "1 hour").alias("hour"), F.sum("n").alias("n")]
     theirs = counted(data).groupBy(F.window("start", "1 hour").alias("hour")).agg(hours[1])
     assert_same(counted(rows).groupBy(hours[0]).agg(hours[1]).toDF(), theirs)
+
+
+def test_groups_that_a_column_closes_have_it_as_a_key(spark: Any, data: Any) -> None:
+    ours = Local(spark, table()).groupBy("k").agg(F.count("*").alias("n"), F.expr("max(x) + 1"), closes="ts")
+    theirs = data.where("ts IS NOT NULL").groupBy("k", "ts").agg(F.count("*").alias("n"), F.expr("max(x) + 1"))
+    assert_same(ours, theirs)
+
+
+def test_windows_of_processing_time_take_the_time_of_the_step(spark: Any, data: Any) -> None:
+    """At 1970 in a trial, where no time is given."""
+    for times in (F.current_timestamp(), flux.NOW):
+        window = F.window(times, "1 minute") if times is not flux.NOW else flux.window(flux.NOW, "1 minute")
+        ours = Local(spark, table()).groupBy(window, "k").agg(F.sum("l").alias("total"))
+        theirs = data.groupBy(F.window(F.timestamp_seconds(F.lit(0)), "1 minute"), "k").agg(F.sum("l").alias("total"))
+        assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("name", QUERIES)
