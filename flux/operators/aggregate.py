@@ -28,7 +28,7 @@ from flux.operators.attributes import put_state, state_of
 from flux.operators.operator import Batches, Context, JointOutput, Operator
 from flux.operators.schema import position, positions
 from flux.operators.windowed_groups import CLOCK_TYPE, TIMER, WindowedGroups, check_time, window_columns
-from flux.windows.window import END_OF_TIME, Closing, SessionWindow, Window
+from flux.windows.window import END_OF_TIME, NEVER, Closing, SessionWindow, Window
 from partitioning.accumulators import accumulator
 from partitioning.errors import StateMismatchError
 from partitioning.hashing import check_key_type
@@ -324,6 +324,13 @@ class Aggregate(Operator):
         if not self.context.key and self.context.partition == 0:
             groups.make_single()  # as in Spark, the aggregate of no rows is one row
         return self._all_results(groups)
+
+    def output_watermark(self) -> int:
+        """Return the watermark of the output. A session is final when the watermark is *above* its end, and its time is that of
+        its last instant: one microsecond less."""
+        watermark = self.context.watermark
+        ends_later = isinstance(self._flux_window, SessionWindow) and NEVER < watermark < END_OF_TIME
+        return watermark - 1 if ends_later else watermark
 
     def needs_from(self) -> int | None:
         """Return the first step that an open window has a row of. Without windows each group has all of its rows."""

@@ -198,3 +198,14 @@ def test_a_watermark_that_waits_for_a_slow_secondary_goes_on_when_it_has_applied
     assert done == 2
     seen(1)
     assert core.work(0.0), "nobody else wakes it"
+
+
+def test_the_watermark_of_sessions_is_below_the_last_instant_of_those_that_are_open() -> None:
+    """At a watermark of exactly its end, a session is open; behind it, its row has the time before."""
+    sessions = flux.stage(key="key", window=flux.session_window("ts", "5 microseconds"))(Counted.target)
+    operator = sessions.make()
+    context = flux.Context("s", key=("key",), schemas=(SCHEMA,), output_mode="append", watermarks=[25])
+    operator.open(context)
+    assert operator.output_watermark() == 24
+    context.watermarks = [flux.END_OF_TIME]
+    assert operator.output_watermark() == flux.END_OF_TIME
