@@ -17,7 +17,6 @@ import pyarrow as pa
 from controller.event_time_edges import (
     InputTime,
     check_window,
-    check_windows_close,
     narrowed,
     timed_inputs,
     times_given,
@@ -26,7 +25,7 @@ from controller.event_time_edges import (
 from controller.plan_names import check_cases, check_names, place_of_errors
 from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.event_time import event_time, same_time
-from flux.dataflow.flow import Flow, FunctionOperator, StepsOperator
+from flux.dataflow.flow import Flow, FunctionOperator, Stage, StepsOperator, check_recovery
 from flux.dataflow.grouping import GroupFlow, Grouping, ResolvedGrouping
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
@@ -51,77 +50,13 @@ from flux.dataflow.source import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
 from flux.operators.aggregate import Aggregate, columns_read, computed_columns
 from flux.operators.collect import Collect
-from flux.operators.operator import Chain, Operator, chain_of, never_gives, says_needs
+from flux.operators.operator import Chain, Operator, never_gives, says_needs
 from flux.operators.plain_columns import plain_schema
 from flux.operators.schema import check_key, position
 from flux.operators.user_code import text_of
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
 from partitioning.ids import ACTIVE, UPSTREAM
-
-
-def check_ends(plan: Plan, goes_on: bool = False) -> None:
-    """Refuse output that comes only when all input has ended, from an input that never ends (design: public-api): the user would
-    wait for it without a word. UsageError names the source, and tells which settings give output meanwhile.
-
-    ``goes_on``: a stream that has given all available rows has not ended, because the next start of the query goes on with it."""
-    endless: dict[int, SourcePlan] = {}  # by stage: a source that never ends, and for whose rows the stage waits
-    never: dict[int, SourcePlan] = {}  # the same by edge
-    for stage in plan.stages:  # each after its inputs
-        for edge in (plan.edges[number] for number in stage.edges_in):
-            origin = plan.origin(edge)
-            found = endless.get(edge.stage) if isinstance(edge, FromStage) else origin
-            if isinstance(found, SourcePlan) and (found.endless or (goes_on and isinstance(found, StreamSourcePlan))):
-                endless.setdefault(stage.id, found)
-                never.setdefault(edge.id, found)
-    for stage in plan.stages:
-        if stage.id in endless and stage.collects:
-            raise UsageError(
-                "toDF() and keep_output=True give the output when all input has ended, and that of source "
-                f"{_named(endless[stage.id])}. End the flow with to_readers(), and query.rows() gives the output while the "
-                "query runs; or end it in a sink, such as to_parquet(), to_kafka() or foreach_batch()"
-            )
-    for stage in plan.stages:
-        if stage.id in endless and _gives_at_the_end(stage):
-            if stage.output_mode == "append":
-                check_windows_close(plan, stage, never)
-                continue
-            raise UsageError(
-                f'stage {stage.name} has output_mode="complete": it gives its groups once, when all input has ended, and that of '
-                f"source {_named(endless[stage.id])}, so nothing would ever come. Say @flux.stage(..., "
-                'output_mode="update") or flow.writeStream.outputMode("update") for the changed groups after every step'
-            )
-
-
-def _named(source: SourcePlan) -> str:
-    if source.endless:
-        return f"{source.name} never ends"
-    return f"{source.name} goes on with the next start (checkpointLocation)"
-
-
-def _gives_at_the_end(stage: StagePlan) -> bool:
-    """Tell whether an aggregate gives nothing before the end, to any reader. An aggregate with timers, or with a ``process`` of
-    its own, may give earlier output."""
-    if stage.output_mode == "update" or not (stage.edges_out or stage.sink is not None):
-        return False
-    operator, *_ = chain_of(stage.make())
-    if not isinstance(operator, Aggregate):
-        return False
-    if operator._flux_window is not None and operator._flux_window.by_clock:
-        return stage.output_mode == "complete"
-    return not operator._flux_timed and type(operator).process is Aggregate.process
-
-
-def check_taken(plan: Plan) -> None:
-    """Check that output is taken. UsageError: a stage gives rows at the end of the flow, and no sink takes them."""
-    for stage in plan.terminal:
-        if stage.output_schema is not None and stage.sink is None:
-            raise UsageError(
-                f"stage {stage.name} gives rows ({', '.join(stage.output_schema.names)}) that nothing takes: end the flow in "
-                "to_parquet(path), to_kafka(topic, servers), foreach_batch(function), to(sink) or to_readers() before start(), "
-                "or start it with keep_output=True for query.toDF(), where the input ends. keep_output=False throws the rows away"
-            )
-
 
 SAY_SCHEMA = "@flux.stage(..., schema='user BIGINT, amount DOUBLE')"
 #: A function from a declared schema (DDL, StructType, pyarrow) to a pyarrow schema.
@@ -180,18 +115,6 @@ def compile_plan(
     expected value and the actual value."""
     resolvers = _Resolvers(to_arrow, to_steps, to_groups)
     return _Compiler(settings, resolvers, case_sensitive, began_with or {}).compile(flows, query, secret, collect)
-
-
-def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
-    """Check the stages of a query with a checkpoint location (design: all-or-none). UsageError: a stage cannot be kept there."""
-    for flow in topological([flow_of(given) for given in flows]):
-        if not flow.stage.durable:
-            raise UsageError(
-                f"stage {flow.stage.name}: durable=False, and the query has a checkpointLocation. After the loss of everything "
-                "the stage would begin empty, those before it would have dropped its rows, and its output would have other "
-                "numbers than those behind it have kept. Leave durable out, or give the stage a query of its own without a "
-                "checkpointLocation"
-            )
 
 
 class _Resolvers(NamedTuple):
@@ -334,12 +257,7 @@ class _Compiler:
             )
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
-        if stage.recovery != ACTIVE and not self.settings.ordered:
-            raise UsageError(
-                f"stage {name}: recovery={stage.recovery!r} needs spark.flux.replicas.ordered=true: it repeats the order"
-            )
-        if stage.recovery == UPSTREAM and not says_needs(operator, stage.output_mode):
-            raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
+        replicas = self._replicas_of(stage, name, operator)
         self._check_changing(name, operator, stage.output_mode, inputs)
         inputs = [self._with_computed(name, operator, given) for given in inputs]
         schemas = tuple(given.schema for given in inputs)
@@ -366,7 +284,7 @@ class _Compiler:
             id=len(self.stages),
             name=name,
             partitions=partitions,
-            replicas=stage.replicas,
+            replicas=replicas,
             key=key,
             make=make,
             schemas=schemas,
@@ -379,6 +297,18 @@ class _Compiler:
         )
         self._times_given[made.id] = times_given(stage, operator, made, times, self.case_sensitive)
         self.stages.append(made)
+
+    def _replicas_of(self, stage: Stage, name: str, operator: Operator) -> int:
+        """Return the number of replicas of a stage. UsageError: there can be none of its kind."""
+        replicas = self.settings.replicas if stage.replicas is None else stage.replicas
+        check_recovery(stage.recovery, replicas)
+        if stage.recovery != ACTIVE and not self.settings.ordered:
+            raise UsageError(
+                f"stage {name}: recovery={stage.recovery!r} needs spark.flux.replicas.ordered=true: it repeats the order"
+            )
+        if stage.recovery == UPSTREAM and not says_needs(operator, stage.output_mode):
+            raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
+        return replicas
 
     def _times_of(self, given: _Input) -> tuple[str, ...]:
         """Return the columns that have the event time of the rows of an input's origin."""

@@ -46,6 +46,7 @@ class Setting:
 TABLE = (
     Setting("workers", "workers", "int", "0", "workers to start; 0: one per free task slot, or one per two where Spark tasks read the input or fetch the output", 0, 4096),
     Setting("partitions", "partitions", "int", "32", "partitions of a stage that does not name a number", 1, 4096),
+    Setting("replicas", "replicas", "int", "1", "replicas of each partition of a stage that does not name a number, the primary included", 1, 3),
     Setting("workers_timeout", "workers.timeout", "seconds", "60s", "how long to wait for all workers to join", 0.001),
     Setting("log_max_bytes", "log.maxBytes", "bytes", "256m", "bytes of log that one process may hold, shared by its streams", 1 << 10),
     Setting("source_log_bytes", "source.logBytes", "bytes", "24m", "most bytes of log per partition of a source in the workers; more would only push rows out of the CPU caches", 1 << 10),
@@ -101,6 +102,7 @@ class Settings:
 
     workers: int
     partitions: int
+    replicas: int
     workers_timeout: float
     log_max_bytes: int
     source_log_bytes: int

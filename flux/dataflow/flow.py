@@ -10,14 +10,14 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import pyarrow as pa
 
 import flux
 from flux.arguments import checked
-from flux.dataflow.row_operators import RowOperators
+from flux.dataflow.row_operators import OF_DATAFRAMES, RowOperators
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import NoSuchAttribute, UsageError
@@ -102,7 +102,7 @@ class Stage:
         target: Any,
         key: tuple[str, ...],
         partitions: int | None,
-        replicas: int,
+        replicas: int | None,
         schema: Any,
         output_mode: str,
         name: str | None,
@@ -237,6 +237,30 @@ class StageWith(Stage):
         return f"<flux stage {self.name}({self._arguments})>"
 
 
+class ChangedStage(Stage):
+    """A stage with another name, or other partitions or replicas. Its operators are made as before."""
+
+    def __init__(self, stage: Stage, changes: Mapping[str, Any]) -> None:
+        super().__init__(
+            stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
+            stage.name, stage.recovery, stage.durable, stage.window, stage.event_time,
+        )  # fmt: skip
+        self._stage, self._changes = stage, dict(changes)
+        self._arguments, self.chained, self.passes = stage._arguments, stage.chained, stage.passes
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+    def make(self) -> Operator:
+        return self._stage.make()
+
+    def in_mode(self, output_mode: str) -> Stage:
+        return ChangedStage(self._stage.in_mode(output_mode), self._changes)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the stage, which decides itself how it is shipped, and the changes."""
+        return ChangedStage, (self._stage, self._changes)
+
+
 def arguments_of(make: Callable[[], Operator]) -> str:
     """Return the arguments of the operators that ``make`` makes, as they are written in a call; "" without any."""
     stage = getattr(make, "__self__", None)
@@ -250,7 +274,7 @@ def stage(
     *,
     key: str | Sequence[str] | None = None,
     partitions: int | None = None,
-    replicas: int = 1,
+    replicas: int | None = None,
     schema: Any = None,
     output_mode: str | None = None,
     name: str | None = None,
@@ -267,7 +291,7 @@ def stage(
     *,
     key: str | Sequence[str] | None = None,
     partitions: int | None = None,
-    replicas: int = 1,
+    replicas: int | None = None,
     schema: Any = None,
     output_mode: str | None = None,
     name: str | None = None,
@@ -282,7 +306,7 @@ def stage(
     key          column or columns by which rows find their partition; nulls form one group. None: batches go to
                  partitions in rotation
     partitions   1 to 4096; default ``spark.flux.partitions``
-    replicas     number of replicas of each partition, the primary included
+    replicas     number of replicas of each partition, the primary included; default ``spark.flux.replicas``
     schema       schema of the output: DDL string, StructType or pyarrow schema; a function without one keeps its input's
     output_mode  for an Aggregate: "complete", the default, gives the result once, at the end of the input; "update" gives the
                  changed groups after every step. The class may say it, too: ``output_mode = "update"``. With windows "append" is
@@ -302,10 +326,7 @@ def stage(
     durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
                  with False it does not start, and says why
     """
-    if recovery not in RECOVERIES:
-        raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
-    if recovery != ACTIVE and replicas == 1:
-        raise UsageError(f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it")
+    check_recovery(recovery, replicas)
     if not isinstance(durable, bool):
         raise UsageError(f"durable must be True or False; got {durable!r}")
     if event_time is not None and not (isinstance(event_time, str) and event_time):
@@ -323,15 +344,7 @@ def stage(
         )
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
-        if partitions is not None:
-            _check_range(made.name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
-        _check_range(
-            made.name,
-            "replicas",
-            replicas,
-            REPLICAS_MAX,
-            "it counts all of them: with 1 there is no other to take over",
-        )
+        check_counts(made.name, partitions, replicas)
         return made
 
     return decorate if target is None else decorate(target)
@@ -452,48 +465,28 @@ def _check_both(decorated: type[Operator]) -> None:
         )
 
 
+def check_recovery(recovery: Any, replicas: Any) -> None:
+    """Raise UsageError if a kind of replicas is unknown, or if it is certain that there are none of it."""
+    if recovery not in RECOVERIES:
+        raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
+    if recovery != ACTIVE and replicas == 1:
+        raise UsageError(
+            f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it, or set spark.flux.replicas"
+        )
+
+
+def check_counts(name: str, partitions: Any, replicas: Any) -> None:
+    """Raise UsageError if numbers of partitions or replicas are out of bounds. None: those of the session."""
+    if partitions is not None:
+        _check_range(name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
+    if replicas is not None:
+        most = "it counts all of them: with 1 there is no other to take over"
+        _check_range(name, "replicas", replicas, REPLICAS_MAX, most)
+
+
 def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}; {hint}")
-
-
-_STEP = (
-    "a stage does that, as in @flux.stage over def step(batch): return batch.{}, or do it in the DataFrame before it"
-)
-_WRITES = "flow.to_parquet(path) and flow.writeStream write its output"
-_LOOKS = "flow.explain() shows its stages and keys"
-_PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
-#: Names of methods of DataFrames that a flow does not have, each with its replacement in Flux.
-_OF_DATAFRAMES: dict[str, str] = {
-    **dict.fromkeys(("dropDuplicates", "distinct", "limit", "withColumnsRenamed"), _STEP.format("...")),
-    **dict.fromkeys(("mapInArrow", "mapInPandas", "transform", "map"), _STEP.format("...")),
-    **dict.fromkeys(
-        ("rollup", "cube"), "flow.groupBy(...).agg(...) gives one row for each group; each grouping is a flow"
-    ),
-    "count": "flow.groupBy().count() gives the number of its rows as a flow, where the input ends",
-    **dict.fromkeys(
-        ("join", "union", "unionByName", "unionAll", "crossJoin"),
-        "a stage with several inputs does that, as in Joined(a, b)",
-    ),
-    **dict.fromkeys(
-        ("orderBy", "sort"), "rows of a flow have no end to be sorted by; a stage may sort what it gives in finish()"
-    ),
-    **dict.fromkeys(("write", "writeTo"), _WRITES),
-    **dict.fromkeys(
-        ("foreach", "foreachPartition", "foreachBatch"), "flow.foreach_batch(function) calls a function for each batch"
-    ),
-    **dict.fromkeys(("schema", "columns", "dtypes", "printSchema"), _LOOKS),
-    **dict.fromkeys(("repartition", "coalesce", "rdd"), _PARTS),
-    **dict.fromkeys(
-        ("toPandas", "toArrow", "take", "head", "first", "tail", "toLocalIterator"),
-        "flow.collect() and flow.show() run it",
-    ),
-    **dict.fromkeys(("cache", "persist", "checkpoint"), "keep what toDF() returns to look at it twice"),
-    **dict.fromkeys(
-        ("alias", "createTempView", "createOrReplaceTempView"), "only its output as a DataFrame has a name in SQL"
-    ),
-    "late": "a source with a watermark has late rows, as in source.withWatermark('ts', '10 seconds').late",
-}
 
 
 class Flow(Outputs, RowOperators):
@@ -515,6 +508,35 @@ class Flow(Outputs, RowOperators):
     def in_mode(self, output_mode: str) -> Flow:
         """Return the same flow with another output mode of its stage."""
         return Flow(self.stage.in_mode(output_mode), list(self.inputs))
+
+    @checked("withStage")
+    def withStage(  # noqa: N802
+        self,
+        name: str | None = None,
+        partitions: int | None = None,
+        replicas: int | None = None,
+        recovery: str | None = None,
+    ) -> Flow:
+        """Return the same flow with another name, or other partitions or replicas, of its stage. Arguments as for ``flux.stage``;
+        those that are left out stay as they are. Use the result: the flow itself keeps its stage."""
+        given = {"name": name, "partitions": partitions, "replicas": replicas, "recovery": recovery}
+        changes = {each: value for each, value in given.items() if value is not None}
+        if not changes:
+            raise UsageError(f"withStage: expected at least one of {', '.join(given)}")
+        if name is not None and not (isinstance(name, str) and name.strip()):
+            raise UsageError(f"withStage: name must be text, got {name!r:.100}")
+        check_counts(str(name or self._own_stage.name), partitions, replicas)
+        check_recovery(recovery or self._own_stage.recovery, replicas or self._own_stage.replicas)
+        return self._with_stage(changes)
+
+    @property
+    def _own_stage(self) -> Stage:
+        return self.stage
+
+    def _with_stage(self, changes: Mapping[str, Any]) -> Flow:
+        made = self.copied(list(self.inputs))
+        made.stage = ChangedStage(self.stage, changes)
+        return made
 
     def start(self, queryName: str | None = None, spark: SparkSession | None = None, **options: Any) -> Query:  # noqa: N803
         """Run as a query of its own in the background; ``keep_output=True`` for ``query.toDF()``, where the input ends. A flow
@@ -562,9 +584,9 @@ class Flow(Outputs, RowOperators):
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_DATAFRAMES:
+        if name in OF_DATAFRAMES:
             raise NoSuchAttribute(
-                f"a flow has no {name}: {_OF_DATAFRAMES[name]}. It is no DataFrame; flow.toDF() gives its output as one, "
+                f"a flow has no {name}: {OF_DATAFRAMES[name]}. It is no DataFrame; flow.toDF() gives its output as one, "
                 "where the input ends"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -92,7 +92,7 @@ class GroupFlow(Flow):
             GroupedRows,
             (),
             None,
-            1,
+            None,
             None,
             mode,
             f"{_name_of(origin)}.groupBy",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from flux.dataflow.event_time import WatermarkDeclaration, declared
-from flux.dataflow.flow import Flow, Stage
+from flux.dataflow.flow import ChangedStage, Flow, Stage
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import NO_LATE, Source
 from flux.errors import NoSuchAttribute, UsageError
@@ -33,17 +33,20 @@ class RowFlow(Flow):
         operators: tuple[RowOperator, ...],
         watermark: WatermarkDeclaration | None = None,
         is_late: bool = False,
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
+        """``changes``: those of ``withStage`` for the stage of the flow itself."""
         before = origin.stage if isinstance(origin, Flow) else None
         self.operators = operators
         self.watermark = watermark
         self.is_late = is_late
+        self._changes = dict(changes or {})
         super().__init__(
             Stage(
                 _passed,
                 (),
                 None if before is None else before.partitions,
-                1 if before is None else before.replicas,
+                None if before is None else before.replicas,
                 None,
                 "complete" if before is None else before.output_mode,
                 f"{origin.name if before is None else before.name}.{'late' if is_late else 'rows'}",
@@ -53,6 +56,8 @@ class RowFlow(Flow):
             [origin],
         )
         self.stage.passes = True
+        if self._changes:
+            self.stage = ChangedStage(self.stage, self._changes)
 
     def connect(self, *inputs: Any) -> Flow:
         raise UsageError(
@@ -60,7 +65,7 @@ class RowFlow(Flow):
         )
 
     def copied(self, inputs: list[Flow | Source]) -> Flow:
-        made = RowFlow(self.inputs[0], self.operators, self.watermark, self.is_late)
+        made = RowFlow(self.inputs[0], self.operators, self.watermark, self.is_late, self._changes)
         made.inputs = inputs
         return made
 
@@ -73,10 +78,10 @@ class RowFlow(Flow):
         """The rows that came too late, each once, behind the same conditions and columns."""
         if self.watermark is None:
             raise NoSuchAttribute(NO_LATE)
-        return RowFlow(self.inputs[0], self.operators, self.watermark, is_late=True)
+        return RowFlow(self.inputs[0], self.operators, self.watermark, True, self._changes)
 
     def _with_operator(self, operator: RowOperator) -> RowFlow:
-        return RowFlow(self.inputs[0], (*self.operators, operator), self.watermark, self.is_late)
+        return RowFlow(self.inputs[0], (*self.operators, operator), self.watermark, self.is_late, self._changes)
 
     def _with_watermark(self, *arguments: Any) -> RowFlow:
         (origin,) = self.inputs
@@ -87,7 +92,19 @@ class RowFlow(Flow):
                 f"withWatermark twice: source {origin.name} has {self.watermark!r} already, and a source has one watermark. "
                 "Leave one of them out"
             )
-        return RowFlow(origin, (), declared(origin, self.operators, *arguments))
+        return RowFlow(origin, (), declared(origin, self.operators, *arguments), changes=self._changes)
+
+    @property
+    def _own_stage(self) -> Stage:
+        (origin,) = self.inputs
+        return origin._own_stage if isinstance(origin, Flow) else self.stage
+
+    def _with_stage(self, changes: Mapping[str, Any]) -> Flow:
+        """Change the stage whose rows these are; behind a source, the one that passes them on, where there is one."""
+        (origin,) = self.inputs
+        if isinstance(origin, Flow):
+            return RowFlow(origin._with_stage(changes), self.operators)
+        return RowFlow(origin, self.operators, self.watermark, self.is_late, {**self._changes, **changes})
 
     def __repr__(self) -> str:
         parts = [self.inputs[0], *([] if self.watermark is None else [self.watermark]), *self.operators]

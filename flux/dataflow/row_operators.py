@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import flux
 from flux.arguments import checked
+from flux.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,6 +79,13 @@ class RowOperators:
         """Leave out columns. Names that are not there change nothing, as in Spark."""
         return self._then("drop", *cols)
 
+    @checked("alias")
+    def alias(self, alias: str) -> RowFlow:
+        """Give the rows a name, by which expressions may call their columns, as in ``clicks.alias("c").where("c.ad = 3")``."""
+        if not isinstance(alias, str) or not alias:
+            raise UsageError(f"alias: expected a name, got {alias!r:.100}")
+        return self._then("alias", alias)
+
     @checked("withWatermark")
     def withWatermark(  # noqa: N802
         self,
@@ -132,3 +140,40 @@ class RowOperators:
         from flux.dataflow.row_flow import RowFlow
 
         return RowFlow(self, (operator,))  # type: ignore[arg-type]
+
+
+_STEP = (
+    "a stage does that, as in @flux.stage over def step(batch): return batch.{}, or do it in the DataFrame before it"
+)
+_WRITES = "flow.to_parquet(path) and flow.writeStream write its output"
+_LOOKS = "flow.explain() shows its stages and keys"
+_PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
+#: Names of methods of DataFrames that a flow does not have, each with its replacement in Flux.
+OF_DATAFRAMES: dict[str, str] = {
+    **dict.fromkeys(("dropDuplicates", "distinct", "limit", "withColumnsRenamed"), _STEP.format("...")),
+    **dict.fromkeys(("mapInArrow", "mapInPandas", "transform", "map"), _STEP.format("...")),
+    **dict.fromkeys(
+        ("rollup", "cube"), "flow.groupBy(...).agg(...) gives one row for each group; each grouping is a flow"
+    ),
+    "count": "flow.groupBy().count() gives the number of its rows as a flow, where the input ends",
+    **dict.fromkeys(
+        ("join", "union", "unionByName", "unionAll", "crossJoin"),
+        "a stage with several inputs does that, as in Joined(a, b)",
+    ),
+    **dict.fromkeys(
+        ("orderBy", "sort"), "rows of a flow have no end to be sorted by; a stage may sort what it gives in finish()"
+    ),
+    **dict.fromkeys(("write", "writeTo"), _WRITES),
+    **dict.fromkeys(
+        ("foreach", "foreachPartition", "foreachBatch"), "flow.foreach_batch(function) calls a function for each batch"
+    ),
+    **dict.fromkeys(("schema", "columns", "dtypes", "printSchema"), _LOOKS),
+    **dict.fromkeys(("repartition", "coalesce", "rdd"), _PARTS),
+    **dict.fromkeys(
+        ("toPandas", "toArrow", "take", "head", "first", "tail", "toLocalIterator"),
+        "flow.collect() and flow.show() run it",
+    ),
+    **dict.fromkeys(("cache", "persist", "checkpoint"), "keep what toDF() returns to look at it twice"),
+    **dict.fromkeys(("createTempView", "createOrReplaceTempView"), "only its output as a DataFrame has a name in SQL"),
+    "late": "a source with a watermark has late rows, as in source.withWatermark('ts', '10 seconds').late",
+}

@@ -59,7 +59,18 @@ class Source(RowOperators):
         self.declared = declared
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("to", "to_parquet", "to_kafka", "foreach_batch", "writeStream", "toDF", "start", "show", "collect"):
+        if name in (
+            "to",
+            "to_parquet",
+            "to_kafka",
+            "foreach_batch",
+            "writeStream",
+            "toDF",
+            "start",
+            "show",
+            "collect",
+            "withStage",
+        ):
             raise NoSuchAttribute(
                 f"a source has no {name}(): call a stage with it first, as in my_stage(source).{name}(...)"
             )

@@ -17,7 +17,8 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.explain import explain
-from controller.plan_compiler import check_durable, check_ends, check_taken, compile_plan, topological
+from controller.plan_checks import check_durable, check_ends, check_taken
+from controller.plan_compiler import compile_plan, topological
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan
@@ -154,7 +155,7 @@ def _started(
     if location is not None:
         _check_inactive(query_id, location.place)
     with _claim_slots(
-        spark, settings, query_id, name, bool(keep_output) or read or _fed(sources), _most_replicas(flows)
+        spark, settings, query_id, name, bool(keep_output) or read or _fed(sources), _most_replicas(flows, settings)
     ) as need:
         began_with = need.workers if location is None else location.began_with(need.workers)
         plan = _compiled(
@@ -271,9 +272,10 @@ def session_of(sources: list[Source]) -> SparkSession:
     return session
 
 
-def _most_replicas(flows: Sequence[Flow | FlowTo]) -> int:
+def _most_replicas(flows: Sequence[Flow | FlowTo], settings: Settings) -> int:
     """Return the most replicas of any stage. Wrong types are found with the check of the flow."""
-    wanted = [flow.stage.replicas for flow in topological([flow_of(given) for given in flows])]
+    given = [flow.stage.replicas for flow in topological([flow_of(given) for given in flows])]
+    wanted = [settings.replicas if replicas is None else replicas for replicas in given]
     return max((replicas for replicas in wanted if isinstance(replicas, int)), default=1)
 
 

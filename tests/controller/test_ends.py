@@ -10,7 +10,8 @@ import pytest
 from harness import dataframe
 
 import flux
-from controller.plan_compiler import check_ends, compile_plan
+from controller.plan_checks import check_ends
+from controller.plan_compiler import compile_plan
 from flux.dataflow.source import StreamOptions, StreamSource
 from flux.settings import Settings
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import flux
 from controller.explain import explain
-from controller.plan_compiler import check_ends, compile_plan
+from controller.plan_checks import check_ends
+from controller.plan_compiler import compile_plan
 from flux.dataflow.flow import StageWith
 from flux.dataflow.plan import Plan
 from flux.dataflow.source import DataFrameSource

@@ -164,7 +164,7 @@ def test_a_grouping_says_what_it_was_called_with() -> None:
 
 
 def test_a_window_of_a_source_without_end_wants_a_watermark() -> None:
-    from controller.plan_compiler import check_ends
+    from controller.plan_checks import check_ends
 
     plan = compiled(sums(source(), flux.window("ts", "1 minute"), "key").to(Keep()))
     check_ends(plan)  # this source may end

@@ -14,7 +14,8 @@ from harness import Rows, ThreadQuery, dataframe
 from pyspark.sql import SparkSession
 
 import flux
-from controller.plan_compiler import check_taken, compile_plan
+from controller.plan_checks import check_taken
+from controller.plan_compiler import compile_plan
 from controller.server import Server
 from flux.settings import Settings
 from spark_integration.query import query, start

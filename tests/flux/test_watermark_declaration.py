@@ -11,7 +11,8 @@ import pytest
 
 import flux
 from controller.explain import explain
-from controller.plan_compiler import check_ends, compile_plan
+from controller.plan_checks import check_ends
+from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import DataFrameSourcePlan, EventTime, FromSource, Plan, Timed
 from flux.dataflow.source import DataFrameSource, StreamOptions, StreamSource
 from flux.dataflow.write_stream import FlowWriter

@@ -1,0 +1,89 @@
+"""Checks of whole plans: output that would never come, output that nothing takes, and stages that cannot be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controller.event_time_edges import check_windows_close
+from controller.plan_compiler import topological
+from flux.dataflow.flow import Flow
+from flux.dataflow.plan import FromStage, Plan, SourcePlan, StagePlan, StreamSourcePlan
+from flux.dataflow.sink import FlowTo, flow_of
+from flux.errors import UsageError
+from flux.operators.aggregate import Aggregate
+from flux.operators.operator import chain_of
+
+
+def check_ends(plan: Plan, goes_on: bool = False) -> None:
+    """Refuse output that comes only when all input has ended, from an input that never ends (design: public-api): the user would
+    wait for it without a word. UsageError names the source, and tells which settings give output meanwhile.
+
+    ``goes_on``: a stream that has given all available rows has not ended, because the next start of the query goes on with it."""
+    endless: dict[int, SourcePlan] = {}  # by stage: a source that never ends, and for whose rows the stage waits
+    never: dict[int, SourcePlan] = {}  # the same by edge
+    for stage in plan.stages:  # each after its inputs
+        for edge in (plan.edges[number] for number in stage.edges_in):
+            origin = plan.origin(edge)
+            found = endless.get(edge.stage) if isinstance(edge, FromStage) else origin
+            if isinstance(found, SourcePlan) and (found.endless or (goes_on and isinstance(found, StreamSourcePlan))):
+                endless.setdefault(stage.id, found)
+                never.setdefault(edge.id, found)
+    for stage in plan.stages:
+        if stage.id in endless and stage.collects:
+            raise UsageError(
+                "toDF() and keep_output=True give the output when all input has ended, and that of source "
+                f"{_named(endless[stage.id])}. End the flow with to_readers(), and query.rows() gives the output while the "
+                "query runs; or end it in a sink, such as to_parquet(), to_kafka() or foreach_batch()"
+            )
+    for stage in plan.stages:
+        if stage.id in endless and _gives_at_the_end(stage):
+            if stage.output_mode == "append":
+                check_windows_close(plan, stage, never)
+                continue
+            raise UsageError(
+                f'stage {stage.name} has output_mode="complete": it gives its groups once, when all input has ended, and that of '
+                f"source {_named(endless[stage.id])}, so nothing would ever come. Say @flux.stage(..., "
+                'output_mode="update") or flow.writeStream.outputMode("update") for the changed groups after every step'
+            )
+
+
+def _named(source: SourcePlan) -> str:
+    if source.endless:
+        return f"{source.name} never ends"
+    return f"{source.name} goes on with the next start (checkpointLocation)"
+
+
+def _gives_at_the_end(stage: StagePlan) -> bool:
+    """Tell whether an aggregate gives nothing before the end, to any reader. An aggregate with timers, or with a ``process`` of
+    its own, may give earlier output."""
+    if stage.output_mode == "update" or not (stage.edges_out or stage.sink is not None):
+        return False
+    operator, *_ = chain_of(stage.make())
+    if not isinstance(operator, Aggregate):
+        return False
+    if operator._flux_window is not None and operator._flux_window.by_clock:
+        return stage.output_mode == "complete"
+    return not operator._flux_timed and type(operator).process is Aggregate.process
+
+
+def check_taken(plan: Plan) -> None:
+    """Check that output is taken. UsageError: a stage gives rows at the end of the flow, and no sink takes them."""
+    for stage in plan.terminal:
+        if stage.output_schema is not None and stage.sink is None:
+            raise UsageError(
+                f"stage {stage.name} gives rows ({', '.join(stage.output_schema.names)}) that nothing takes: end the flow in "
+                "to_parquet(path), to_kafka(topic, servers), foreach_batch(function), to(sink) or to_readers() before start(), "
+                "or start it with keep_output=True for query.toDF(), where the input ends. keep_output=False throws the rows away"
+            )
+
+
+def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
+    """Check the stages of a query with a checkpoint location (design: all-or-none). UsageError: a stage cannot be kept there."""
+    for flow in topological([flow_of(given) for given in flows]):
+        if not flow.stage.durable:
+            raise UsageError(
+                f"stage {flow.stage.name}: durable=False, and the query has a checkpointLocation. After the loss of everything "
+                "the stage would begin empty, those before it would have dropped its rows, and its output would have other "
+                "numbers than those behind it have kept. Leave durable out, or give the stage a query of its own without a "
+                "checkpointLocation"
+            )
