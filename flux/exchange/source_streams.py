@@ -136,6 +136,8 @@ class SourceStreams:
         self.timed = None if event_time is None else TimedRows(event_time, edges, judge)
         #: It has told that it has nothing now, and that others need not wait for it.
         self.idle = False
+        #: The watermark that the clock has given while it was idle.
+        self._by_clock = NEVER
         for producer in producers:
             producer.earlier.numbered = positions
             producer.earlier.own_numbers = own_numbers
@@ -193,19 +195,23 @@ class SourceStreams:
         for producer in self.producers:
             producer.watermark, producer.late = self.timed.watermark, self.timed.late
 
-    def fall_idle(self) -> None:
-        """Note that the reader has had nothing for a long time, and that no stage is to wait for it."""
-        self._set_idle(True)
+    def fall_idle(self, watermark: int = NEVER) -> None:
+        """Note that the reader has had nothing for a long time, and that no stage is to wait for it. ``watermark``: the one that
+        the clock gives in place of rows."""
+        if not self.idle or watermark > self._by_clock:
+            self._by_clock = max(watermark, self._by_clock)
+            self._state_idle(True)
 
     def wake(self) -> None:
         """Note that the reader has, or may have, something again."""
-        self._set_idle(False)
+        if self.idle:
+            self._state_idle(False)
 
-    def _set_idle(self, idle: bool) -> None:
-        if self.timed is not None and idle != self.idle:
+    def _state_idle(self, idle: bool) -> None:
+        if self.timed is not None:
             self.idle = idle
             for producer in self.producers:
-                state_watermark(producer, producer.next_sequence, self.timed.watermark, idle)
+                state_watermark(producer, producer.next_sequence, max(self.timed.watermark, self._by_clock), idle)
 
     @property
     def position(self) -> ReaderPosition:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.plan import EdgePlan, FromSource, Plan, WorkerSourcePlan
+from flux.dataflow.plan import EdgePlan, EventTime, FromSource, Plan, WorkerSourcePlan
 from flux.dataflow.source import Positioned
 from flux.dataflow.source_reader import SILENT, PartitionReader, opened
 from flux.errors import FluxError, UsageError, UserCodeError
@@ -34,6 +34,7 @@ from flux.exchange.source_streams import ReaderPosition, SourceStreams, packed, 
 from flux.operators.batches import conform, split
 from flux.operators.plain_columns import plain_batch
 from flux.operators.user_code import closed, described, raised_by_user, text_of, user_traceback
+from flux.windows.window import NEVER
 from flux.wire.pulse import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.wire.statistics import BadRecords, NotCompared, SourceLag
 from flux.worker.pacing import SMALL_ROWS as SMALL_STEP_ROWS
@@ -142,6 +143,8 @@ IDLE_DONE_S = 0.1
 #: In resend timeouts: the time for which a log has nothing more before its end is believed. A broker that has just become the
 #: leader of a partition may know of fewer records than the one before it, for as long as its replicas take to ask it for more.
 END_PATIENCE = 30
+#: Seconds after which a reader that counts its pauses, and has none, is no longer taken for idle.
+SILENCE_S = 5.0
 #: Small batches of a source that are appended together: each of them then costs a quarter.
 TOGETHER = 16
 #: Limit of a record number that can travel, and of a row number, behind which there must be room for others.
@@ -194,6 +197,8 @@ class OpenReader:
     pauses: int = 0
     #: Time at which it had nothing for the first time since it gave rows, and the pauses of its source by then.
     quiet: tuple[float, int] | None = None
+    #: Time at which its pauses last rose: it is known to have had nothing then.
+    paused_at: float = -inf
     #: Time at which the rows that all have applied are reported while the source has nothing.
     done_at: float = -inf
 
@@ -354,7 +359,7 @@ class SourceScheduler:
                 if batch is None:
                     seen = self.sources[key].pauses
                     self.sources[key].pauses += self._pauses(key, source)
-                    self._note_quiet(key, source, seen, now)
+                    self._note_quiet(key, source, seen, now, created)
                     source.quiet_until = now + QUIET_S
                     return False
                 source.quiet = None
@@ -384,13 +389,15 @@ class SourceScheduler:
             self.finish(key, created)
         return True
 
-    def _note_quiet(self, key: SourcePartition, source: OpenReader, seen: int, now: float) -> None:
+    def _note_quiet(self, key: SourcePartition, source: OpenReader, seen: int, now: float, wall: float) -> None:
         """Note that a source has nothing just now. After a long time, its log has nothing more. ``seen`` is the number of its
-        pauses before it was asked.
+        pauses before it was asked; ``wall`` the time by the wall clock.
 
         A reader that works ahead may have paused before rows that it has put out since. So a pause counts only if the
         reader had nothing when it was asked after that pause."""
         streams = self.sources[key]
+        if streams.pauses > seen:
+            source.paused_at = now
         if source.quiet is None:
             source.quiet, source.done_at = (now, streams.pauses), now + self.idle_done_s
             return
@@ -402,8 +409,21 @@ class SourceScheduler:
         if self._about(key).own_numbers and now >= source.quiet[0] + self._end_s:
             streams.come_to_end()
         event_time = self._about(key).event_time
-        if event_time is not None and event_time.idle is not None and now >= source.quiet[0] + event_time.idle / 1e6:
-            streams.fall_idle()
+        if event_time is not None and event_time.idle is not None:
+            self._note_idle(streams, source, event_time, now, wall)
+
+    def _note_idle(
+        self, streams: SourceStreams, source: OpenReader, event_time: EventTime, now: float, wall: float
+    ) -> None:
+        """Note whether a source that has nothing is idle: it is known to have had nothing for the time that ``withWatermark``
+        says (design: idle). A reader whose pauses do not rise has got no answer, and may have rows."""
+        assert source.quiet is not None
+        assert event_time.idle is not None
+        if source.paused_at >= source.quiet[0] + event_time.idle / 1e6:
+            by_clock = int(wall * 1e6) - event_time.idle - event_time.delay
+            streams.fall_idle(by_clock if event_time.advance else NEVER)
+        if now >= source.paused_at + SILENCE_S:
+            streams.wake()
 
     def _note_silence(self, key: SourcePartition, source: OpenReader, now: float) -> None:
         """Note that a reader has got no answer from outside. Rows may be there, so the source is not idle, and the time of its

@@ -11,9 +11,11 @@ import pyarrow as pa
 
 import flux
 from flux.dataflow.plan import EventTime, FromSource, Plan, Timed
+from flux.dataflow.source_reader import FunctionReader, opened
 from flux.wire.messages import Bound, OrdersSeen, PartitionSeen, Reset
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
+from partitioning.ids import SourcePartition
 from partitioning.table import ReplicaAt, Table
 from tests.flux.one_worker import planned, table
 
@@ -64,15 +66,31 @@ class Script:
                 yield each
 
 
-def timed(plan: Plan, delay: int = 0, idle: int | None = None) -> Plan:
+def timed(plan: Plan, delay: int = 0, idle: int | None = None, advance: bool = False) -> Plan:
     """Give the source of a plan an event time, whose on-time rows go to the first stage."""
-    source = replace(plan.sources[0], event_time=EventTime("ts", 1, delay, idle))
+    source = replace(plan.sources[0], event_time=EventTime("ts", 1, delay, idle, advance))
     first = plan.edges[0]
     assert isinstance(first, FromSource)
     edges = [replace(first, timed=Timed.ON_TIME, states=True, quantum=10)]
     edges += [replace(edge, states=True) for edge in plan.edges[1:]]
     stages = [replace(stage, timed_inputs=(0,)) for stage in plan.stages]
     return replace(plan, sources=(source,), stages=tuple(stages), edges=tuple(edges))
+
+
+class Counting:
+    """A reader that counts its pauses itself: the broker has answered as often that there is nothing."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches, self.answers = batches, 0
+
+    def __iter__(self) -> Counting:
+        return self
+
+    def __next__(self) -> Any:
+        return self.batches.pop(0) if self.batches else None
+
+    def pauses(self) -> int:
+        return self.answers
 
 
 class Windows:
@@ -209,3 +227,32 @@ def test_the_watermark_of_sessions_is_below_the_last_instant_of_those_that_are_o
     assert operator.output_watermark() == 24
     context.watermarks = [flux.END_OF_TIME]
     assert operator.output_watermark() == flux.END_OF_TIME
+
+
+def test_the_watermark_of_an_idle_source_goes_on_with_the_clock_if_it_is_told_to() -> None:
+    """The worker's wall clock begins with the test, so the last window ends after idle, delay and itself."""
+    windows = Windows(delay=100_000, idle=300_000, advance=True)
+    windows.script.given[0] += [rows(1, 200_001)]
+    windows.run(0.55)
+    assert windows.counts == {10: 1}
+    windows.run(0.3)
+    assert windows.counts == {10: 1, 200_010: 1}
+
+
+def test_a_reader_whose_broker_does_not_answer_is_not_idle() -> None:
+    windows = Windows(partitions=2, idle=500_000)
+    silent = Counting([])
+    windows.script.read = lambda partition: silent if partition else iter(Counting([rows(1, 55)]))  # type: ignore[method-assign]
+    windows.core.reading.open_reader = lambda about, partition, position: opened(
+        FunctionReader(windows.script.read), partition, None
+    )
+    silent.answers = 3
+    windows.run(1.0)
+    assert windows.counts == {}, "the last answer came before the time was over"
+    silent.answers = 4
+    windows.run(0.1)
+    assert windows.counts == {10: 1}
+    streams = windows.core.sources[SourcePartition(0, 1)]
+    assert streams.idle
+    windows.run(5.1)
+    assert not streams.idle
