@@ -13,13 +13,14 @@ gone."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from flux.windows.window import NEVER, Window
+from flux.windows.window import END_OF_TIME, NEVER, Window
 from partitioning.keyed_state import KeyedState, TypedMeasure
 
 #: Open panes of a partition. Rows at random times would open one for nearly each row, and memory would end before the reason was
@@ -56,6 +57,7 @@ class PaneState:
         self._begun: dict[int, int] = {}  # the step of the first row of each piece
         self._told: set[int] | None = None  # the pieces at the last call of ``changes``
         self._step = 0  # the step whose rows are added
+        self._idle_below = END_OF_TIME  # no open window ends below this, so most watermarks need no look at the panes
 
     @property
     def nbytes(self) -> int:
@@ -74,12 +76,7 @@ class PaneState:
     @property
     def next_end(self) -> int | None:
         """The first watermark that closes a window. None: no piece is open."""
-        if not self._pieces:
-            return None
-        earliest = min(self._pieces)
-        if self.by_window:
-            return earliest + self.window.size
-        return next(end for end in self.window.ends(earliest) if end > self.closed)
+        return self._first_end(min(self._pieces), self.closed) if self._pieces else None
 
     # ---- rows
 
@@ -133,6 +130,7 @@ class PaneState:
                 )
             piece = self._pieces[start] = self._empty.empty()
             self._begun[start] = self._step
+            self._idle_below = min(self._idle_below, self._first_end(start))
             if self._told is not None:
                 piece.changes()  # the first call begins to note changes, and gives nothing
         slots = piece.slots(keys, rows)
@@ -148,28 +146,47 @@ class PaneState:
         window has. With ``by_window`` nothing is yielded, because the results have been given already. Consume all of it."""
         if watermark <= self.closed:
             return
-        if self.by_window:
-            for start in [start for start in self._pieces if start + self.window.size <= watermark]:
+        if watermark >= self._idle_below:
+            starts = sorted(self._pieces)
+            if not self.by_window:
+                yield from self._ended(starts, watermark)
+            for start in starts:
+                if self._last_end(start) > watermark:
+                    break
                 self._drop(start)
-        else:
-            yield from self._ended(watermark)
-            for pane in [pane for pane in self._pieces if self.window.last_end(pane) <= watermark]:
-                self._drop(pane)
         self.closed = watermark
+        if watermark >= self._idle_below:  # the ends of later pieces are on the same grid, and none of them is earlier
+            end = self.next_end
+            self._idle_below = END_OF_TIME if end is None else end
+
+    def _first_end(self, start: int, after: int = NEVER) -> int:
+        """Return the end of the first window that has a piece and ends after this time."""
+        if self.by_window:
+            return start + self.window.size
+        return next(end for end in self.window.ends(start) if end > after)
+
+    def _last_end(self, start: int) -> int:
+        return start + self.window.size if self.by_window else self.window.last_end(start)
 
     def _drop(self, start: int) -> None:
         self._pieces.pop(start, None)
         self._begun.pop(start, None)
 
-    def _ended(self, watermark: int) -> Iterator[WindowGroups]:
-        ends = {end for pane in self._pieces for end in self.window.ends(pane) if self.closed < end <= watermark}
+    def _ended(self, panes: Sequence[int], watermark: int) -> Iterator[WindowGroups]:
+        """Yield the windows of these panes, which are ascending, that end behind the watermark before and through this one."""
+        ends: set[int] = set()
+        for pane in panes:
+            of_pane = self.window.ends(pane)
+            if of_pane.start > watermark:
+                break
+            ends.update(end for end in of_pane if self.closed < end <= watermark)
         for end in sorted(ends):
             start = end - self.window.size
-            panes = sorted(pane for pane in self._pieces if start <= pane < end)
-            state = self._pieces[panes[0]]
-            if len(panes) > 1:
+            mine = panes[bisect_left(panes, start) : bisect_left(panes, end)]
+            state = self._pieces[mine[0]]
+            if len(mine) > 1:
                 state = self._empty.empty()
-                for pane in panes:
+                for pane in mine:
                     state.merge(self._pieces[pane])
             yield WindowGroups(start, end, state, np.arange(len(state), dtype=np.int32))
 
@@ -186,6 +203,7 @@ class PaneState:
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Replace the state by a ``snapshot``. Raises StateMismatchError if it was taken from a state of other measures."""
         self.closed, self._told, self._begun = snapshot["closed"], None, dict(snapshot["begun"])
+        self._idle_below = NEVER
         self._pieces = {start: self._restored(groups) for start, groups in snapshot["pieces"].items()}
 
     def changes(self, share_max: float = 1.0) -> dict[str, Any] | None:
@@ -211,7 +229,7 @@ class PaneState:
     def apply_changes(self, changes: Mapping[str, Any]) -> None:
         """Take the ``changes`` of a state that was equal to this one when it was asked for changes before. Raises
         StateMismatchError if it was not."""
-        self.closed = changes["closed"]
+        self.closed, self._idle_below = changes["closed"], NEVER
         for start in changes["gone"]:
             self._drop(start)
         self._begun |= changes["begun"]

@@ -10,12 +10,18 @@ TIME_MAX = 1 << 62
 
 
 def microseconds_of(column: pa.Array) -> np.ndarray:
-    """Return times as int64 microseconds since the epoch, without nulls; finer times are rounded down."""
+    """Return times as int64 microseconds since the epoch, without nulls; finer times are rounded down. A time of a coarser unit
+    that does not fit into 64 bits becomes one beyond ``TIME_MAX``, which callers refuse; the product would be near 1970."""
     found: np.ndarray = column.view(pa.int64()).to_numpy(zero_copy_only=False)
     unit = column.type.unit
     if unit == "ns":
         return found // 1_000
-    return found if unit == "us" else found * (1_000 if unit == "ms" else 1_000_000)
+    if unit == "us":
+        return found
+    each = 1_000 if unit == "ms" else 1_000_000
+    most = TIME_MAX // each + 1
+    product: np.ndarray = np.clip(found, -most, most) * each
+    return product
 
 
 def microseconds_at(now: float) -> int:

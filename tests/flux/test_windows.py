@@ -21,7 +21,7 @@ from flux.operators.operator import facts_of, last_output, move_watermarks, says
 from flux.operators.windowed_groups import TIMER
 from flux.windows import pane_state, session_state
 from flux.windows.durations import microseconds
-from flux.windows.times import microseconds_of
+from flux.windows.times import TIME_MAX, microseconds_of
 from flux.windows.window import NEVER, SessionWindow, Window
 from partitioning.errors import StateMismatchError
 from partitioning.keyed_state import TypedMeasure
@@ -421,6 +421,38 @@ def test_rows_at_random_times_open_a_bounded_number_of_panes(monkeypatch: pytest
 def test_a_time_whose_window_fits_into_no_number_is_refused(window: Any, time: int) -> None:
     with pytest.raises(ValueError, match="away from 1970"):
         flux.testing.apply(stage(window), batch((time, 1, 1)))
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_a_time_of_a_coarse_unit_does_not_wrap_around(unit: str) -> None:
+    """The product with a million was a time near 1970, which is in a window."""
+    far = (1 << 64) // (1_000_000 if unit == "s" else 1_000) + 1
+    found = microseconds_of(pa.array([far, -far], pa.timestamp(unit)))
+    assert found[0] > TIME_MAX
+    assert found[1] < -TIME_MAX
+    assert microseconds_of(pa.array([-7], pa.timestamp(unit))).tolist() == [-7_000_000 if unit == "s" else -7_000]
+
+
+@pytest.mark.parametrize("by_window", [False, True])
+def test_a_watermark_that_ends_no_window_looks_at_no_pane(by_window: bool) -> None:
+    """A watermark may move twenty times a second, and thousands of panes may be open."""
+    state = pane_state.PaneState([], {"n": TypedMeasure("count")}, Window("ts", 10, 5), by_window)
+    state.add(np.arange(0, 1000, 5), [], [None])
+    looks = []
+    with pytest.MonkeyPatch.context() as patch:
+        ends, last_end = Window.ends, Window.last_end
+        patch.setattr(Window, "ends", lambda *given: looks.append(given) or ends(*given))
+        patch.setattr(Window, "last_end", lambda *given: looks.append(given) or last_end(*given))
+        assert not list(state.close(4))
+        assert len(list(state.close(5))) == (not by_window)
+        looks.clear()
+        for watermark in (6, 7, 8, 9):
+            assert not list(state.close(watermark))
+        assert state.closed == 9
+        assert not looks
+        assert len(list(state.close(10))) == (not by_window)
+        state.add(np.array([12]), [], [None])
+        assert len(list(state.close(15))) == (not by_window)
 
 
 def test_a_snapshot_of_other_measures_is_refused() -> None:
