@@ -359,6 +359,10 @@ class Aggregate(Operator):
         """Return the attributes of a subclass. None: it has no attributes, or a ``snapshot`` of its own gives its state."""
         return state_of(self, self._set_here) if type(self).snapshot is Aggregate.snapshot else None
 
+    @property
+    def _keeps_attributes(self) -> bool:
+        return type(self).snapshot is Aggregate.snapshot and _has_methods(type(self))
+
     def restore(self, snapshot: pa.Table | pa.RecordBatch | dict[str, Any]) -> None:
         if isinstance(snapshot, dict) and "attributes" in snapshot:
             put_state(self, snapshot["attributes"])
@@ -424,14 +428,6 @@ def computed_columns(operator: Operator) -> list[str]:
     if not isinstance(operator, Aggregate):
         return []
     return list(dict.fromkeys(text for each in operator._measures.values() if (text := each.computed()) is not None))
-
-
-def keeps_attributes(operator: Operator) -> bool:
-    """Return whether the attributes of an operator are its state, or part of it."""
-    kind = type(operator)
-    if isinstance(operator, Aggregate):
-        return kind.snapshot is Aggregate.snapshot and _has_methods(type(operator))
-    return kind.snapshot is Operator.snapshot
 
 
 def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) -> tuple[int, ...] | None:

@@ -406,7 +406,7 @@ def _frames(error: BaseException) -> str:
 def places_of(operator: Any) -> tuple[Any, ...]:
     """Return the objects that a pickle names by place: objects of which each operator has its own."""
     context = getattr(operator, "context", None)
-    return (operator,) if context is None else (operator, context, context.timers)
+    return (operator,) if context is None else (operator, context, context.timers, context.event_timers)
 
 
 def state_of(operator: Any, without: frozenset[str] = frozenset()) -> AttributeState | None:

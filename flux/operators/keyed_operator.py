@@ -14,10 +14,12 @@
 
 The exchange gives batches and takes batches. In between, rows become named tuples and are grouped by key, each key's method gets
 its rows and its state, and the results become one batch. State travels as one Arrow row per key, and changes as the rows of the
-keys that were touched.
+keys that were touched. Attributes of a subclass are state, too (``attributes``), and travel whole with each copy.
 
-Law: state and output depend on the steps alone. Keys have slots in the order of their first rows; those of keys without state are
-free until more than half are, and then all keys move together, at the end of a step.
+Law: state and output depend on the steps alone, and not on copies in between. Keys have slots in the order of their first rows;
+those of keys without state are free until more than half are, and then all keys move together, at the end of a step. At the end
+of each step, values have the types and the precision that a copy would give them: a method that is given 1 on one replica and
+1.0 on another may give other output.
 """
 
 from __future__ import annotations
@@ -26,16 +28,20 @@ import heapq
 import math
 from collections import namedtuple
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from flux.errors import SchemaError, SnapshotError, UsageError
+from flux.operators.attributes import put_state, state_of
 from flux.operators.operator import Batches, Context, Operator
 from flux.operators.schema import parse_ddl, position
 from flux.operators.user_code import text_of
 from flux.windows.durations import microseconds
+from flux.windows.window import END_OF_TIME
 from partitioning.key_index import KeyIndex
 
 #: Names of a state that are no fields of the user's.
@@ -46,6 +52,14 @@ KEYS_MIN = 1024
 TIMER, EXPIRY = "keys", "time to live"
 #: The part of the time to live between two looks for expired keys.
 LOOKS = 4
+#: Classes of values of which a copy makes an equal one, by the declared type. Values of other classes and types are converted.
+SAME_IN_COPIES: dict[pa.DataType, type] = {
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), int),
+    pa.bool_(): bool,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+}
 
 
 class KeyState:
@@ -81,6 +95,25 @@ class KeyedOperator(Operator):
     time_to_live: str | None = None
     snapshot_classes = ()
     restores_in_background = True
+    #: Attributes that this class sets itself. A subclass's own attributes are state beside that of the keys.
+    _set_here = frozenset(
+        (
+            "schema", "_fields", "_plain_fields", "_kind", "_rows_of", "_keys_at", "_key_fields", "_ttl_s", "_index",
+            "_keys", "_states", "_expiry", "_live", "_told", "_due", "_event_due", "_noted", "_touched", "_called",
+        )
+    )  # fmt: skip
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        own = {name for name in vars(cls) if name.startswith("_") and not name.startswith(("__", "_flux"))}
+        cls._check_names(own & (vars(KeyedOperator).keys() | KeyedOperator._set_here))
+
+    @classmethod
+    def _check_names(cls, taken: AbstractSet[str]) -> None:
+        if taken:
+            raise UsageError(
+                f"{cls.__name__}: {', '.join(sorted(taken))} cannot be a name of its own, KeyedOperator uses it; rename it"
+            )
 
     # ---- the user's methods
 
@@ -138,8 +171,10 @@ class KeyedOperator(Operator):
         return schema
 
     def open(self, context: Context) -> None:
+        self._check_names((self._set_here - {"schema"}) & vars(self).keys())
         super().open(context)
         self._fields = self._state_fields()
+        self._plain_fields = [field for field in self._fields if not pa.types.is_nested(field.type)]
         names = tuple(self._fields.names)
         self._kind = type("State", (KeyState,), {"__slots__": names, "_fields": names})
         self._rows_of: list[Any] = [namedtuple("Row", schema.names, rename=True) for schema in context.schemas]
@@ -150,7 +185,12 @@ class KeyedOperator(Operator):
         if self.time_to_live is not None:
             self._ttl_s = microseconds(self.time_to_live, "time_to_live") / 1e6
         self._touched: set[int] | None = None  # since the last call of ``changes``
+        self._called: list[int] = []  # slots whose methods were called in this step
         self._forget_all()
+
+    @property
+    def _keeps_attributes(self) -> bool:
+        return type(self).snapshot is KeyedOperator.snapshot
 
     def _forget_all(self) -> None:
         self._index = KeyIndex(self._key_fields)
@@ -202,6 +242,7 @@ class KeyedOperator(Operator):
             state = self._states[slot] = self._kind()
         before = state.timer, state.event_timer
         out += _listed(method(self._keys[slot], *rows, state))
+        self._called.append(slot)
         if self._touched is not None:
             self._touched.add(slot)
         if state._gone:
@@ -218,21 +259,39 @@ class KeyedOperator(Operator):
 
     def _note_timers(self, slot: int, state: KeyState) -> None:
         if state.timer is not None:
-            heapq.heappush(self._due, (float(state.timer), slot))
+            state.timer = _seconds(state.timer)
+            heapq.heappush(self._due, (state.timer, slot))
         if state.event_timer is not None:
-            if isinstance(state.event_timer, bool) or not isinstance(state.event_timer, int):
-                raise UsageError(
-                    f"event_timer must be a time in whole microseconds since the epoch, got {state.event_timer!r}"
-                )
+            state.event_timer = _microseconds(state.event_timer)
             heapq.heappush(self._event_due, (state.event_timer, slot))
         self._set_timers()
 
     def _set_timers(self) -> None:
-        """Have the partition called at the earliest timers of its keys."""
-        if self._due:
-            self.context.set_timer(self._due[0][0], TIMER)
-        if self._event_due:
-            self.context.set_event_timer(self._event_due[0][0], TIMER)
+        """Have the partition called at the earliest timers of its keys.
+
+        Outdated timers are taken off first: a copy of the state has none of them, and would set another time."""
+        context = self.context
+        if self._earliest(self._due, "timer"):
+            context.set_timer(self._due[0][0], TIMER)
+        else:
+            context.cancel_timer(TIMER)
+        if self._earliest(self._event_due, "event_timer"):
+            context.set_event_timer(self._event_due[0][0], TIMER)
+        else:
+            context.cancel_event_timer(TIMER)
+
+    def _earliest(self, due: list[Any], which: str) -> bool:
+        """Take off the outdated timers in front of the earliest one that is set. False: none is set."""
+        while due:
+            at, slot = due[0]
+            if self._is_set(at, slot, which):
+                return True
+            heapq.heappop(due)
+        return False
+
+    def _is_set(self, at: float, slot: int, which: str) -> bool:
+        state = self._states[slot]
+        return state is not None and getattr(state, which) == at
 
     def on_timer(self, name: str) -> Batches:
         out: list[Any] = []
@@ -241,30 +300,46 @@ class KeyedOperator(Operator):
         if name == EXPIRY:
             self._expire()
         else:
-            for slot in self._take(self._due, self.context.now, "timer"):
+            for slot in self._take_due():
                 self._call(slot, self.on_key_timer, out)
             self._set_timers()
         return self._given(out)
 
+    def _take_due(self) -> list[int]:
+        """Take the timers that are due off their keys, and return the slots, the earliest first."""
+        slots, due, now = [], self._due, self.context.now
+        while due and due[0][0] <= now:
+            at, slot = heapq.heappop(due)
+            if self._is_set(at, slot, "timer") and self._expiry[slot] > now:
+                self._states[slot].timer = None  # type: ignore[union-attr]  # it is set
+                slots.append(slot)
+        return slots
+
     def on_event_timer(self, name: str) -> Batches:
+        """Call the keys whose timers the watermark has reached, the earliest first.
+
+        A timer that a key sets then is called now, too, if the watermark has reached it and it is later than the one before.
+        Others wait for the next watermark, or there might be no last one; at the end of time all others do."""
         out: list[Any] = []
         if not self._noted:
             self._note_loaded()
-        for slot in self._take(self._event_due, self.context.watermark, "event_timer"):
-            self._call(slot, self.on_key_event_timer, out)
-        self._set_timers()
-        return self._given(out)
-
-    def _take(self, due: list[Any], now: float, which: str) -> list[int]:
-        """Take the timers that are due off their keys, and return the slots, the earliest first."""
-        slots = []
+        due, now = self._event_due, self.context.watermark
+        fired: dict[int, int] = {}  # by slot, the time of its last timer
+        waiting: list[tuple[int, int]] = []
         while due and due[0][0] <= now:
             at, slot = heapq.heappop(due)
-            state = self._states[slot]
-            if state is not None and getattr(state, which) == at and self._expiry[slot] > self.context.now:
-                setattr(state, which, None)
-                slots.append(slot)
-        return slots
+            if not self._is_set(at, slot, "event_timer") or self._expiry[slot] <= self.context.now:
+                continue
+            if slot in fired and (at <= fired[slot] or now == END_OF_TIME):
+                waiting.append((at, slot))
+                continue
+            fired[slot] = at
+            self._states[slot].event_timer = None  # type: ignore[union-attr]  # it is set
+            self._call(slot, self.on_key_event_timer, out)
+        for each in waiting:
+            heapq.heappush(due, each)
+        self._set_timers()
+        return self._given(out)
 
     def _expire(self) -> None:
         """Forget the keys whose time to live is over, and look again later if there are others."""
@@ -281,6 +356,7 @@ class KeyedOperator(Operator):
 
     def _given(self, out: list[Any]) -> Batches:
         """Return the results of a step as a batch."""
+        self._settle()
         if len(self._keys) >= KEYS_MIN and 2 * self._live < len(self._keys):
             self._move_together()
         elif max(len(self._due), len(self._event_due)) > 2 * self._live + KEYS_MIN:
@@ -299,6 +375,40 @@ class KeyedOperator(Operator):
                 f"{text_of(out[0], repr):.200}: {error}"
             ) from error
         return [pa.RecordBatch.from_arrays(arrays, schema=schema)]
+
+    def _settle(self) -> None:
+        """Give the values of this step the form that they have in a copy. SnapshotError: one does not fit its declared type.
+
+        Values inside of lists, structs and maps stay as they are, because they may be many."""
+        states = [state for slot in dict.fromkeys(self._called) if (state := self._states[slot]) is not None]
+        self._called.clear()
+        for field in self._plain_fields if states else ():
+            values = list(map(attrgetter(field.name), states))
+            classes, same = set(map(type, values)) - {type(None)}, SAME_IN_COPIES.get(field.type)
+            as_in_copies = same is not None and classes <= {same}
+            if not classes or (as_in_copies and same in (bool, float)):
+                continue
+            column = self._column(field, values)
+            if not as_in_copies:
+                self._give(states, field, values, column.to_pylist())
+
+    def _give(self, states: list[KeyState], field: pa.Field, values: list[Any], copied: list[Any]) -> None:
+        for state, value, copy in zip(states, values, copied, strict=True):
+            if pa.types.is_integer(field.type) and copy != value:  # Arrow leaves out the rest of 0.5
+                raise self._misfit(field, repr(value))
+            setattr(state, field.name, copy)
+
+    def _column(self, field: pa.Field, values: list[Any]) -> pa.Array:
+        try:
+            return pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise self._misfit(field, error) from error
+
+    def _misfit(self, field: pa.Field, why: object) -> SnapshotError:
+        return SnapshotError(
+            f"{type(self).__name__}: field {field.name!r} of the state is declared as {field.type}, and a value does not fit: "
+            f"{why}"
+        )
 
     @property
     def _output(self) -> pa.Schema:
@@ -339,11 +449,19 @@ class KeyedOperator(Operator):
 
     # ---- on its way
 
-    def snapshot(self) -> dict[str, pa.Table]:
-        """Return the keys by slot, and one row per slot of state: fields, timers, the end of the time to live."""
-        return {"keys": self._index.to_arrow(), "states": self._rows(range(len(self._states)))}
+    def snapshot(self) -> dict[str, Any]:
+        """Return the keys by slot, and one row per slot of state: fields, timers, the end of the time to live. If a subclass has
+        attributes and defines no ``snapshot``, these are in it, too."""
+        own = self._own_attributes()
+        found = {"keys": self._index.to_arrow(), "states": self._rows(range(len(self._states)))}
+        return found if own is None else found | {"attributes": own}
+
+    def _own_attributes(self) -> Any:
+        """Return the attributes of a subclass. None: it has no attributes, or a ``snapshot`` of its own gives its state."""
+        return state_of(self, self._set_here) if self._keeps_attributes else None
 
     def restore(self, snapshot: Any) -> None:
+        put_state(self, snapshot.get("attributes"))
         self._forget_all()
         states, expiry = self._states_of(snapshot["states"])
         self._load(snapshot["keys"], states, expiry)
@@ -358,7 +476,9 @@ class KeyedOperator(Operator):
             return None
         slots = sorted(touched)
         keys = self._index.keys(np.arange(told, len(self._keys), dtype=np.int32))
-        return {"first": told, "keys": keys, "slots": np.array(slots, np.int64), "states": self._rows(slots)}
+        found = {"first": told, "keys": keys, "slots": np.array(slots, np.int64), "states": self._rows(slots)}
+        own = self._own_attributes()
+        return found if own is None else found | {"attributes": own}
 
     def apply_changes(self, changes: Any) -> None:
         if changes["first"] != len(self._keys):
@@ -366,6 +486,7 @@ class KeyedOperator(Operator):
                 f"{type(self).__name__}: changes of a state of {changes['first']} keys cannot be applied to one of "
                 f"{len(self._keys)}"
             )
+        put_state(self, changes.get("attributes"))
         if len(changes["keys"][0]):
             self._index.slots(changes["keys"])
             self._add_keys()
@@ -388,13 +509,7 @@ class KeyedOperator(Operator):
         }
         for field in self._fields:
             values = [None if state is None else getattr(state, field.name) for state, _ in states]
-            try:
-                columns[f"state.{field.name}"] = pa.array(values, field.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise SnapshotError(
-                    f"{type(self).__name__}: field {field.name!r} of the state is declared as {field.type}, and a value does "
-                    f"not fit: {error}"
-                ) from error
+            columns[f"state.{field.name}"] = self._column(field, values)
         return pa.table(columns)
 
     def _states_of(self, rows: pa.Table) -> tuple[list[KeyState | None], list[float]]:
@@ -417,6 +532,23 @@ class KeyedOperator(Operator):
                 setattr(state, name, values[slot])
             states.append(state)
         return states, expiry
+
+
+def _seconds(at: Any) -> float:
+    try:
+        seconds = float(at)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise UsageError(f"timer must be a time in seconds since the epoch, got {at!r:.100}")
+    return seconds
+
+
+def _microseconds(at: Any) -> int:
+    whole = isinstance(at, int | np.integer) and not isinstance(at, bool)
+    if not whole or not -END_OF_TIME <= at <= END_OF_TIME:
+        raise UsageError(f"event_timer must be a time in whole microseconds since the epoch, got {at!r:.100}")
+    return int(at)
 
 
 def _listed(given: Any) -> Iterable[Any]:

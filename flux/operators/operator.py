@@ -299,6 +299,11 @@ class Operator:
         partition. Few rows are applied like this, about a thousand for each partition at most."""
         raise NotImplementedError(f"{cls.__name__} does not define process_many")
 
+    @property
+    def _keeps_attributes(self) -> bool:
+        """Whether the values of attributes are the state, or part of it."""
+        return type(self).snapshot is Operator.snapshot
+
     @classmethod
     def _defines(cls, method: str) -> type:
         """Return the class whose definition of a method is in use."""

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from flux.dataflow.plan import StagePlan
 from flux.errors import SnapshotError, UserCodeError
-from flux.operators.aggregate import keeps_attributes
 from flux.operators.attributes import attribute_count, open_operator
 from flux.operators.operator import Batches, Context, EventTimers, Operator, Timers, facts_of, last_output
 from flux.operators.user_code import described, text_of, user_traceback
@@ -36,7 +35,7 @@ class UserCodeGuard:
         #: The operator, or the first one of a chain.
         self.first = self.facts.first
         # Most attributes that cannot travel exist after the first rows at the latest.
-        self._proven = attribute_count(self.first) if keeps_attributes(self.first) else None
+        self._proven = attribute_count(self.first) if self.first._keeps_attributes else None
 
     def _open(self) -> Operator:
         operator = self._stage.make()

@@ -104,7 +104,7 @@ def test_methods_of_the_operator_and_its_context_are_those_of_the_new_one() -> N
             super().open(context)
             self.handlers = {"add": self.process, "count": lambda: len(self.counts)}
             self.where = context
-            self.timers = context.timers
+            self.timers, self.event_timers = context.timers, context.event_timers
 
     there = moved(opened(Bound), Bound)
     there.handlers["add"](batch(5))
@@ -112,6 +112,7 @@ def test_methods_of_the_operator_and_its_context_are_those_of_the_new_one() -> N
     assert there.handlers["count"]() == 1
     assert there.where is there.context
     assert there.timers is there.context.timers
+    assert there.event_timers is there.context.event_timers
 
 
 def test_transient_attributes_of_a_class_and_its_bases_are_made_anew() -> None:

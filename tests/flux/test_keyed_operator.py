@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 import flux
 from flux.errors import SchemaError, SnapshotError, UsageError
 from flux.operators import keyed_operator
+from flux.operators.attributes import open_operator
+from flux.replica.snapshot import decode_snapshot, encode_snapshot
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.int64())])
 
@@ -162,3 +166,165 @@ def test_a_mistake_is_told_in_a_sentence(attributes: dict, key: str | None, erro
     kind = type("Wrong", (flux.KeyedOperator,), {"schema": "n BIGINT", **attributes})
     with pytest.raises(error, match=said):
         flux.testing.apply(flux.stage(key=key)(kind), batch(("a", 1)))
+
+
+def trial(operator: type[flux.KeyedOperator], **given: Any) -> Any:
+    """An open operator that has seen no row."""
+    made = flux.stage(key="user", **given)(operator).make()
+    open_operator(made, flux.Context("trial", key=("user",), schemas=(SCHEMA,)))
+    return made
+
+
+def copy_of(operator: Any, operator_class: type[flux.KeyedOperator], **given: Any) -> Any:
+    """A replica of an operator, from its snapshot, with the same timers."""
+    made = trial(operator_class, **given)
+    made.restore(decode_snapshot(encode_snapshot(operator.snapshot(), "here", classes=()), classes=()))
+    made.context.now, made.context.watermarks = operator.context.now, list(operator.context.watermarks)
+    made.context.timers.replace(operator.context.timers.pending)
+    made.context.event_timers.replace(operator.context.event_timers.pending)
+    return made
+
+
+def test_attributes_of_a_subclass_travel_with_its_state() -> None:
+    """They were lost without a word with each move, because the operator has a snapshot of its own."""
+
+    @flux.stage(key="user", schema="user STRING, seen BIGINT")
+    class Seen(flux.KeyedOperator):
+        state_schema = "n BIGINT"
+
+        def __init__(self) -> None:
+            self.seen = 0
+
+        def on_row(self, key: tuple, row: Any, state: Any) -> Any:
+            self.seen += 1
+            state.n = (state.n or 0) + 1
+            return *key, self.seen
+
+    rows = [batch(("a", 1)), batch(("b", 1)), batch(("a", 1))]
+    for kept, restart in [(None, None), (None, 1), (1, 2), (0, 2)]:
+        table = flux.testing.apply(Seen, rows, restart_after=restart, checkpoint_after=kept)
+        assert table.column("seen").to_pylist() == [1, 2, 3]
+
+
+def test_timers_are_the_same_on_a_copy_whose_outdated_ones_are_gone() -> None:
+    """The heap of the first replica still had the earlier time of a timer that was put off, and set that."""
+
+    class PutOff(flux.KeyedOperator):
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            state.timer = float(row.amount)
+            state.event_timer = row.amount
+
+    one = trial(PutOff)
+    one.process(batch(("a", 10), ("b", 30)))
+    one.process(batch(("a", 20)))
+    other = copy_of(one, PutOff)
+    for each in (one, other):
+        each.process(batch(("b", 40)))
+    assert one.context.timers.pending == other.context.timers.pending == {keyed_operator.TIMER: 20.0}
+    assert one.context.event_timers.pending == other.context.event_timers.pending == {keyed_operator.TIMER: 20}
+
+
+def test_a_timer_that_is_taken_back_calls_nobody() -> None:
+    class Once(flux.KeyedOperator):
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            state.timer = state.event_timer = row.amount or None
+
+    one = trial(Once)
+    one.process(batch(("a", 10)))
+    one.process(batch(("a", 0)))
+    assert not one.context.timers.pending
+    assert not one.context.event_timers.pending
+
+
+def test_values_are_those_of_a_copy_after_each_step() -> None:
+    """A replica that was copied saw 1.0 where the first one saw 1, and gave other output."""
+
+    @flux.stage(key="user", schema="user STRING, what STRING")
+    class Said(flux.KeyedOperator):
+        state_schema = "rate DOUBLE, at TIMESTAMP, cost DECIMAL(6,2), name STRING, small FLOAT"
+
+        def on_row(self, key: tuple, row: Any, state: Any) -> Any:
+            before = state.rate, state.at, state.cost, state.name, state.small
+            state.rate, state.at, state.cost = 1, datetime(2026, 11, 27), Decimal(row.amount)
+            state.name, state.small = f"{key[0]}-{row.amount}", 0.1
+            return *key, repr(before)
+
+    rows = [batch(("a", 1)), batch(("a", 2)), batch(("a", 3))]
+    alone = flux.testing.apply(Said, rows)
+    assert alone == flux.testing.apply(Said, rows, restart_after=1) == flux.testing.apply(Said, rows, restart_after=2)
+    assert "1.0" in alone.column("what")[1].as_py()
+
+
+@pytest.mark.parametrize(("ddl", "value"), [("n BIGINT", "x"), ("n BIGINT", 1 << 63), ("n STRING", 7), ("n INT", 0.5)])
+def test_a_value_that_does_not_fit_is_refused_in_its_step_and_not_when_a_replica_is_lost(ddl: str, value: Any) -> None:
+    class Wrong(flux.KeyedOperator):
+        state_schema = ddl
+
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            state.n = None if row.amount == 1 else value
+
+    operator = trial(Wrong)
+    operator.process(batch(("a", 1)))
+    with pytest.raises(SnapshotError, match="field 'n' of the state is declared as"):
+        operator.process(batch(("a", 2)))
+
+
+def test_event_timers_that_keys_set_in_their_timers_fire_in_the_order_of_time() -> None:
+    """A key that sets a time that has passed holds up no other key, and waits for the next watermark itself."""
+
+    @flux.stage(key="user", schema="user STRING, at BIGINT")
+    class Again(flux.KeyedOperator):
+        state_schema = "at BIGINT"
+
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            state.at = state.event_timer = row.amount
+
+        def on_key_event_timer(self, key: tuple, state: Any) -> Any:
+            yield *key, state.at
+            step = {"past": -7, "now": 0, "next": 4}.get(key[0])
+            if step is not None:
+                state.at = state.event_timer = state.at + step
+
+    rows = [batch(("past", 10), ("now", 10), ("next", 10), ("late", 13)), batch(("x", 90))]
+    for restart in (None, 1):
+        table = flux.testing.apply(Again, rows, watermarks=[15, 16], restart_after=restart)
+        assert list(zip(*table.to_pydict().values(), strict=True)) == [
+            ("past", 10), ("now", 10), ("next", 10), ("late", 13), ("next", 14),  # the watermark is at 15
+            ("past", 3), ("now", 10),  # at 16; they wait again
+            ("past", -4), ("now", 10), ("next", 18), ("x", 90),  # the end: each once
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", [float("nan"), float("inf"), "soon"])
+def test_the_time_of_a_timer_is_a_number_of_seconds(at: Any) -> None:
+    class Timed(flux.KeyedOperator):
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            state.timer = at
+
+    with pytest.raises(UsageError, match="timer must be a time in seconds"):
+        trial(Timed).process(batch(("a", 1)))
+
+
+@pytest.mark.parametrize("at", [1.5, True, 1 << 63])
+def test_the_time_of_an_event_timer_of_a_key_is_a_whole_number_of_64_bits(at: Any) -> None:
+    class Timed(flux.KeyedOperator):
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            state.event_timer = at
+
+    with pytest.raises(UsageError, match="event_timer must be a time in whole microseconds"):
+        trial(Timed).process(batch(("a", 1)))
+
+
+def test_names_that_the_operator_uses_itself_are_refused() -> None:
+    """An attribute of such a name was replaced by that of the operator."""
+    with pytest.raises(UsageError, match="Clash: _load cannot be a name of its own"):
+
+        class Clash(flux.KeyedOperator):
+            def _load(self) -> None: ...
+
+    class Sets(flux.KeyedOperator):
+        def __init__(self) -> None:
+            self._keys: dict[str, int] = {}
+
+    with pytest.raises(UsageError, match="Sets: _keys cannot be a name of its own"):
+        trial(Sets)
