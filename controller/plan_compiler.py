@@ -36,7 +36,6 @@ from flux.dataflow.plan import (
     FromSource,
     FromStage,
     Plan,
-    RowSteps,
     SourcePlan,
     StagePlan,
     StreamSourcePlan,
@@ -48,6 +47,7 @@ from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
+from flux.expressions.steps import RowSteps
 from flux.operators.aggregate import Aggregate, columns_read, computed_columns
 from flux.operators.collect import Collect
 from flux.operators.operator import Chain, Operator, never_gives, says_needs

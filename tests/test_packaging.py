@@ -15,7 +15,7 @@ import flux
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("partitioning", "flux", "controller", "spark_integration", "benchmarks")
 #: Each of these takes longer to load than a command that only prints something.
-HEAVY = ("pyspark", "numba", "pyarrow", "numpy", "pandas", "zmq")
+HEAVY = ("pyspark", "numba", "pyarrow", "numpy", "pandas", "zmq", "flux.expressions.steps")
 
 LOADED = f"import json; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
 HELP = f"""
@@ -64,6 +64,13 @@ def test_importing_flux_loads_nothing_heavy() -> None:
 
 def test_the_help_of_the_command_loads_nothing_heavy() -> None:
     assert loaded(HELP) == []
+
+
+def test_a_worker_loads_no_kernels_of_expressions_before_a_plan_has_some() -> None:
+    """A worker in place of a lost one begins while the others catch up, and takes the time from them."""
+    assert {"pandas", "flux.expressions.steps"}.isdisjoint(
+        loaded(f"import flux.worker.core, flux.dataflow.flow, sys; {LOADED}")
+    )
 
 
 def test_what_is_loaded_is_seen() -> None:

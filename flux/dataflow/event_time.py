@@ -7,7 +7,7 @@ and none stands behind a stage.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,9 +15,11 @@ from flux.dataflow.plan import EventTime
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import Source, StreamSource
 from flux.errors import SchemaError, UsageError
-from flux.expressions.steps import RowSteps
 from flux.operators.schema import positions
 from flux.windows.durations import microseconds, words
+
+if TYPE_CHECKING:
+    from flux.expressions.steps import RowSteps
 
 #: The call that a message shows.
 LINE = "source.withWatermark('ts', '10 seconds')"

@@ -21,7 +21,6 @@ from flux.dataflow.row_operators import OF_DATAFRAMES, RowOperators
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import NoSuchAttribute, UsageError
-from flux.expressions.steps import RowSteps
 from flux.operators.operator import Batches, Operator
 from flux.operators.schema import check_columns
 from flux.operators.user_code import text_of
@@ -31,6 +30,7 @@ from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
 if TYPE_CHECKING:
     from flux.dataflow.row_flow import RowFlow
+    from flux.expressions.steps import RowSteps
 
 #: pyspark's DataFrame and SparkSession, and the query handle: this layer does not import the layers above it.
 DataFrame = Any

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +16,14 @@ import pyarrow as pa
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
 from flux.errors import FluxError, UserCodeError
-from flux.expressions.steps import RowSteps as RowSteps
 from flux.operators.operator import Operator
 from flux.operators.schema import picked
 from flux.operators.user_code import described, shortened, text_of
 from flux.settings import Settings
 from partitioning.ids import ACTIVE
+
+if TYPE_CHECKING:  # the kernels of expressions take a third of a second to import, and few queries need them
+    from flux.expressions.steps import RowSteps
 
 #: The column of the numbers of rows, which travels behind the other columns (design: numbered-rows).
 NUMBER = pa.field("number of the row", pa.int64(), nullable=False)
