@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -47,11 +48,12 @@ from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
-from flux.expressions.steps import RowSteps
+from flux.expressions.steps import MapRows, RowSteps
 from flux.operators.aggregate import Aggregate, columns_read, computed_columns
 from flux.operators.collect import Collect
 from flux.operators.operator import Chain, Operator, never_gives, says_needs
 from flux.operators.plain_columns import plain_schema
+from flux.operators.row_function import RowFunction
 from flux.operators.schema import check_key, position
 from flux.operators.user_code import text_of
 from flux.settings import Settings
@@ -507,17 +509,36 @@ class _Compiler:
 
     def _steps(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps | None:
         """Return the steps of conditions and columns behind rows of a schema; None: there are none, or they change nothing."""
-        if not operators:
-            return None
+        steps: RowSteps | None = None
+        for of_users, some in groupby(operators, lambda each: each.name == "mapInArrow"):
+            for part in [(each,) for each in some] if of_users else [tuple(some)]:
+                before = schema if steps is None else steps.output
+                made = (self._row_function if of_users else self._resolved)(before, part, where)
+                steps = made if steps is None else steps.then(made)
+        return steps if steps is not None and steps.chain else None
+
+    def _resolved(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps:
+        """Let Spark resolve conditions and columns."""
         check_names(schema, where)
         if self._to_steps is None:
             raise UsageError(f"conditions and columns behind {where} are resolved by Spark, and there is no session")
         with place_of_errors(where):
             steps = self._to_steps(schema, lambda dataframe: applied(operators, dataframe))
-        check_names(steps.output, f"{where}, {operators[-1].name}()")
+        self._check_output(steps.output, f"{where}, {operators[-1].name}()")
+        return steps
+
+    def _row_function(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps:
+        """Return the step of a function of the user's."""
+        ((function, declared),) = (each.arguments for each in operators)
+        check_names(schema, where)
+        output = plain_schema(self.to_arrow(declared), f"{where}, mapInArrow()")
+        self._check_output(output, f"{where}, mapInArrow()")
+        return RowSteps.of(schema, (MapRows(RowFunction(function, output), schema, output),), output)
+
+    def _check_output(self, output: pa.Schema, what: str) -> None:
+        check_names(output, what)
         if not self.case_sensitive:
-            check_cases(steps.output, f"{where}, {operators[-1].name}()")
-        return steps if steps.chain else None
+            check_cases(output, what)
 
     def _source(self, given: Source) -> int:
         if id(given) not in self._source_ids:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from flux.dataflow.grouping import GroupedData
     from flux.dataflow.row_flow import RowFlow
+    from flux.operators.row_function import ArrowFunction
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,19 @@ class RowOperators:
     def drop(self, *cols: Any) -> RowFlow:
         """Leave out columns. Names that are not there change nothing, as in Spark."""
         return self._then("drop", *cols)
+
+    @checked("mapInArrow")
+    def mapInArrow(self, func: ArrowFunction, schema: Any) -> RowFlow:  # noqa: N802
+        """Give the rows that a function makes of batches: one for each row, in the same order, as for parsing in front of
+        ``withWatermark``. More rows or fewer end the query; ``where`` leaves rows out, and a stage makes several of one.
+
+        func    takes an iterator of batches and gives batches, as for DataFrames. Rows are cut into other batches when they are
+                read again, so a row must be made of its own row alone, and the same each time
+        schema  of the rows that it gives: DDL, StructType or pyarrow schema"""
+        from flux.operators.row_function import check_row_function  # it loads Arrow, which the command does without
+
+        check_row_function(func, schema)
+        return self._then("mapInArrow", func, schema)
 
     @checked("alias")
     def alias(self, alias: str) -> RowFlow:
@@ -151,7 +165,7 @@ _PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and 
 #: Names of methods of DataFrames that a flow does not have, each with its replacement in Flux.
 OF_DATAFRAMES: dict[str, str] = {
     **dict.fromkeys(("dropDuplicates", "distinct", "limit", "withColumnsRenamed"), _STEP.format("...")),
-    **dict.fromkeys(("mapInArrow", "mapInPandas", "transform", "map"), _STEP.format("...")),
+    **dict.fromkeys(("mapInPandas", "transform", "map"), _STEP.format("...")),
     **dict.fromkeys(
         ("rollup", "cube"), "flow.groupBy(...).agg(...) gives one row for each group; each grouping is a flow"
     ),

@@ -1,6 +1,6 @@
 """Conditions and columns between a source and a stage, as one step.
 
-A chain of ``Where`` and ``Select`` gives at most one row for each row it gets, in the same order: rows are numbered
+A chain of ``Where``, ``Select`` and ``MapRows`` gives at most one row for each row it gets, in the same order: rows are numbered
 as they are read, before the chain. Neighbouring steps become one where that computes nothing twice, and conditions go
 in front of columns, as in Spark's optimiser: a column is then not computed for rows that a condition drops, and
 cannot raise for them.
@@ -9,7 +9,7 @@ cannot raise for them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -49,7 +49,24 @@ class Select:
         return f"select {', '.join(f'{each} as {Column(name, each.type)}' for name, each in self.outputs)}"
 
 
-RowStep = Where | Select
+@dataclass(frozen=True)
+class MapRows:
+    """A function from a batch to one with a row for each row, in the same order. It is given all columns that come."""
+
+    function: Callable[[pa.RecordBatch], pa.RecordBatch]
+    #: The columns that come, and those that leave.
+    schema: pa.Schema
+    output: pa.Schema
+
+    def columns(self) -> list[str]:
+        return list(self.schema.names)
+
+    def __str__(self) -> str:
+        columns = ", ".join(f"{Column(field.name, field.type)} {field.type}" for field in self.output)
+        return f"mapInArrow {getattr(self.function, 'name', 'function')} as {columns}"
+
+
+RowStep = Where | Select | MapRows
 
 
 @dataclass(frozen=True)
@@ -81,6 +98,8 @@ class RowSteps:
         for step in self.chain:
             if isinstance(step, Select):
                 types = {name: each.type for name, each in step.outputs}
+            elif isinstance(step, MapRows):
+                types = {field.name: field.type for field in step.output}
         last = Select(tuple((field.name, Column(field.name, types[field.name])) for field in fields))
         return RowSteps.of(self.schema, (*self.chain, last), pa.schema(fields))
 
@@ -91,6 +110,8 @@ class RowSteps:
         for step in reversed(self.chain):
             if isinstance(step, Select):
                 names = set(step.wanted(names).columns())
+            elif isinstance(step, MapRows):
+                names = set(step.columns())
             else:
                 names |= set(step.columns())
         return [name for name in self.schema.names if name in names] or self.schema.names[:1]
@@ -101,6 +122,8 @@ class RowSteps:
         for step in self.chain:
             if isinstance(step, Select):
                 names = {name for name, each in step.outputs if isinstance(each, Column) and each.name in names}
+            elif isinstance(step, MapRows):
+                names = set()
         return [name for name in self.output.names if name in names]
 
     def came_as(self, name: str) -> str | None:
@@ -111,6 +134,8 @@ class RowSteps:
                 if not isinstance(made, Column):
                     return None
                 name = made.name
+            elif isinstance(step, MapRows):
+                return None
         return name
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -130,6 +155,9 @@ class RowSteps:
             if isinstance(step, Select):
                 batch = _selected(batch, step)
                 continue
+            if isinstance(step, MapRows):
+                batch = step.function(batch.select(step.schema.names))
+                continue
             passing = step.condition.evaluate(batch)
             if passing.null_count == 0 and passing.true_count == len(passing):
                 continue
@@ -142,12 +170,12 @@ class RowSteps:
         names: set[str] = set()
         for step in self.chain[at + 1 :]:
             names |= set(step.columns())
-            if isinstance(step, Select):
+            if not isinstance(step, Where):
                 return names
         return None
 
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if batch.schema.equals(self.output) or not any(isinstance(each, Select) for each in self.chain):
+        if batch.schema.equals(self.output) or all(isinstance(each, Where) for each in self.chain):
             return batch
         columns = [
             each if each.type == field.type else pc.cast(each, field.type)
@@ -177,6 +205,8 @@ def _output(schema: pa.Schema, chain: Sequence[RowStep]) -> pa.Schema:
     for step in reversed(chain):
         if isinstance(step, Select):
             return pa.schema([pa.field(name, each.type) for name, each in step.outputs])
+        if isinstance(step, MapRows):
+            return step.output
     return schema
 
 
@@ -189,7 +219,7 @@ def _joined(chain: Sequence[RowStep]) -> list[RowStep]:
         moved: RowStep = step
         while at and isinstance(moved, Where):
             before = done[at - 1]
-            if isinstance(before, Where) or not _is_plain(before, moved.columns()):
+            if not isinstance(before, Select) or not _is_plain(before, moved.columns()):
                 break
             moved = Where(moved.condition.replaced(dict(before.outputs)))
             at -= 1
@@ -209,6 +239,8 @@ def _pruned(chain: Sequence[RowStep]) -> list[RowStep]:
     for step in reversed(chain):
         if isinstance(step, Select):
             step = step if needed is None else step.wanted(needed or {step.outputs[0][0]})
+            needed = set(step.columns())
+        elif isinstance(step, MapRows):
             needed = set(step.columns())
         elif needed is not None:
             needed |= set(step.columns())

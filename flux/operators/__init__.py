@@ -9,6 +9,7 @@ collect          The operator at the end of ``toDF()``, which keeps output until
 schema           Columns found by name, and schemas read from Spark's DDL without Spark
 batches          Batches of users and sources, checked against their schema and cut to size
 plain_columns    Columns in the types in which they travel, without dictionaries and views
+row_function     A function of the user's among conditions and columns: one row for each row
 user_functions   Functions that users give: their arguments, and whether they return anything
 user_code        Errors of the user's code as text, with their files and lines, without the frames of Flux
 """

@@ -90,7 +90,7 @@ def check_policy(spark: SparkSession, chain: Sequence[RowStep]) -> None:
 
 def calls(step: RowStep) -> Iterator[FunctionCall]:
     """Yield the functions that a row step calls."""
-    roots = [step.condition] if isinstance(step, Where) else [each for _, each in step.outputs]
+    roots = [step.condition] if isinstance(step, Where) else [each for _, each in getattr(step, "outputs", ())]
     for root in roots:
         yield from (each for each in root.walk() if isinstance(each, FunctionCall))
 

@@ -98,6 +98,8 @@ def _parts(plan: Plan) -> Iterator[tuple[str, Any]]:
     for stage in plan.stages:
         yield f"the sink of stage {stage.name}", stage.sink
         yield f"stage {stage.name}", stage
+    for edge in plan.edges:
+        yield f"a function of mapInArrow behind {plan.origin(edge).name}", edge.steps
 
 
 def _fault(shipped: Any) -> BaseException | None:
