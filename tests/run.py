@@ -4,17 +4,23 @@
 Layers that wait much of the time run beside each other, in lanes; the layers of one lane follow one another. The simulation
 computes for minutes and goes by a clock of its own. It runs beside the lanes, at the priority that only takes time nobody else
 wants (``SCHED_IDLE``): a test that wakes up has the core at once. Asked for alone, it has the machine for itself.
+
+At the end it prints a timeline: when each layer ran, its work in seconds of a core, and how busy the cores were meanwhile. A
+layer whose work is small may wait beside others; cores that rest before the end ask for another order of the layers.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 ROOT = Path(__file__).parent.parent
@@ -25,8 +31,10 @@ BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", "--durations=12", "--durations-min=4"]
 SHORT = [*PYTEST, "-m", "not long"]
 
-#: Files of the simulation that a second process runs, so that both cores have something to do when the lanes are through.
-SECOND_OF_SIMULATION = ["tests/simulation/test_broken_variants.py", "tests/simulation/test_numbered.py"]
+#: Files of the simulation that a second process runs: half of the work, so that both cores have something to do until the end.
+SECOND_OF_SIMULATION = [
+    f"tests/simulation/test_{name}.py" for name in ("broken_variants", "claims", "kills", "numbered", "timers")
+]
 
 LAYERS = {
     "lint": [
@@ -63,6 +71,7 @@ LAYERS = {
 LONG = {
     "jobs and benchmarks": [
         [*PYTEST, "tests/spark", "tests/flux", "tests/controller", "-m", "long", "--timeout=1200"],
+        [*PYTEST, "benchmarks", "--benchmark-disable", "-m", "long", "--timeout=1200"],
     ],
     "more of kafka": [[*PYTEST, "tests/kafka", "-m", "long", "--timeout=1200"]],
     "all of the simulation": [[*PYTEST, "tests/simulation", "--timeout=7200"]],
@@ -71,23 +80,33 @@ LONG = {
 #: core, and those of the others wait much of the time.
 AT_ONCE = ("lint", "unit", "spark", "simulation")
 #: Layers of different lanes run beside each other. What is in no lane runs before them, alone.
-LANES = (("spark",), ("unit", "laws", "kernels", "kafka"))
+LANES = (("spark",), ("kafka",), ("unit", "laws", "kernels"))
 #: Begins with the lanes, and ends last.
 BESIDE = "simulation"
+#: Columns of the timeline.
+COLUMNS = 60
+#: How often the work of the machine is noted for it.
+NOTE_S = 1.0
 
 
 class Command:
-    """A process. What it prints is kept until it is through where another prints meanwhile (``aside``)."""
+    """A process. Its output is kept until its end where another prints meanwhile (``aside``)."""
 
     def __init__(self, command: list[str], aside: bool = False, idle: bool = False) -> None:
         self._output = tempfile.TemporaryFile() if aside else None  # noqa: SIM115
-        self.process = psutil.Popen(
+        self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=self._output, stderr=self._output, preexec_fn=be_idle if idle else None
         )
+        #: Work of the process, and of those of its descendants whose end was waited for.
+        self.work_s = 0.0
 
     def wait(self) -> bool:
         """Wait for its end; return whether all was well."""
-        return self.process.wait() == 0
+        if self.process.returncode is None:
+            _, status, usage = os.wait4(self.process.pid, 0)
+            self.process.returncode = os.waitstatus_to_exitcode(status)
+            self.work_s = usage.ru_utime + usage.ru_stime
+        return self.process.returncode == 0
 
     def show(self) -> None:
         """Print the output that was kept aside."""
@@ -105,8 +124,9 @@ def be_idle() -> None:
         os.nice(19)
 
 
-def be_idle_no_more(process: psutil.Process) -> None:
+def be_idle_no_more(pid: int) -> None:
     """As this process is: others may use the machine, too, and the rest would wait for all that they compute."""
+    process = psutil.Process(pid)
     for each in [process, *process.children(recursive=True)]:
         try:
             os.sched_setscheduler(each.pid, os.sched_getscheduler(0), os.sched_param(0))
@@ -114,11 +134,63 @@ def be_idle_no_more(process: psutil.Process) -> None:
             pass  # as above, or it has ended meanwhile
 
 
+@dataclass(frozen=True)
+class Passed:
+    """A layer that is through, with its begin and its end by ``time.monotonic``."""
+
+    good: bool
+    began: float
+    ended: float
+    work_s: float
+
+
+class Timeline:
+    """The work of all cores over time."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._notes: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._note()
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        while not self._over.wait(NOTE_S):
+            self._note()
+
+    def _note(self) -> None:
+        self._notes.append((time.monotonic(), machine_s()))
+
+    def end(self) -> None:
+        self._over.set()
+        self._note()
+
+    @property
+    def seconds(self) -> float:
+        return self._notes[-1][0] - self.began
+
+    @property
+    def work_s(self) -> float:
+        return self._notes[-1][1] - self._notes[0][1]
+
+    def bar(self, one: Passed) -> str:
+        """Draw when a layer ran."""
+        begin, end = (round((at - self.began) / self.seconds * COLUMNS) for at in (one.began, one.ended))
+        return " " * begin + "=" * max(end - begin, 1)
+
+    def busy(self) -> str:
+        """Draw how many tenths of the cores were busy, 9 for all."""
+        edges = np.linspace(0.0, self.seconds, COLUMNS + 1) + self.began
+        work = np.diff(np.interp(edges, *zip(*self._notes, strict=True)))
+        share = work / (self.seconds / COLUMNS * (psutil.cpu_count() or 1))
+        return "".join(str(min(int(10 * each), 9)) for each in share)
+
+
 class Layers:
-    """Runs layers, and knows how they ended: whether all was well, and after how many seconds."""
+    """Runs layers, and keeps how they ended."""
 
     def __init__(self, commands: dict[str, list[list[str]]]) -> None:
-        self.results: dict[str, tuple[bool, float]] = {}
+        self.results: dict[str, Passed] = {}
         self._commands = commands
         self._printing = threading.Lock()
 
@@ -140,7 +212,7 @@ class Layers:
         for thread in threads:
             thread.join()
         for command in beside:
-            be_idle_no_more(command.process)
+            be_idle_no_more(command.process.pid)
         if beside:
             self._end(BESIDE, beside, began)
 
@@ -162,7 +234,8 @@ class Layers:
     def _end(self, name: str, running: list[Command], began: float, header: bool = True) -> None:
         ends = [command.wait() for command in running]
         with self._printing:
-            self.results[name] = all(ends), time.monotonic() - began
+            work_s = sum(command.work_s for command in running)
+            self.results[name] = Passed(all(ends), began, time.monotonic(), work_s)
             if header:
                 print(f"\n=== {name}", flush=True)
             for command in running:
@@ -185,14 +258,16 @@ def main(names: list[str]) -> int:
         return 2
     if long:
         os.environ["FLUX_TEST_LONG"] = "1"
-    began, worked, layers = time.monotonic(), machine_s(), Layers(commands)
+    timeline, layers = Timeline(), Layers(commands)
     layers.run(names or list(commands))
+    timeline.end()
     print("\n=== layers")
-    for name, (good, seconds) in layers.results.items():
-        print(f"{name:22} {'passed' if good else 'FAILED'} in {seconds:.0f} s")
-    cores = f"{machine_s() - worked:.0f} s of work on {psutil.cpu_count()} cores"
-    print(f"{'together':22} {time.monotonic() - began:.0f} s, {cores}")
-    return 0 if all(good for good, _ in layers.results.values()) else 1
+    for name, one in layers.results.items():
+        took = f"{'passed' if one.good else 'FAILED'} in {one.ended - one.began:.0f} s, {one.work_s:.0f} s of work"
+        print(f"{name:22} {took:34} {timeline.bar(one)}")
+    together = f"{timeline.seconds:.0f} s, {timeline.work_s:.0f} s of work on {psutil.cpu_count()} cores"
+    print(f"{'together':22} {together:34} {timeline.busy()}")
+    return 0 if all(one.good for one in layers.results.values()) else 1
 
 
 if __name__ == "__main__":
