@@ -106,7 +106,9 @@ class Primary:
         self.bell.close()
 
 
-@pytest.mark.parametrize("share", [1.0, 0.1, 0.01], ids=lambda share: f"{share:.1%} changed")
+@pytest.mark.parametrize(
+    "share", [pytest.param(1.0, marks=pytest.mark.long), 0.1, 0.01], ids=lambda share: f"{share:.1%} changed"
+)
 def test_checkpoint_of_64_mib(benchmark: Any, share: float) -> None:
     primary = Primary()
     primary.checkpoint()

@@ -35,7 +35,7 @@ from flux.worker.table_follower import TableFollower
 from partitioning.clustering import cluster_by_key
 from partitioning.table import Table, change_between
 
-SIZES = [(32, 512), (100, 1024), (100, 4096)]
+SIZES = [(32, 512), (100, 1024), pytest.param(100, 4096, marks=pytest.mark.long)]
 SCHEMA = pa.schema([("k", pa.int64())])
 ROWS = 64
 
@@ -150,7 +150,9 @@ def test_ack(benchmark: Any, workers: int, partitions: int) -> None:
     benchmark.pedantic(take, setup=next_ack, rounds=3000, warmup_rounds=200)
 
 
-@pytest.mark.parametrize(("workers", "stages", "partitions"), [(100, 2, 1024), (1000, 25, 4000)])
+@pytest.mark.parametrize(
+    ("workers", "stages", "partitions"), [(100, 2, 1024), pytest.param(1000, 25, 4000, marks=pytest.mark.long)]
+)
 @pytest.mark.benchmark(group="the loss of one worker, until all is repaired")
 def test_repair_of_one_lost_worker(benchmark: Any, workers: int, stages: int, partitions: int) -> None:
     cluster = LargeCluster(plan_of(partitions, stages), workers)
