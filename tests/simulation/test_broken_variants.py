@@ -15,6 +15,7 @@ from tests.simulation.variants import VARIANTS, Variant
 
 #: Tried when the seeds of the file no longer show it, so that a change elsewhere costs time and not the test.
 MORE = range(200)
+BY_KEY = {variant.key: variant for variant in VARIANTS}
 
 
 @cache
@@ -23,7 +24,10 @@ def unbroken(seed: int, mix: Mix) -> Result:
     return run(seed, mix)
 
 
-def first_caught(variant: Variant) -> Result | None:
+@cache
+def first_caught(key: str) -> Result | None:
+    """Make runs of a variant until a law breaks, once for all tests of it."""
+    variant = BY_KEY[key]
     with pytest.MonkeyPatch.context() as patch:
         variant.break_it(patch)
         results = (run(seed, variant.mix) for seed in (*variant.seeds, *MORE))
@@ -36,7 +40,7 @@ def first_caught(variant: Variant) -> Result | None:
 @pytest.mark.timeout(1200)  # two seconds, unless no seed of the file shows it any more
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.key)
 def test_a_broken_variant_is_caught(variant: Variant) -> None:
-    caught = first_caught(variant)
+    caught = first_caught(variant.key)
     assert caught is not None, f"it got through; make seeds VARIANT={variant.name} looks for another seed"
     assert caught.law in variant.laws, str(caught)
     assert unbroken(caught.seed, variant.mix).ok, "the unbroken code keeps the laws under the same seed"
@@ -47,7 +51,7 @@ def test_either_of_two_rules_is_enough_where_runs_without_both_are_stuck(
     alone: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     both = next(variant for variant in VARIANTS if variant.break_it is rules.secondaries_hold_credit_for_ever)
-    stuck = first_caught(both)
+    stuck = first_caught(both.key)
     assert stuck is not None
     with pytest.MonkeyPatch.context() as patch:
         alone(patch)

@@ -17,10 +17,12 @@ from tests.simulation import variants
 from tests.simulation.broken_moves import a_target_stays_beside_a_source_on_its_own_executor
 from tests.simulation.faults import Faults
 from tests.simulation.kills import Kills, Shape
+from tests.simulation.runs import LONG
 from tests.simulation.table_laws import TableLaws
 from tests.simulation.violation import Violation
 
-TIMES = 6
+#: Kills of one run, and those of all runs together that hit several workers or a move.
+TIMES, MET = (6, 4) if LONG else (3, 2)
 #: Faults besides, and how long full replication may take after the return of the last worker. Where messages are lost
 #: among them may be orders to copy, which are repeated after one second, then two.
 BESIDES = {
@@ -42,13 +44,13 @@ def killed(besides: str, seed: int) -> Counter[str]:
 @pytest.mark.timeout(1800)  # a dozen seconds on a free core
 def test_kills_at_full_replication_end_no_query_whatever_fails_besides() -> None:
     counts = sum((killed(besides, seed) for seed, besides in enumerate(BESIDES)), Counter[str]())
-    assert counts["executors killed with several workers"] > 3
-    assert counts["killed during a move"] > 3
-    assert counts["rows at sinks"] > 2000
+    assert counts["executors killed with several workers"] >= MET
+    assert counts["killed during a move"] >= MET
+    assert counts["rows at sinks"] > 1000
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_copies_are_on_different_hosts_again_after_each_kill(seed: int) -> None:
     """Two hosts of two executors each; a copy stays beside the other only while there is no other host."""
     shape = Shape(executors=4, slots=1, workers=4, hosts=2, partitions=4)

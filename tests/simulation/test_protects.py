@@ -12,7 +12,7 @@ SEEDS = range(25)
 
 @pytest.fixture(scope="module")
 def results() -> Runs:
-    return runs_of((PROTECTED, PROTECTED_UNEVEN), SEEDS, few=8)
+    return runs_of((PROTECTED, PROTECTED_UNEVEN), SEEDS, few=5)
 
 
 @pytest.mark.timeout(3600)

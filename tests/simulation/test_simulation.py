@@ -12,7 +12,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.many import FIXED, SEEDS
 from tests.simulation.mixes import ANY, MANY_DIVERGENCES, UNEVEN
 from tests.simulation.run import Result, Simulation, run
-from tests.simulation.runs import Runs, runs_of
+from tests.simulation.runs import LONG, Runs, runs_of
 
 #: So that runs which end with an error stay the exception.
 FAILED_MAX = 0.05
@@ -112,7 +112,13 @@ BROKE_ONCE = {
 }
 
 
-@pytest.mark.parametrize("seed", BROKE_ONCE)
+#: Takes as long as fifty others. What was wrong is a limit that the simulation draws, not a rule of the product.
+LONG_RUN = 330669
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.long) if seed == LONG_RUN else seed for seed in BROKE_ONCE]
+)
 def test_what_broke_a_law_once_breaks_none_now(seed: int) -> None:
     result = run(seed)
     assert result.ok, f"{BROKE_ONCE[seed]}: {result}"
@@ -145,7 +151,7 @@ def test_without_faults_and_with_patience_nothing_is_repeated() -> None:
     """Seed 17 has logs of one batch and credit for one message: replicas wait for each other in a circle, which is
     broken before anybody loses patience."""
     counts: Counter[str] = Counter()
-    for seed in range(200):
+    for seed in range(200 if LONG else 60):
         simulation = Simulation(seed, Faults())
         if simulation.plan.settings.resend_timeout >= 0.4:
             simulation.run()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.mixes import STANDING, UNEVEN
 from tests.simulation.run import Simulation, run
+from tests.simulation.runs import LONG
 from tests.simulation.stage_kinds import Watched
 from tests.simulation.test_claims import PATIENT, applied, begun, run_for, simulation
 from tests.simulation.violation import Violation
@@ -21,9 +22,9 @@ def test_it_is_measured() -> None:
 
 
 def test_who_stands_still_for_too_long_is_dropped_and_nothing_else_breaks() -> None:
-    results = [run(seed, STANDING) for seed in range(30)]
+    results = [run(seed, STANDING) for seed in range(30 if LONG else 9)]
     assert not [str(result) for result in results if not result.ok]
-    assert sum(result.counts["replicas that stood still"] for result in results) > 50
+    assert sum(result.counts["replicas that stood still"] for result in results) > 1.5 * len(results)
 
 
 def test_a_secondary_that_gets_no_rows_is_seen_although_its_primary_goes_on() -> None:

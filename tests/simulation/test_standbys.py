@@ -12,7 +12,7 @@ SEEDS = range(195)
 
 @pytest.fixture(scope="module")
 def results() -> Runs:
-    return runs_of((STANDBYS, STANDBY_REPAIRS), SEEDS, few=14)
+    return runs_of((STANDBYS, STANDBY_REPAIRS), SEEDS, few=9)
 
 
 @pytest.mark.timeout(3600)  # a minute and a half on a free core
@@ -56,7 +56,7 @@ def test_it_happens_once_among_more_of_them(results: Runs, seldom: str) -> None:
 
 @pytest.fixture(scope="module")
 def with_changes() -> Runs:
-    return runs_of((CHANGES,), range(45), few=8)
+    return runs_of((CHANGES,), range(45), few=5)
 
 
 @pytest.mark.timeout(3600)
