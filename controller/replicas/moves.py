@@ -230,6 +230,8 @@ class MoveQueue:
             return f"{name} would stay where it is" if move.target == move.from_worker else None
         others = [worker for worker in holders if worker != move.from_worker]
         obstacle = placement.obstacle(move.target, others)
+        if obstacle is None:
+            obstacle = placement.too_close(move.key, move.from_worker, move.target, others)
         return None if obstacle is None else f"{name}: {obstacle}"
 
     def ask(self, moves: Sequence[Move], why: str, table: Table, placement: Placement, request: int = 0) -> MovesAsked:

@@ -132,6 +132,10 @@ class Placement(Protocol):
 
         ``holders`` has the primary first. A secondary is preferred."""
 
+    def too_close(self, key: PartitionKey, source: int, target: int, others: Sequence[int]) -> str | None:
+        """Return the reason why a move from ``source`` to ``target`` would not last: the replica would be closer to the others
+        than it is and than it need be, and be moved apart again at once; None: it would last."""
+
     def room(self) -> int:
         """Return the largest number of replicas of one partition that the workers that do not leave can hold."""
 
@@ -215,6 +219,17 @@ class FarApart:
             if others and self.best(key, others) < self.rank(key, worker, others):
                 return worker
         return None
+
+    def too_close(self, key: PartitionKey, source: int, target: int, others: Sequence[int]) -> str | None:
+        here, there = (self.rank(key, worker, others) for worker in (source, target))
+        if there <= max(here, self.best(key, others)):
+            return None
+        unit = Shared(there).name.lower()
+        beside = next(other for other in others if self.rank(key, target, [other]) == there)
+        return (
+            f"worker {target} shares its {unit} with worker {beside}, which holds another replica, and worker {source} does not: "
+            f"the replica would be moved apart again at once; flux drain {source} empties a worker for good"
+        )
 
     def room(self) -> int:
         staying = {worker: place for worker, place in self._places.items() if worker not in self.leaving}

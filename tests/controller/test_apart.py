@@ -143,12 +143,44 @@ def test_the_target_of_a_move_does_not_stay_beside_its_source_on_one_host() -> N
     assert together(c) == []
 
 
-def test_a_move_that_somebody_asks_for_is_not_refused_because_of_hosts() -> None:
+def test_a_move_that_would_be_undone_at_once_is_refused() -> None:
+    """The sweep moves replicas apart when nothing else is to be done. So the move was reported as done, and its source was
+    in the table again, as the target of the move back."""
     c = cluster(partitions=1)
     primary, secondary = c.holders()
     beside = next(slot for slot, host in TWO_BY_TWO.items() if host == hosts_of(c, 0)[0] and slot != primary)
-    c.move(secondary, beside)
-    assert beside in c.holders()
+    text = rf"worker {beside} shares its host with worker {primary}, .* moved apart again"
+    with pytest.raises(UsageError, match=text):
+        c.move(secondary, beside)
+    assert c.holders() == [primary, secondary]
+
+
+def test_a_move_beside_a_replica_on_the_same_executor_is_refused_though_they_may_share_it() -> None:
+    c = Cluster(slots=3, executors={0: "a", 1: "b", 2: "a"}, same_executor=True)
+    assert c.holders() == [0, 1]
+    with pytest.raises(UsageError, match="worker 2 shares its executor with worker 0"):
+        c.move(1, 2)
+    c.move(0, 2)
+    c.settle()
+    assert c.holders() == [2, 1], "it comes no closer to the other"
+
+
+def test_a_move_that_comes_no_closer_than_it_was_is_made_though_there_is_a_better_place() -> None:
+    c = Cluster(slots=3, executors={0: "a", 1: "a", 2: "a"}, same_executor=True)
+    c.move(1, 2)
+    c.settle()
+    assert c.holders() == [0, 2]
+
+
+def test_a_move_is_done_when_its_source_is_out_of_the_table_and_nothing_brings_it_back() -> None:
+    c = cluster(partitions=1)
+    primary, secondary = c.holders()
+    (other,) = [slot for slot in range(4) if slot not in (primary, secondary) and hosts_of(c, 0)[1] == TWO_BY_TWO[slot]]
+    c.move(secondary, other)
+    c.settle()
+    c.tick(1.0)
+    assert c.holders() == [primary, other]
+    assert [event.kind for event in c.core.repairs.history if "move" in event.kind] == ["move"]
 
 
 def test_policies_do_not_bring_copies_closer_together() -> None:
