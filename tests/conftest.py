@@ -41,34 +41,25 @@ os.environ["JDK_JAVA_OPTIONS"] = f"{java_archive.options()} -Djava.io.tmpdir={SC
 
 #: How long the last tasks, threads and sockets of a query that has ended may take to go.
 GONE_S = 60.0
+#: Modules of the processes that fork Python workers: Spark's, and that of Flux.
+DAEMONS = ("pyspark.daemon", "spark_integration.daemon")
 #: What a ZeroMQ context opens, and neither Spark nor pyarrow does.
 ZMQ_FDS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
 
 
-#: Files of tests/spark that a process of their own runs, together with the tests that start Spark in programs: both processes
-#: then take about as long.
-SECOND = (
-    "test_checkpoint_location.py",
-    "test_datasources.py",
-    "test_files_that_come.py",
-    "test_postgres.py",
-    "test_streaming_in.py",
-    "test_streaming_in_faults.py",
-    "test_streams_out.py",
-)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests without a JVM first, those that need executors of their own last, and of these at the very end those after
-    which executors are missing for a while: each kind of session starts once."""
-    for item in items:
-        if item.path.name in SECOND or item.get_closest_marker("starts_spark"):
-            item.add_marker("second")
+    which executors are missing for a while: each kind of session starts once. A second process runs all that need no
+    executors of their own: both processes take about as long."""
 
     def kind(item: pytest.Item) -> int:
         if "cluster" in getattr(item, "fixturenames", ()):
             return 3 if item.get_closest_marker("costs_an_executor") else 2
         return int(item.get_closest_marker("spark") is not None)
+
+    for item in items:
+        if kind(item) < 2:
+            item.add_marker("second")
 
     items.sort(key=kind)
 
@@ -90,6 +81,8 @@ def _session(master: str, more: dict[str, str] | None = None) -> Any:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "false",
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+        # Each worker that is forked by Spark's own daemon takes two seconds of a core for its imports. Programs have that one.
+        "spark.python.daemon.module": DAEMONS[1],
         # Dying executors at the end of a run have much to say that no one needs.
         "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
         # Nobody is given up because the machine is slow; tests of silence say what they want.
@@ -157,19 +150,24 @@ def nothing_left_behind() -> Iterator[None]:
     eventually("listening ports of the driver", lambda: _holders(_listening() - before[1]), {})
     eventually("connection files", lambda: os.listdir(os.environ["FLUX_RUNTIME_DIR"]), [])
     eventually("running Spark jobs", _spark_jobs, [])
-    eventually("Python workers still in a query (ZeroMQ) or with temporary files", _busy_python_workers, {})
+    # A look at all processes takes a while.
+    eventually(
+        "Python workers still in a query (ZeroMQ) or with temporary files", _busy_python_workers, {}, every_s=0.1
+    )
 
     from spark_integration.query.running_queries import active_queries
 
     assert active_queries() == []
 
 
-def eventually(what: str, look: Callable[[], Any], expected: Any, limit_s: float = GONE_S) -> None:
+def eventually(
+    what: str, look: Callable[[], Any], expected: Any, limit_s: float = GONE_S, every_s: float = 0.02
+) -> None:
     """Look again and again until it is as expected; fails with what is there instead."""
     end = time.monotonic() + limit_s
     while (found := look()) != expected:
         assert time.monotonic() < end, f"{what}: {found!r} after {limit_s:g} s, expected {expected!r}"
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def _flux_threads() -> list[str]:
@@ -220,11 +218,15 @@ def python_workers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "pyspark.daemon" in process.cmdline() and "pyspark.daemon" in process.parent().cmdline():
+            if _is_of_daemon(process) and _is_of_daemon(process.parent()):
                 found.append(process)
         except (psutil.Error, AttributeError):
             pass
     return found
+
+
+def _is_of_daemon(process: psutil.Process) -> bool:
+    return any(module in process.cmdline() for module in DAEMONS)
 
 
 def _busy_python_workers() -> dict[int, list[str]]:

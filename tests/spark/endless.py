@@ -19,13 +19,14 @@ from controller.operate import cli
 ROOT = Path(__file__).resolve().parents[2]
 #: A machine under load takes its time; nothing is judged by it.
 WAIT_S = 120.0
+TICK_S = 0.03
 
 
 def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
     """A few rows now and then, without end."""
     start = time.monotonic()
     for number in range(1 << 30):
-        while time.monotonic() < start + number * 0.01:
+        while time.monotonic() < start + number * TICK_S:
             yield None
         yield pa.RecordBatch.from_pydict({"k": [partition, number]})
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import flux
 from spark_integration.query.query import Query
 
-KEYS, PARTITIONS, ROUNDS, LAST_ROUNDS = 300, 3, 400, 40
+KEYS, PARTITIONS, ROUNDS, LAST_ROUNDS = 100, 3, 200, 20
+ROUND_S = 0.02
 #: A machine under load takes its time; nothing here is judged by it.
 WAIT_S = 180.0
 ROWS = pa.schema([("key", pa.int64()), ("sequence", pa.int64())])
@@ -36,14 +37,14 @@ class Seen(flux.Operator):
 
 
 def paced(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
-    """Round n has sequence number n of every key of the partition; a round every ten milliseconds, the last ones when
-    there is a file at ``gate``: so the fault comes in mid-stream on a slow machine too."""
+    """Round n has sequence number n of every key of the partition; a round every ``ROUND_S``, the last ones when there
+    is a file at ``gate``: so the fault comes in mid-stream on a slow machine too."""
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
-        begun = time.time() - start * 0.01
+        begun = time.time() - start * ROUND_S
         for number in range(start, ROUNDS):
-            while time.time() < begun + number * 0.01:
+            while time.time() < begun + number * ROUND_S:
                 yield None
             while number == ROUNDS - LAST_ROUNDS and not os.path.exists(gate_path):
                 yield None

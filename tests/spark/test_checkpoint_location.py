@@ -288,8 +288,9 @@ def test_a_location_from_before_modules_were_moved_goes_on_and_gives_the_plain_a
     assert query.lastProgress["totalInputRows"] <= since, "it went on, and did not begin anew"
 
 
+@pytest.mark.long  # test_streaming_in_faults.py kills the driver of such a query once
 @pytest.mark.starts_spark
-@pytest.mark.parametrize("location", ["a directory", pytest.param("an object store", marks=pytest.mark.long)])
+@pytest.mark.parametrize("location", ["a directory", "an object store"])
 def test_after_the_driver_and_all_its_processes_are_killed_the_program_goes_on_when_it_is_run_again(
     tmp_path: Path, location: str
 ) -> None:

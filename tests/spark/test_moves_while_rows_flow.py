@@ -30,8 +30,8 @@ from spark_integration.query.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left_behind")]
 
-ROUNDS, LAST_ROUNDS = 300, 30
-ROUND_S = 0.005
+ROUNDS, LAST_ROUNDS = 150, 15
+ROUND_S = 0.01
 TOTAL = KEYS * PARTITIONS * ROUNDS
 #: A machine under load takes its time; nothing here is judged by it.
 WAIT_S = 180.0

@@ -18,7 +18,7 @@ import flux
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("nothing_left_behind")]
 
-ROUND_S = 0.01
+ROUND_S = 0.02
 
 
 @flux.stage(key="key", partitions=4, replicas=2)
@@ -47,7 +47,7 @@ def rounds_until_told(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatc
 
 def tell(gate: Path, begun: float) -> int:
     """The rounds come to an end: some time after now. ``begun``: before any reader was, so none has come farther."""
-    rounds = int((time.time() - begun) / ROUND_S) + 300
+    rounds = int((time.time() - begun) / ROUND_S) + 150
     made = gate.with_suffix(".new")
     made.write_text(str(rounds))
     made.rename(gate)  # whoever sees it sees all of it

@@ -12,7 +12,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from striking import KEYS, LAST_ROUNDS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, strike, until
+from striking import (
+    KEYS,
+    LAST_ROUNDS,
+    PARTITIONS,
+    ROUND_S,
+    ROUNDS,
+    ROWS,
+    SEEN,
+    WAIT_S,
+    Seen,
+    paced,
+    rows_in,
+    strike,
+    until,
+)
 
 import flux
 from spark_integration.query.query import Query
@@ -42,13 +56,14 @@ def rows_of_first_partition(query: Query) -> int:
     return max((rows_in for partition, rows_in, _, _ in primaries if partition == 0), default=0)
 
 
+@pytest.mark.long  # the next test shows the same with an operator that says what has changed
 @pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("executor killed", marks=[pytest.mark.costs_an_executor, pytest.mark.long]),
+        pytest.param("executor killed", marks=pytest.mark.costs_an_executor),
         "worker killed",
-        pytest.param("worker stopped", marks=pytest.mark.long),
+        "worker stopped",
     ],
 )
 def test_each_row_has_met_the_state_of_all_before_it_after(cluster, tmp_path: Path, fault: str) -> None:  # type: ignore[no-untyped-def]
@@ -85,13 +100,13 @@ SAID = 3
 
 
 def few_of_many(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
-    """All keys at first, then a few in each round, ten milliseconds after the one before; the last ones when there is a file
-    at ``gate``."""
+    """All keys at first, then a few in each round, ``ROUND_S`` after the one before; the last ones when there is a file at
+    ``gate``."""
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
         for number in range(start, ROUNDS):
-            not_before = time.monotonic() + 0.01
+            not_before = time.monotonic() + ROUND_S
             while time.monotonic() < not_before:
                 yield None
             while number == ROUNDS - LAST_ROUNDS and not os.path.exists(gate_path):
@@ -137,7 +152,7 @@ def test_totals_from_a_checkpoint_and_the_changes_since_are_those_of_spark(clust
     folder, gate, said, applied = (tmp_path / name for name in ("rows", "gate", "said", "applied"))
     said.touch()
     stage = flux.stage(key="key", partitions=4, replicas=2, recovery="standby")(Totals)
-    flow = stage(str(said), str(applied))(flux.source(few_of_many(gate), ROWS, partitions=PARTITIONS))
+    flow = stage(str(said), str(applied))(passed(flux.source(few_of_many(gate), ROWS, partitions=PARTITIONS)))
     rows = PARTITIONS * (MANY_KEYS + (ROUNDS - 1) * HOT_KEYS)
     query = flow.to_parquet(str(folder)).start(
         spark=cluster, workers=3, progress_interval="100ms", checkpoint_interval="200ms"
@@ -148,7 +163,7 @@ def test_totals_from_a_checkpoint_and_the_changes_since_are_those_of_spark(clust
             lambda: all(said.read_text().split().count(str(each)) >= SAID for each in range(4)),
             "checkpoints of changes",
         )
-        lost = strike(query, signal.SIGKILL, stage=0)
+        lost = strike(query, signal.SIGKILL, stage=1)
         until(lambda: lost not in query.members(), "the loss is noticed")
         until(query.is_whole, "full replication")
         assert rows_in(query) < rows, "the fault must come in mid-stream"

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 import pyarrow.dataset
 import pytest
+import test_checkpoint_location
 from streamed import HELD, KEYS, ROWS, WAIT_S, started, stream, write_files
 from striking import until
 
@@ -64,9 +66,12 @@ import sys
 from pathlib import Path
 from pyspark.sql import SparkSession
 from streamed import started
+from test_checkpoint_location import started as started_beside
 
-spark = SparkSession.builder.master("local[5]").config("spark.ui.enabled", "false").getOrCreate()
+builder = SparkSession.builder.master("local[8]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.python.daemon.module", "spark_integration.daemon").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
+beside = started_beside(spark, Path(sys.argv[1]) / "beside", 2)
 started(spark, Path(sys.argv[1])).awaitTermination()
 """
 
@@ -85,20 +90,27 @@ def check_rows(tmp_path: Path, files: int) -> None:
 
 
 def test_the_driver_is_killed_between_the_offsets_of_a_batch_and_its_commit(spark: Any, tmp_path: Path) -> None:
+    """Another query of the same driver, with a source of its own, goes on with another number of workers."""
     write_files(spark, tmp_path / "in", 0, 4)
-    checkpoint = tmp_path / "location" / "stream-stream"
+    beside, checkpoint = tmp_path / "beside", tmp_path / "location" / "stream-stream"
+    beside.mkdir()
     paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
+    environment["FLUX_RUNTIME_DIR"] = str(
+        tmp_path / "queries"
+    )  # what a killed driver leaves there is for no other test
     driver = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, cwd=ROOT)
+
+    def in_mid_stream() -> bool:
+        """One partition of the batch is applied whole, and the other in part; of the other query, some of the rows."""
+        time.sleep(0.2)
+        if not (tmp_path / "rows").exists() or rows_there(tmp_path).num_rows <= HELD * ROWS + ROWS // 4:
+            return driver.poll() is not None
+        return test_checkpoint_location.rows_there(beside) > test_checkpoint_location.TOTAL // 4
+
     try:
-        # One partition of the batch is applied whole, and the other in part.
-        until(
-            lambda: (
-                driver.poll() is not None
-                or ((tmp_path / "rows").exists() and rows_there(tmp_path).num_rows > HELD * ROWS + ROWS // 4)
-            ),
-            "rows of the file in whose middle it stands still",
-        )
+        wanted = "rows of the file in whose middle it stands still, and of the other query"
+        until(in_mid_stream, wanted, 3 * WAIT_S)  # a machine under load takes its time until both have begun
         assert driver.poll() is None, "it must be killed in mid-stream"
     finally:
         family = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
@@ -106,6 +118,9 @@ def test_the_driver_is_killed_between_the_offsets_of_a_batch_and_its_commit(spar
             process.kill()
         driver.wait()
         psutil.wait_procs(family, 10)
+    (beside / "gate").touch()
+    assert test_checkpoint_location.started(spark, beside, 3).awaitTermination(WAIT_S)
+    test_checkpoint_location.check_rows(beside)
     assert (checkpoint / "offsets" / "1").exists()
     assert not (checkpoint / "commits" / "1").exists()
     (tmp_path / "gate").touch()
@@ -122,3 +137,4 @@ def test_the_driver_is_killed_between_the_offsets_of_a_batch_and_its_commit(spar
         flux.UsageError, match=r"has batches through 2, .* not in the state of this query, which is new"
     ):
         flow.start(spark=spark, workers=1)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]

@@ -121,6 +121,7 @@ def test_a_stream_of_spark_goes_on_from_its_checkpoint_with_each_row_once(
 
     def run() -> Any:
         writer = stream(cluster, "to spark").writeStream.foreachBatch(take)
+        writer = writer.trigger(processingTime="500 milliseconds")  # else it has a batch, with tasks, for a few rows
         return writer.option("checkpointLocation", str(tmp_path / "spark")).start()
 
     try:
