@@ -161,11 +161,10 @@ class WindowedGroups:
         if isinstance(self._state, PaneState):
             for groups in self._state.close(watermark):
                 yield from self._results(groups)
-        elif (ended := self._state.close(watermark)) is not None:
+            return
+        for ended in self._state.close(watermark, RESULT_ROWS_MAX):
             times = [self._times(ended.starts), self._times(ended.ends)][: self._columns]
-            made = pa.RecordBatch.from_arrays([*ended.keys, *times, *ended.values], schema=self._output)
-            for start in range(0, made.num_rows, RESULT_ROWS_MAX):
-                yield made.slice(start, RESULT_ROWS_MAX)
+            yield pa.RecordBatch.from_arrays([*ended.keys, *times, *ended.values], schema=self._output)
 
     def _results(self, groups: WindowGroups) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(groups.slots), RESULT_ROWS_MAX):

@@ -30,6 +30,9 @@ from flux.settings import Settings
 from flux.windows.window import NEVER
 from partitioning.clustering import Clustered, Clustering
 
+#: Rows of output after which a step lets others go first: four large batches, which take some ten milliseconds. A batch costs as
+#: much as ``BATCH_ROWS_MIN`` rows at least.
+EMIT_ROWS_MAX, BATCH_ROWS_MIN = 1 << 18, 1024
 #: Step, position, batch.
 Held = tuple[int, int, pa.RecordBatch]
 
@@ -395,11 +398,15 @@ class ReplicaOutput:
     # ---- the output of a step
 
     def emit(self, step: ReplicaStep, output: Batches) -> bool:
-        """Emit the output of the operator for a step as long as there is room. Return False if more is to come: the next call
-        goes on, whatever its ``output``. However much output a step has, a log exceeds its bound by one batch at most."""
+        """Emit the output of the operator for a step as long as there is room, and at most ``EMIT_ROWS_MAX`` rows at a time
+        (design: long-output). Return False if more is to come: the next call goes on, whatever its ``output``. However much
+        output a step has, a log exceeds its bound by one batch at most."""
         if self.parts is None:
             self.parts = self._checked(step, output)
+        emitted = 0
         while True:
+            if emitted >= EMIT_ROWS_MAX:
+                return False
             if self._unsent is None:
                 self._unsent = next(self.parts, None)
                 if self._unsent is None:
@@ -408,6 +415,7 @@ class ReplicaOutput:
             if step.number >= self.silent and self.room.full:
                 return False
             batch, self._unsent = self._unsent, None
+            emitted += max(batch.num_rows, BATCH_ROWS_MIN)
             self.send(step, batch)
 
     def _checked(self, step: ReplicaStep, output: Batches) -> Iterator[pa.RecordBatch]:

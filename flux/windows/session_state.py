@@ -15,7 +15,7 @@ that never come back are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ SLOTS_MIN = 1024
 
 
 class Sessions(NamedTuple):
-    """Ended sessions, by end and start."""
+    """Ended sessions, or a part of them, by end and start."""
 
     keys: list[pa.Array]
     #: Times of the first rows, in microseconds.
@@ -153,22 +153,24 @@ class SessionState:
 
     # ---- ends
 
-    def close(self, watermark: int) -> Sessions | None:
-        """Take out the sessions that no row can join any more. None: there are none."""
+    def close(self, watermark: int, rows_max: int = 1 << 62) -> Iterator[Sessions]:
+        """Yield the sessions that no row can join any more, in parts of ``rows_max`` at most, and take them out. Consume all."""
         limit = watermark - self.window.gap
         if limit <= self._earliest:
-            return None
-        ended = np.empty(self._open, np.int32)
-        count, self._earliest = kernels.ended_sessions(self._at, self._is_open, self._size, limit, ended)
-        if not count:
-            return None
-        ended = ended[:count]
-        ended = ended[_order(self._at[ended, LAST], self._at[ended, START])]
-        keys = [] if self._index is None else self._index.keys(self._at[ended, OWNER].astype(np.int32))
-        values = [made.result(ended) for made in self._accumulators]
-        closed = Sessions(keys, self._at[ended, START], self._at[ended, LAST] + self.window.gap, values)
-        self._forget(ended)
-        return closed
+            return
+        found = np.empty(self._open, np.int32)
+        count, earliest = kernels.ended_sessions(self._at, self._is_open, self._size, limit, found)
+        ended = found[:count]
+        if count:
+            ended = ended[_order(self._at[ended, LAST], self._at[ended, START])]
+        for part in range(0, count, rows_max):
+            slots = ended[part : part + rows_max]
+            keys = [] if self._index is None else self._index.keys(self._at[slots, OWNER].astype(np.int32))
+            values = [made.result(slots) for made in self._accumulators]
+            yield Sessions(keys, self._at[slots, START], self._at[slots, LAST] + self.window.gap, values)
+        self._earliest = earliest
+        if count:
+            self._forget(ended)
 
     def _forget(self, ended: np.ndarray) -> None:
         kernels.unlink_sessions(ended, self._heads, self._at, self._is_open)

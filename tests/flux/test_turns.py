@@ -13,6 +13,7 @@ from flux.settings import Settings
 from flux.worker.core import WorkerCore
 from flux.worker.source_scheduler import BATCHES, READ_MAX_S, READ_S, STARVED_S, ReadTurn
 from flux.worker.step_scheduler import STEPS_IN_TURN
+from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -80,6 +81,36 @@ def test_the_stage_behind_has_every_other_turn_however_many_partitions_keep_the_
     stages = [applied(core, 1.0 + step * SLOW_S)[0] for step in range(12)]
     assert stages.count(1) == 6
     assert all(one != next_ for one, next_ in zip(stages, stages[1:], strict=False))
+
+
+class Closes(flux.Operator):
+    """Gives a million rows in one step, as a large window does that ends; few otherwise."""
+
+    schema = SCHEMA
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for _ in range(16 if batch.column("x")[0].as_py() == 0 else 1):
+            yield pa.RecordBatch.from_arrays([pa.nulls(1 << 16, pa.int64())], schema=SCHEMA)
+
+
+def test_a_step_with_much_output_lets_other_partitions_go_first() -> None:
+    source = flux.source(lambda p: iter(()), SCHEMA, 1, "rows")
+    flow = flux.stage(partitions=1)(Sink)(flux.stage(partitions=2)(Closes)(source))
+    core = WorkerCore(compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"s"), 0)
+    core.on_table(Table(0, (((ReplicaAt(0, 0),),) * 2, ((ReplicaAt(0, 0),),)), ((0,),), {0: ""}), 0.0)
+    list(core.poll(0.0))
+    for number in range(2):  # one for each partition
+        core.on_source(0, 0, pa.record_batch({"x": pa.array([number], pa.int64())}), 0.0)
+    list(core.poll(0.0))
+    first, other = (core.replicas[PartitionKey(0, partition)] for partition in (0, 1))
+    now, given = 0.0, []
+    while not (first.applied and other.applied):
+        now += SLOW_S
+        assert core.work(now)
+        list(core.poll(now))
+        given.append((first.under_way is not None, other.applied))
+    assert (True, 1) in given, "the other was applied in the middle of the long step"
+    assert first.output.rows == 1 << 20
 
 
 def test_who_has_nothing_to_do_takes_no_turn() -> None:

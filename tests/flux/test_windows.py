@@ -211,8 +211,7 @@ def test_many_rows_have_the_sessions_that_sorted_rows_have(keys: int, gap: int, 
     for cut in range(0, total, rows):
         of = slice(cut, cut + rows)
         state.add(times[of], [pa.array(users[of])], [pa.array(amounts[of])])
-        ended = state.close(int(times[cut + rows :].min(initial=1 << 62)))
-        if ended is not None:
+        for ended in state.close(int(times[cut + rows :].min(initial=1 << 62)), 700):
             columns = (ended.keys[0].tolist(), ended.starts.tolist(), ended.ends.tolist(), ended.values[0].tolist())
             found += zip(*columns, strict=True)
     order = np.lexsort((times, users))
@@ -405,7 +404,7 @@ def test_state_is_that_of_open_windows_alone() -> None:
         panes.add(times, users, [None])
         sessions.add(times, users, [None])
         assert sum(len(groups.slots) for groups in panes.close(10 * second)) == (2000 if second else 0)
-        sessions.close(10 * second)
+        assert sum(len(ended.starts) for ended in sessions.close(10 * second)) == (1000 if second else 0)
         sizes.append(panes.nbytes + sessions.nbytes)
     assert max(sizes) == max(sizes[:20])
 
