@@ -192,6 +192,12 @@ class KeyedOperator(Operator):
     def _keeps_attributes(self) -> bool:
         return type(self).snapshot is KeyedOperator.snapshot
 
+    @property
+    def _flux_timed(self) -> bool:
+        kind = type(self)
+        own = kind.on_timer is not KeyedOperator.on_timer or kind.on_key_timer is not KeyedOperator.on_key_timer
+        return own or self.time_to_live is not None
+
     def _forget_all(self) -> None:
         self._index = KeyIndex(self._key_fields)
         self._keys: list[tuple[Any, ...]] = []
@@ -310,10 +316,17 @@ class KeyedOperator(Operator):
         slots, due, now = [], self._due, self.context.now
         while due and due[0][0] <= now:
             at, slot = heapq.heappop(due)
-            if self._is_set(at, slot, "timer") and self._expiry[slot] > now:
-                self._states[slot].timer = None  # type: ignore[union-attr]  # it is set
+            if self._is_set(at, slot, "timer") and self._take_off(slot, "timer"):
                 slots.append(slot)
         return slots
+
+    def _take_off(self, slot: int, which: str) -> bool:
+        """Take a timer off its key, and tell whether the key is to be called. A key whose time to live is over is not called; it
+        is noted as changed, because a copy would set the timer again."""
+        setattr(self._states[slot], which, None)
+        if self._touched is not None:
+            self._touched.add(slot)
+        return self._expiry[slot] > self.context.now
 
     def on_event_timer(self, name: str) -> Batches:
         """Call the keys whose timers the watermark has reached, the earliest first.
@@ -328,14 +341,14 @@ class KeyedOperator(Operator):
         waiting: list[tuple[int, int]] = []
         while due and due[0][0] <= now:
             at, slot = heapq.heappop(due)
-            if not self._is_set(at, slot, "event_timer") or self._expiry[slot] <= self.context.now:
+            if not self._is_set(at, slot, "event_timer"):
                 continue
             if slot in fired and (at <= fired[slot] or now == END_OF_TIME):
                 waiting.append((at, slot))
                 continue
             fired[slot] = at
-            self._states[slot].event_timer = None  # type: ignore[union-attr]  # it is set
-            self._call(slot, self.on_key_event_timer, out)
+            if self._take_off(slot, "event_timer"):
+                self._call(slot, self.on_key_event_timer, out)
         for each in waiting:
             heapq.heappush(due, each)
         self._set_timers()

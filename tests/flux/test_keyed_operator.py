@@ -15,6 +15,7 @@ import flux
 from flux.errors import SchemaError, SnapshotError, UsageError
 from flux.operators import keyed_operator
 from flux.operators.attributes import open_operator
+from flux.operators.operator import facts_of
 from flux.replica.snapshot import decode_snapshot, encode_snapshot
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.int64())])
@@ -328,3 +329,44 @@ def test_names_that_the_operator_uses_itself_are_refused() -> None:
 
     with pytest.raises(UsageError, match="Sets: _keys cannot be a name of its own"):
         trial(Sets)
+
+
+def test_timers_of_a_key_whose_time_is_over_are_taken_off_on_copies_too() -> None:
+    class Late(flux.KeyedOperator):
+        time_to_live = "10 seconds"
+
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            state.timer = state.event_timer = 12
+
+    one = trial(Late)
+    one.process(batch(("a", 1)))
+    one.changes()
+    kept = one.snapshot()
+    one.context.now = 12.0  # two seconds late
+    one.context.watermarks = [12]
+    one.on_timer(keyed_operator.TIMER)
+    one.on_event_timer(keyed_operator.TIMER)
+    other = trial(Late)
+    other.restore(kept)
+    other.apply_changes(one.changes())
+    for each in (one, other, copy_of(one, Late)):
+        each.context.now = 12.0
+        each.on_timer(keyed_operator.TIMER)
+        assert not each._due
+        assert not each._event_due
+        assert keyed_operator.TIMER not in each.context.timers.pending
+
+
+def test_operators_without_timers_of_the_clock_let_slices_be_ordered_ahead() -> None:
+    class ByRows(flux.KeyedOperator):
+        def on_row(self, key: tuple, row: Any, state: Any) -> None: ...
+
+        def on_key_event_timer(self, key: tuple, state: Any) -> None: ...
+
+    class Timed(ByRows):
+        def on_key_timer(self, key: tuple, state: Any) -> None: ...
+
+    class Forgets(ByRows):
+        time_to_live = "1 hour"
+
+    assert [facts_of(trial(kind)).timed for kind in (ByRows, Timed, Forgets)] == [False, True, True]
