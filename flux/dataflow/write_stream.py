@@ -12,7 +12,6 @@ from typing import Any
 
 import flux
 from flux.dataflow.flow import Flow, check_mode
-from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.sink import FlowTo
 from flux.dataflow.source import Source, StreamSource, checked_trigger
 from flux.errors import UsageError
@@ -39,13 +38,6 @@ OTHERS = {
     "csv": "format('parquet') writes files, and foreachBatch(function) anything",
     "json": "format('parquet') writes files, format('kafka') JSON records, and foreachBatch(function) anything",
 }
-
-
-def _behind_rows(flow: Flow) -> Flow:
-    """Return the stage that gives the rows of a flow, in front of conditions and columns."""
-    while isinstance(flow, RowFlow) and isinstance(flow.inputs[0], Flow):
-        flow = flow.inputs[0]
-    return flow
 
 
 class FlowWriter:
@@ -96,7 +88,7 @@ class FlowWriter:
         groups once, at the end of the input. Rows of any other stage are appended."""
         if outputMode not in ("append", "update", "complete"):
             raise UsageError(f"writeStream.outputMode: expected append, update or complete, got {outputMode!r:.100}")
-        stage = _behind_rows(self._flow).stage
+        stage = self._flow._own_stage
         aggregates = isinstance(stage.make(), Aggregate)
         if outputMode == "append" and aggregates and stage.window is None:
             raise UsageError(
@@ -190,7 +182,7 @@ class FlowWriter:
         return given, settings, location
 
     def _flow_in_mode(self) -> Flow:
-        if self._mode is None or self._mode == _behind_rows(self._flow).stage.output_mode:
+        if self._mode is None or self._mode == self._flow._own_stage.output_mode:
             return self._flow
         return self._flow.in_mode(self._mode)
 

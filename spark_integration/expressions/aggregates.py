@@ -180,6 +180,11 @@ class _Resolution:
             try:
                 check_key_type(column.name, column.type)
             except KeyTypeError as error:
+                if pa.types.is_struct(column.type) and [each.name for each in column.type] == ["start", "end"]:
+                    raise UsageError(
+                        f"groupBy: {column.name} is a window of an earlier aggregate; group by windows of it, as in "
+                        f"groupBy(F.window({column.name!r}, '10 minutes')), which may be as long as these"
+                    ) from error
                 raise UsageError(f"groupBy: {error}") from error
             self._key.append(column.name)
             self._keys[text] = column

@@ -32,6 +32,8 @@ def window_key(column: Column) -> WindowKey | None:
         )
     made = _declared(call)
     times = call.arguments().apply(0)
+    if _name_of_function(times) == "window_time":  # the time of a window, which the window itself means here, too
+        times = times.arguments().apply(0)
     clock = _name_of_function(times) in _CLOCKS
     return WindowKey(made, None if clock else _as_column(times), name or WINDOW_NAMES[type(made)])
 

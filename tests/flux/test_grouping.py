@@ -198,6 +198,16 @@ def test_an_aggregate_of_groups_that_change_is_refused() -> None:
         compiled(sums(same(update), "key").to(Keep()))
 
 
+def test_with_stage_changes_the_stage_of_the_groups() -> None:
+    flow = sums(source(), "key").where(above(1, Column("s", LONG))).withStage(name="Sums", partitions=3, replicas=2)
+    (stage,) = compiled(flow.to(Keep())).stages
+    assert (stage.name, stage.partitions, stage.replicas, stage.key) == ("Sums", 3, 2, ("key",))
+    (stage,) = compiled(FlowWriter(flow).outputMode("update")._flow_in_mode().to(Keep())).stages
+    assert (stage.name, stage.output_mode) == ("Sums", "update")
+    with pytest.raises(UsageError, match="partitions must be 1"):
+        compiled(sums(source()).withStage(partitions=3).to(Keep()))
+
+
 def test_flows_copied_for_a_trigger_are_the_same_groups() -> None:
     def copied(given: Any) -> Any:
         if not isinstance(given, flux.Flow):

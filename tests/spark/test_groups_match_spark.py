@@ -19,7 +19,7 @@ from flux.dataflow.flow import Stage
 from flux.dataflow.grouping import GroupedData, GroupFlow, Grouping, ResolvedGrouping
 from flux.operators.operator import Operator
 from spark_integration.expressions.aggregates import groups_of
-from spark_integration.schema import to_arrow
+from spark_integration.schema import for_spark, to_arrow
 
 pytestmark = pytest.mark.spark
 F = pytest.importorskip("pyspark.sql.functions")
@@ -60,7 +60,12 @@ def table() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def data(spark: Any) -> Any:
-    return spark.createDataFrame(table()).cache()
+    return dataframe(spark, table()).cache()
+
+
+def dataframe(spark: Any, rows: pa.Table) -> Any:
+    """Return rows as a DataFrame in which times without a zone are TIMESTAMP_NTZ, as in flows."""
+    return spark.createDataFrame(rows, for_spark(rows.schema, "rows")[0])
 
 
 class Resolved(Stage):
@@ -101,7 +106,7 @@ class Local:
             made = pa.Table.from_batches(
                 [found.after.apply(batch) for batch in made.to_batches()], schema=found.after.output
             )
-        return self._spark.createDataFrame(made)
+        return dataframe(self._spark, made)
 
 
 WINDOW = ("ts", "10 minutes", "4 minutes", "1 minute")
@@ -227,9 +232,25 @@ def test_a_flow_of_groups_is_that_of_spark(spark: Any, data: Any, rows: Any) -> 
     assert_same(counted(timed).toDF(), counted(data))
     theirs = counted(data).groupBy("word").agg(F.count("*").alias("windows"), F.sum("n").alias("n"))
     assert_same(Windows(counted(rows)).toDF(), theirs)
-    hours = [F.window("window", "1 hour").alias("hour"), F.sum("n").alias("n")]
+    hours = [F.window(F.window_time("window"), "1 hour").alias("hour"), F.sum("n").alias("n")]
     theirs = counted(data).groupBy(F.window("start", "1 hour").alias("hour")).agg(hours[1])
-    assert_same(counted(rows).groupBy(hours[0]).agg(hours[1]).toDF(), theirs)
+    assert_same(counted(flux.batch(data)).groupBy(hours[0]).agg(hours[1]).toDF(), theirs)
+    with pytest.raises(flux.UsageError, match=r"window is a window of an earlier .*groupBy\(F.window\('window', "):
+        counted(rows).groupBy("window").count()
+
+
+@pytest.mark.parametrize("zone", ["America/St_Johns"])
+def test_windows_are_in_the_zone_of_the_session(spark: Any, data: Any, zone: str) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        for name in ("hopping", "wall", "expressions", "sessions"):
+            assert_same(QUERIES[name](Local(spark, table())), QUERIES[name](data))
+        hour = F.window("ts", "1 hour"), F.hour("ts").alias("h"), F.date_format("ts", "yyyy-MM-dd HH").alias("text")
+        queries = [df.groupBy(*hour).agg(F.max("ts"), F.hour(F.min("ts"))) for df in (Local(spark, table()), data)]
+        assert_same(*queries)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def test_groups_that_a_column_closes_have_it_as_a_key(spark: Any, data: Any) -> None:
