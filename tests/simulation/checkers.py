@@ -39,6 +39,7 @@ from tests.simulation.witness import WITNESS
 
 if TYPE_CHECKING:
     from controller.decide.controller import Controller
+    from tests.simulation.event_time_laws import EventTimeLaws
 
 #: Turns of workers after which the state machines of one are asked to look at themselves.
 VALIDATED_EVERY = 16
@@ -90,6 +91,8 @@ class Ledger:
         #: Below which steps a primary has ordered that had not heard from all live ones.
         self._ordered_unheard: dict[Key, int] = {}
         self._turns = 0  # of all workers
+        #: The laws of event time, of all lives; None: rows have none.
+        self.event_time: EventTimeLaws = None  # type: ignore[assignment]
         self.tables = TableLaws(self)
 
     def newest_given(self, stream: StreamId) -> Any:
@@ -190,6 +193,8 @@ class Ledger:
             given.append(entry)
         for partition in entry.touches.tolist():
             self._touching[stream, partition].append(entry.sequence)
+        if self.event_time is not None:
+            self.event_time.given(stream, entry)
         if maker is not None:
             self._committed_everywhere(stream, entry.sequence, maker)
 
@@ -318,6 +323,8 @@ class Ledger:
 
         watch_steps(replica, begins, ends)
         watch_order(replica, self.plan.settings.order_max_steps, self.alive, self._ordered_unheard)
+        if self.event_time is not None:
+            self.event_time.watch(core, replica)
 
     def _inherit(self, watch: Watch) -> None:
         """A copy of state has the steps of the primary that was copied, and must hold back the same of them."""

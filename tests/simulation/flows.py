@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import QueryReaders
 from flux.dataflow.source import DataFrameSource, Source
+from flux.operators.operator import says_needs
 from flux.settings import Settings
 from partitioning.ids import STANDBY, UPSTREAM
 from tests.simulation.checkers import Ledger
@@ -36,6 +37,9 @@ from tests.simulation.stage_kinds import (
     make_batch,
 )
 from tests.simulation.telling import perhaps_telling
+
+if TYPE_CHECKING:
+    from tests.simulation.timed_flows import EventTimeFlow
 
 SECRET = b"of this query"
 #: Of the sources that workers read, so many have positions of their own.
@@ -128,6 +132,8 @@ class Dataflow:
     credit_floor: int
     timed: bool
     collected: bool = False
+    #: What the laws of event time have to know; None: rows have no event time.
+    event_time: EventTimeFlow | None = None
 
 
 class _Builder:
@@ -331,7 +337,10 @@ def with_standbys(flow: Dataflow, rng: random.Random, share: float) -> Dataflow:
 
 
 def _standby_of(stage: StagePlan, rng: random.Random) -> str:
-    return UPSTREAM if isinstance(stage.make(), Replaying) and rng.random() < UPSTREAM_SHARE else STANDBY
+    operator = stage.make()
+    windowed = getattr(operator, "_flux_window", None) is not None and says_needs(operator, stage.output_mode)
+    may = isinstance(operator, Replaying) or windowed
+    return UPSTREAM if may and rng.random() < UPSTREAM_SHARE else STANDBY
 
 
 def chain(

@@ -25,7 +25,7 @@ class Mix:
     and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have positions of their own;
     ``losing``: these are logs that lose records, with ``log_faults`` also needed ones; ``upstream``: some operators say from
     where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
-    where None and faults are given."""
+    where None and faults are given; ``event_time``: rows have event time (``timed_flows``)."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -40,6 +40,7 @@ class Mix:
     habits: Habits | None = None
     losing: bool = False
     log_faults: LogFaults | None = None
+    event_time: bool = False
 
 
 #: As the seed has it.
@@ -301,6 +302,14 @@ LIVES_OF_ONE = Mix(
 LIVES_FETCHED = replace(
     FETCHED, faults=replace(FETCHED.faults or Faults(), fetch_crash_probability=0.03), copies=1, lives=2
 )
+#: Rows with event time, whatever fails, and under faults that endanger watermarks.
+EVENT_TIME = Mix(event_time=True)
+EVENT_TIME_FAULTLESS = replace(FAULTLESS, event_time=True)
+EVENT_TIME_UNEVEN = replace(UNEVEN, event_time=True)
+EVENT_TIME_REPAIRS = replace(REPAIRS, event_time=True)
+EVENT_TIME_STANDBYS = replace(CHANGES, event_time=True)
+EVENT_TIME_LIVES = replace(LIVES, event_time=True)
+EVENT_TIME_LIVES_OF_ONE = replace(LIVES_OF_ONE, event_time=True)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

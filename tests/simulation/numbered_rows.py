@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import FromSource, Plan, Timed
 from flux.exchange.log import End, LogEntry, Rows
 from flux.exchange.producer import Producer
 from partitioning.ids import StreamId
@@ -39,13 +39,16 @@ def publish(ledger: Ledger, producer: Producer, seen: int) -> None:
         if entry.sequence < seen:
             continue
         ledger._largest[stream] = max(ledger._largest[stream], entry.nbytes)
-        gaps = producer.earlier.own_numbers
-        for number, partitions, row in _rows(entry, gaps):
+        filtered = _is_filtered(ledger.plan, stream)
+        gaps = producer.earlier.own_numbers or filtered
+        for number, partitions, row in _rows(entry, gaps, filtered):
             assert gaps or number <= end, f"stream {stream}: row {end} was never given, and row {number} is"
             if number >= end:
                 given[number], end = (partitions, row), number + 1
                 for partition in partitions:
                     ledger._touching[stream, partition].append(number)
+                if ledger.event_time is not None:
+                    ledger.event_time.given_row(stream, partitions, number, row)
             else:
                 again += 1
                 if given.get(number) != (partitions, row):
@@ -54,8 +57,15 @@ def publish(ledger: Ledger, producer: Producer, seen: int) -> None:
     ledger.counts["rows made again"] += again
 
 
-def _rows(entry: LogEntry, gaps: bool) -> list[tuple[int, tuple[int, ...], object]]:
-    """Number, partitions and content of each row, in order; the end is one without content. ``gaps``: some may be missing."""
+def _is_filtered(plan: Plan, stream: StreamId) -> bool:
+    """Tell whether a stream leaves out rows that were read: the late ones, or those on time."""
+    edge = plan.edges[stream.edge]
+    return isinstance(edge, FromSource) and edge.timed is not Timed.ALL
+
+
+def _rows(entry: LogEntry, gaps: bool, filtered: bool) -> list[tuple[int, tuple[int, ...], object]]:
+    """Number, partitions and content of each row, in order; the end is one without content. ``gaps``: some may be missing;
+    ``filtered``: also the first and the last ones."""
     if not isinstance(entry.element, Rows):
         return [(entry.sequence, tuple(sorted(entry.touches.tolist())), THE_END)]
     data = entry.element.data
@@ -65,6 +75,9 @@ def _rows(entry: LogEntry, gaps: bool) -> list[tuple[int, tuple[int, ...], objec
     whose = np.repeat(data.by_rank, np.diff(data.offsets)).tolist()
     found = sorted(zip(numbers.tolist(), whose, contents, strict=True), key=lambda row: row[0])
     mine = [number for number, _, _ in found]
+    if filtered:
+        assert all(entry.begin <= number <= entry.sequence for number in mine), "an entry says where its rows are"
+        return [(number, (partition,), content) for number, partition, content in found]
     assert (mine[0], mine[-1]) == (entry.begin, entry.sequence), "an entry says its first and its last row"
     assert gaps or mine == list(range(entry.begin, entry.sequence + 1)), "numbers without gaps"
     return [(number, (partition,), content) for number, partition, content in found]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 import flux
 from partitioning.ids import PartitionKey
+from tests.simulation.timed_rows import tuples
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Delivery:
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         key = PartitionKey(stage, partition)
-        rows = [(row["id"], row["key"], row["word"]) for row in batch.to_pylist()]
+        rows = tuples(batch)
         self._give(key, self._lines[key], (self._lines[key].life, position, rows))
 
     def recovered(self, stage: int, partition: int, position: int, note: Any) -> None:

@@ -21,6 +21,7 @@ from flux.wire.messages import Pulled
 from partitioning.ids import PartitionKey
 from tests.simulation.network import Link
 from tests.simulation.outside import LEFT_OUT
+from tests.simulation.timed_rows import tuples
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Reader:
     def _take(self, stage: int, pulling: OutputPull) -> None:
         got = pulling.take()
         if got is not None:
-            rows = [(row["id"], row["key"], row["word"]) for row in got.batch.to_pylist()]
+            rows = tuples(got.batch)
             self._sim.outside.land(PartitionKey(stage, got.partition), got.position, rows)
             if not self._keeps:  # in a program, what was handed out is read
                 self._sim.outside.kept[PartitionKey(stage, got.partition)] = got.position + 1

@@ -23,10 +23,11 @@ from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
 from flux.worker.source_scheduler import IDLE_SOURCE_S
 from tests.simulation import faults as faults_
-from tests.simulation import flows, mixes, operators
+from tests.simulation import flows, mixes, operators, timed_flows
 from tests.simulation.busy import Demand
 from tests.simulation.checkers import Ledger
 from tests.simulation.divergence import Divergences
+from tests.simulation.event_time_laws import EventTimeLaws, StandStill
 from tests.simulation.evidence import orders_of
 from tests.simulation.faults import Faults
 from tests.simulation.fetches import Fetches
@@ -75,6 +76,7 @@ READERS_FROM = 1_200_000_000
 GATHERS_FROM = 3_600_000_000
 LOSSES_FROM = 4_200_000_000
 LOG_FAULTS_FROM = 6_000_000_000
+EVENT_TIME_FROM = 40_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
 LOSSES_OF = 2
 #: So many of those from there on have a directory, and so many lives at most.
@@ -120,13 +122,15 @@ class Simulation:
         upstream: bool = False,
         losing: bool = False,
         log_faults: LogFaults | None = None,
+        event_time: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
         workers say that they are; None: they do not say. ``bounded``: replicas may not be far apart; else drawn, where
         faults and flow are. ``collected``: the output is fetched, also where that is not drawn. ``standbys``: the share of
         stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
-        their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones."""
+        their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones; ``event_time``: rows have
+        event time, as they do in seeds of their own."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         self.demand = demand
@@ -150,6 +154,8 @@ class Simulation:
         self.dataflow = (
             dataflow(self.ledger)
             if dataflow is not None
+            else timed_flows.draw(rng, self.ledger, copies_max, copies, lambda: self.world.now)
+            if event_time or (faults is None and seed >= EVENT_TIME_FROM)
             else flows.draw(
                 rng,
                 self.ledger,
@@ -186,6 +192,10 @@ class Simulation:
         if life is not None:
             slots = life.go_on(self, slots)
         self.plan = self.ledger.plan = _with_step_timeout(self.dataflow.plan, self.faults.step_timeout_s)
+        if self.dataflow.event_time is not None:
+            self.ledger.event_time = self.ledger.event_time or EventTimeLaws(self.dataflow.event_time)
+            self.ledger.event_time.begin(self.ledger)
+        self.stand_still = StandStill(self)
         self.copies = (
             draw_limits(random.Random(f"copies {seed}"), self.faults, self.plan)
             if dataflow is None
@@ -352,9 +362,9 @@ class Simulation:
 
     def may_end(self, source: int, partition: int) -> bool:
         """Whether this partition of a source may come to its end: patient ones wait until everything is repaired."""
-        if self.faults.patient_alone and (source, partition) != self._last_to_end:
-            return True
         if self.life is not None and self.life.had_ended(self, source, partition):
+            return True
+        if self.faults.patient_alone and (source, partition) != self._last_to_end:
             return True
         if not self.sources_may_end and self.network.calm and self.controller.phase == "running":
             controller = self.controller
@@ -369,7 +379,7 @@ class Simulation:
             if at_rest and self.outcomes.all_over():
                 self.end.check_replicated()
                 self.sources_may_end = True
-        return self.sources_may_end
+        return self.sources_may_end and self.stand_still.may_end(source, partition)
 
     # ---- tasks of workers
 
@@ -466,7 +476,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
     return Simulation(
         seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
         standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,
-        losing=mix.losing, log_faults=mix.log_faults,
+        losing=mix.losing, log_faults=mix.log_faults, event_time=mix.event_time,
     )  # fmt: skip
 
 

@@ -79,6 +79,8 @@ class RunEnd:
             self.check_drained()
         lost_rows.check_told(self.sim)
         self.check_rows()
+        if self.sim.ledger.event_time is not None:
+            self.sim.ledger.event_time.check_late_counts(self.sim)
         self.sim.outside.check()
 
     def _count_handshakes(self, producers: Any) -> None:
@@ -150,6 +152,8 @@ class RunEnd:
         return None
 
     def _wrong(self, version: dict[tuple[str, int], int], partly: bool = False) -> str | None:
+        if self.sim.ledger.event_time is not None:
+            return self.sim.ledger.event_time.wrong(self.sim, partly)
         if self.sim.dataflow.collected:
             return self._wrong_fetched(version, partly)
         for sink in self.sim.dataflow.sinks:

@@ -340,6 +340,8 @@ class Story:
     def _what(self, step: ReplicaStep) -> str:
         if step.entry.kind is StepKind.TICK:
             return "the timers that are due"
+        if step.entry.kind is StepKind.WATERMARK:
+            return f"watermarks {', '.join(map(str, step.entry.watermarks))}"
         if step.entry.kind is StepKind.FINISH:
             return "the end of its input"
         if any(slice_.ends_stream for slice_ in step.slices):

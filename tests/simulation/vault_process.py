@@ -120,6 +120,7 @@ def _go_on(ledger: Ledger, earlier: Ledger) -> None:
     ledger._largest, ledger._official = earlier._largest, earlier._official
     ledger.unsteady, ledger.altered = earlier.unsteady, earlier.altered
     ledger._ordered_unheard = earlier._ordered_unheard
+    ledger.event_time = earlier.event_time
 
 
 @dataclass

@@ -75,6 +75,11 @@ class Wording:
         )
         return [(f"stream {at} from {wanted}; credit up to byte {m.granted:,}{shown}", [at])]
 
+    def _Bound(self, m: messages.Bound, _: Any) -> Lines:  # noqa: N802
+        at = f"{m.edge}.{m.producer}"
+        idle = ", which is idle" if m.idle else ""
+        return [(f"no row below {m.watermark} behind batch {m.sequence - 1} of stream {at}{idle}", [at])]
+
     def _Data(self, m: messages.Data, _: Any) -> Lines:  # noqa: N802
         at = f"{m.edge}.{m.producer}"
         consumer = self.plan.edges[m.edge].consumer

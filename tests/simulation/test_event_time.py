@@ -1,0 +1,134 @@
+"""Event time among faults: watermarks hold, each window comes once, and the answer is that of a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import flux
+from partitioning.ids import StreamId
+from tests.simulation import event_time_laws as laws
+from tests.simulation.mixes import (
+    EVENT_TIME,
+    EVENT_TIME_LIVES,
+    EVENT_TIME_LIVES_OF_ONE,
+    EVENT_TIME_REPAIRS,
+    EVENT_TIME_STANDBYS,
+    EVENT_TIME_UNEVEN,
+)
+from tests.simulation.runs import Runs, runs_of
+from tests.simulation.timed_rows import SECOND, judged, windows_of
+from tests.simulation.violation import Violation
+
+MIXES = (
+    EVENT_TIME,
+    EVENT_TIME_UNEVEN,
+    EVENT_TIME_REPAIRS,
+    EVENT_TIME_STANDBYS,
+    EVENT_TIME_LIVES,
+    EVENT_TIME_LIVES_OF_ONE,
+)
+SEEDS = range(32)
+
+
+@pytest.fixture(scope="module")
+def results() -> Runs:
+    return runs_of(MIXES, SEEDS, few=18)
+
+
+@pytest.mark.timeout(3600)
+def test_event_time_keeps_every_law(results: Runs) -> None:
+    broken = results.broken()
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "watermarks ordered",
+        "watermarks that secondaries took",
+        "watermarks that had to come",
+        "runs whose sources stood still",
+        "results of windows at sinks",
+        "late rows at sinks",
+        "late rows counted",
+        "timers of event time: due",
+        "timers of event time: beat",
+        "rows made again",
+        "take-overs",
+        "repairs",
+        "moves done",
+        "losses of everything",
+        "lives that went on",
+    ],
+)
+def test_it_happens_to_rows_with_times(results: Runs, event: str) -> None:
+    assert results.happens(event, 4)
+
+
+# ---- the laws themselves
+
+
+def books(idle: bool = False) -> laws.EventTimeLaws:
+    """Return the books of a query with one stage, whose one input may be idle."""
+    source = SimpleNamespace(event_time=SimpleNamespace(idle=1 if idle else None))
+    edge = laws.FromSource(0, 0, 0, (), laws.pa.schema([("ts", laws.pa.timestamp("us"))]), 1, 1, 0, states=True)
+    stage = SimpleNamespace(id=0, name="stage", edges_in=(0,), timed_inputs=(0,), schemas=(edge.schema,))
+    made = laws.EventTimeLaws(None)  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(edges=[edge], stages=[stage], sources=[source])
+    made.begin(SimpleNamespace(plan=plan, counts=Counter()))  # type: ignore[arg-type]
+    return made
+
+
+def test_a_row_behind_an_ordered_watermark_is_seen_whenever_it_is_given_out() -> None:
+    stream = StreamId(0, 0)
+    after, before = books(), books()
+    after._claim(stream, 0, 4, 10)
+    after._note(stream, 0, 4, 9)  # in front of it
+    after._note(stream, 0, 5, 10)
+    with pytest.raises(Violation, match="ordered watermark 10 behind 4"):
+        after._note(stream, 0, 6, 9)
+    before._note(stream, 0, 6, 9)
+    with pytest.raises(Violation, match=r"\(a\)"):
+        before._claim(stream, 0, 4, 10)
+    books(idle=True)._claim(stream, 0, 4, 10)
+
+
+def test_a_watermark_that_falls_and_one_that_differs_are_seen() -> None:
+    made, replica = books(), SimpleNamespace(stage=SimpleNamespace(id=0), partition=0, where="stage, partition 0")
+    made.committed(replica, 3, (7,))  # type: ignore[arg-type]
+    made.committed(replica, 4, (7,))  # type: ignore[arg-type]
+    with pytest.raises(Violation, match=r"\(c\)"):
+        made.committed(replica, 4, (8,))  # type: ignore[arg-type]
+    with pytest.raises(Violation, match=r"\(b\)"):
+        made.committed(replica, 5, (6,))  # type: ignore[arg-type]
+    with pytest.raises(Violation, match=r"\(b\)"):
+        made.committed(replica, 2, (8,))  # type: ignore[arg-type]
+
+
+def test_the_model_judges_row_by_row_and_counts_windows_and_sessions() -> None:
+    rows = [
+        (at, 0, "", None if time is None else time * SECOND) for at, time in enumerate((10, 5, None, 20, 14, 15, 40))
+    ]
+    on_time, late = judged(rows, 5 * SECOND)
+    assert [row[0] for row in late] == [4]
+    given = [((0,), row[3], 1, row[0]) for row in on_time if row[3] is not None]
+    ten = windows_of(given, flux.window("ts", "10 seconds"))
+    assert {(start // SECOND, end // SECOND): found for (_, start, end), found in ten.items()} == {
+        (0, 10): [1, 1],
+        (10, 20): [2, 5],
+        (20, 30): [1, 3],
+        (40, 50): [1, 6],
+    }
+    hopping = windows_of(given, flux.window("ts", "10 seconds", "4 seconds"))
+    assert sum(count for count, _ in hopping.values()) == sum(
+        sum(start <= time < start + 10 for start in range(-12, 60, 4)) for time in (10, 5, 20, 15, 40)
+    )
+    sessions = windows_of(given, flux.session_window("ts", "5 seconds"))
+    assert {(start // SECOND, end // SECOND): found for (_, start, end), found in sessions.items()} == {
+        (5, 25): [4, 9],
+        (40, 45): [1, 6],
+    }

@@ -1,0 +1,425 @@
+"""Random flows with event time: sources with disorder, late rows, leaps and idle spells; windows, windows of windows, operators
+with timers of event time, stages without event time beside them; and the answer of a batch over the rows that are not late.
+
+Seeds of these flows are of a range of their own (``mixes.EVENT_TIME``), so that no draw of another flow changes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import flux
+from controller.plan_compiler import compile_plan
+from flux.dataflow.flow import Flow, Stage
+from flux.dataflow.sink import QueryReaders
+from flux.dataflow.source import DataFrameSource, RowStart, Source
+from flux.windows.window import SessionWindow, Window
+from tests.simulation import timed_kinds as kinds
+from tests.simulation.checkers import Ledger
+from tests.simulation.flows import READ_SHARE, SECRET, Dataflow, Node, SourceData, _settings
+from tests.simulation.outside import SHARE, Goes
+from tests.simulation.telling import perhaps_telling
+from tests.simulation.timed_rows import (
+    SECOND,
+    TIME,
+    TIMED,
+    WINDOW_TIME,
+    Disorder,
+    TimedRow,
+    judged,
+    make_timed_batch,
+    newest_of,
+    windows_of,
+)
+
+#: Of the flows, so many have sources that may fall idle.
+IDLE_SHARE = 0.25
+#: Of the sources that workers read, so many have positions of their own, and of these so many bring the numbers of their rows.
+POSITIONS_SHARE, NUMBERS_SHARE = 0.5, 0.5
+#: Of the sources with several partitions, so many have one that ends before the others.
+EARLY_SHARE = 0.4
+#: Virtual seconds between two batches of a partition, and of a spell in which it has nothing.
+PERIODS_S, SPELLS_S = (0.0, 0.002, 0.01), (0.02, 0.1, 0.4)
+#: Virtual time for which an idle source has given nothing, in microseconds.
+IDLE_US = (20_000, 100_000)
+#: So often a batch comes after a spell.
+SPELLS = 0.1
+#: So many of the flows come to their end only when every partition knows the least watermark.
+LINGERS_SHARE = 0.6
+#: Virtual seconds between two statements, or watermarks, that cross no end of a window.
+INTERVALS_S = (0.002, 0.01, 0.05)
+
+
+@dataclass
+class TimedData(SourceData):
+    """A source whose rows have times. ``due[p]``: virtual seconds after the first reading of a partition at which each of its
+    batches is there."""
+
+    #: Microseconds; None: its rows have no event time, or are those of a DataFrame.
+    delay: int | None = None
+    idle: int | None = None
+    due: list[list[float]] = field(default_factory=list)
+    #: Partitions that come to their end while others stand still.
+    early: set[int] = field(default_factory=set)
+    #: Columns that Spark reads; None: all.
+    columns: tuple[int, ...] | None = None
+    #: The clock of the run, and when each partition was read first.
+    clock: Callable[[], float] = lambda: 0.0
+    begun: dict[int, float] = field(default_factory=dict)
+
+    def rows_of(self, partition: int) -> list[TimedRow]:
+        return [row for batch in self.batches[partition] for row in batch]  # type: ignore[misc]
+
+    def judged(self, partition: int) -> tuple[list[TimedRow], list[TimedRow]]:
+        rows = self.rows_of(partition)
+        return (rows, []) if self.delay is None else judged(rows, self.delay)
+
+    def on_time(self) -> list[TimedRow]:
+        return [row for partition in range(len(self.batches)) for row in self.judged(partition)[0]]
+
+    def all(self) -> list[TimedRow]:
+        return [row for partition in range(len(self.batches)) for row in self.rows_of(partition)]
+
+    def late(self) -> list[TimedRow]:
+        return [row for partition in range(len(self.batches)) for row in self.judged(partition)[1]]
+
+    def newest(self, partition: int) -> int | None:
+        """Return the greatest time of all rows of a partition."""
+        return newest_of(self.rows_of(partition))
+
+    # ---- readers
+
+    def read(self, partition: int, version: int = 0) -> Iterator[pa.RecordBatch]:
+        tick = 0
+        for rows in self.batches[partition]:
+            batch = make_timed_batch(rows, partition, tick)  # type: ignore[arg-type]
+            tick += len(rows)
+            yield batch if self.columns is None else batch.select(list(self.columns))
+
+    def waits(self, partition: int, number: int) -> bool:
+        """Tell whether a batch is not there yet."""
+        began = self.begun.setdefault(partition, self.clock())
+        return self.clock() < began + self.due[partition][number]
+
+    def counted(self, partition: int) -> Iterator[pa.RecordBatch | None]:
+        for number, batch in enumerate(self.read(partition)):
+            while self.waits(partition, number):
+                yield None
+            yield batch
+
+    def seeking(self, partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
+        numbered = [(number, batch) for number, batch in enumerate(self.read(partition)) if batch.num_rows]
+        for number, batch in numbered[start:]:
+            while self.waits(partition, number):
+                yield None
+            yield batch
+
+
+class PositionedReader:
+    """``read(partition, start)`` of a source with positions: it cuts its rows elsewhere each time. Rows may bring numbers."""
+
+    def __init__(self, data: TimedData, numbers: list[np.ndarray] | None, rng: random.Random) -> None:
+        self._data, self._numbers, self._rng = data, numbers, rng
+        self.row_numbers = numbers is not None
+
+    def __call__(self, partition: int, start: Any) -> Iterator[Any]:
+        data, rng = self._data, self._rng
+        rows, numbers = data.rows_of(partition), None if self._numbers is None else self._numbers[partition]
+        batch_of = [number for number, batch in enumerate(data.batches[partition]) for _ in batch]
+        at = self._place(numbers, start)
+        most, often = rng.choice([1, 5, 20]), rng.choice([0.3, 1.0, 1.0])
+        while at < len(rows):
+            while data.waits(partition, batch_of[at]):
+                yield None
+            end = at + 1
+            while end < min(at + most, len(rows)) and not data.waits(partition, batch_of[end]):
+                end += 1
+            end = rng.randint(at + 1, end)
+            batch = make_timed_batch(rows[at:end], partition, at)
+            if numbers is None:
+                yield flux.Positioned(batch, [end]) if rng.random() < often else batch
+            else:
+                position = [end] if rng.random() < often else None
+                yield flux.Positioned(batch, position, numbers[at:end])
+            at = end
+
+    @staticmethod
+    def _place(numbers: np.ndarray | None, start: Any) -> int:
+        """Return the place of the first row."""
+        if numbers is None:
+            return start[0] if start else 0
+        if isinstance(start, RowStart):
+            return int(np.searchsorted(numbers, start.number))
+        return start[0] if start else 0
+
+
+@dataclass
+class TimedNode(Node):
+    """A source or a stage. ``rows`` makes its answer; ``time``: the column of its event time, None if it has none; ``late``: its
+    rows are the late ones of a source."""
+
+    time: str | None = None
+    rows: Callable[[], list[Any]] = list
+    late: bool = False
+    #: It, or a stage before it, leaves rows out that are behind the watermark.
+    windowed: bool = False
+    #: A source without its watermark.
+    raw: Source | None = None
+    #: Windows to which a row of it belongs, where that is the same for all rows; 0: it is not.
+    fold: int = 0
+
+    def model(self, version: dict[tuple[str, int], int]) -> list[Any]:
+        return self.rows()
+
+
+@dataclass
+class EventTimeFlow:
+    """What the laws of event time have to know of a flow."""
+
+    nodes: list[TimedNode]
+    sinks: list[TimedNode]
+    sources: list[TimedData]
+    #: Some source may fall idle.
+    idles: bool
+    #: The sources come to their end only when every partition knows the least watermark.
+    lingers: bool
+
+
+class _Builder:
+    def __init__(self, rng: random.Random, ledger: Ledger, copies_max: int, copies: int, clock: Callable[[], float]):
+        self.rng, self.ledger, self.clock = rng, ledger, clock
+        chosen = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [2, 3], [1, 2, 3]])
+        self.copies = [copies] if copies else [min(each, copies_max) for each in chosen]
+        self.idles = rng.random() < IDLE_SHARE
+        self.nodes: list[TimedNode] = []
+        self.sinks: list[TimedNode] = []
+        self.outside = rng.random() < SHARE
+        self._ids, self._begin = 0, rng.choice([0, 0, -30, 1_000_000])
+        self._spread = rng.choice([1, 3, 20])
+        self._readers = random.Random(rng.random())
+
+    # ---- data
+
+    def _data(self, name: str, partitions: int) -> TimedData:
+        rng = self.rng
+        disorder, rows_max, batches_max = Disorder.draw(rng), rng.choice([1, 4, 10]), rng.choice([5, 15, 30])
+        period = rng.choice(PERIODS_S)
+        data = TimedData(name, [], clock=self.clock)
+        for _ in range(partitions):
+            count = 0 if rng.random() < 0.07 else rng.randint(1, batches_max)
+            sizes = [rng.choice([0, 1, rows_max, rng.randint(0, rows_max)]) for _ in range(count)]
+            times = iter(disorder.times(rng, sum(sizes), self._begin + rng.randint(0, 10)))
+            data.batches.append([[self._row(next(times)) for _ in range(size)] for size in sizes])  # type: ignore[misc]
+            now, due = 0.0, []
+            for _ in sizes:
+                now += period + (rng.choice(SPELLS_S) if rng.random() < SPELLS else 0.0)
+                due.append(now)
+            data.due.append(due)
+        if partitions > 1 and rng.random() < EARLY_SHARE:
+            data.early.add(rng.randrange(partitions))
+        return data
+
+    def _row(self, time: int | None) -> TimedRow:
+        self._ids += 1
+        return self._ids, self.rng.randrange(self._spread), "w" * self.rng.choice([1, 5, 40]), time
+
+    def source(self, timed: bool = True) -> TimedNode:
+        rng = self.rng
+        name = f"source{len(self.nodes)}"
+        frame = rng.random() < 0.15
+        data = self._data(name, rng.randint(1, 3))
+        given: Source
+        if frame:
+            given = DataFrameSource(name, TIMED)
+        else:
+            given = self._worker_source(data, len(data.batches), name)
+        node = TimedNode(given, name, data=data, time=TIME if timed else None, rows=data.on_time, raw=given)
+        if timed:
+            delay = rng.choice([0, 2, 5, 10])
+            idle = rng.choice(IDLE_US) if self.idles and rng.random() < 0.7 and not frame else None
+            node.given = given.withWatermark(
+                TIME, f"{delay} seconds", idle=None if idle is None else f"{idle} microseconds"
+            )
+            data.delay, data.idle = None if frame else delay * SECOND, idle
+        self.nodes.append(node)
+        return node
+
+    def _worker_source(self, data: TimedData, partitions: int, name: str) -> Source:
+        rng = self.rng
+        if rng.random() < POSITIONS_SHARE:
+            numbers = None
+            if rng.random() < NUMBERS_SHARE:
+                numbers = [self._numbers(len(data.rows_of(partition))) for partition in range(partitions)]
+            reader = PositionedReader(data, numbers, self._readers)
+            return flux.source(reader, TIMED, partitions, name, positions=True)
+        if rng.random() < 0.5:
+            return flux.source(lambda p: data.counted(p), TIMED, partitions, name)
+        return flux.source(lambda p, start: data.seeking(p, start), TIMED, partitions, name)
+
+    def _numbers(self, count: int) -> np.ndarray:
+        steps = [self.rng.choice([1, 1, 1, 2, 5]) for _ in range(count)]
+        return np.cumsum(np.array([self.rng.choice([-1, 0, 7]), *steps], np.int64))[1:]
+
+    # ---- stages
+
+    def _stage(
+        self, kind: Any, inputs: list[TimedNode], key: tuple[str, ...], mode: str = "complete",
+        window: Window | SessionWindow | None = None, partitions: int = 0, event_time: str | None = None,
+    ) -> TimedNode:  # fmt: skip
+        name = f"{kind.__name__.lower()}{len(self.nodes) + len(self.sinks)}"
+        bases = perhaps_telling(kind, self.rng)
+        about = {"ledger": self.ledger, "stage_name": name, "transient": ("ledger",)}
+        if issubclass(kind, kinds.Keeper):
+            about["timed_inputs"] = self._timed_inputs(inputs)
+        target = type(name, (kind,), {}) if issubclass(kind, flux.Aggregate) else type(name, bases, about)
+        partitions = partitions or self.rng.randint(1, 3)
+        copies = self.rng.choice(self.copies)
+        stage = Stage(target, key, partitions, copies, None, mode, name, window=window, event_time=event_time)
+        if not issubclass(kind, flux.Aggregate):
+            self.ledger.keys[name] = key
+        for node in inputs:
+            node.used = True
+        windowed = window is not None or any(node.windowed for node in inputs)
+        flow = Flow(stage, [node.given for node in inputs])
+        return TimedNode(flow, name, kind, inputs, windowed=windowed)
+
+    def _timed_inputs(self, inputs: list[TimedNode]) -> tuple[int, ...]:
+        return tuple(number for number, node in enumerate(inputs) if node.time is not None)
+
+    def passing(self, inputs: list[TimedNode]) -> TimedNode:
+        """Rows with times go on at once, or when the watermark has reached them."""
+        rng = self.rng
+        kind = rng.choice([kinds.Keeper, kinds.Keeper, kinds.Timed, kinds.TimedReplaying])
+        # Rows of an input without event time have any time.
+        time = TIME if all(each.time is not None for each in inputs) and rng.random() < 0.9 else None
+        node = self._stage(kind, inputs, rng.choice([(), ("key",), ("id",)]), event_time=time)
+        node.time = time
+        node.rows = lambda: [row for each in inputs for row in each.rows()]
+        self.nodes.append(node)
+        return node
+
+    def windows(self, inputs: list[TimedNode], mode: str = "append") -> TimedNode:
+        """Count the rows of windows of inputs with event time, or sum the results of windows."""
+        rng = self.rng
+        results = inputs[0].time == WINDOW_TIME
+        window: Window | SessionWindow
+        if rng.random() < 0.3:
+            window = flux.session_window(inputs[0].time or TIME, f"{rng.choice([1, 3, 8])} seconds")
+        else:
+            size = rng.choice([5, 10, 20]) * (2 if results else 1)
+            slide = rng.choice([None, None, f"{size // 2} seconds" if size % 2 == 0 else "2 seconds", "3 seconds"])
+            window = flux.window(inputs[0].time or TIME, f"{size} seconds", slide)
+        keyed = all("key" in self._columns(node) for node in inputs) and rng.random() < 0.8
+        kind = kinds.Sums if results else kinds.Counts
+        node = self._stage(kind, inputs, ("key",) if keyed else (), mode, window, 0 if keyed else 1)
+        node.time = WINDOW_TIME if mode == "append" else None
+        if isinstance(window, SessionWindow):
+            node.fold = 0 if results else 1
+        elif window.size % window.slide == 0 and not results:
+            node.fold = window.size // window.slide
+        node.rows = lambda: _answer([row for each in inputs for row in each.rows()], window, results, keyed)
+        self.nodes.append(node)
+        return node
+
+    @staticmethod
+    def _columns(node: TimedNode) -> tuple[str, ...]:
+        if node.kind in (kinds.Counts, kinds.Sums):
+            assert isinstance(node.given, Flow)
+            return (*node.given.stage.key, "window_start", "window_end")
+        return tuple(TIMED.names)
+
+    def sink(self, node: TimedNode, late: bool = False, raw: bool = False) -> TimedNode:
+        """``late``: of the late rows of a source; ``raw``: of a source without its watermark, which has all rows."""
+        results = node.kind in (kinds.Counts, kinds.Sums)
+        if results and node.time is None:
+            kind: Any = kinds.NewestSink
+        elif results:
+            kind = kinds.ResultGiving if self.outside else kinds.ResultSink
+        else:
+            kind = kinds.TimedGiving if self.outside else kinds.TimedSink
+        columns = self._columns(node)
+        key = ("key",) if "key" in columns else ()
+        read, data = node, node.data
+        if late or raw:
+            assert isinstance(data, TimedData)
+            assert isinstance(node.given, Flow)
+            given = node.given.late if late else node.raw  # type: ignore[attr-defined]
+            read = TimedNode(given, node.name, data=data, rows=data.late if late else data.all)
+            node.used = True
+        sink = self._stage(kind, [read], key, partitions=0 if key else 1)
+        sink.late = late
+        sink.rows = read.rows
+        self.sinks.append(sink)
+        return sink
+
+
+def _answer(rows: list[Any], window: Window | SessionWindow, results: bool, keyed: bool) -> list[Any]:
+    """Return the results of windows over rows, or over results of windows."""
+    if results:
+        # Its time is the end of the window, its count and its sum are the last columns.
+        given = [(row[:-4] if keyed else (), row[-3], row[-2], row[-1]) for row in rows]
+    else:
+        given = [((row[1],) if keyed else (), row[3], 1, row[0]) for row in rows if row[3] is not None]
+    return [(*key, start, end, count, total) for (key, start, end), (count, total) in windows_of(given, window).items()]
+
+
+def draw(rng: random.Random, ledger: Ledger, copies_max: int, copies: int, clock: Callable[[], float]) -> Dataflow:
+    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``clock``: that of the run."""
+    builder = _Builder(rng, ledger, copies_max, copies, clock)
+    timed = [builder.source() for _ in range(rng.choice([1, 1, 2]))]
+    other = [builder.source(timed=False)] if rng.random() < 0.25 else []
+    inputs = [rng.choice(timed)]
+    if len(timed) > 1 and rng.random() < 0.6:
+        inputs = list(timed)
+    last = inputs[0]
+    if rng.random() < 0.5:
+        last = builder.passing([*inputs, *(other if rng.random() < 0.6 else [])])
+        inputs = [last]
+    elif other and rng.random() < 0.2:  # it holds the watermark until it has ended
+        inputs = [*inputs, *other]
+    if last.time is not None and rng.random() < 0.85:
+        mode = rng.choice(["append", "append", "append", "update", "complete"])
+        last = builder.windows(inputs, mode)
+        if last.time is not None and rng.random() < 0.5:
+            last = builder.windows([last], rng.choice(["append", "append", "update"]))
+    for source in timed:
+        if rng.random() < 0.2:
+            builder.sink(source)
+        if rng.random() < 0.2:  # without event time, beside the others
+            builder.sink(source, raw=True)
+        if rng.random() < 0.6:
+            builder.sink(source, late=True)
+    for node in builder.nodes:
+        if not node.used or (node.data is None and rng.random() < 0.15):
+            builder.sink(node)
+    return _compiled(builder, rng, rng.random() < LINGERS_SHARE)
+
+
+def _compiled(builder: _Builder, rng: random.Random, lingers: bool) -> Dataflow:
+    settings, read, room = _settings(rng), False, 1 << 27
+    interval = rng.choice(INTERVALS_S)
+    if hasattr(settings, "watermark_interval"):
+        settings = replace(settings, watermark_interval=interval)
+    if builder.outside:
+        room = rng.choice([1, 2_000, 1 << 27])
+        settings = replace(settings, sink_max_bytes=room)
+        read = rng.random() < READ_SHARE
+    ends = []
+    for sink in builder.sinks:
+        assert isinstance(sink.given, Flow)
+        gives = issubclass(sink.kind, kinds.GivesOn)
+        ends.append(sink.given.to(QueryReaders(room) if read else Goes()) if gives else sink.given)
+    plan = compile_plan(ends, settings, lambda given: given, "q", SECRET)
+    data = {node.name: node.data for node in builder.nodes if node.data is not None}
+    sources = [data[source.name] for source in plan.sources]
+    for source, each in zip(plan.sources, sources, strict=True):
+        each.columns = getattr(source, "columns", None)  # type: ignore[attr-defined]
+    about = EventTimeFlow(builder.nodes, builder.sinks, sources, builder.idles, lingers)  # type: ignore[arg-type]
+    flow = Dataflow(plan, sources, builder.sinks, rng.choice([1, 500, 64 << 10]), False)  # type: ignore[arg-type]
+    return replace(flow, event_time=about)
