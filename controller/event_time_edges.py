@@ -66,10 +66,17 @@ def times_given(
         return (str(end),) if plan.output_mode == "append" else ()
     if stage.event_time is not None:
         return (stage.event_time,)
-    (given,) = inputs if stage.passes else (None,)
-    if given is None or given.steps is None:
-        return () if given is None else given.columns
-    return tuple(name for column in given.columns for name in given.steps.names_of(column))
+    if not stage.passes:
+        return ()
+    first, *others = [_kept(each) for each in inputs]
+    return tuple(column for column in first if all(column in names for names in others))
+
+
+def _kept(given: InputTime) -> list[str]:
+    """Return the names of the columns of times behind the steps of an input."""
+    if given.steps is None:
+        return list(given.columns)
+    return [name for column in given.columns for name in given.steps.names_of(column)]
 
 
 def _check_promised(column: str, output: pa.Schema | None, name: str, case_sensitive: bool) -> None:
@@ -94,7 +101,7 @@ def check_window(name: str, operator: Operator, inputs: Sequence[InputTime], cas
     assert window.column is not None
     for each in (given for given in inputs if given.has):
         steps, of_stage = each.steps, isinstance(each.origin, StagePlan)
-        kept = [name for column in each.columns for name in ([column] if steps is None else steps.names_of(column))]
+        kept = _kept(each)
         if any(_same(window.column, column, case_sensitive) for column in kept):
             continue
         if (

@@ -24,6 +24,7 @@ from controller.event_time_edges import (
     with_quanta,
 )
 from controller.plan_names import check_cases, check_names, place_of_errors
+from controller.plan_unions import united
 from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.event_time import event_time, same_time
 from flux.dataflow.flow import Flow, FunctionOperator, Stage, StepsOperator, check_recovery
@@ -43,13 +44,13 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
-from flux.dataflow.row_flow import RowFlow, applied
+from flux.dataflow.row_flow import RowFlow, UnionFlow, applied
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import MapRows, RowSteps
-from flux.operators.aggregate import Aggregate, columns_read, computed_columns
+from flux.operators.aggregate import Aggregate, columns_read, computed_columns, takes_any_input
 from flux.operators.collect import Collect
 from flux.operators.operator import Chain, Operator, never_gives, says_needs
 from flux.operators.plain_columns import plain_schema
@@ -194,6 +195,9 @@ class _Compiler:
                 at_end = id(flow) in ends
                 if (at_end or id(flow) in before_chained) and not (at_end and alone and self._chain_rows(flow)):
                     self._add_stage(flow)
+            elif isinstance(flow, UnionFlow):
+                if id(flow) in ends | before_chained:
+                    self._stage_of(flow)
             elif not (flow.stage.chained and alone and self._chain(flow, flow.stage.make)):
                 self._add_stage(flow)
         for given in flows:
@@ -222,8 +226,8 @@ class _Compiler:
         (before,) = flow.inputs
         if isinstance(before, Source):
             return False
-        number = self._stage_ids[id(before)]
         steps = self._input(flow).steps
+        number = self._stage_ids[id(before)]
         if steps is None:
             self._stage_ids[id(flow)] = number
             return True
@@ -339,12 +343,19 @@ class _Compiler:
     def _declared(self, flow: Flow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
         """Return the operator, the key and the inputs of a stage as they are declared."""
         given = (flow,) if isinstance(flow, RowFlow) else flow.inputs
-        return flow.stage.make, flow.stage.key, [self._input(each) for each in given]
+        if isinstance(flow, UnionFlow):
+            inputs = self._rows_of(flow)
+        elif isinstance(flow.stage.target, type) and takes_any_input(flow.stage.target):
+            inputs = [rows for each in given for rows in self._rows_of(each)]
+        else:
+            inputs = [self._input(each) for each in given]
+        return flow.stage.make, flow.stage.key, inputs
 
     def _groups(self, flow: GroupFlow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
         """Return the operator, the key and the inputs of groups. UsageError has the words of Spark."""
         (before,) = flow.inputs
-        given = self._input(before)
+        inputs = self._rows_of(before)
+        given = inputs[0]
         where = f"stage {flow.stage.name}"
         check_names(given.schema, where)
         if self._to_groups is None:
@@ -356,7 +367,7 @@ class _Compiler:
             if not self.case_sensitive:
                 check_cases(resolved.after.output, where)
         self._behind[id(flow)] = resolved.after
-        return resolved.make, resolved.key, [given.behind(resolved.before)]
+        return resolved.make, resolved.key, [each.behind(resolved.before) for each in inputs]
 
     def _with_computed(self, name: str, operator: Operator, given: _Input) -> _Input:
         """Add the columns of conditions of measures."""
@@ -479,13 +490,33 @@ class _Compiler:
             return _Input(source, source.schema)
         if isinstance(given, RowFlow) and id(given) not in self._stage_ids:
             return self._through_steps(given)
-        stage = self.stages[self._stage_ids[id(given)]]
+        stage = self.stages[self._stage_of(given)]
         if stage.output_schema is None:
             raise UsageError(
                 f"stage {given.stage.name} declares no schema, so it has no output for another stage or a sink. If its operator "
                 f"gives rows, say what they are: {SAY_SCHEMA}"
             )
         return _Input(stage, stage.output_schema).behind(self._behind.get(id(given)))
+
+    def _stage_of(self, flow: Flow) -> int:
+        """Return the number of the stage of a flow. That of a union is added where it is needed first."""
+        if isinstance(flow, UnionFlow) and id(flow) not in self._stage_ids:
+            self._add_stage(flow)
+        return self._stage_ids[id(flow)]
+
+    def _rows_of(self, given: Flow | Source) -> list[_Input]:
+        """Return an input, or those that a union has in its place, all with the same columns."""
+        if isinstance(given, RowFlow) and isinstance(given.inputs[0], UnionFlow) and id(given) not in self._stage_ids:
+            union = given.inputs[0]
+            if id(union) not in self._stage_ids:
+                inputs = self._rows_of(union)
+                steps = self._steps(inputs[0].schema, given.operators, f"stage {union.stage.name}")
+                return [each.behind(steps) for each in inputs]
+        if not isinstance(given, UnionFlow) or id(given) in self._stage_ids:
+            return [self._input(given)]
+        inputs = [rows for each in given.inputs for rows in self._rows_of(each)]
+        targets = united([each.schema for each in inputs], given.stage.name, self._to_steps)
+        return [each.behind(steps) for each, steps in zip(inputs, targets, strict=True)]
 
     def _through_steps(self, given: RowFlow) -> _Input:
         """Resolve the conditions and columns of a flow. UsageError has the words of Spark."""

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from flux.connectors.kafka.source import kafka
     from flux.dataflow.flow import Flow, Stage, batch, stage
     from flux.dataflow.grouping import WindowKey
-    from flux.dataflow.row_flow import RowFlow
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
     from flux.dataflow.source_reader import SILENT, PartitionReader, SourceReader
@@ -228,7 +227,7 @@ def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options:
     return explain_flows(list(flows), spark, **options)
 
 
-def _check_columns(flow: RowFlow) -> None:
+def _check_columns(flow: Flow) -> None:
     """Let Spark resolve the columns of a flow that is being written, if there is a session."""
     if "pyspark" in sys.modules:
         from spark_integration.query.start import check_columns

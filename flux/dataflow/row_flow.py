@@ -111,6 +111,28 @@ class RowFlow(Flow):
         return ".".join(map(repr, parts)) + (" (late rows)" if self.is_late else "")
 
 
+class UnionFlow(Flow):
+    """The rows of several flows or sources, which have the same columns by position. Aggregates read them as inputs of their own;
+    elsewhere a stage passes them on."""
+
+    def __init__(self, inputs: list[Flow | Source], stage: Stage | None = None) -> None:
+        super().__init__(Stage(_passed, (), None, None, None, "complete", "union") if stage is None else stage, inputs)
+        self.stage.passes = True
+
+    def connect(self, *inputs: Any) -> Flow:
+        raise UsageError("connect() adds inputs to a stage, and this flow is a union: call union() with the other flow")
+
+    def copied(self, inputs: list[Flow | Source]) -> Flow:
+        return UnionFlow(inputs, self.stage)
+
+    def in_mode(self, output_mode: str) -> Flow:
+        return self
+
+    def __repr__(self) -> str:
+        first, *others = map(repr, self.inputs)
+        return f"{first}{''.join(f'.union({each})' for each in others)}"
+
+
 def applied(operators: Sequence[RowOperator], dataframe: DataFrame) -> DataFrame:
     """Return a DataFrame with operators behind it."""
     return functools.reduce(lambda df, each: each.of(df), operators, dataframe)

@@ -13,8 +13,10 @@ from flux.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from flux.dataflow.flow import Flow
     from flux.dataflow.grouping import GroupedData
-    from flux.dataflow.row_flow import RowFlow
+    from flux.dataflow.row_flow import RowFlow, UnionFlow
+    from flux.dataflow.source import Source
     from flux.operators.row_function import ArrowFunction
 
 
@@ -92,6 +94,23 @@ class RowOperators:
 
         check_row_function(func, schema)
         return self._then("mapInArrow", func, schema)
+
+    @checked("union")
+    def union(self, other: Flow | Source | DataFrame) -> UnionFlow:
+        """Give the rows of this and another flow, source or DataFrame, also those that are equal. Columns are those of this one,
+        by position, with the types that Spark gives a union. An aggregate behind it reads both; anything else gets a stage
+        that passes their rows on. It has a watermark if both have."""
+        from flux.dataflow.flow import node
+        from flux.dataflow.row_flow import UnionFlow
+
+        made = UnionFlow([self, node(other)])  # type: ignore[list-item]
+        flux._check_columns(made)
+        return made
+
+    @checked("unionAll")
+    def unionAll(self, other: Flow | Source | DataFrame) -> UnionFlow:  # noqa: N802
+        """Give the rows of two flows: another name of ``union``."""
+        return self.union(other)
 
     @checked("alias")
     def alias(self, alias: str) -> RowFlow:
@@ -171,9 +190,10 @@ OF_DATAFRAMES: dict[str, str] = {
     ),
     "count": "flow.groupBy().count() gives the number of its rows as a flow, where the input ends",
     **dict.fromkeys(
-        ("join", "union", "unionByName", "unionAll", "crossJoin"),
+        ("join", "crossJoin"),
         "a stage with several inputs does that, as in Joined(a, b)",
     ),
+    **dict.fromkeys(("unionByName",), "union() takes columns by position: choose them in the same order with select()"),
     **dict.fromkeys(
         ("orderBy", "sort"), "rows of a flow have no end to be sorted by; a stage may sort what it gives in finish()"
     ),

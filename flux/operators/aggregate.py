@@ -443,6 +443,11 @@ def columns_read(operator: Operator, schema: pa.Schema, key: tuple[str, ...]) ->
     return tuple(sorted(read or {next(narrow, 0)})) if len(schema) else None
 
 
+def takes_any_input(kind: type) -> bool:
+    """Tell whether objects of a class are aggregates that treat rows of all inputs alike: they have no methods of their own."""
+    return issubclass(kind, Aggregate) and not _has_methods(kind)
+
+
 def _has_methods(kind: type[Aggregate]) -> bool:
     """Return whether a class, or a base on the way to Aggregate, defines more than measures and settings."""
     below = kind.__mro__[: kind.__mro__.index(Aggregate)]

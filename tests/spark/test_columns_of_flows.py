@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from against_spark import assert_same
 from striking import KEYS, LAST_ROUNDS, PARTITIONS, ROUNDS, ROWS, SEEN, WAIT_S, Seen, paced, rows_in, until
@@ -124,6 +125,31 @@ def test_a_watermark_is_declared_on_a_column_that_spark_has_made(spark: Any) -> 
     with pytest.raises(flux.UsageError, match=r"UNRESOLVED_COLUMN.*There are .*ts TIMESTAMP"):
         timed.where("time > '2020-01-01'")
     assert "event time: ts less 1 second, behind select" in flux.explain(same(timed.where("ts > '2020-01-01'")))
+
+
+def trimmed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.set_column(2, "name", pc.utf8_lower(batch["name"]))
+
+
+def test_aliases_functions_and_unions_of_other_types_give_the_rows_of_spark(spark: Any, data: Any) -> None:
+    others = spark.range(50).selectExpr("cast(id as int) a", "cast(id as decimal(9,2)) b", "cast(id as string) c")
+
+    def both(given: Any, other: Any) -> Any:
+        some = given.alias("r").where("r.k > 80").mapInArrow(trimmed, SCHEMA).where(F.col("name").isNotNull())
+        return some.union(other).selectExpr("k % 5 AS fifth", "v", "name")
+
+    read = flux.source(counted, SCHEMA, 2, "rows")
+    ours, wanted = both(read, flux.batch(others)), both(data, others)
+    groups = [
+        each.groupBy("fifth").agg(F.count("*").alias("n"), F.max("name").alias("last")) for each in (ours, wanted)
+    ]
+    assert_same(ours.toDF(), wanted)
+    assert_same(groups[0].toDF(), groups[1])
+    with pytest.raises(flux.UsageError, match=r"union: .*INCOMPATIBLE_COLUMN_TYPE"):
+        read.union(spark.range(5).selectExpr("array(id) a", "id b", "id c"))
+    with pytest.raises(flux.SchemaError, match=r"got 3 \(k, v, name\) and 1 \(id\)"):
+        read.union(spark.range(5))
 
 
 @pytest.mark.parametrize("kind", ["source", "dataframe"])
