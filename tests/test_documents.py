@@ -259,6 +259,7 @@ IMPORTS_MAX = 15
 WIRING = {
     "controller/decide/controller.py",
     "controller/decide/losses.py",
+    "controller/operate/cli/bench.py",  # one import for each benchmark
     "controller/operate/request_handler.py",
     "controller/plan_compiler.py",
     "flux/__init__.py",

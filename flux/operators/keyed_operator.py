@@ -29,6 +29,7 @@ import math
 from collections import namedtuple
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -218,9 +219,8 @@ class KeyedOperator(Operator):
         slots = self._index.slots([batch.column(i) for i in self._keys_at[number]])
         self._add_keys()
         order = np.argsort(slots, kind="stable")
-        rows = list(
-            map(self._rows_of[number]._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
-        )
+        make = partial(tuple.__new__, self._rows_of[number])  # as its _make does, without a frame for each row
+        rows = list(map(make, zip(*map(_listed_column, batch.columns), strict=True)))
         ordered = slots[order]
         begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
         ends = [*begins[1:].tolist(), len(ordered)]
@@ -246,8 +246,12 @@ class KeyedOperator(Operator):
         if state is None or self._expiry[slot] <= self.context.now:
             self._live += state is None
             state = self._states[slot] = self._kind()
-        before = state.timer, state.event_timer
-        out += _listed(method(self._keys[slot], *rows, state))
+        timer, event_timer = state.timer, state.event_timer
+        given = method(self._keys[slot], *rows, state)
+        if type(given) is tuple:
+            out.append(given)
+        elif given is not None:
+            out += _listed(given)
         self._called.append(slot)
         if self._touched is not None:
             self._touched.add(slot)
@@ -260,7 +264,7 @@ class KeyedOperator(Operator):
             self._expiry[slot] = self.context.now + self._ttl_s
             if EXPIRY not in self.context.timers.pending:
                 self.context.set_timer(self.context.now + self._ttl_s / LOOKS, EXPIRY)
-        if (state.timer, state.event_timer) != before:
+        if state.timer != timer or state.event_timer != event_timer:
             self._note_timers(slot, state)
 
     def _note_timers(self, slot: int, state: KeyState) -> None:
@@ -568,7 +572,15 @@ def _listed(given: Any) -> Iterable[Any]:
     """Return results as they were returned or yielded: none, one dict or tuple, or several."""
     if given is None:
         return ()
-    return (given,) if isinstance(given, dict | tuple) else given
+    return (given,) if isinstance(given, (dict, tuple)) else given
+
+
+def _listed_column(column: pa.Array) -> list[Any]:
+    """Return the values of a column as ``to_pylist`` does, numbers several times as fast."""
+    if column.null_count or not (pa.types.is_integer(column.type) or pa.types.is_float64(column.type)):
+        values: list[Any] = column.to_pylist()
+        return values
+    return list(column.to_numpy().tolist())
 
 
 def _values(result: Any, names: list[str]) -> tuple[Any, ...]:

@@ -372,6 +372,39 @@ def streams(
     _finish(benchmark.run(case or [], rows, seconds, rate, console), console, as_json, None)
 
 
+class EventTimePeer(StrEnum):
+    spark = "spark"
+
+
+@bench.command()
+def eventtime(
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="tumble, hop, session or keyed; may be repeated. (default: all)"),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=500_000, help="Rows to read; a quarter of them for keyed.")] = 16_000_000,
+    workers: Workers = 2,
+    peer: Annotated[
+        EventTimePeer | None, typer.Option(help="Also run Spark Structured Streaming over the same files.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, max=3600, help="Time of measurement of the age of results; 0: none.")
+    ] = 20,
+    rate: Annotated[int, typer.Option(min=100, help="Rows per second during this time.")] = 100_000,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Runs, also of the peer; the median counts.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Windows, sessions and state per key: rows per second, against Spark's own streaming, and the age of results."""
+    console = _prepare(as_json, None)
+    from benchmarks import event_time as benchmark
+
+    unknown = sorted(set(case or ()) - benchmark.CASES.keys())
+    if unknown:
+        raise typer.BadParameter(f"--case {unknown[0]}: there are {', '.join(benchmark.CASES)}")
+    report = benchmark.run(case or [], rows, workers, peer is not None, seconds, rate, console, rounds)
+    _finish(report, console, as_json, None)
+
+
 def _prepare(as_json: bool, out: Path | None) -> Console:
     if out is not None:
         from benchmarks.timeline import require_plots
