@@ -315,6 +315,8 @@ class Server:
         report = self._report.make(
             core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished, read, self._is_through
         )
+        for stage, text in self._report.warnings(report, time.monotonic()):
+            core.board.note(text, time.monotonic(), stage=stage)
         for source, names in self._not_read.items():
             report["sources"][source]["notRead"] = list(names)
         for source, files in self._unread_files.items():

@@ -209,9 +209,9 @@ class Board:
 
     # ---- events
 
-    def note(self, text: str, now: float, kind: str = "warning", request: int = 0) -> None:
-        """Note an event of the query as a whole."""
-        self.events.note(Event(kind, now, "", -1, -1, text, request=request))
+    def note(self, text: str, now: float, kind: str = "warning", request: int = 0, stage: str = "") -> None:
+        """Note an event of the query as a whole, or of a stage."""
+        self.events.note(Event(kind, now, stage, -1, -1, text, request=request))
 
     def note_worker(
         self, kind: str, member: Member, why: str, now: float, seconds: float = 0.0, request: int = 0

@@ -313,6 +313,7 @@ class RequestHandler:
             checkpoint=_kept(report.get("checkpoint")),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
             lag_units={s["name"]: s["lag"]["unit"] for s in report.get("sources", ()) if "unit" in s.get("lag", ())},
+            late_rows={s["name"]: s["eventTime"]["lateRows"] for s in report.get("sources", ()) if "eventTime" in s},
             bad_records={s["name"]: s["badRecords"] for s in report.get("sources", ()) if "badRecords" in s},
             not_read={s["name"]: s["notRead"] for s in report.get("sources", ()) if "notRead" in s},
             unread_files={
@@ -353,6 +354,7 @@ class RequestHandler:
                     standbys=level.standbys,
                     kept_bytes=stats.get("keptBytes", 0),
                     loss_s=stats.get("lossSeconds"),
+                    **_event_time(stats),
                 )
             )
         return rows
@@ -518,6 +520,17 @@ def _kept(report: dict[str, Any] | None) -> KeptStatus | None:
     if report is None:
         return None
     return KeptStatus(bytes=report["bytes"], behind_s=report["behindSeconds"], replay_s=report["replaySeconds"])
+
+
+def _event_time(stats: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a stage's status about its event time."""
+    told = stats.get("eventTime", {})
+    return {
+        "watermark": told.get("watermark"),
+        "watermark_lag_s": told.get("lagSeconds"),
+        "held_back_by": told.get("heldBackBy", ""),
+        "rows_behind_watermark": told.get("rowsBehindWatermark", 0),
+    }
 
 
 def _stands(asked: Asked) -> RequestStatus:

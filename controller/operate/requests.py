@@ -191,6 +191,14 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int = 0
     #: Estimated cost of the loss of a worker now; None: the query itself, or it is not known yet.
     loss_s: float | None = None
+    #: The watermark as a time in UTC, and the seconds by which it is behind the clock; None: it is not known yet, or the stage
+    #: has no event time.
+    watermark: str | None = None
+    watermark_lag_s: float | None = None
+    #: The partition of a source that holds the watermark back, and why.
+    held_back_by: str = ""
+    #: Rows below the watermark of their step, which the stage has left out.
+    rows_behind_watermark: int = 0
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,6 +354,8 @@ class Status(RequestAnswer, frozen=True):
     lag_units: dict[str, str] = {}
     #: Records that did not fit their format, for sources with any.
     bad_records: dict[str, int] = {}
+    #: Rows that came too late, for sources with event time.
+    late_rows: dict[str, int] = {}
     #: Names of partitions that sources have got since the start.
     not_read: dict[str, list[str]] = {}
     #: Files whose rows are not read, by source and kind of problem.

@@ -1,6 +1,7 @@
-"""Reports to people and programs: events, progress, metrics.
+"""Reports to people and programs: events, progress, watermarks, metrics.
 
-events    Events of replicas and workers, kept for ``lastProgress``, the history and the log
-progress  Progress reports (``query.lastProgress``), made from the workers' reports
-metrics   The metrics of one query for Prometheus, and their server
+events      Events of replicas and workers, kept for ``lastProgress``, the history and the log
+progress    Progress reports (``query.lastProgress``), made from the workers' reports
+watermarks  Event time in reports: watermarks, the partitions that hold them back, late rows
+metrics     The metrics of one query for Prometheus, and their server
 """

@@ -205,6 +205,7 @@ class Metrics(Collector):
             *self._of_query(report, moves_pending, refused),
             *self._of_sources(report["sources"]),
             *self._of_stages(report["stages"], levels),
+            *self._of_event_time(report["stages"]),
             *self._of_workers(workers, busy),
             *self._of_events(),
         ]
@@ -244,7 +245,11 @@ class Metrics(Collector):
                 self._add(lag, records, source["name"], partition)
             if "badRecords" in source:
                 self._add(bad, source["badRecords"], source["name"])
-        return [lag, bad, files]
+        late = self._counter("flux_source_late_rows", "Rows that came too late", "source")
+        for source in sources:
+            if "eventTime" in source:
+                self._add(late, source["eventTime"]["lateRows"], source["name"])
+        return [lag, bad, files, late]
 
     def _of_stages(self, stages: list[dict[str, Any]], levels: list[Level]) -> list[Metric]:
         rows_in = self._counter("flux_rows_in", "Rows applied by primaries", "stage")
@@ -286,6 +291,19 @@ class Metrics(Collector):
                 if stage.get(key) is not None:
                     self._add(gauge, stage[key], name)
         return [rows_in, rows_out, rate, queued, latency, wanted, safe, short, replicas, kept, size, age, loss]
+
+    def _of_event_time(self, stages: list[dict[str, Any]]) -> list[Metric]:
+        lag = self._gauge("flux_watermark_lag_seconds", "Time by which the watermark is behind the clock", "stage")
+        behind = self._counter("flux_rows_behind_watermark", "Rows below the watermark, which were left out", "stage")
+        without = self._counter("flux_rows_without_time", "Rows without a time, which were left out", "stage")
+        for stage in stages:
+            if "eventTime" in stage:
+                told, name = stage["eventTime"], stage["name"]
+                if told["lagSeconds"] is not None:
+                    self._add(lag, told["lagSeconds"], name)
+                self._add(behind, told["rowsBehindWatermark"], name)
+                self._add(without, told["rowsWithoutTime"], name)
+        return [lag, behind, without]
 
     def _of_workers(self, workers: list[dict[str, Any]], busy: Mapping[int, float]) -> list[Metric]:
         cpu = self._counter("flux_worker_cpu_seconds", "CPU time of the worker's process", "worker")

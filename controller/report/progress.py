@@ -21,6 +21,7 @@ import numpy as np
 from controller.replicas.membership import Member, Membership
 from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
+from controller.report.watermarks import EventTimes
 from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
 from flux.operators.user_code import text_of
@@ -330,6 +331,7 @@ class Progress:
     _bad_records: SourceCounts = field(init=False)
     _not_compared: SourceCounts = field(init=False)
     _lost_rows: SourceCounts = field(init=False)
+    _event_times: EventTimes = field(init=False)
 
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
@@ -337,6 +339,7 @@ class Progress:
         self._bad_records = SourceCounts(len(self.plan.sources))
         self._not_compared = SourceCounts(len(self.plan.sources), "not_compared")
         self._lost_rows = SourceCounts(len(self.plan.sources), "lost_rows")
+        self._event_times = EventTimes(self.plan)
         inputs = [[edge for edge in self.plan.edges if edge.consumer == stage.id] for stage in self.plan.stages]
         #: Stages whose only input is a source, and that source.
         self._behind = [
@@ -370,8 +373,10 @@ class Progress:
         for member in members.ingress.values():
             for edge in member.about.edges[:1]:  # the task keeps the same rows for all its edges
                 logged[self.plan.edges[edge].consumer] += int(member.stats.get("log_bytes", 0))
+        self._event_times.note(stats for _, stats in workers)
         stages = [
             self._stage(stage, [stats for _, stats in workers], logged[stage.id], now)
+            | self._event_times.of_stage(stage.id, wall or now)
             for stage in (wished or self.plan).stages
         ]
         rows += self._missed(stages, read or {})
@@ -405,6 +410,11 @@ class Progress:
                 stage["queued"] = stage["keptBytes"] = 0
         self._then = now
         return result
+
+    def warnings(self, report: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
+        """Return warnings that follow from a report, each once, with the name of its stage or empty."""
+        rows = [stage["rowsIn"] for stage in report["stages"]]
+        return self._event_times.warnings(rows, self.plan.settings.watermark_warn_after, now)
 
     def _worker(self, member: Member, stats: Mapping[str, Any], now: float) -> dict[str, Any]:
         return {
@@ -454,6 +464,7 @@ class Progress:
                 source["notCompared"] = left_out
             if lost := self._lost_rows.of(number):
                 source["lostRows"] = lost
+            source |= self._event_times.of_source(number)
         return sources
 
     @staticmethod

@@ -136,6 +136,8 @@ class SourceStreams:
         self.timed = None if event_time is None else TimedRows(event_time, edges, judge)
         #: It has told that it has nothing now, and that others need not wait for it.
         self.idle = False
+        #: Its reader gets no answer from outside.
+        self.silent = False
         #: The watermark that the clock has given while it was idle.
         self._by_clock = NEVER
         for producer in producers:
@@ -202,8 +204,9 @@ class SourceStreams:
             self._by_clock = max(watermark, self._by_clock)
             self._state_idle(True)
 
-    def wake(self) -> None:
-        """Note that the reader has, or may have, something again."""
+    def fall_silent(self) -> None:
+        """Note that the reader gets no answer from outside: there may be rows, so it is not idle."""
+        self.silent = True
         if self.idle:
             self._state_idle(False)
 
@@ -332,7 +335,7 @@ class SourceStreams:
         assert self.timed is not None
         self.timed.accept(judgement)
         self._tell_watermark()
-        self.idle = False
+        self.idle = self.silent = False
 
     def _place(self) -> str:
         """Tell the place of the next rows."""

@@ -20,6 +20,7 @@ from flux.dataflow.plan import EdgePlan, EventTime, FromSource, Timed
 from flux.errors import UserCodeError
 from flux.windows.lateness import Lateness
 from flux.windows.times import TIME_MAX, microseconds_of
+from flux.windows.window import NEVER
 
 #: The rows of an edge, and the index of each among the rows as they were read; None: all of them travel.
 EdgeRows = tuple[pa.RecordBatch, np.ndarray | None]
@@ -40,6 +41,8 @@ class TimedRows:
         self._event_time = event_time
         self._edges = edges
         self._judge = judge or Lateness(event_time.delay)
+        #: The time of the newest row that was late.
+        self.late_time = NEVER
 
     def begin(self, watermark: int, late: int) -> None:
         """Go on behind rows with this watermark. ``late``: the number of late ones among them."""
@@ -87,6 +90,7 @@ class TimedRows:
             mask = judge.judge(times[begin:end])
             if mask is not None:
                 found.append(begin + np.flatnonzero(mask))
+                self.late_time = int(times[found[-1][-1]])
             behind.append(Judgement(judge.newest, judge.late))
             begin = end
         if found:

@@ -325,6 +325,10 @@ class Aggregate(Operator):
             groups.make_single()  # as in Spark, the aggregate of no rows is one row
         return self._all_results(groups)
 
+    def _flux_left_out(self) -> tuple[int, int]:
+        groups = self._flux_groups
+        return (groups.behind_watermark, groups.without_time) if isinstance(groups, WindowedGroups) else (0, 0)
+
     def output_watermark(self) -> int:
         """Return the watermark of the output. A session is final when the watermark is *above* its end, and its time is that of
         its last instant: one microsecond less."""

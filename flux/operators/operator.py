@@ -402,6 +402,10 @@ class Operator:
     def close(self) -> None:
         """Release resources. Called once, at the end of the operator's life, also after an error."""
 
+    def _flux_left_out(self) -> tuple[int, int]:
+        """Return the rows that were left out: those below the watermark of their step, and those without a time."""
+        return 0, 0
+
     def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
         """Return the meaning of named parts of the state, for the check of a checkpoint location."""
         return {}

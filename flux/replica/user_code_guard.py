@@ -85,6 +85,10 @@ class UserCodeGuard:
             return self._context.watermark
         return self.call("output_watermark", None, lambda: int(self.operator.output_watermark()))
 
+    def left_out(self) -> tuple[int, int]:
+        """Return the rows that the operator has left out: those below the watermark of their step, and those without a time."""
+        return self.first._flux_left_out()
+
     def state_bytes(self) -> int:
         """Return the operator's estimate of the size of its state. 0: it has none."""
         return max(self.call("state_bytes", None, lambda: int(self.operator.state_bytes() or 0)), 0)

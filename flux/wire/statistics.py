@@ -5,10 +5,11 @@ A heartbeat leaves out statistics without a value. Tuples travel as lists, with 
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple, TypedDict
 
 from flux.settings import Settings
-from flux.wire.frames import Id, Natural, Sequence
+from flux.wire.frames import Id, Natural, Sequence, Time
 
 #: A worker reports a lag beyond this share of its bounds; one below it is reported only if the replica stands still. A replica
 #: that was beyond the bounds has caught up once it is below this share.
@@ -72,6 +73,49 @@ class LostRows(NamedTuple):
     source: Id
     partition: Id
     rows: Natural
+
+
+class ReaderState(IntEnum):
+    """The state of the reader of a source with event time."""
+
+    #: It may give rows.
+    READING = 0
+    #: It has had nothing for the time that ``withWatermark`` says.
+    IDLE = 1
+    #: It gets no answer from outside.
+    SILENT = 2
+    ENDED = 3
+
+
+class SourceTime(NamedTuple):
+    """Event time of a partition of a source that this worker reads."""
+
+    source: Id
+    partition: Id
+    #: The watermark behind the rows that were read; ``flux.NEVER``: none has come.
+    watermark: Time
+    #: Late rows until now, in all lives of the reader.
+    late: Natural
+    #: The time of the newest late row; ``flux.NEVER``: there is none in this life.
+    late_time: Time
+    #: Rows that were read in this life.
+    rows: Natural
+    state: ReaderState
+
+
+class StageTime(NamedTuple):
+    """Event time of a primary on this worker."""
+
+    partition: Natural
+    #: The newest watermark in its order.
+    watermark: Time
+    #: Rows below the watermark of their step, which the stage has left out.
+    behind: Natural
+    #: Rows without a time, which it has left out.
+    without_time: Natural
+    #: The edge and the producer of the stream that holds the watermark back; -1: not looked for, or none does.
+    edge: Id = -1
+    producer: Id = -1
 
 
 class Lag(NamedTuple):
@@ -175,6 +219,8 @@ class StageStatistics(TypedDict, total=False):
     #: ``behind_s`` of the standby that is farthest behind.
     checkpoint_behind_s: float
     checkpoints: list[KeptCheckpoint]
+    #: Of stages with event time.
+    times: list[StageTime]
     #: Estimated time that the standby farthest behind a primary of this worker would need to repeat its steps.
     replay_s: float
     #: As ``replay_s``, but from a checkpoint location after the loss of all workers.
@@ -196,6 +242,8 @@ class Statistics(TypedDict, total=False):
     bad_records: list[BadRecords]
     not_compared: list[NotCompared]
     lost_rows: list[LostRows]
+    #: Of sources with event time.
+    times: list[SourceTime]
     #: How often the logs have been emptied (``flux.worker.core``).
     drained: Natural
     #: Replicas elsewhere, by their primaries here.

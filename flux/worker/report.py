@@ -49,6 +49,7 @@ def stats(core: WorkerCore) -> Statistics:
         "bad_records": core.reading.bad_records(),
         "not_compared": core.reading.not_compared(),
         "lost_rows": lost_rows(core),
+        "times": core.reading.times(),
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
         "unapplied": unapplied(core),
@@ -164,6 +165,7 @@ def _of_stages(core: WorkerCore) -> list[StageStatistics]:
                 "replay_s": round(max((_replay_s(replica, False) for replica in mine.values()), default=0.0), 3),
                 "vault_replay_s": round(max((_replay_s(replica, True) for replica in mine.values()), default=0.0), 3),
                 "kept_bytes": logged[stage.id],
+                "times": core.watermarks.times(stage.id),
             }
         )
     return found

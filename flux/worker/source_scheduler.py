@@ -36,7 +36,7 @@ from flux.operators.plain_columns import plain_batch
 from flux.operators.user_code import closed, described, raised_by_user, text_of, user_traceback
 from flux.windows.window import NEVER
 from flux.wire.pulse import KIND, PARTITION, READS, TURN, WHAT, Note
-from flux.wire.statistics import BadRecords, NotCompared, SourceLag
+from flux.wire.statistics import BadRecords, NotCompared, ReaderState, SourceLag, SourceTime
 from flux.worker.pacing import SMALL_ROWS as SMALL_STEP_ROWS
 from flux.worker.pacing import next_multiple
 from partitioning.clustering import copier
@@ -397,7 +397,7 @@ class SourceScheduler:
         reader had nothing when it was asked after that pause."""
         streams = self.sources[key]
         if streams.pauses > seen:
-            source.paused_at = now
+            source.paused_at, streams.silent = now, False
         if source.quiet is None:
             source.quiet, source.done_at = (now, streams.pauses), now + self.idle_done_s
             return
@@ -423,13 +423,13 @@ class SourceScheduler:
             by_clock = int(wall * 1e6) - event_time.idle - event_time.delay
             streams.fall_idle(by_clock if event_time.advance else NEVER)
         if now >= source.paused_at + SILENCE_S:
-            streams.wake()
+            streams.fall_silent()
 
     def _note_silence(self, key: SourcePartition, source: OpenReader, now: float) -> None:
         """Note that a reader has got no answer from outside. Rows may be there, so the source is not idle, and the time of its
         being idle begins again."""
         source.quiet, source.quiet_until = None, now + QUIET_S
-        self.sources[key].wake()
+        self.sources[key].fall_silent()
 
     def _enough(self, key: SourcePartition, source: OpenReader) -> bool:
         """Tell whether the pending small batches are to be handed on before more are read."""
@@ -602,6 +602,16 @@ class SourceScheduler:
             raise self._failed(key, error) from error
         yield SourceLag(*key, position, end)
 
+    def times(self) -> list[SourceTime]:
+        """Return the event times of the partitions that are read here and have some."""
+        return [
+            SourceTime(
+                *key, timed.watermark, timed.late, timed.late_time, streams.rows, _state(streams)
+            )
+            for key, streams in self.sources.items()
+            if (timed := streams.timed) is not None
+        ]  # fmt: skip
+
     def bad_records(self) -> list[BadRecords]:
         """Return the counts of bad records of the partitions that are read here and have had any."""
         return [said for key, source in self._open.items() for said in self._bad_records(key, source.reader)]
@@ -676,3 +686,11 @@ class SourceScheduler:
             named.traceback = user_traceback(error) if raised_by_user(error) else ""
             return named
         return UserCodeError(f"{self._name(key)}: {described(error)}", user_traceback(error))
+
+
+def _state(streams: SourceStreams) -> ReaderState:
+    if streams.ended:
+        return ReaderState.ENDED
+    if streams.silent:
+        return ReaderState.SILENT
+    return ReaderState.IDLE if streams.idle else ReaderState.READING

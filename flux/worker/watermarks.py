@@ -17,6 +17,7 @@ from flux.exchange.inbound import Inbound, RowSlice, WordSlice
 from flux.replica.replica import Replica
 from flux.windows.statements import StreamBound, bound_of, least
 from flux.windows.window import NEVER
+from flux.wire.statistics import StageTime
 from flux.worker.hosted_replicas import HostedReplicas
 from partitioning.ids import PartitionKey, StreamId
 
@@ -128,6 +129,39 @@ class WatermarkScheduler:
                 bounds.append(bound)
         return least(bounds)
 
+    # ---- reports
+
+    def times(self, stage: int) -> list[StageTime]:
+        """Return the event times of the primaries of a stage here. The stream that holds the watermark back is named for the
+        primary that is farthest behind."""
+        if stage not in self._timed:
+            return []
+        mine = list(self._primaries(stage))
+        last = min(mine, key=_watermark, default=None)
+        return [self._time(replica, replica is last) for replica in mine]
+
+    def _time(self, replica: Replica, named: bool) -> StageTime:
+        holder = self._holder(replica) if named else None
+        return StageTime(
+            replica.partition, _watermark(replica), *replica.guard.left_out(), *(holder or StreamId(-1, -1))
+        )
+
+    def _holder(self, replica: Replica) -> StreamId | None:
+        """Return the stream with the least bound; None: none is waited for."""
+        assert replica.clock is not None
+        found: list[tuple[int, StreamId]] = []
+        for number in replica.clock.timed:
+            for edge in self._edges(replica, number):
+                ended = replica.waits.ended[edge.id]
+                for producer in replica.waits.expected.get(edge.id, ()):
+                    stream = StreamId(edge.id, producer)
+                    bound = self._bound(replica, stream)
+                    if producer not in ended and not bound.idle:
+                        found.append((bound.watermark, stream))
+        return min(found)[1] if found else None
+
+    # ---- look-ups
+
     def _edges(self, replica: Replica, number: int) -> Iterator[EdgePlan]:
         for each in replica.stage.edges_in:
             edge = self._plan.edges[each]
@@ -142,6 +176,11 @@ class WatermarkScheduler:
         assert pending is None or isinstance(pending, RowSlice | WordSlice)
         before = None if pending is None else pending.watermark
         return bound_of(inbound.said, inbound.received[replica.partition], before, ended=False)
+
+
+def _watermark(replica: Replica) -> int:
+    assert replica.clock is not None
+    return replica.clock.watermark
 
 
 def pace_of(plan: Plan, edges: tuple[int, ...]) -> WatermarkPace:

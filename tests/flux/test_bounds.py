@@ -81,9 +81,12 @@ from flux.wire.statistics import (
     PartitionRead,
     Pauses,
     PrimaryRows,
+    ReaderState,
     ReplicaWork,
     SourceLag,
+    SourceTime,
     StageStatistics,
+    StageTime,
     Statistics,
     Unapplied,
 )
@@ -101,6 +104,7 @@ EVERYTHING: Statistics = {
     "lags": [SourceLag(0, 1, 2, 3)],
     "bad_records": [BadRecords(0, 1, 2)],
     "lost_rows": [LostRows(0, 1, 2)],
+    "times": [SourceTime(0, 1, NEVER, 2, NEVER, 3, ReaderState.IDLE)],
     "not_compared": [NotCompared(0, 1, 2)],
     "drained": 3,
     "behind": [Lag(0, 1, 2, 3, 4, 0.5, 5, False)],
@@ -127,6 +131,7 @@ EVERYTHING: Statistics = {
             "replay_s": 1.5,
             "vault_replay_s": 2.5,
             "kept_bytes": 6,
+            "times": [StageTime(0, NEVER, 1, 2, 3, 4)],
         }
     ],
     "rss_bytes": 10,

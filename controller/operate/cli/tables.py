@@ -117,6 +117,18 @@ def status(query: Status) -> RenderableType:
     return Group(head(query), "", stages(query.stages), "", workers(query.workers), *under_way(query))
 
 
+def _watermark(stage: StageStatus) -> str:
+    """Say how far the event time of a stage is, and the partition that holds it back."""
+    text = f"stage {stage.name}: watermark {stage.watermark or 'not known yet'}"
+    if stage.watermark_lag_s is not None:
+        text += f", {duration(max(stage.watermark_lag_s, 0.0))} behind the clock"
+    if stage.held_back_by:
+        text += f"; held back by {stage.held_back_by}"
+    if stage.rows_behind_watermark:
+        text += f"; {count(stage.rows_behind_watermark, 'row')} behind it left out"
+    return text
+
+
 def head(query: Status) -> Text:
     text = Text()
     text.append(f"{query.name or query.id}", style="bold")
@@ -132,6 +144,12 @@ def head(query: Status) -> Text:
     for source, records in query.source_lags.items():
         unit = query.lag_units.get(source, "record")
         text.append(f"\nsource {source} is {records:,} {unit if records == 1 else unit + 's'} behind")
+    for stage in query.stages:
+        if stage.watermark is not None or stage.held_back_by:
+            text.append(f"\n{_watermark(stage)}")
+    for source, rows in query.late_rows.items():
+        if rows:
+            text.append(f"\n{count(rows, 'row')} of source {source} came too late")
     for source, records in query.bad_records.items():
         text.append(f"\n{count(records, 'record')} of source {source} did not fit its format", style="yellow")
     for source, names in query.not_read.items():

@@ -1,0 +1,221 @@
+"""Event time in reports: the watermark of each stage, the source partition that holds it back, late rows, and warnings (design:
+watermarks-seen).
+
+A stage is as far as its partition that is farthest behind. That partition names the stream that it waits for; a stream of a stage
+leads to the stage before, and so on to a partition of a source, whose reader says what it is at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from flux.dataflow.plan import FromMicroBatches, FromSource, FromStage, Plan, SourcePlan, WorkerSourcePlan
+from flux.windows.durations import words
+from flux.windows.window import END_OF_TIME, NEVER
+from flux.wire.statistics import ReaderState, SourceTime, StageTime
+
+#: Least number of late rows, and their share of all rows since the last look, at which a partition is told of.
+LATE_ROWS, LATE_SHARE = 100, 0.5
+
+
+@dataclass
+class Standstill:
+    """A watermark of a stage, and the time since which it has been the same while rows came."""
+
+    watermark: int
+    since: float
+    #: The rows that the stage had applied by then.
+    rows: int
+    told: bool = False
+
+
+@dataclass
+class EventTimes:
+    """Event time of one query, by the newest reports of its workers."""
+
+    plan: Plan
+    #: By source and partition.
+    _sources: dict[tuple[int, int], SourceTime] = field(default_factory=dict)
+    #: By stage and partition.
+    _stages: dict[tuple[int, int], StageTime] = field(default_factory=dict)
+    _stands: dict[int, Standstill] = field(default_factory=dict)
+    #: By source and partition: rows and late rows at the last look.
+    _late: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    _told_late: set[tuple[int, int]] = field(default_factory=set)
+
+    def note(self, workers: Iterable[Mapping[str, Any]]) -> None:
+        """Take the newest statistics of each worker. While a partition passes to another worker, both may report it; the one that
+        is farther counts. While it is on none, its last report stands."""
+        sources: dict[tuple[int, int], SourceTime] = {}
+        stages: dict[tuple[int, int], StageTime] = {}
+        for stats in workers:
+            for told in stats.get("times", ()):
+                time = SourceTime(*told)
+                known = sources.setdefault((time.source, time.partition), time)
+                if time.watermark > known.watermark:
+                    sources[time.source, time.partition] = time
+            for stage, counts in enumerate(stats.get("stages", ())):
+                for told in counts.get("times", ()):
+                    at = StageTime(*told)
+                    before = stages.setdefault((stage, at.partition), at)
+                    if at.watermark > before.watermark:
+                        stages[stage, at.partition] = at
+        self._sources |= sources
+        self._stages |= stages
+
+    # ---- sources
+
+    def of_source(self, source: int) -> dict[str, Any]:
+        """Return the entry of a source; empty: it has no event time, or no report has come."""
+        mine = self._of_source(source)
+        if not mine:
+            return {}
+        return {
+            "eventTime": {
+                "watermark": shown(min(time.watermark for time in mine)),
+                "lateRows": sum(time.late for time in mine),
+                "partitions": {
+                    self._partition_name(source, time.partition): {
+                        "watermark": shown(time.watermark),
+                        "lateRows": time.late,
+                        "state": ReaderState(time.state).name.lower(),
+                    }
+                    for time in mine
+                },
+            }
+        }
+
+    def _of_source(self, source: int) -> list[SourceTime]:
+        return [time for (of, _), time in sorted(self._sources.items()) if of == source]
+
+    def _partition_name(self, source: int, partition: int) -> str:
+        about = self.plan.sources[source]
+        if isinstance(about, WorkerSourcePlan):
+            return str(about.reader.partition_name(partition))
+        return str(partition)
+
+    # ---- stages
+
+    def of_stage(self, stage: int, wall: float) -> dict[str, Any]:
+        """Return the entry of a stage; empty: it has no event time, or no report has come. ``wall``: the time by the clock."""
+        mine = self._of_stage(stage)
+        if not mine:
+            return {}
+        least = min(time.watermark for time in mine)
+        entry: dict[str, Any] = {
+            "watermark": shown(least),
+            "lagSeconds": round(wall - least / 1e6, 3) if NEVER < least < END_OF_TIME else None,
+            "rowsBehindWatermark": sum(time.behind for time in mine),
+            "rowsWithoutTime": sum(time.without_time for time in mine),
+        }
+        if holder := self._holder(stage):
+            entry["heldBackBy"] = holder
+        return {"eventTime": entry}
+
+    def _of_stage(self, stage: int) -> list[StageTime]:
+        return [time for (of, _), time in sorted(self._stages.items()) if of == stage]
+
+    def _holder(self, stage: int) -> str:
+        """Name the partition of a source that holds the watermark of a stage back, and say why; empty: it is not known."""
+        for _ in self.plan.stages:  # a path through the dataflow is no longer
+            last = min(self._of_stage(stage), key=lambda time: time.watermark, default=None)
+            if last is None:
+                return ""
+            if last.edge < 0:
+                return self._batches(stage)
+            edge = self.plan.edges[last.edge]
+            if isinstance(edge, FromSource):
+                return self._reason(edge, last.producer)
+            assert isinstance(edge, FromStage)
+            stage = edge.stage
+        return ""
+
+    def _batches(self, stage: int) -> str:
+        """Name the micro-batches that a stage waits for."""
+        for number in self.plan.stages[stage].edges_in:
+            edge = self.plan.edges[number]
+            if isinstance(edge, FromMicroBatches) and edge.states:
+                return f"source {self.plan.origin(edge).name}: its watermark rises when a micro-batch has been applied"
+        return ""
+
+    def _reason(self, edge: FromSource, partition: int) -> str:
+        source: SourcePlan = self.plan.sources[edge.source]
+        where = f"partition {self._partition_name(edge.source, partition)} of source {source.name}"
+        time = self._sources.get((edge.source, partition))
+        if not edge.states:
+            return f"{where}: it states no watermark before its end"
+        if time is None:
+            return f"{where}: no worker reads it now"
+        match time.state:
+            case ReaderState.SILENT:
+                return f"{where}: no answer from outside"
+            case ReaderState.IDLE:
+                return f"{where}: idle, and its rows are still on their way"
+        if time.watermark == NEVER:
+            return f"{where}: no row since the start"
+        return f"{where}: it is the farthest behind, at {shown(time.watermark)}"
+
+    # ---- warnings
+
+    def warnings(self, rows_in: Sequence[int], after_s: float, now: float) -> list[tuple[str, str]]:
+        """Return warnings, each with the name of its stage or empty: of watermarks that have stood still for this time while rows
+        came, and of partitions of which most rows are late. Each is given once. ``rows_in``: by stage, the applied rows."""
+        found = [("", text) for text in self._late_partitions()]
+        for stage in self.plan.stages:
+            mine = self._of_stage(stage.id) if stage.timed_inputs else []
+            if not mine:
+                continue
+            least, rows = min(time.watermark for time in mine), rows_in[stage.id]
+            stands = self._stands.get(stage.id)
+            if stands is None or stands.watermark != least:
+                self._stands[stage.id] = Standstill(least, now, rows)
+            elif not stands.told and least != END_OF_TIME and now >= stands.since + after_s and rows > stands.rows:
+                stands.told = True
+                found.append((stage.name, self._advice(stage.id, now - stands.since)))
+        return found
+
+    def _advice(self, stage: int, seconds: float) -> str:
+        holder = self._holder(stage)
+        return (
+            f"its watermark has not moved for {seconds:.0f} s, though rows come, so no window is final"
+            + (f"; held back by {holder}" if holder else "")
+            + ". If a partition may be without rows for long, say after which time the others go on without it: "
+            "withWatermark(..., idle='1 minute')"
+        )
+
+    def _late_partitions(self) -> Iterable[str]:
+        for key, time in self._sources.items():
+            rows, late = self._late.get(key, (0, 0))
+            more, more_late = time.rows - rows, time.late - late
+            if more < 0:  # another reader
+                self._late[key] = time.rows, time.late
+                continue
+            if more_late < LATE_ROWS:
+                continue
+            self._late[key] = time.rows, time.late
+            if more_late > LATE_SHARE * more and key not in self._told_late:
+                self._told_late.add(key)
+                yield self._too_late(key, time, more_late, more)
+
+    def _too_late(self, key: tuple[int, int], time: SourceTime, late: int, rows: int) -> str:
+        event_time = self.plan.sources[key[0]].event_time
+        assert event_time is not None
+        return (
+            f"{late} of {rows} rows of partition {self._partition_name(*key)} of source {self.plan.sources[key[0]].name} were "
+            f"late: its newest time is {shown(time.watermark + event_time.delay)}, and the last late row has "
+            f"{shown(time.late_time)}, with a delay of {words(event_time.delay)}. A time from the future makes all later rows "
+            "late: leave such rows out in front of withWatermark, or allow a longer delay"
+        )
+
+
+def shown(time: int) -> str | None:
+    """Return a time as text; None: there is none yet, or nothing comes any more."""
+    if time in (NEVER, END_OF_TIME):
+        return None
+    try:
+        return datetime.fromtimestamp(time / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):  # Python has no dates before the year 1 and behind 9999
+        return f"{time} us"
