@@ -2,7 +2,7 @@
 watermarks-seen).
 
 A stage is as far as its partition that is farthest behind. That partition names the stream that it waits for; a stream of a stage
-leads to the stage before, and so on to a partition of a source, whose reader says what it is at.
+leads to the stage before, and so on to a partition of a source, whose reader tells its own state.
 """
 
 from __future__ import annotations

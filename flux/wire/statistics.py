@@ -219,7 +219,7 @@ class StageStatistics(TypedDict, total=False):
     #: ``behind_s`` of the standby that is farthest behind.
     checkpoint_behind_s: float
     checkpoints: list[KeptCheckpoint]
-    #: Of stages with event time.
+    #: For stages with event time.
     times: list[StageTime]
     #: Estimated time that the standby farthest behind a primary of this worker would need to repeat its steps.
     replay_s: float
@@ -242,7 +242,7 @@ class Statistics(TypedDict, total=False):
     bad_records: list[BadRecords]
     not_compared: list[NotCompared]
     lost_rows: list[LostRows]
-    #: Of sources with event time.
+    #: For sources with event time.
     times: list[SourceTime]
     #: How often the logs have been emptied (``flux.worker.core``).
     drained: Natural
