@@ -24,7 +24,7 @@ from flux.arguments import checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
 
     import flux.testing as testing
@@ -233,6 +233,15 @@ def _check_columns(flow: Flow) -> None:
         from spark_integration.query.start import check_columns
 
         check_columns(flow)
+
+
+def _column(given: Flow | Source, name: str) -> Column | None:
+    """Return the column of this name of a flow or a source; None: there is none, or no session that would know."""
+    if "pyspark" in sys.modules and not name.startswith("_"):
+        from spark_integration.query.start import column
+
+        return column(given, name)
+    return None
 
 
 def _computed(schema: pa.Schema, texts: list[str]) -> RowSteps:

@@ -589,7 +589,7 @@ class Flow(Outputs, RowOperators):
                 f"a flow has no {name}: {OF_DATAFRAMES[name]}. It is no DataFrame; flow.toDF() gives its output as one, "
                 "where the input ends"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._column_or_error(name)
 
     def __repr__(self) -> str:
         return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import flux
 from flux.arguments import checked
-from flux.errors import UsageError
+from flux.errors import SchemaError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -145,6 +145,28 @@ class RowOperators:
 
     def _with_watermark(self, *arguments: Any) -> RowFlow:
         raise NotImplementedError
+
+    def __getitem__(self, item: str) -> Column:
+        """Return a column by its name, as of a DataFrame: ``flow["user"]``. An attribute of that name is the same where no method
+        has it and a session knows the columns."""
+        if not isinstance(item, str):
+            raise UsageError(
+                f"{self!r}[...] takes the name of a column, as in flow['user']; got {item!r:.100}. Rows come while a query runs: "
+                "flow.collect() gives them where the input ends"
+            )
+        found = flux._column(self, item)  # type: ignore[arg-type]
+        if found is None:
+            raise SchemaError(f"{self!r} has no column {item!r}, or there is no session that knows its columns")
+        return found
+
+    #: Without it, Python would take rows by number.
+    __iter__ = None
+
+    def _column_or_error(self, name: str) -> Any:
+        found = flux._column(self, name)  # type: ignore[arg-type]
+        if found is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return found
 
     @checked("groupBy")
     def groupBy(self, *cols: Any) -> GroupedData:  # noqa: N802

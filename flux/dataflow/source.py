@@ -76,7 +76,7 @@ class Source(RowOperators):
             )
         if name == "late":
             raise NoSuchAttribute(NO_LATE)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._column_or_error(name)
 
     def _with_watermark(self, *arguments: Any) -> RowFlow:
         from flux.dataflow.row_flow import RowFlow

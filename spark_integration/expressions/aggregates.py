@@ -101,7 +101,9 @@ def _with_window(df: DataFrame, key: WindowKey | None) -> tuple[DataFrame, _Wind
         return df.withColumn(stand_in, F.expr("CAST(NULL AS STRUCT<start: TIMESTAMP, end: TIMESTAMP>)")), _Windows(
             "", stand_in
         )
-    time = names.get(key.time.lower(), TIME) if isinstance(key.time, str) else TIME
+    time = TIME
+    if isinstance(key.time, str):
+        time = key.time if key.time in df.columns else names.get(key.time.lower(), TIME)
     if time == TIME:
         df = df.withColumn(TIME, F.col(_quoted(key.time)) if isinstance(key.time, str) else key.time)
     kind = df.schema[time].dataType

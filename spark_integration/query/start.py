@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from controller.explain import explain
 from controller.plan_checks import check_durable, check_ends, check_taken
@@ -22,10 +24,12 @@ from controller.plan_compiler import compile_plan, topological
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan
+from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.sink import FlowTo, QueryReaders, flow_of
 from flux.dataflow.source import DataFrameSource, Source, StreamSource
-from flux.errors import UsageError
+from flux.errors import FluxError, UsageError
 from flux.expressions.steps import RowSteps
+from flux.operators.schema import positions
 from flux.operators.user_code import text_of
 from flux.settings import Settings
 from flux.shell import liveness_thread
@@ -328,6 +332,31 @@ def computed(schema: pa.Schema, texts: Sequence[str]) -> RowSteps | None:
     except UsageError:
         return None
     return steps_of(spark, schema, lambda df: df.selectExpr("*", *texts))
+
+
+#: Whether this thread compiles a flow to find its columns: attributes that the compiler looks up are none.
+_looks_up = threading.local()
+
+
+def column(given: Flow | Source, name: str) -> Column | None:
+    """Return the column of this name of a flow or a source. None: there is none, there is no session yet, or the flow has a
+    mistake, which is told where it is started."""
+    if getattr(_looks_up, "now", False):
+        return None
+    flow = given if isinstance(given, Flow) else RowFlow(given, ())
+    _looks_up.now = True
+    try:
+        spark = session_of(sources_of([flow]))
+        schema = _compiled(spark, [flow], Settings.of(given_settings(spark))).stages[-1].output_schema
+        found = [] if schema is None else positions(schema, name, is_case_sensitive(spark))
+        if not found or schema is None:
+            return None
+        quoted = schema.names[found[0]].replace("`", "``")
+        return F.col(f"`{quoted}`")
+    except FluxError:
+        return None
+    finally:
+        _looks_up.now = False
 
 
 def check_columns(flow: Flow) -> None:

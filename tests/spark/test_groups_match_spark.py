@@ -226,6 +226,26 @@ def counted(df: Any) -> Any:
     return found.where("n > 2").select("window.start", F.col("window"), "word", "n", "mean")
 
 
+def test_columns_of_flows_are_attributes_as_of_dataframes(data: Any, rows: Any) -> None:
+    """The program of Spark's guide, whose columns are attributes."""
+
+    def guide(words: Any) -> Any:
+        return words.groupBy(F.window(words.ts, "10 minutes", "5 minutes"), words.WORD, words["k"] % 2).count()
+
+    assert "word, (k % 2)" in flux.explain(guide(rows.where(rows.k > 1)))
+    counts = guide(rows)
+    assert str(counts["count"]) == "Column<'count'>"
+    assert str(counts.window) == "Column<'window'>"
+    assert not hasattr(counts, "nonsense")
+    assert not hasattr(rows, "nonsense")
+    with pytest.raises(flux.SchemaError, match="has no column 'nonsense'"):
+        counts["nonsense"]
+    with pytest.raises(flux.UsageError, match="takes the name of a column"):
+        rows[0]
+    with pytest.raises(TypeError):
+        iter(rows)
+
+
 def test_a_flow_of_groups_is_that_of_spark(spark: Any, data: Any, rows: Any) -> None:
     """From a source through steps, groups of windows, steps, and groups of their results, by both ways of writing them."""
     timed = rows.withWatermark("ts", "2 hours")  # no row is as late as that
