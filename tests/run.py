@@ -43,6 +43,7 @@ LAYERS = {
         [str(BIN / "mypy")],
         [str(BIN / "lint-imports"), "--no-cache"],
     ],
+    # A process takes eight seconds of a core until it has loaded everything, so there are few of them.
     "unit": [
         [*SHORT, "tests/flux", "tests/benchmarks"],
         [
@@ -53,10 +54,11 @@ LAYERS = {
             "tests/test_documents.py",
             "tests/test_language.py",
             "tests/test_packaging.py",
+            "tests/laws",
+            "benchmarks",
+            "--benchmark-disable",
         ],
     ],
-    "laws": [[*SHORT, "tests/laws"]],
-    "kernels": [[*SHORT, "benchmarks", "--benchmark-disable"]],
     "spark": [
         [*PYTEST, "tests/spark", "-m", "not long and not second"],
         [*PYTEST, "tests/spark", "-m", "not long and second"],
@@ -80,7 +82,7 @@ LONG = {
 #: core, and those of the others wait much of the time.
 AT_ONCE = ("lint", "unit", "spark", "simulation")
 #: Layers of different lanes run beside each other. What is in no lane runs before them, alone.
-LANES = (("spark",), ("kafka",), ("unit", "laws", "kernels"))
+LANES = (("spark",), ("kafka",), ("unit",))
 #: Begins with the lanes, and ends last.
 BESIDE = "simulation"
 #: Columns of the timeline.

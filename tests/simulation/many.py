@@ -6,7 +6,6 @@ import gc
 import hashlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -53,16 +52,10 @@ def told() -> str:
 
 
 def run_all(seeds: Iterable[int]) -> Iterator[Result]:
-    """In the order of the seeds. Raises BrokenProcessPool if one of the processes dies: a seed is missing then."""
-    with begin(seeds) as results:
-        yield from results
-
-
-@contextmanager
-def begin(seeds: Iterable[int]) -> Iterator[Iterator[Result]]:
-    """The same, and the processes begin at once; whoever leaves early does not wait for the rest."""
+    """In the order of the seeds. Raises BrokenProcessPool if one of the processes dies: a seed is missing then. A caller that
+    leaves early does not wait for the rest."""
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), gc.set_threshold, (COLLECT_AFTER,)) as pool:
         try:
-            yield pool.map(run, seeds, chunksize=CHUNK)
+            yield from pool.map(run, seeds, chunksize=CHUNK)
         finally:
             pool.shutdown(cancel_futures=True)
