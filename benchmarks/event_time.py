@@ -8,7 +8,7 @@ the age of a window's result at a sink.
 
 Both sides read the same files with the same watermark and give final rows (append mode); the peer may read a part of the files,
 because it is slower and its rate does not depend on the number of rows. Each side runs a warm-up query first. Each answer of Flux
-is compared with that of Spark's batch engine, late rows included: the files have none. Of the peer only the execution of its
+is compared with that of Spark's batch engine, late rows included: the files have none. Only the execution of the peer's
 micro-batches is counted, neither planning nor writing offsets.
 """
 
@@ -72,7 +72,7 @@ class Case:
     columns: tuple[str, ...]
     #: The stage of Flux.
     stage: Callable[[], Any]
-    #: The same in Spark: over a DataFrame, streaming or not.
+    #: The query in Spark: over a DataFrame, streaming or not.
     spark: Callable[[DataFrame], DataFrame]
     #: The answer of Flux in the columns of ``spark``.
     shown: Callable[[DataFrame], DataFrame]
