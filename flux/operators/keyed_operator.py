@@ -562,10 +562,10 @@ def _seconds(at: Any) -> float:
 
 
 def _microseconds(at: Any) -> int:
-    whole = isinstance(at, int | np.integer) and not isinstance(at, bool)
-    if not whole or not -END_OF_TIME <= at <= END_OF_TIME:
+    """Return a time of event time; one behind the end of time, such as the last watermark and a little more, is the end."""
+    if isinstance(at, bool) or not isinstance(at, int | np.integer):
         raise UsageError(f"event_timer must be a time in whole microseconds since the epoch, got {at!r:.100}")
-    return int(at)
+    return max(-END_OF_TIME, min(int(at), END_OF_TIME))
 
 
 def _listed(given: Any) -> Iterable[Any]:

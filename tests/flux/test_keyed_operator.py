@@ -15,7 +15,7 @@ import flux
 from flux.errors import SchemaError, SnapshotError, UsageError
 from flux.operators import keyed_operator
 from flux.operators.attributes import open_operator
-from flux.operators.operator import facts_of
+from flux.operators.operator import EventTimers, facts_of
 from flux.replica.snapshot import decode_snapshot, encode_snapshot
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.int64())])
@@ -306,8 +306,27 @@ def test_the_time_of_a_timer_is_a_number_of_seconds(at: Any) -> None:
         trial(Timed).process(batch(("a", 1)))
 
 
-@pytest.mark.parametrize("at", [1.5, True, 1 << 63])
-def test_the_time_of_an_event_timer_of_a_key_is_a_whole_number_of_64_bits(at: Any) -> None:
+def test_a_time_behind_the_end_of_time_is_the_end() -> None:
+    """At the end of the input, the watermark and a little more fits into no number: the query ended with an error."""
+
+    @flux.stage(key="user", schema="user STRING")
+    class Always(flux.KeyedOperator):
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            state.event_timer = flux.END_OF_TIME + 7 if row.amount else 5
+
+        def on_key_event_timer(self, key: tuple, state: Any) -> Any:
+            state.event_timer = self.context.watermark + 10
+            return [key]
+
+    table = flux.testing.apply(Always, [batch(("a", 0), ("b", 1))], watermarks=[3], restart_after=1)
+    assert table.column("user").to_pylist() == ["a", "b"]
+    timers = EventTimers()
+    timers.set(flux.END_OF_TIME + 7, "last")
+    assert timers.due(flux.END_OF_TIME) == ["last"]
+
+
+@pytest.mark.parametrize("at", [1.5, True])
+def test_the_time_of_an_event_timer_of_a_key_is_a_whole_number(at: Any) -> None:
     class Timed(flux.KeyedOperator):
         def on_row(self, key: tuple, row: Any, state: Any) -> None:
             state.event_timer = at
