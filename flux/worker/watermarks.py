@@ -85,7 +85,7 @@ class WatermarkScheduler:
         self.due_at = min(self._news.values(), default=inf)
 
     def _primaries(self, stage: int) -> Iterator[Replica]:
-        for replica in self._hosted.of_stage[stage].values():
+        for replica in self._hosted.of_stage.get(stage, {}).values():  # no stage is there before the first table
             if replica.primary and not replica.finished:
                 yield replica
 

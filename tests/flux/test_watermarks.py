@@ -15,6 +15,7 @@ from flux.dataflow.source_reader import FunctionReader, opened
 from flux.wire.messages import Bound, OrdersSeen, PartitionSeen, Reset
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
+from flux.worker.report import stats as stats_of
 from partitioning.ids import SourcePartition
 from partitioning.table import ReplicaAt, Table
 from tests.flux.one_worker import planned, table
@@ -134,6 +135,13 @@ def test_a_window_closes_when_the_watermark_has_passed_it_and_no_row_of_it_is_mi
     windows.script.given[0] += [rows(13)]
     windows.run()
     assert windows.counts == {10: 4}
+
+
+def test_a_worker_reports_before_its_first_table() -> None:
+    core = WorkerCore(Windows().plan, 0)
+    assert [stage["times"] for stage in stats_of(core)["stages"]] == [[], []]
+    core.watermarks.note_all(0.0)
+    core.watermarks.look(1.0)
 
 
 def test_a_late_row_is_left_out_and_counted() -> None:
