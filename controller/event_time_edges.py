@@ -14,7 +14,17 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from flux.dataflow.flow import Stage
-from flux.dataflow.plan import EdgePlan, EventTime, FromSource, FromStage, Plan, SourcePlan, StagePlan, Timed
+from flux.dataflow.plan import (
+    DataFrameSourcePlan,
+    EdgePlan,
+    EventTime,
+    FromSource,
+    FromStage,
+    Plan,
+    SourcePlan,
+    StagePlan,
+    Timed,
+)
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowSteps
 from flux.operators.aggregate import Aggregate
@@ -99,7 +109,9 @@ def check_window(name: str, operator: Operator, inputs: Sequence[InputTime], cas
     if window is None or isinstance(window, Closing):
         return
     assert window.column is not None
-    for each in (given for given in inputs if given.has):
+    for each in inputs:
+        if not each.has or isinstance(each.origin, DataFrameSourcePlan):
+            continue  # windows over a DataFrame close at its end, as in Spark
         steps, of_stage = each.steps, isinstance(each.origin, StagePlan)
         kept = _kept(each)
         if any(_same(window.column, column, case_sensitive) for column in kept):

@@ -6,6 +6,7 @@ and none stands behind a stage.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,8 @@ def declared(
             "withWatermark: advance=True lets the watermark of an idle partition go on with the clock; say after which time "
             "without rows a partition is idle, as in idle='1 minute'"
         )
+    if quoted := re.fullmatch("`((?:[^`]|``)+)`", column):
+        column = quoted[1].replace("``", "`")
     return WatermarkDeclaration(before, column, delay_us, idle_us, advance)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.dataflow.source_reader import AbsentReader
 from flux.errors import FluxError, QueryFailed
+from flux.expressions.steps import MapRows, RowSteps
 from flux.shell.process import Rendezvous
 from flux.shell.worker_loop import WorkerLoop
 from flux.vault.directory_store import LocationGone
@@ -42,8 +43,25 @@ class Task:
     place: Place
 
 
+def for_a_vault(plan: Plan) -> Plan:
+    """Return the plan without any code of the user's: a vault runs none of it, and may not find its modules."""
+    made = without_code(plan)
+    edges = tuple(replace(edge, steps=_without_functions(edge.steps)) for edge in made.edges)
+    sources = tuple(
+        source
+        if source.event_time is None
+        else replace(source, event_time=replace(source.event_time, steps=_without_functions(source.event_time.steps)))
+        for source in made.sources
+    )
+    return replace(made, edges=edges, sources=sources)
+
+
+def _without_functions(steps: RowSteps | None) -> RowSteps | None:
+    return None if steps is None or any(isinstance(each, MapRows) for each in steps.chain) else steps
+
+
 def without_code(plan: Plan) -> Plan:
-    """Return the plan without the user's code: a vault runs none of it."""
+    """Return the plan without readers and operators, for tasks that only send rows through the steps of edges."""
     sources = tuple(
         replace(source, reader=AbsentReader(source.reader)) if isinstance(source, WorkerSourcePlan) else source
         for source in plan.sources

@@ -19,7 +19,7 @@ from typing import Any
 from flux.dataflow.plan import Forgotten, Plan, SourcePlan, WorkerSourcePlan
 from flux.errors import UsageError
 from flux.shell.process import Rendezvous
-from flux.shell.vault_process import Task, without_code
+from flux.shell.vault_process import Task, for_a_vault
 from flux.vault.location import Place, forget, place_of
 from flux.vault.names import ABOUT
 from spark_integration.query.same_plan import description, difference, other_destinations
@@ -189,7 +189,7 @@ class VaultProcess:
     def __init__(self, plan: Plan, rendezvous: Rendezvous, place: Place, failed: Callable[[str], None]) -> None:
         self._failed = failed
         self._ends = False
-        task = pickle.dumps(Task(without_code(plan), rendezvous, place))
+        task = pickle.dumps(Task(for_a_vault(plan), rendezvous, place))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         # The process has a group of its own, so that no Ctrl-C in a terminal ends it before the query. It has no session of
         # its own: Linux shares the processors out by sessions, and a priority that was given to the driver's session would

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark import cloudpickle
+
 from controller.operate import connection_file
 from controller.operate.client import QueryClient, choose
 from controller.operate.connection_file import QueryConnection
@@ -61,7 +63,7 @@ def write(plan: Plan, name: str | None, rendezvous: Rendezvous) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     connection_file.check_folder(folder)
     path = _path(folder, plan.query)
-    data = pickle.dumps(Inputs(VERSION, name or plan.query, without_code(plan), rendezvous))
+    data = cloudpickle.dumps(Inputs(VERSION, name or plan.query, without_code(plan), rendezvous))
     path.unlink(missing_ok=True)  # left by an earlier life
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:

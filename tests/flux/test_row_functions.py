@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,12 +14,16 @@ import pytest
 
 import flux
 from controller.explain import explain
+from controller.operate import connection_file
 from controller.plan_compiler import compile_plan
 from flux.dataflow.plan import EventTime, Plan
 from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.expressions.tree import Column, FunctionCall, Literal
 from flux.settings import Settings
+from flux.shell.process import Rendezvous
+from flux.shell.vault_process import for_a_vault
 from spark_integration.query.same_plan import description, difference
+from spark_integration.streaming import ingress_file
 from tests.flux import harness
 from tests.flux.resolved import to_steps
 
@@ -126,6 +131,21 @@ def test_a_plan_with_another_function_or_schema_does_not_go_on() -> None:
     )
     assert difference(was, same) == ""
     assert "mapInArrow parsed" in difference(was, now)
+
+
+def test_a_vault_and_writers_of_a_stream_get_plans_that_travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A function may be local: plain pickle does not know it."""
+    local = lambda batches: parsed(batches)  # noqa: E731
+    flow = source().mapInArrow(local, PARSED)
+    plan = compiled(
+        Keep(flow.withWatermark("ts", "1 second")), Keep(flow.where(above(1))), Keep(source().where(above(1)))
+    )
+    vault = pickle.loads(pickle.dumps(for_a_vault(plan)))
+    assert [edge.steps is None for edge in vault.edges] == [True, True, False]
+    assert vault.sources[0].event_time.steps is None
+    monkeypatch.setattr(connection_file, "folder", lambda: tmp_path)
+    written = pickle.loads(ingress_file.write(plan, "q", Rendezvous("", None, b"")).read_bytes())
+    assert written.plan.edges[1].steps.apply(BATCH)["k"].to_pylist() == [2]
 
 
 def test_explain_names_the_function() -> None:

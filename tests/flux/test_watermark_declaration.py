@@ -287,6 +287,8 @@ def test_windows_of_another_column_than_that_of_the_watermark_are_refused() -> N
         UsageError, match="windows of 'x2', and the watermark of source bids is that of 'ts', which is not there"
     ):
         compiled(windows(bids.select(("k", K), ("x2", FunctionCall("add_to_time", (TS, TS), TIME))), "x2"))
+    frame = DataFrameSource("frame", SCHEMA).withWatermark("ts", "1 second")
+    compiled(windows(frame.select(("k", K), ("t", FunctionCall("add_to_time", (TS, TS), TIME))), "t"))  # as in Spark
     later = bids.select(("k", K), ("ts", TS), ("due", FunctionCall("add_to_time", (TS, TS), TIME)))
     with pytest.raises(UsageError, match=r"windows of 'due'.*is called ts there.*in front of withWatermark"):
         compiled(windows(later, "due"))
@@ -387,6 +389,11 @@ def test_a_column_that_holds_no_times_is_refused_with_the_remedy(kind: pa.DataTy
 def test_times_of_any_unit_are_taken(kind: pa.DataType) -> None:
     plan = compiled(Keep(source(pa.schema([("x", LONG), ("When", kind)])).withWatermark("when", "1 second")))
     assert plan.sources[0].event_time == EventTime("When", 1, SECOND)
+
+
+def test_a_name_may_stand_in_backquotes_as_in_spark() -> None:
+    read = source(pa.schema([("a.`t", TIME)])).withWatermark("`a.``t`", "1 second")
+    assert compiled(Keep(read)).sources[0].event_time == EventTime("a.`t", 0, SECOND)
 
 
 def test_a_column_that_is_not_there_is_refused_with_those_that_are() -> None:
