@@ -16,6 +16,8 @@ import flux
 from tests.kafka.topics import WAIT_S, received, send
 
 SCHEMA = "offset BIGINT, key BINARY, value BINARY"
+#: Of each stage: more than have rows where there is no key.
+PARTITIONS = 8
 #: Settings of a topic whose records are compacted soon. The newest segment never is.
 COMPACTED = {
     "cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0.01, "segment_ms": 100, "max_compaction_lag_ms": 100,
@@ -33,7 +35,9 @@ def query_of(
     """A flow of so many stages without state, to parquet files."""
     flow: Any = flux.kafka(topic, address, **options)
     for number in range(stages):
-        flow = flux.stage(key=key, replicas=replicas, schema=SCHEMA, name=f"passed{number}")(passed)(flow)
+        flow = flux.stage(key=key, partitions=PARTITIONS, replicas=replicas, schema=SCHEMA, name=f"passed{number}")(
+            passed
+        )(flow)
     return flow.to_parquet(folder, roll_every="100ms")
 
 

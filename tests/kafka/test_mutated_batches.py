@@ -11,7 +11,7 @@ from collections import Counter
 from flux.connectors.kafka.errors import CorruptRecords
 from tests.kafka.batches import ABORT, TIME, ProducerIdentity, control, decoded, made, signed
 
-MUTATIONS = 20_000
+MUTATIONS = 8_000
 
 
 def seeds(chance: random.Random) -> list[bytes]:

@@ -278,7 +278,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused(broker: Broker, new_topic: Ne
 
 def test_nothing_is_lost_or_doubled_while_the_broker_is_killed(broker: Broker, new_topic: NewTopic) -> None:
     """With and without transactions, at the same time."""
-    total, step = {"exactly_once": 40_000, "transactional": 4000}, {"exactly_once": 200, "transactional": 50}
+    total, step = {"exactly_once": 16_000, "transactional": 1600}, {"exactly_once": 200, "transactional": 50}
     topics = {kind: new_topic(2) for kind in total}
     progress = dict.fromkeys(total, 0)
 
