@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-postgres test test-long test-kafka kafka sim seeds soak oldest lint micro docs setup clean
+.PHONY: run run-kafka run-postgres test test-long test-kafka kafka sim seeds soak soak-windows oldest lint micro docs setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -45,6 +45,10 @@ seeds: setup
 # Twenty kills each of executors, of the driver and of everything, about half an hour; make soak WHAT=driver KILLS=5 SEED=7.
 soak: setup
 	@PYTHONPATH=. $(BIN)/python tests/spark/soak.py $(if $(WHAT),--what $(WHAT)) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
+
+# Windows, sessions and timers over keys that never come back, twenty minutes of event time in two: memory stays flat.
+soak-windows: setup
+	@PYTHONPATH=. $(BIN)/python tests/spark/soak_windows.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SPEED),--speed $(SPEED))
 
 # With the oldest releases of other packages that setup.cfg allows, in an environment of their own.
 oldest: setup
