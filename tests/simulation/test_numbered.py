@@ -26,7 +26,7 @@ SEEDS = range(32)
 
 @pytest.fixture(scope="module")
 def results() -> Runs:
-    return runs_of((NUMBERED, NUMBERED_STANDBYS, NUMBERED_LIVES), SEEDS, few=12)
+    return runs_of((NUMBERED, NUMBERED_STANDBYS, NUMBERED_LIVES), SEEDS, few=9)
 
 
 @pytest.mark.timeout(3600)
@@ -78,7 +78,7 @@ def test_it_happens_to_rows_of_logs(losing: Runs, event: str) -> None:
 @pytest.fixture(scope="module")
 def losing_data() -> Runs:
     mixes = GOING_ON, FAILING, GOING_ON_LIVES, FAILING_LIVES, ANEW, ANEW_FAILING
-    return runs_of(mixes, range(10), few=12)
+    return runs_of(mixes, range(10), few=6)
 
 
 @pytest.mark.timeout(1200)

@@ -14,7 +14,7 @@ SEEDS = range(100)
 
 @pytest.fixture(scope="module")
 def witnessed() -> Runs:
-    return runs_of((WITNESSED,), SEEDS, few=15)
+    return runs_of((WITNESSED,), SEEDS, few=8)
 
 
 @pytest.mark.timeout(3600)  # a minute on a free core
