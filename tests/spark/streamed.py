@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
 from striking import SEEN, Seen
 
 import flux
@@ -70,4 +71,23 @@ def started(spark: Any, tmp_path: Path, workers: int = 2) -> Query:
     flow = SEEN_OF_STREAM(lean(stream(spark, tmp_path))).to_parquet(str(tmp_path / "rows"), roll_every="200ms")
     return flow.start(
         spark=spark, workers=workers, checkpointLocation=tmp_path / "location", checkpoint_interval="200ms", batch_max_rows=FEW
+    )  # fmt: skip
+
+
+#: Every tenth row is this much older than those around it; rows may be late by the delay. In seconds.
+BACK, DELAY, WINDOW = 2_500, 100, 50
+TIME = f"timestamp_seconds(sequence - IF(sequence % 10 = 0, {BACK}, 0))"
+
+
+def timed(spark: Any, tmp_path: Path) -> Query:
+    """The same rows with times: windows, and late rows, into files, with a checkpoint location."""
+    rows = stream(spark, tmp_path).selectExpr("sequence", f"{TIME} AS ts").withWatermark("ts", f"{DELAY} seconds")
+    counts = rows.groupBy(F.window("ts", f"{WINDOW} seconds")).agg(F.count("*").alias("n"))
+    flows = [
+        counts.selectExpr("unix_timestamp(window.start) AS start", "n").to_parquet(str(tmp_path / "counts"), roll_every="200ms"),
+        rows.late.select("sequence").to_parquet(str(tmp_path / "rows"), roll_every="200ms"),
+    ]  # fmt: skip
+    return flux.start(
+        *flows, spark=spark, workers=2, checkpointLocation=tmp_path / "location", checkpoint_interval="200ms",
+        batch_max_rows=FEW, partitions=1,
     )  # fmt: skip
