@@ -32,7 +32,7 @@ from flux.operators.windowed_groups import WindowedGroups
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
 from flux.windows.statements import StreamBound, least
-from flux.windows.window import NEVER
+from flux.windows.window import END_OF_TIME, NEVER, SessionWindow
 from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
 from tests.simulation import timed_kinds as kinds
@@ -169,18 +169,26 @@ class EventTimeLaws:
                 known = {number: _watermark_of(replica, number) for number in expected}
                 sim.counts["watermarks that everybody knew"] += 1
                 sim.counts["watermarks that had to come"] += min(expected.values()) > NEVER
-                if known != expected:
+                if any(not self._is_known(replica, number, known[number], expected[number]) for number in known):
                     role = "primary" if replica.primary else "secondary"
                     raise Violation(
                         COMES,
                         f"{replica.where}, {role} on worker {core.worker}: {known}, and sources stand at {expected}",
                     )
 
+    def _is_known(self, replica: Replica, number: int, known: int, expected: int) -> bool:
+        """A stream that has ended may have brought the watermark further than the idle ones that are left."""
+        edge = self._plan.edges[replica.stage.edges_in[number]]
+        return known == expected or (known > expected and self.may_be_behind(edge))
+
     def _expected(self, sim: Simulation, number: int) -> int:
         edge = self._plan.edges[number]
         if isinstance(edge, FromStage):
             stage = self._plan.stages[edge.stage]
-            return min(self._expected(sim, stage.edges_in[at]) for at in stage.timed_inputs)
+            known = min(self._expected(sim, stage.edges_in[at]) for at in stage.timed_inputs)
+            # A session ends when the watermark is above its end: a result may have the last moment before.
+            sessions = isinstance(getattr(stage.make(), "_flux_window", None), SessionWindow)
+            return known - 1 if sessions and NEVER < known < END_OF_TIME else known
         assert isinstance(edge, FromSource)
         return least(self._bounds(sim, edge))
 

@@ -109,7 +109,8 @@ class Keeper(Timed):
         due = [row for _, row in held[:count]]
         self.state["held"] = held[count:]
         self._set()
-        yield self.stamped(due)
+        for row in due:  # many batches of one step
+            yield self.stamped([row])
 
     def on_watermark(self) -> Any:
         watermark, held = self.context.watermark, self.state["held"]

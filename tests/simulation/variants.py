@@ -31,6 +31,7 @@ from flux.worker.replica_lifecycle import ReplicaLifecycle
 from flux.worker.subscriptions import Subscriptions
 from partitioning.clustering import Clustering
 from tests.simulation import broken_batches as batches
+from tests.simulation import broken_event_time as times
 from tests.simulation import broken_lives as lives
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_numbers as numbers
@@ -41,6 +42,7 @@ from tests.simulation import broken_runs as runs
 from tests.simulation import broken_standbys as standbys
 from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
+from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, LATE
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
     ANEW,
@@ -54,6 +56,11 @@ from tests.simulation.mixes import (
     CONTROL,
     DEPOSED,
     DIVERGING,
+    EVENT_TIME,
+    EVENT_TIME_FAULTLESS,
+    EVENT_TIME_LIVES,
+    EVENT_TIME_STANDBYS,
+    EVENT_TIME_UNEVEN,
     FAILING_LIVES,
     FAULTLESS,
     FETCHED,
@@ -81,6 +88,7 @@ from tests.simulation.mixes import (
     Mix,
 )  # fmt: skip
 from tests.simulation.outside import AHEAD_OF_ALL
+from tests.simulation.timed_kinds import LEFT_OUT
 
 Patch = pytest.MonkeyPatch
 #: How a row that is lost, doubled or out of order shows.
@@ -98,6 +106,9 @@ KEPT = {"no batch leaves the log before it is in the checkpoints"}
 COMMITTED = {"nothing is given out before it is committed"}
 #: How it shows that replicas have gone different ways; who repeats steps may notice it, too, and end the query.
 ALIKE = ROWS | {"replicas take the same steps", "equal sequences are equal batches", "replicas agree", "no run fails"}
+
+#: How it shows that a watermark does not hold for all rows behind it.
+BELOW = {HOLDS, LEFT_OUT, ANSWER}
 
 
 # ---- the variants
@@ -545,6 +556,18 @@ VARIANTS = [
     Variant(rules.says_the_last_word_once, STUCK),
     Variant(rules.keeps_marks_as_if_what_has_come_were_applied, OWN),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}),
+    Variant(times.takes_its_own_watermark, ALIKE | {AGREE}, EVENT_TIME_UNEVEN),
+    Variant(times.states_before_rows_are_ordered, BELOW, EVENT_TIME_UNEVEN),
+    Variant(times.reads_again_without_the_newest_time, ALIKE | BELOW | {LATE}, EVENT_TIME),
+    Variant(times.states_in_front_of_its_rows, BELOW, EVENT_TIME_UNEVEN),
+    Variant(times.begins_below_what_was_ordered, BELOW | {AGREE, FALLS}, EVENT_TIME_STANDBYS),
+    Variant(times.takes_silence_for_idleness, BELOW, EVENT_TIME_UNEVEN),
+    Variant(times.ended_streams_hold_the_watermark, {COMES}, EVENT_TIME_FAULTLESS),
+    Variant(times.hears_statements_behind_lost_messages, BELOW | ACKED, EVENT_TIME_UNEVEN),
+    Variant(times.judges_rows_by_the_batch, {LATE}, EVENT_TIME_FAULTLESS),
+    Variant(times.inputs_without_watermark_hold_nothing, {LEFT_OUT}, EVENT_TIME_FAULTLESS),
+    Variant(times.numbers_what_is_left, ALIKE | {LATE, ANSWER}, EVENT_TIME_LIVES),
+    Variant(times.needs_no_rows_of_open_windows, ALIKE | {ANSWER}, EVENT_TIME_STANDBYS),
 ]
 
 #: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by

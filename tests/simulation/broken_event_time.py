@@ -1,0 +1,162 @@
+"""Variants of the code in which watermarks go wrong: most of those of ``tests/laws/watermark_model.py``, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from flux.exchange import source_streams
+from flux.exchange.inbound import Inbound
+from flux.exchange.replay_check import Beginning
+from flux.exchange.source_streams import SourceStreams
+from flux.operators.aggregate import Aggregate
+from flux.replica.event_clock import EventClock
+from flux.replica.replica import Replica
+from flux.replica.step_queue import ReplicaStep, StepQueue
+from flux.windows.lateness import Lateness
+from flux.windows.statements import StreamBound
+from flux.windows.window import END_OF_TIME, NEVER
+from flux.wire.messages import StepKind
+from flux.worker.watermarks import WatermarkScheduler
+from partitioning.ids import StreamId
+
+Patch = pytest.MonkeyPatch
+
+
+def takes_its_own_watermark(patch: Patch) -> None:
+    """A secondary takes the watermark that it would order, instead of the ordered one."""
+
+    def everybody(self: WatermarkScheduler, stage: int) -> Iterator[Replica]:
+        return (replica for replica in self._hosted.of_stage[stage].values() if not replica.finished)
+
+    call = Replica.call
+
+    def broken(self: Replica, step: ReplicaStep) -> Any:
+        if step.entry.kind is StepKind.WATERMARK and not self.primary and self.clock is not None and self.clock.offered:
+            own = [max(pair) for pair in zip(self.context.watermarks, self.clock.offered, strict=True)]
+            step = msgspec.structs.replace(step, entry=msgspec.structs.replace(step.entry, watermarks=own))
+        return call(self, step)
+
+    patch.setattr(WatermarkScheduler, "_primaries", everybody)
+    patch.setattr(Replica, "call", broken)
+
+
+def states_before_rows_are_ordered(patch: Patch) -> None:
+    """A statement counts before the rows in front of it are ordered."""
+    patch.setattr(StepQueue, "first_unordered", lambda self, stream: None)
+
+
+def reads_again_without_the_newest_time(patch: Patch) -> None:
+    """A reader that begins in the middle knows no row before."""
+    begin = SourceStreams._begin_judging
+
+    def broken(self: SourceStreams, beginning: Beginning) -> None:
+        begin(self, beginning._replace(watermark=NEVER))
+
+    patch.setattr(SourceStreams, "_begin_judging", broken)
+
+
+def states_in_front_of_its_rows(patch: Patch) -> None:
+    """The rows of a step say the watermark that the step brings."""
+    call = Replica.call
+
+    def broken(self: Replica, step: ReplicaStep) -> Any:
+        if step.entry.kind is StepKind.WATERMARK:
+            for outlet in self.outlets:
+                outlet.producer.watermark = min(step.entry.watermarks)
+        return call(self, step)
+
+    patch.setattr(Replica, "call", broken)
+
+
+def begins_below_what_was_ordered(patch: Patch) -> None:
+    """A new primary orders what it has heard of itself."""
+
+    def broken(self: EventClock, known: Any, ordered: Any) -> None:
+        self.offered = None
+        self.ordered = [NEVER if number in self.timed else END_OF_TIME for number in range(len(known))]
+
+    patch.setattr(EventClock, "lead", broken)
+
+
+def takes_silence_for_idleness(patch: Patch) -> None:
+    """A reader that is gone, or has not been heard of, counts as idle."""
+    bound, leave = WatermarkScheduler._bound, Inbound.leave
+
+    def broken(self: WatermarkScheduler, replica: Replica, stream: StreamId) -> StreamBound:
+        return bound(self, replica, stream) if stream in self._streams else StreamBound(idle=True)
+
+    def left(self: Inbound) -> None:
+        leave(self)
+        self.said = self.said._replace(idle=True)
+
+    patch.setattr(WatermarkScheduler, "_bound", broken)
+    patch.setattr(Inbound, "leave", left)
+
+
+def ended_streams_hold_the_watermark(patch: Patch) -> None:
+    """An ended stream is waited for like the others."""
+    least = WatermarkScheduler._least
+
+    def broken(self: WatermarkScheduler, replica: Replica, number: int) -> int:
+        ended, replica.waits.ended = replica.waits.ended, {edge: set() for edge in replica.waits.ended}
+        try:
+            return least(self, replica, number)
+        finally:
+            replica.waits.ended = ended
+
+    patch.setattr(WatermarkScheduler, "_least", broken)
+
+
+def hears_statements_behind_lost_messages(patch: Patch) -> None:
+    """A statement counts though messages before it are missing."""
+    hear = Inbound.hear
+
+    def broken(self: Inbound, message: Any, *given: Any) -> bool:
+        return hear(self, msgspec.structs.replace(message, number=self.number, first=0), *given)
+
+    patch.setattr(Inbound, "hear", broken)
+
+
+def judges_rows_by_the_batch(patch: Patch) -> None:
+    """A row is late by the newest row of its batch, though that comes behind it."""
+
+    def broken(self: Lateness, times: np.ndarray) -> np.ndarray | None:
+        if not len(times):
+            return None
+        self.newest = max(self.newest, int(times.max()))
+        late: np.ndarray = times < self.watermark
+        self.late += (count := int(np.count_nonzero(late)))
+        return late if count else None
+
+    patch.setattr(Lateness, "judge", broken)
+
+
+def numbers_what_is_left(patch: Patch) -> None:
+    """Rows are numbered when late ones have been left out."""
+    with_numbers = source_streams.with_numbers
+
+    def broken(rows: Any, numbers: np.ndarray) -> Any:
+        return with_numbers(rows, np.arange(len(numbers)) + (numbers[0] if len(numbers) else 0))
+
+    patch.setattr(source_streams, "with_numbers", broken)
+
+
+def inputs_without_watermark_hold_nothing(patch: Patch) -> None:
+    """A DataFrame beside a source with a watermark is not waited for."""
+    least = WatermarkScheduler._least
+
+    def broken(self: WatermarkScheduler, replica: Replica, number: int) -> int:
+        states = any(edge.states for edge in self._edges(replica, number))
+        return least(self, replica, number) if states else END_OF_TIME
+
+    patch.setattr(WatermarkScheduler, "_least", broken)
+
+
+def needs_no_rows_of_open_windows(patch: Patch) -> None:
+    """A replay point leaves out rows of windows that are not final."""
+    patch.setattr(Aggregate, "needs_from", lambda self: self.context.step + 1)
