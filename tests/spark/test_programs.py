@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.spark, pytest.mark.starts_spark, pytest.mark.timeout(600)]
 
 PROGRAM = r"""
-import sys, time
+import sys, tempfile, time
+from datetime import datetime, timezone
 import pyarrow as pa
 from pyspark.sql import SparkSession
 import flux
@@ -70,6 +71,21 @@ for page in sys.argv[1:]:
     exec(open(page).read().partition("```python\n")[2].partition("```")[0])
     say(sorted(tuple(row) for row in result.collect()))
 
+say("windows of the README")
+def orders(partition):
+    at = [datetime(2024, 1, 1, 12, minute, tzinfo=timezone.utc) for minute in (0, 4, 9, 1, 47)]
+    amounts = pa.array([5.0, 7.0, -1.0, 100.0, 2.0])
+    yield pa.record_batch([pa.array([1] * 5), amounts, pa.array(at, pa.timestamp("us", "UTC"))], ["user", "amount", "at"])
+
+events = flux.source(orders, "user BIGINT, amount DOUBLE, at TIMESTAMP", partitions=1)
+code = open(sys.argv[1]).read().partition("## Windows")[2].partition("```python\n")[2].partition("```")[0]
+with tempfile.TemporaryDirectory() as folder:
+    exec(code.replace("/data", folder))
+    query.awaitTermination(180)
+    for name, columns in (("spent", "minute(window.start), orders, largest"), ("visits", "count"), ("late", "amount")):
+        read = spark.read.parquet(f"{folder}/{name}").selectExpr(*columns.split(", "))
+        say(f"{name}: {sorted(tuple(row) for row in read.collect())}")
+
 say("a program that ends")
 query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(queryName="left", workers=2, keep_output=False)
 while not (query.lastProgress and query.lastProgress["totalInputRows"]):
@@ -97,6 +113,8 @@ def test_a_program_hears_what_spark_does_behind_its_queries_and_ends_without_a_c
         "three slots do"
     )
     assert "### [('LAX', 'DL', 20.0), ('ORD', 'UA', 3.0)]\n" in done.stderr
+    assert "### spent: [(0, 2, 7.0), (40, 1, 2.0), (45, 1, 2.0), (55, 2, 7.0)]\n" in done.stderr
+    assert "### visits: [(1,), (3,)]\n### late: [(100.0,)]\n" in done.stderr
     assert "the program ends while query left is running: it is stopped" in ending
     assert "Python worker exited unexpectedly" not in ending
     assert "Traceback" not in ending
