@@ -320,7 +320,7 @@ class Inbound:
             shown = [*shown, end_mark(ordered_end)]
         return Resume(
             *self.stream, self.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
-            ack.through, ack.behind, ack.granted, shown, front,
+            ack.through, ack.behind, ack.granted, shown, front, self.incarnation if self._marked else -1,
         )  # fmt: skip
 
     def leave(self) -> None:

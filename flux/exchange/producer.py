@@ -446,7 +446,7 @@ class Producer:
         if not self.may_lose:
             self.earlier.front = max(self.earlier.front, message.front)
         cursor = self._cursors.get(worker)
-        if cursor is None or self._outdated(cursor, message.epoch, now):
+        if cursor is None or self._outdated(cursor, message.epoch, now) or self._of_another_life(message):
             return
         cursor.answered = True
         wanted = np.full(len(cursor.acked), NOBODY, np.int64)
@@ -475,6 +475,11 @@ class Producer:
             return False
         cursor.hello_due = min(cursor.hello_due, now + self._resend_s / 10)
         return True
+
+    def _of_another_life(self, message: Resume) -> bool:
+        """Tell whether an answer is to a greeting of an earlier life, which another process, or this worker, has begun. It does
+        not show the marks of that life, because its sender has not heard yet that there is a later one."""
+        return message.incarnation >= 0 and message.incarnation != self.incarnation
 
     def _still_here(self, worker: int, cursor: ConsumerProgress, wanted: np.ndarray) -> None:
         # An old Resume may ask for batches that its sender has acked since. Any other batch that is gone is needed by a new

@@ -97,6 +97,8 @@ class Resume(Message, frozen=True):
     shown: list[Mark] = []
     #: Exclusive: numbered rows below this have been received, or are in an order on this worker.
     front: Natural = 0
+    #: The life of the source's stream that is answered; -1: the stream is of a stage, whose replicas have lives of their own.
+    incarnation: Sequence = -1
 
 
 class ElementKind(IntEnum):

@@ -552,3 +552,13 @@ def test_another_life_makes_elements_without_rows_again() -> None:
     other.append(batch(0, 0, 0), 0.0, checksum=76)
     with pytest.raises(NonDeterministicInputError):
         other.append(batch(0, 0, 0), 0.0, checksum=78)
+
+
+def test_an_answer_to_an_earlier_life_is_none_to_this_one() -> None:
+    """It does not show what that life has given, and the end of the stream would get another number. A worker that reads a
+    source again has both lives, one after the other."""
+    p = producer()
+    p.on_answer(10, resume(10, incarnation=p.incarnation + 1), 0.0)
+    assert not p.awaited
+    p.on_answer(10, resume(10, incarnation=p.incarnation), 0.0)
+    assert p.awaited
