@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from flux.exchange import inbound as inbounds
 from flux.exchange import source_streams
+from flux.exchange.bounds import OutgoingBounds
 from flux.exchange.inbound import Inbound
 from flux.exchange.replay_check import Beginning
 from flux.exchange.source_streams import SourceStreams
@@ -18,9 +20,10 @@ from flux.replica.event_clock import EventClock
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep, StepQueue
 from flux.windows.lateness import Lateness
-from flux.windows.statements import StreamBound
+from flux.windows.statements import StreamBound, bound_of
 from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.messages import StepKind
+from flux.worker import watermarks
 from flux.worker.watermarks import WatermarkScheduler
 from partitioning.ids import StreamId
 
@@ -43,6 +46,16 @@ def takes_its_own_watermark(patch: Patch) -> None:
 
     patch.setattr(WatermarkScheduler, "_primaries", everybody)
     patch.setattr(Replica, "call", broken)
+
+
+def believes_what_others_have_heard(patch: Patch) -> None:
+    """A partition goes by a statement though it lacks elements in front of it, which its worker has received for others."""
+
+    def broken(said: Any, received: int, before: int | None, ended: bool) -> StreamBound:
+        return bound_of(said, max(received, said.sequence), before, ended)
+
+    patch.setattr(watermarks, "bound_of", broken)
+    patch.setattr(inbounds, "bound_of", broken)
 
 
 def states_before_rows_are_ordered(patch: Patch) -> None:
@@ -110,6 +123,12 @@ def ended_streams_hold_the_watermark(patch: Patch) -> None:
             replica.waits.ended = ended
 
     patch.setattr(WatermarkScheduler, "_least", broken)
+
+
+def says_each_watermark_once(patch: Patch) -> None:
+    """A statement that was lost is not repeated."""
+    init = OutgoingBounds.__init__
+    patch.setattr(OutgoingBounds, "__init__", lambda self, stream, pace, again_s: init(self, stream, pace, 1e9))
 
 
 def hears_statements_behind_lost_messages(patch: Patch) -> None:
