@@ -225,7 +225,9 @@ class Lifeline:
 
     def hear_soon(self) -> None:
         """Wait for the turn to name itself, but not for long. Called before a first long step, in which nothing is heard."""
-        if select.select([self.raw], [], [], CONNECT_S)[0]:
+        poll = select.poll()  # select() takes no descriptor above 1023, and an executor may have more files open
+        poll.register(self.raw, select.POLLIN)
+        if poll.poll(CONNECT_S * 1000):
             self.hear()
 
     def hear(self) -> bool:

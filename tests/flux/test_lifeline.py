@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import resource
 import select
 import socket
 import struct
@@ -67,6 +69,24 @@ def test_the_end_of_a_worker_is_known_by_its_name(lifelines: Lifelines) -> None:
     assert gone(lifelines) == [1 << 40]
     ends[7].close()
     assert gone(lifelines) == [7]
+
+
+def test_a_process_may_have_more_files_open_than_select_can_watch(lifelines: Lifelines) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    files = []
+    try:
+        while not files or files[-1] < 1024:
+            files.append(os.dup(0))
+        end = Lifeline(lifelines.endpoint, SECRET, 4)
+        assert end.raw > 1024
+        lifelines.poll()
+        end.hear_soon()
+        met(lifelines, {4: end})
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_wrong_secret_names_nobody(lifelines: Lifelines) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,23 @@ from flux.errors import QueryFailed
 from flux.vault import journal as journal_module
 from flux.vault.directory_store import Directory, check_location
 from flux.vault.journal import Journal
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what writers that were killed have left open: hundreds of them, more than a process may have files."""
+    made: list[Directory] = []
+    init = Directory.__init__
+
+    def noted(self: Directory, *given: Any, **more: Any) -> None:
+        made.append(self)
+        init(self, *given, **more)
+
+    monkeypatch.setattr(Directory, "__init__", noted)
+    yield
+    for each in made:
+        with contextlib.suppress(OSError, AttributeError):
+            each.close()
 
 
 @pytest.fixture
