@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -44,12 +45,20 @@ class Count(flux.Aggregate):
     n = flux.count()
 
 
+class Passed(flux.Operator):
+    schema = SCHEMA
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield batch
+
+
 def plan_of(partitions: int, stages: int = 2) -> Plan:
     flow: Any = DataFrameSource("rows", SCHEMA)
     for number in range(stages):
-        flow = flux.stage(key="k", partitions=partitions, replicas=2, name=f"s{number}", output_mode="update")(Count)(
-            flow
-        )
+        last = number == stages - 1
+        mode: dict[str, Any] = {"output_mode": "update"} if last else {}
+        stage: Any = flux.stage(key="k", partitions=partitions, replicas=2, name=f"s{number}", **mode)
+        flow = stage(Count if last else Passed)(flow)
     return compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"", 0)
 
 

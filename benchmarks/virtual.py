@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +58,13 @@ SMALL, LARGE = (2000, 100), (200, 200_000)
 
 class Counts(flux.Aggregate):
     n = flux.count()
+
+
+class Passed(flux.Operator):
+    schema = SCHEMA
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield batch
 
 
 @dataclass
@@ -205,9 +212,10 @@ class VirtualCluster:
 
     def __post_init__(self) -> None:
         flow: Any = DataFrameSource("rows", SCHEMA)
-        for number in range(2):
-            stage = flux.stage(key="k", partitions=self.partitions, replicas=2, name=f"s{number}", output_mode="update")
-            flow = stage(Counts)(flow)
+        flow = flux.stage(key="k", partitions=self.partitions, replicas=2, name="s0")(Passed)(flow)
+        flow = flux.stage(key="k", partitions=self.partitions, replicas=2, name="s1", output_mode="update")(Counts)(
+            flow
+        )
         self.plan = compile_plan([flow], SETTINGS, lambda schema: schema, "q", b"", 0)
         self.core = Controller(self.plan, self.workers, 0.0)
         first = self.workers - self.real_workers

@@ -133,7 +133,7 @@ def test_a_partition_whose_last_replicas_are_lost_at_once_ends_the_query() -> No
     ("given", "said"),
     [
         ({"recovery": "warm", "replicas": 2}, "recovery must be one of active, standby, upstream; got 'warm'"),
-        ({"recovery": "standby"}, "says what further replicas do: give replicas=2 or more"),
+        ({"recovery": "standby", "replicas": 1}, "says what further replicas do: give replicas=2 or more"),
     ],
 )
 def test_the_decorator_says_what_is_wanted(given: dict[str, Any], said: str) -> None:
