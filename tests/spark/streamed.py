@@ -18,7 +18,8 @@ from spark_integration.query.query import Query
 ROWS, KEYS = 1_000, 30
 #: The file in whose middle the first attempt waits for the gate: the second one of the second batch.
 HELD = 3
-#: Rows of a batch, and bytes that each takes in pipes: more than these keep back.
+#: Rows of a batch, and bytes that each takes in pipes: more than these keep back. Spark reads those columns alone that stages
+#: look at, so a query that is to have rows of a file that stands still looks at the padding.
 FEW, PAD = 100, 1_000
 WAIT_S = 120.0
 COLUMNS = "key BIGINT, sequence BIGINT"
