@@ -42,7 +42,7 @@ def _parsed(node: Any) -> Any:
     """Return a node of a Column; that of a text, parsed."""
     if node.getClass().getSimpleName() != "SqlExpression":
         return node
-    spark: Any = SparkSession.getActiveSession()
+    spark: Any = SparkSession.active()
     return spark._jsparkSession.sessionState().sqlParser().parseExpression(node.expression())
 
 
@@ -92,7 +92,7 @@ def _as_column(node: Any) -> Column | str:
         return str(node.nameParts().apply(0))
     if node.getClass().getName().startswith("org.apache.spark.sql.catalyst."):
         return F.expr(str(node.sql()))
-    spark: Any = SparkSession.getActiveSession()
+    spark: Any = SparkSession.active()
     kind = type(F.lit(0))  # of a session in this process, which Column itself is not
     made: Column = kind(spark._jvm.org.apache.spark.sql.Column(node))
     return made

@@ -5,6 +5,8 @@ Spark makes it in Python processes of its own, on the host of the driver, again 
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -33,5 +35,17 @@ class FluxDataSource(DataSource):  # type: ignore[misc]
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("flux")`` in the session."""
+    """Register ``format("flux")`` in the session, and in the active session of the calling thread.
+
+    Spark looks for formats written in Python in the active session of the calling thread, and not in the session of the
+    DataFrame. Each thread of Python has a thread of its own in the JVM, at first without an active session, and has a new
+    one after Ctrl-C in a call of the JVM. There the given session becomes active, as with ``createDataFrame``."""
     spark.dataSource.register(FluxDataSource)
+    jvm: Any = spark._jvm
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    found = sessions.getActiveSession()
+    active = found.get() if found.isDefined() else None
+    if active is None or active.sparkContext().isStopped():
+        sessions.setActiveSession(spark._jsparkSession)
+    elif active != spark._jsparkSession:
+        SparkSession(spark.sparkContext, active).dataSource.register(FluxDataSource)

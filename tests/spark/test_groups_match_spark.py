@@ -272,6 +272,17 @@ def test_windows_are_in_the_zone_of_the_session(spark: Any, data: Any, zone: str
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
+def test_windows_are_recognised_where_no_session_is_active(spark: Any, rows: Any) -> None:
+    """As in a thread of the program's, or after Ctrl-C in a call of the JVM."""
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    sessions.clearActiveSession()
+    try:
+        for given in F.expr("window(ts, '1 hour')"), F.window(F.timestamp_seconds("k"), "1 hour"):
+            assert "window" in flux.explain(rows.groupBy(given).count())
+    finally:
+        sessions.setActiveSession(spark._jsparkSession)
+
+
 def test_groups_that_a_column_closes_have_it_as_a_key(spark: Any, data: Any) -> None:
     ours = Local(spark, table()).groupBy("k").agg(F.count("*").alias("n"), F.expr("max(x) + 1"), closes="ts")
     theirs = data.where("ts IS NOT NULL").groupBy("k", "ts").agg(F.count("*").alias("n"), F.expr("max(x) + 1"))

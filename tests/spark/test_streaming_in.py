@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flux
+from spark_integration.streaming.flux_format import register
 from spark_integration.streaming.stream_source import is_stateless
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("callbacks", "nothing_left_behind")]
@@ -135,7 +136,25 @@ def test_limits_of_time_hold_in_the_middle_of_a_batch(
     assert [record for record in caplog.records if record.name.startswith("py4j")] == []
 
 
-def test_a_streaming_query_writes_into_one_that_runs(spark: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def active(spark: Any) -> Iterator[Callable[[Any], None]]:
+    """Function that makes a session the active one of this thread; None: there is none, as after Ctrl-C in a call of the
+    JVM."""
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    yield lambda session: sessions.clearActiveSession() if session is None else sessions.setActiveSession(session)
+    sessions.setActiveSession(spark._jsparkSession)
+
+
+@pytest.mark.parametrize("which", ["none", "its own", "another"])
+def test_the_format_is_found_whatever_session_is_active(spark: Any, active: Callable[[Any], None], which: str) -> None:
+    session, another = spark.newSession(), spark.newSession()
+    active({"none": None, "its own": session._jsparkSession, "another": another._jsparkSession}.get(which))
+    register(session)
+    lookup = spark._jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
+    assert "Python" in lookup("flux", session._jsparkSession.sessionState().conf()).getName()
+
+
+def test_a_streaming_query_writes_into_one_that_runs(spark: Any, tmp_path: Path, active: Callable[[Any], None]) -> None:
     def write(to: str, checkpoint: str, columns: tuple[str, ...] = ("k", "v", "`a.t`"), **options: str) -> Any:
         rows = streaming(spark, tmp_path / "in", 1).select(*columns)
         writer = rows.writeStream.format("flux").option("query", to).options(**options)
@@ -147,6 +166,7 @@ def test_a_streaming_query_writes_into_one_that_runs(spark: Any, tmp_path: Path)
         return batch
 
     files(spark, tmp_path / "in", count=2)
+    active(None)
     flow = PerKey(not_mixed_up(flux.stream(COLUMNS, name="clicks")))
     query = flow.start(spark=spark, workers=2, queryName="running totals", keep_output=False)
     try:
