@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,7 +133,9 @@ def test_names_of_dataframes_are_answered_and_not_there(name: str, said: str) ->
     assert getattr(flow, name, None) is None
 
 
-def test_names_that_nobody_knows_are_not_there_either() -> None:
+def test_names_that_nobody_knows_are_not_there_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With pyspark, attributes may be columns, which the session of the DataFrame knows; here is a schema in its place.
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
     flow = same(dataframe(SCHEMA))
     into = flow.foreach_batch(print)
     for thing in (flow, into, dataframe(SCHEMA)):
