@@ -10,10 +10,10 @@
 (g) the answer is that of a batch      over the rows that are not late. Where idleness let rows be left out, results lack exactly
                                        the rows that were counted
 (h) late rows are the same             in every schedule: those that a plain judgement of each partition finds, each once
-(i) what was shown is shown again      after a total loss: by the laws of streams and of the outside, and by (b) and (c), whose
+(i) shown results are shown again      after a total loss: by the laws of streams and of the outside, and by (b) and (c), whose
                                        books are kept over all lives
 
-Late rows and the answer are judged in plain Python (``timed_rows``), rows and streams by what is given out.
+Late rows and the answer are judged in plain Python (``timed_rows``), rows and streams by the batches that producers give out.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EventTimeLaws:
         self._official: dict[Key, dict[int, tuple[int, ...]]] = defaultdict(dict)
         #: By stream and partition: positions at which watermarks were ordered, ascending, and the watermarks.
         self._claims: dict[tuple[StreamId, int], list[tuple[int, int]]] = defaultdict(list)
-        #: By stream and partition: the least time of what was given, by number.
+        #: By stream and partition: the least time of each batch that was given, by its number.
         self._times: dict[tuple[StreamId, int], dict[int, int]] = defaultdict(dict)
         self._idles: dict[str, bool] = {}
 

@@ -132,7 +132,7 @@ class Dataflow:
     credit_floor: int
     timed: bool
     collected: bool = False
-    #: What the laws of event time have to know; None: rows have no event time.
+    #: Event time of its sources and stages, for the laws; None: rows have no event time.
     event_time: EventTimeFlow | None = None
 
 

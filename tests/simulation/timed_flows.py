@@ -38,11 +38,11 @@ from tests.simulation.timed_rows import (
     windows_of,
 )
 
-#: Of the flows, so many have sources that may fall idle.
+#: The share of flows with sources that may fall idle.
 IDLE_SHARE = 0.25
-#: Of the sources that workers read, so many have positions of their own, and of these so many bring the numbers of their rows.
+#: The share of worker sources with positions of their own, and the share of these whose rows bring their numbers.
 POSITIONS_SHARE, NUMBERS_SHARE = 0.5, 0.5
-#: Of the sources with several partitions, so many have one that ends before the others.
+#: The share of sources with several partitions of which one ends before the others.
 EARLY_SHARE = 0.4
 #: Virtual seconds between two batches of a partition, and of a spell in which it has nothing.
 PERIODS_S, SPELLS_S = (0.0, 0.002, 0.01), (0.02, 0.1, 0.4)
@@ -180,7 +180,7 @@ class TimedNode(Node):
 
 @dataclass
 class EventTimeFlow:
-    """What the laws of event time have to know of a flow."""
+    """The event time of a flow's sources and stages, for the laws."""
 
     nodes: list[TimedNode]
     sinks: list[TimedNode]

@@ -186,7 +186,7 @@ class Run:
             end = time.monotonic() + WAIT_S
             while query.isActive and time.monotonic() < end and self._missing():
                 time.sleep(0.3)
-            time.sleep(1.0)  # for what comes in addition
+            time.sleep(1.0)  # a row too many would come now
         finally:
             query.stop()
         if (error := query.exception()) is not None:

@@ -77,7 +77,7 @@ class Visits(flux.KeyedOperator):
 
 
 class Total(flux.Operator):
-    """Adds up what comes, and gives the sum at the end."""
+    """The sum of all rows, given at the end of the input."""
 
     schema = pa.schema([("stage", pa.string()), ("n", pa.int64())])
 
@@ -118,7 +118,7 @@ def grown(values: list[float]) -> float:
 
 
 def measured(spark: SparkSession, batches: int, speed: float, console: Console) -> list[str]:
-    """Run the query, and return what is wrong."""
+    """Run the query, and return the faults that were found."""
     query = start_query(flows(batches, speed), "soak", spark, keep_output=True, workers=WORKERS, progress_interval="1s")
     noted: dict[str, list[float]] = {}
     client = QueryClient(choose(query.id))

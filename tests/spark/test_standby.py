@@ -56,7 +56,7 @@ def rows_of_first_partition(query: Query) -> int:
     return max((rows_in for partition, rows_in, _, _ in primaries if partition == 0), default=0)
 
 
-@pytest.mark.long  # the next test shows the same with an operator that says what has changed
+@pytest.mark.long  # the next test shows the same with an operator that gives its changes
 @pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.parametrize(
     "fault",
