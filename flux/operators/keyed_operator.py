@@ -38,7 +38,7 @@ import pyarrow as pa
 
 from flux.errors import SchemaError, SnapshotError, UsageError
 from flux.operators.attributes import put_state, state_of
-from flux.operators.operator import Batches, Context, Operator
+from flux.operators.operator import Batches, Context, Operator, seconds_at
 from flux.operators.schema import parse_ddl, position
 from flux.operators.user_code import text_of
 from flux.windows.durations import microseconds
@@ -269,7 +269,7 @@ class KeyedOperator(Operator):
 
     def _note_timers(self, slot: int, state: KeyState) -> None:
         if state.timer is not None:
-            state.timer = _seconds(state.timer)
+            state.timer = seconds_at(state.timer, "timer")
             heapq.heappush(self._due, (state.timer, slot))
         if state.event_timer is not None:
             state.event_timer = _microseconds(state.event_timer)
@@ -549,16 +549,6 @@ class KeyedOperator(Operator):
                 setattr(state, name, values[slot])
             states.append(state)
         return states, expiry
-
-
-def _seconds(at: Any) -> float:
-    try:
-        seconds = float(at)
-    except (TypeError, ValueError):
-        seconds = math.nan
-    if not math.isfinite(seconds):
-        raise UsageError(f"timer must be a time in seconds since the epoch, got {at!r:.100}")
-    return seconds
 
 
 def _microseconds(at: Any) -> int:

@@ -29,6 +29,17 @@ from flux.windows.window import END_OF_TIME, NEVER
 TIMERS_MAX = 1024
 
 
+def seconds_at(at: Any, what: str) -> float:
+    """Return a time that a user gave, in seconds since the epoch. UsageError, in the name of ``what``: it is no finite number."""
+    try:
+        seconds = float(at)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise UsageError(f"{what}: expected a time in seconds since the epoch, got {at!r:.100}")
+    return seconds
+
+
 class Timers:
     """The timers that the operator of one partition has set: part of the replica's state (design: timers).
 
@@ -46,13 +57,7 @@ class Timers:
         self.next = math.inf
 
     def set(self, at: float, name: str) -> None:
-        try:
-            seconds = float(at)
-        except (TypeError, ValueError):
-            seconds = math.nan
-        if not math.isfinite(seconds):
-            raise UsageError(f"set_timer: expected a time in seconds since the epoch, got {at!r}")
-        self._set(seconds, name, "set_timer")
+        self._set(seconds_at(at, "set_timer"), name, "set_timer")
 
     def _set(self, at: float, name: str, what: str) -> None:
         if not isinstance(name, str):

@@ -302,7 +302,7 @@ def test_the_time_of_a_timer_is_a_number_of_seconds(at: Any) -> None:
         def on_row(self, key: tuple, row: Any, state: Any) -> None:
             state.timer = at
 
-    with pytest.raises(UsageError, match="timer must be a time in seconds"):
+    with pytest.raises(UsageError, match="timer: expected a time in seconds"):
         trial(Timed).process(batch(("a", 1)))
 
 
