@@ -13,8 +13,8 @@ operator that has moved times back.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +55,16 @@ def check_time(schema: pa.Schema, column: str, who: str) -> pa.Field:
 def window_columns(window: Window | SessionWindow) -> tuple[str, ...]:
     """Return the names of the columns of a window in the output."""
     return (str(window.column),) if isinstance(window, Closing) else WINDOW_COLUMNS
+
+
+class _WindowResults(NamedTuple):
+    """Results of one window, or of a part of its groups."""
+
+    start: int
+    end: int
+    rows: int
+    #: The keys, then the measures.
+    columns: list[pa.Array]
 
 
 class WindowedGroups:
@@ -112,7 +122,7 @@ class WindowedGroups:
         values = [None if at is None else batch.column(at) for at in values_at]
         changed = self._state.add(times, keys, values, context.step)
         self._set_timer(context)
-        return [made for groups in changed or () for made in self._results(groups)]
+        return list(self._joined(changed or ()))
 
     def _countable(self, batch: pa.RecordBatch, column: pa.Array) -> tuple[pa.RecordBatch, np.ndarray]:
         """Return the rows that count, and their times."""
@@ -159,20 +169,40 @@ class WindowedGroups:
 
     def _close(self, watermark: int) -> Iterator[pa.RecordBatch]:
         if isinstance(self._state, PaneState):
-            for groups in self._state.close(watermark):
-                yield from self._results(groups)
+            yield from self._joined(self._state.close(watermark))
             return
         for ended in self._state.close(watermark, RESULT_ROWS_MAX):
             times = [self._times(ended.starts), self._times(ended.ends)][: self._columns]
             yield pa.RecordBatch.from_arrays([*ended.keys, *times, *ended.values], schema=self._output)
 
-    def _results(self, groups: WindowGroups) -> Iterator[pa.RecordBatch]:
-        for start in range(0, len(groups.slots), RESULT_ROWS_MAX):
-            slots = groups.slots[start : start + RESULT_ROWS_MAX]
-            columns = groups.state.results(slots)
-            times = [self._times(np.full(len(slots), at)) for at in (groups.start, groups.end)]
-            columns[self._keys : self._keys] = times
-            yield pa.RecordBatch.from_arrays(columns, schema=self._output)
+    def _joined(self, windows: Iterable[WindowGroups]) -> Iterator[pa.RecordBatch]:
+        """Yield the results of windows in batches of ``RESULT_ROWS_MAX`` rows at most, several small windows in one: a batch on
+        its way costs as much as thousands of rows, and old data that is read fast closes thousands of windows at once."""
+        parts: list[_WindowResults] = []
+        rows = 0
+        for groups in windows:
+            for begin in range(0, len(groups.slots), RESULT_ROWS_MAX):
+                slots = groups.slots[begin : begin + RESULT_ROWS_MAX]
+                if rows + len(slots) > RESULT_ROWS_MAX:
+                    yield self._batch(parts)
+                    parts, rows = [], 0
+                # Computed now: the state of a window may be gone when the next one is there.
+                parts.append(_WindowResults(groups.start, groups.end, len(slots), groups.state.results(slots)))
+                rows += len(slots)
+        if parts:
+            yield self._batch(parts)
+
+    def _batch(self, parts: Sequence[_WindowResults]) -> pa.RecordBatch:
+        if len(parts) == 1:
+            columns = list(parts[0].columns)
+        else:
+            columns = [pa.concat_arrays(chunks) for chunks in zip(*(part.columns for part in parts), strict=True)]
+        rows = [part.rows for part in parts]
+        columns[self._keys : self._keys] = [
+            self._times(np.repeat(np.array(at, np.int64), rows))
+            for at in ([part.start for part in parts], [part.end for part in parts])
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._output)
 
     def _times(self, at: np.ndarray) -> pa.Array:
         type_ = self._output.field(self._keys).type

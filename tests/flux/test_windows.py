@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import flux
 from flux.errors import SchemaError, UsageError
+from flux.operators import windowed_groups
 from flux.operators.attributes import open_operator
 from flux.operators.batches import given_batches
 from flux.operators.operator import facts_of, last_output, move_watermarks, says_needs
@@ -245,6 +247,23 @@ def test_sessions_that_end_together_come_in_the_order_of_their_first_rows_whatev
     for first in (0, 2):
         *_, (found, _), _ = applied_from(opened(SessionWindow("ts", 5)), steps, first)
         assert [row["user"] for row in found[0]] == [2, 1, 3]
+
+
+def test_windows_that_end_together_are_one_batch_as_far_as_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch costs as much as thousands of rows, and old data that is read fast ends thousands of windows at once."""
+    monkeypatch.setattr(windowed_groups, "RESULT_ROWS_MAX", 7)
+    for mode, steps in ((None, [batch(*((10 * i, i % 2, 1) for i in range(20))), 150]), ("update", [])):
+        operator = opened(Window("ts", 10, 10), mode)
+        wide = [batch(*((at, user, 1) for at in range(0, 30, 10) for user in range(5)))]
+        for given_ in applied_from(operator, steps or wide, 0):
+            sizes = [len(made) for made in given_[0]]
+            found = [row["window_end"] for made in given_[0] for row in made]
+            assert found == sorted(found)
+            assert all(one + other > 7 for one, other in pairwise(sizes))
+            assert max(sizes, default=0) <= 7
+    operator = opened(Window("ts", 10, 10))
+    (_, (found, _), _) = applied_from(operator, [batch(*((0, user, 1) for user in range(17))), 10], 0)
+    assert [len(made) for made in found] == [7, 7, 3]
 
 
 def test_a_session_that_joins_others_keeps_the_place_of_the_earliest_row() -> None:
