@@ -103,8 +103,11 @@ class DriverEvents:
 
     def missing_slots(self) -> list[int]:
         """Return the open slots that have neither a worker nor a task that will bring one, as far as there is room. The caller
-        starts tasks for them, and then calls ``tasks_started``."""
-        if self._board.phase != QueryPhase.RUNNING:
+        starts tasks for them, and then calls ``tasks_started``.
+
+        A query that waits for workers in place of those that are lost has such slots, too: where the last one was given up and
+        lives, its task ends well, and Spark starts none in its place. A query that has not begun has none."""
+        if self._board.phase not in (QueryPhase.STARTING, QueryPhase.RUNNING):
             return []
         # There was room for the open ones at the time of the request.
         room = max(self.room[0] or 0, len(self._slots.open))

@@ -382,8 +382,28 @@ def test_a_silent_worker_that_was_the_last_one_is_told_to_stop_and_gets_a_succes
     c.orders.clear()
     c.take(c.core.on_report("back", register(0, node=silent), c.now))
     assert c.stops("back")
+    assert c.core.driver.missing_slots() == [], "there is no room beside the old task"
+    c.take(c.core.on_report("back", Goodbye(node=silent), c.now))
+    assert c.core.driver.missing_slots() == [1], "Spark does not start a task again that has ended well"
+    c.core.driver.tasks_started([1])
     c.join(1)
     assert c.core.phase == QueryPhase.RUNNING
+
+
+def test_the_end_of_the_task_of_the_last_worker_that_was_given_up_is_awaited_and_ends_nothing() -> None:
+    c = Durable(slots=1, replicas=1, heartbeat_timeout=0.5, heartbeat_last_timeout=2.0, journal_timeout=1e9)
+    c.beats(3.0, *c.holders())
+    c.take(c.core.driver.on_tasks_ended([0], "the Spark job 'workers'", "its tasks ended before the query"))
+    assert (c.core.error, c.core.phase) == (None, QueryPhase.STARTING)
+    assert c.core.driver.missing_slots() == [1]
+    c.core.driver.tasks_started([1])
+    assert c.core.driver.missing_slots() == []
+
+
+def test_a_query_whose_workers_have_still_to_come_wants_no_further_tasks() -> None:
+    c = Durable(came=False)
+    assert c.core.phase == QueryPhase.STARTING
+    assert c.core.driver.missing_slots() == []
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -79,7 +79,7 @@ class Rivals:
 
     def _over(self, slot: int) -> None:
         sim = self.sim
-        if sim.server.sleeps(self._over, slot) or sim.controller.phase != "running":
+        if sim.server.sleeps(self._over, slot) or sim.controller.phase not in ("starting", "running"):
             return
         sim.counts["tasks of closed slots that ended"] += 1
         sim.server.perform(

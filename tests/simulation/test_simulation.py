@@ -108,6 +108,7 @@ BROKE_ONCE = {
     3300027795: "the law took much output that is fetched in small pieces for standing still",
     2071573540: "the law gave a scale ten seconds, and its replicas were evened out by one move a second",
     15582894868: "a source that had ended in an earlier life of the query waited with its end once more",
+    40000001070: "the last worker was given up and lived, its task ended well, and no task was started for the slot in its place",
     500001976: "the law took it that the controller knows at once what a replica has said in a message that was lost",
 }
 
