@@ -269,7 +269,7 @@ def session_of(sources: list[Source]) -> SparkSession:
     """Return the session of a DataFrame among the sources, or else that of the program."""
     for source in sources:
         dataframe = source.dataframe if isinstance(source, DataFrameSource | StreamSource) else None
-        if dataframe is not None:
+        if isinstance(dataframe, DataFrame):  # tests give a schema in its place
             return dataframe.sparkSession
     # A session is active in the thread that made it; the default session is that of the whole program.
     session = SparkSession.getActiveSession() or SparkSession._instantiatedSession

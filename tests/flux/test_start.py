@@ -11,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from harness import Rows, ThreadQuery, dataframe
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import flux
 from controller.plan_checks import check_taken
 from controller.plan_compiler import compile_plan
 from controller.server import Server
+from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings
 from spark_integration.query import query, start
 from spark_integration.query import running_queries as active
@@ -47,6 +48,23 @@ def test_a_thread_without_an_active_session_takes_the_default_one(monkeypatch: p
         monkeypatch.setattr(SparkSession, "_instantiatedSession", none)
         with pytest.raises(flux.UsageError, match=r"no SparkSession: .*spark=\.\.\."):
             start.session_of([])
+
+
+def test_the_session_of_a_query_is_that_of_a_dataframe_and_a_schema_in_its_place_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Frame(DataFrame):
+        sparkSession = session("a2")  # noqa: N815
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda cls: None))
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    with pytest.raises(flux.UsageError, match="no SparkSession"):
+        start.session_of([dataframe(SCHEMA)])
+    read = flux.stage(key="k", name="Counts")(type("C", (flux.Aggregate,), {"n": flux.count()}))(dataframe(SCHEMA))
+    assert flux._column(read, "n") is None
+    flux._check_columns(read)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", session())
+    assert start.session_of([dataframe(SCHEMA), DataFrameSource("rows", object.__new__(Frame))]) is Frame.sparkSession
 
 
 def test_copies_on_one_executor_are_told_of_once_for_each_application(caplog: pytest.LogCaptureFixture) -> None:
