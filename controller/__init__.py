@@ -2,6 +2,7 @@
 
 plan_compiler     A user's flow to a checked plan: names, schemas, keys, edges, topological order
 plan_names        Names of columns in a plan, and of stages and sources in errors about expressions
+plan_ranks        Ranks and duplicates: the operators of declarations
 plan_unions       Unions: inputs brought to the same columns
 plan_checks       Checks of whole plans: output that would never come, or that nothing takes
 event_time_edges  Event time in a plan: which edges state watermarks, and whether windows ever close

@@ -47,6 +47,13 @@ class InputTime(NamedTuple):
     def has(self) -> bool:
         return bool(self.columns)
 
+    @property
+    def kept(self) -> list[str]:
+        """The names of the columns of times behind the steps."""
+        if self.steps is None:
+            return list(self.columns)
+        return [name for column in self.columns for name in self.steps.names_of(column)]
+
 
 def window_of(operator: Operator) -> Window | SessionWindow | None:
     """Return the windows of event time by which an operator groups rows; None: it has none."""
@@ -57,7 +64,7 @@ def window_of(operator: Operator) -> Window | SessionWindow | None:
 def timed_inputs(operator: Operator, inputs: Sequence[InputTime]) -> tuple[int, ...]:
     """Return the inputs whose watermarks count for a stage. A window needs them all: rows of an input without a watermark may
     have any time until the input has ended."""
-    if window_of(operator) is not None:
+    if window_of(operator) is not None or operator._flux_waits:
         return tuple(range(len(inputs)))
     return tuple(number for number, each in enumerate(inputs) if each.has)
 
@@ -76,17 +83,12 @@ def times_given(
         return (str(end),) if plan.output_mode == "append" else ()
     if stage.event_time is not None:
         return (stage.event_time,)
+    if (found := operator._flux_times([each.kept for each in inputs])) is not None:
+        return found
     if not stage.passes:
         return ()
-    first, *others = [_kept(each) for each in inputs]
+    first, *others = [each.kept for each in inputs]
     return tuple(column for column in first if all(column in names for names in others))
-
-
-def _kept(given: InputTime) -> list[str]:
-    """Return the names of the columns of times behind the steps of an input."""
-    if given.steps is None:
-        return list(given.columns)
-    return [name for column in given.columns for name in given.steps.names_of(column)]
 
 
 def _check_promised(column: str, output: pa.Schema | None, name: str, case_sensitive: bool) -> None:
@@ -113,7 +115,7 @@ def check_window(name: str, operator: Operator, inputs: Sequence[InputTime], cas
         if not each.has or isinstance(each.origin, DataFrameSourcePlan):
             continue  # windows over a DataFrame close at its end, as in Spark
         steps, of_stage = each.steps, isinstance(each.origin, StagePlan)
-        kept = _kept(each)
+        kept = each.kept
         if any(_same(window.column, column, case_sensitive) for column in kept):
             continue
         if (

@@ -104,6 +104,8 @@ def _what(stage: StagePlan, operator: Operator) -> str:
         return "aggregate, " + ", ".join(f"{name} = {measure}" for name, measure in operator._measures.items())
     if isinstance(operator, FunctionOperator):
         return "function"
+    if (text := operator._flux_text()) is not None:
+        return text
     make = stage.make.first if isinstance(stage.make, Chain) else stage.make
     arguments = " ".join(arguments_of(make).split())[:ARGUMENTS_CHARS_MAX]
     return f"operator {type(operator).__name__}" + (f"({arguments})" if arguments else "")

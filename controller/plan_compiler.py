@@ -24,6 +24,7 @@ from controller.event_time_edges import (
     with_quanta,
 )
 from controller.plan_names import check_cases, check_names, place_of_errors
+from controller.plan_ranks import Nodes, resolved_ranking
 from controller.plan_unions import united
 from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.event_time import event_time, same_time
@@ -44,6 +45,7 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
+from flux.dataflow.relations.ranking import RankFlow
 from flux.dataflow.row_flow import RowFlow, UnionFlow, applied
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
@@ -250,10 +252,10 @@ class _Compiler:
     def _add_stage(self, flow: Flow) -> None:
         stage = flow.stage
         name = self._unique(stage.name)
-        make, key, inputs = self._groups(flow) if isinstance(flow, GroupFlow) else self._declared(flow)
+        make, key, inputs = self._operator_of(flow)
         operator = self._instance(name, make)
         # Without a key an aggregate has one group, and one group lives in one partition.
-        one_group = isinstance(operator, Aggregate) and not key
+        one_group = operator._flux_grouped and not key
         default = 1 if one_group else self.settings.partitions
         partitions = default if stage.partitions is None else stage.partitions
         if one_group and partitions > 1:
@@ -275,7 +277,7 @@ class _Compiler:
             )
         read = [given.through(columns_read(operator, given.schema, key)) for given in inputs]
         schemas = tuple(schema for schema, _, _ in read)
-        times = [InputTime(given.origin, given.timed, given.steps, self._times_of(given)) for given in inputs]
+        times = [self._time_of(given) for given in inputs]
         counting = timed_inputs(operator, times)
         check_window(name, operator, times, self.case_sensitive)
         edges_in = [
@@ -316,29 +318,42 @@ class _Compiler:
             raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
         return replicas
 
-    def _times_of(self, given: _Input) -> tuple[str, ...]:
-        """Return the columns that have the event time of the rows of an input's origin."""
+    def _time_of(self, given: _Input) -> InputTime:
+        """Return the event time of the rows of an input."""
         if isinstance(given.origin, StagePlan):
-            return self._times_given.get(given.origin.id, ())
-        time = given.origin.event_time
-        return (time.column,) if time is not None and given.timed is Timed.ON_TIME else ()
+            columns = self._times_given.get(given.origin.id, ())
+        else:
+            time = given.origin.event_time
+            columns = (time.column,) if time is not None and given.timed is Timed.ON_TIME else ()
+        return InputTime(given.origin, given.timed, given.steps, columns)
 
     def _check_changing(self, name: str, operator: Operator, output_mode: str, inputs: Sequence[_Input]) -> None:
         """Note whether the next stage gives a row for each change. UsageError: it would aggregate such rows."""
         origins = [each.origin for each in inputs]
         found = [each for each in origins if isinstance(each, StagePlan) and each.id in self._changing]
-        if not isinstance(operator, Aggregate):
-            if found and isinstance(operator, FunctionOperator):
-                self._changing.add(len(self.stages))
-            return
-        if found:
+        if found and operator._flux_counts_rows:
             raise UsageError(
-                f"stage {name}: stage {found[0].name} gives a row for each change of a group, because a stage has output mode "
-                '"update", and each of them would be counted again. Aggregate the rows in front of that stage, or let it give '
-                'each group once: with a window and output mode "append", or "complete" where the input ends'
+                f"stage {name}: stage {found[0].name} gives a row for each change of a group or rank, because a stage is in "
+                'output mode "update", and each of them would be counted again. Put this in front of that stage, or let it '
+                'give each group once: with a window and output mode "append", or "complete" where the input ends'
             )
-        if output_mode == "update":
+        updates = isinstance(operator, Aggregate) and output_mode == "update"
+        if updates or operator._flux_gives_changes or (found and isinstance(operator, FunctionOperator)):
             self._changing.add(len(self.stages))
+
+    def _operator_of(self, flow: Flow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
+        """Return the operator, the key and the inputs of the stage of a flow."""
+        if isinstance(flow, GroupFlow):
+            return self._groups(flow)
+        return self._ranks(flow) if isinstance(flow, RankFlow) else self._declared(flow)
+
+    def _ranks(self, flow: RankFlow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
+        """Return the operator, the key and the inputs of ranks and duplicates."""
+        inputs = [self._input(each) for each in flow.inputs]
+        given = [(each.schema, self._time_of(each)) for each in inputs]
+        resolved = resolved_ranking(flow, given, Nodes(self.sources, self.stages, self.edges))
+        steps = zip(inputs, resolved.before, strict=True)
+        return resolved.make, resolved.key, [each.behind(before) for each, before in steps]
 
     def _declared(self, flow: Flow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
         """Return the operator, the key and the inputs of a stage as they are declared."""

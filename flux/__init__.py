@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from flux.connectors.kafka.source import kafka
     from flux.dataflow.flow import Flow, Stage, batch, stage
     from flux.dataflow.grouping import WindowKey
+    from flux.dataflow.relations.ranking import dedup
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
     from flux.dataflow.source_reader import SILENT, PartitionReader, SourceReader
@@ -117,6 +118,7 @@ __all__ = [
     "count",
     "count_distinct",
     "datasource",
+    "dedup",
     "explain",
     "files",
     "follow",
@@ -142,6 +144,7 @@ __all__ = [
 #: Modules of the names above that are not defined below.
 _HOMES = {
     "flux.operators.aggregate": ("Aggregate", "count", "count_distinct", "max", "mean", "min", "sum"),
+    "flux.dataflow.relations.ranking": ("dedup",),
     "flux.dataflow.flow": ("Flow", "Stage", "batch", "stage"),
     "flux.connectors.files.parquet_sink": ("to_parquet",),
     "flux.connectors.files.errors": ("BadFile", "FileChanged", "FileGone"),

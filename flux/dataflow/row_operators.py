@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from flux.dataflow.flow import Flow
     from flux.dataflow.grouping import GroupedData
+    from flux.dataflow.relations.ranking import RankFlow
     from flux.dataflow.row_flow import RowFlow, UnionFlow
     from flux.dataflow.source import Source
     from flux.operators.row_function import ArrowFunction
@@ -186,6 +187,15 @@ class RowOperators:
         """Give one row for all rows, with these aggregates: ``groupBy().agg(...)``."""
         return self.groupBy().agg(*exprs)
 
+    @checked("dropDuplicatesWithinWatermark")
+    def dropDuplicatesWithinWatermark(self, subset: Any = None) -> RankFlow:  # noqa: N802
+        """Leave out rows that repeat an earlier one: those with equal values in these columns, by default in all, and a time at
+        most the delay of the watermark behind that of the row that was given. The row that comes first is given at once, with its
+        event time. ``flux.dedup`` has a time of its own."""
+        from flux.dataflow.relations.ranking import without_duplicates
+
+        return without_duplicates(self, subset)  # type: ignore[arg-type]
+
     def _then(self, name: str, *arguments: Any) -> RowFlow:
         made = self._with_operator(RowOperator(name, arguments))
         flux._check_columns(made)
@@ -205,7 +215,11 @@ _LOOKS = "flow.explain() shows its stages and keys"
 _PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
 #: Names of methods of DataFrames that a flow does not have, each with its replacement in Flux.
 OF_DATAFRAMES: dict[str, str] = {
-    **dict.fromkeys(("dropDuplicates", "distinct", "limit", "withColumnsRenamed"), _STEP.format("...")),
+    **dict.fromkeys(
+        ("dropDuplicates", "distinct"),
+        "flow.dropDuplicatesWithinWatermark([...]) and flux.dedup(flow, key=..., ttl=...) leave out what came a while before",
+    ),
+    **dict.fromkeys(("limit", "withColumnsRenamed"), _STEP.format("...")),
     **dict.fromkeys(("mapInPandas", "transform", "map"), _STEP.format("...")),
     **dict.fromkeys(
         ("rollup", "cube"), "flow.groupBy(...).agg(...) gives one row for each group; each grouping is a flow"

@@ -135,6 +135,8 @@ class Aggregate(Operator):
     _measures: dict[str, Measure] = {}
     #: ``changes`` gives nothing if more than this part of the keys has changed: the whole snapshot is not much larger then.
     _told_share = 1 / 2
+    _flux_counts_rows = True
+    _flux_grouped = True
     #: The groups of the partition. The name is one that no subclass gives to an attribute of its own.
     _flux_groups: KeyedState | WindowedGroups
     #: The windows of the groups, which the decorator gives; None: there are no windows.

@@ -254,6 +254,14 @@ class Operator:
     #: there has another version. None: not checked. Change it when new code cannot go on with state of the code before.
     state_version: int | str | None = None
 
+    #: Whether each row has to be a row of its own: a flow that gives a row for each change of a group is refused in front.
+    _flux_counts_rows = False
+    #: Whether each row that it gives is a change of an earlier one.
+    _flux_gives_changes = False
+    #: Whether it gives rows by the watermark of all inputs, so that it never would without one.
+    _flux_waits = False
+    #: Whether all rows are one group where the stage has no key, so that they belong into one partition.
+    _flux_grouped = False
     #: The stage whose call made the operator, as in ``Sessions(gap=30)``; None if no stage did.
     _flux_stage: Any = None
     #: The attributes at the end of ``open`` (``attributes.Opened``).
@@ -410,6 +418,15 @@ class Operator:
     def _flux_left_out(self) -> tuple[int, int]:
         """Return the rows that were left out: those below the watermark of their step, and those without a time."""
         return 0, 0
+
+    def _flux_times(self, inputs: Sequence[Sequence[str]]) -> tuple[str, ...] | None:
+        """Return the columns of the output that have the event time of its rows; empty: they have none. ``inputs``: those of each
+        input. None: the stage tells."""
+        return None
+
+    def _flux_text(self) -> str | None:
+        """Return the work of the operator in words, for people. None: its class and its arguments are known to them."""
+        return None
 
     def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
         """Return the meaning of named parts of the state, for the check of a checkpoint location."""

@@ -4,6 +4,7 @@ durations      Lengths of time as Spark writes them, in microseconds
 times          Times of rows, as numbers
 window         Windows as a user declares them, and the panes that they are made of
 lateness       Lateness of rows, judged where they are read
+timely_rows    Rows of an operator that needs their times: those that count, and how many are left out
 statements     Statements about streams, and the watermark that follows from them
 pane_state     State of tumbling and hopping windows: one table of groups for each pane
 session_state  State of sessions: the open sessions of each key
