@@ -1,0 +1,21 @@
+"""The 23 queries of Nexmark, the benchmark of an auction house: each module ``qN`` is one query, a page that stands by itself.
+
+generator  The events: every one follows from its number
+flows      The flows of people, auctions and bids
+q0         Pass-through: every bid as it is
+q1         Currency conversion: prices in euros
+q2         Selection: bids for some auctions
+q10        Log: bids into files, with day and minute
+q11        User sessions: bids of each bidder without a pause
+q12        Windows of processing time
+q14        Calculation: conditions and functions
+q15        Statistics of a day: distinct counts with conditions
+q16        Statistics of a channel and day
+q17        Statistics of an auction and day
+q21        Channel ids out of pages
+q22        Folders of pages
+
+    python -m examples.nexmark q11 --events 1000000
+
+runs one of them on events that are generated in the workers, and prints the first rows of its answer.
+"""

@@ -1,0 +1,31 @@
+"""One query of Nexmark on generated events: ``python -m examples.nexmark q11 --events 1000000``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from examples.flights import start_spark
+from examples.nexmark.flows import Nexmark
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("query", help="q0 to q22")
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=20, help="rows of the answer that are printed")
+    parser.add_argument("--master", default="local[4]", help="Spark master")
+    arguments = parser.parse_args()
+    spark = start_spark(arguments.master)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    page = importlib.import_module(f"examples.nexmark.{arguments.query}")
+    try:
+        page.query(Nexmark.generated(arguments.events)).show(arguments.rows, workers=2, partitions=4)
+    finally:
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

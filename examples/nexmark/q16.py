@@ -1,0 +1,20 @@
+"""q16, statistics of a channel and day: as q15, with the minute of the newest bid."""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as F  # noqa: N812
+
+import flux
+from examples.nexmark import ranks
+from examples.nexmark.flows import Nexmark
+
+
+def query(nexmark: Nexmark) -> flux.Flow:
+    bids = nexmark.bid("auction", "bidder", "price", "channel", "dateTime")
+    day = F.date_format("dateTime", "yyyy-MM-dd").alias("day")
+    minute = F.max(F.date_format("dateTime", "HH:mm")).alias("minute")
+    return (
+        bids.groupBy("channel", day)
+        .agg(minute, *ranks.bids(), *ranks.distinct("bidder"), *ranks.distinct("auction"))
+        .in_mode("update")
+    )

@@ -1,0 +1,87 @@
+"""All queries of Nexmark as one query over one source, with disorder and late events, while an executor is killed and
+partitions move: row by row the answers of the oracle."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from striking import WAIT_S, rows_in, strike, until
+
+import flux
+from benchmarks.nexmark import checkout
+from benchmarks.nexmark.outputs import KeptOutput, kept, late_rows
+from examples.nexmark.flows import Nexmark
+from examples.nexmark.generator import Events, Generator
+from spark_integration.query.query import Query
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left_behind")]
+
+EVENTS, PARTITIONS, PACE = 200_000, 2, 25_000
+#: Fifty seconds of event time, so that there are some windows of ten seconds.
+OPTIONS: dict[str, Any] = {"per_second": 4_000, "disorder": 1_000, "late": 0.03}
+
+
+class Gated(Generator):
+    """The generator at a pace. Before the last fifth it waits until there is a file at ``gate``, so that faults fall among
+    rows."""
+
+    def __init__(self, gate: Path) -> None:
+        super().__init__(EVENTS, PARTITIONS, PACE, **OPTIONS)
+        self.gate = str(gate)
+
+    def read(self, partition: int, start: int | None) -> Iterator[flux.Positioned | None]:
+        most = self.events.count(partition) * 4 // 5
+        for each in super().read(partition, start):
+            while each is not None and each.position > most and not os.path.exists(self.gate):
+                yield None
+            yield each
+
+
+def move_one(query: Query, stage: str) -> None:
+    """Move the primary of a partition of a stage to a worker without a replica of it."""
+    replicas = [each for each in query.partitions() if each["stage"] == stage and each["partition"] == 0]
+    held = {each["worker"] for each in replicas}
+    (free, *_) = sorted(set(query.members()) - held)
+    (primary,) = (each["worker"] for each in replicas if each["role"] == "primary")
+    query.move(stage, 0, free, source=primary, timeout=WAIT_S)
+
+
+def kinds(query: Query) -> set[str]:
+    return {event.kind for event in query.events()}
+
+
+@pytest.mark.costs_an_executor
+def test_all_queries_of_nexmark_give_the_answers_of_the_oracle_among_faults(cluster: Any, tmp_path: Path) -> None:
+    gate, names = tmp_path / "gate", [name for name in checkout.QUERIES if checkout.has(name)]
+    reader = Gated(gate)
+    nexmark = Nexmark(flux.source(reader, name="nexmark"), reader.events.asked)
+    flows = {name: checkout.query(name, nexmark).withStage(name=name) for name in names}
+    query = flux.start(
+        *(flow.foreach_batch(KeptOutput(tmp_path / name)) for name, flow in flows.items()),
+        spark=cluster, workers=3, partitions=2, replicas=2, progress_interval="200ms",
+    )  # fmt: skip
+    try:
+        query.wait_until_running(WAIT_S)
+        until(lambda: rows_in(query) >= EVENTS * 0.1, "the first events")
+        move_one(query, "q11")
+        until(query.is_whole, "every partition has its replicas")
+        strike(query, signal.SIGKILL, executor=True)
+        until(lambda: "take-over" in kinds(query), "the loss is noticed")
+        until(query.is_whole, "every partition has its replicas again")
+        gate.touch()
+        assert query.awaitTermination(WAIT_S)
+        late, seen = late_rows(query), kinds(query)
+    finally:
+        query.stop()
+    oracle = checkout.oracle(Events(EVENTS, PARTITIONS, **OPTIONS).ask_for_all())
+    assert late == oracle.late() > 0.025 * EVENTS
+    assert {"take-over", "move"} <= seen
+    told = [
+        each for name in names for each in oracle.differences(name, kept(tmp_path / name, oracle.answer(name).schema))
+    ]
+    assert told == []
