@@ -28,6 +28,7 @@ from flux.connectors.kafka.client.security import Security
 from flux.connectors.kafka.client.topic_ids import LogPosition
 from flux.connectors.kafka.read.partition_reader import ReadOptions, TopicPartitionReader, kafka_schema
 from flux.connectors.kafka.warm_up import warm_up
+from flux.dataflow.source import Positioned
 
 #: Time limit to write and read a topic once.
 _WAIT_S = 120.0
@@ -83,10 +84,10 @@ def with_flux(door: Door, topic: str, rows: int) -> int:
     try:
         while got < rows and time.monotonic() < end:
             taken = reader.next()
-            if taken is None:
-                time.sleep(0.0002)
-            else:
+            if isinstance(taken, Positioned):
                 got += taken.batch.num_rows
+            else:
+                time.sleep(0.0002)
     finally:
         reader.close()
     return got

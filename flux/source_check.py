@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import flux
 from flux.dataflow.source import Positioned, RowStart, Source, WorkerSource, source
-from flux.dataflow.source_reader import PartitionReader, SourceReader, SourceSettings, opened
+from flux.dataflow.source_reader import SILENT, PartitionReader, SourceReader, SourceSettings, opened
 from flux.errors import ContractBroken, SchemaError, UsageError
 from flux.exchange.source_streams import packed, unpacked
 from flux.operators.batches import conform
@@ -439,7 +439,7 @@ class SourceLife:
                 if self._source.endless:
                     raise self.broken("it has ended, and the source says endless = True") from None
                 break
-            if given is None:
+            if given is None or given is SILENT:
                 self._idle = True
                 time.sleep(_IDLE_S)
                 continue

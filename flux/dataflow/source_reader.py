@@ -30,6 +30,8 @@ class Silence(Enum):
 #: In place of None: the reader does not know whether there are rows, because the broker or folder that has them does not answer.
 #: Such a partition is not idle, and holds the watermark (``withWatermark``).
 SILENT = Silence.SILENT
+#: Seconds without an answer after which a partition is silent.
+SILENCE_S = 5.0
 
 
 class Contract:
@@ -93,8 +95,12 @@ class PartitionReader(Contract):
     from ``SourceReader.read``. The worker's thread calls all methods, so none of them may wait; other threads may be the reader's
     own. Any error ends the query, and its text reaches the user."""
 
-    def next(self) -> pa.RecordBatch | Positioned | None:
-        """Return the next rows; None if there are none now. Raise StopIteration behind the last row.
+    #: The reader gives ``flux.SILENT`` itself when it gets no answer. Otherwise its count of pauses tells.
+    _tells_silence = False
+
+    def next(self) -> pa.RecordBatch | Positioned | Silence | None:
+        """Return the next rows; None if there are none now, ``flux.SILENT`` if there may be some and the outside does not answer.
+        Raise StopIteration behind the last row.
 
         A source with positions returns ``flux.Positioned(batch, position)``, and ``flux.Positioned(batch, position, numbers)``
         if it has ``row_numbers``. The memory of a batch may be used again when ``next`` is called the next time, not before."""
@@ -110,9 +116,10 @@ class PartitionReader(Contract):
         has rung, and only now and then otherwise."""
 
     def pauses(self) -> int:
-        """Return the number of times that the source had no rows until now. It never falls. If it is not defined, each None
-        counts; a reader that reads ahead gives None also while rows are on their way, and ``processAllAvailable`` would not wait
-        for these."""
+        """Return the number of times that the source has answered that it has no rows, until now. It never falls. If it is not
+        defined, each None counts; a reader that reads ahead gives None also while rows are on their way, and
+        ``processAllAvailable`` would not wait for these. A reader that gives no rows and whose count does not rise for five
+        seconds gets no answer from outside."""
         return 0
 
     def lag(self) -> tuple[int, int] | None:
@@ -132,7 +139,7 @@ class PartitionReader(Contract):
     def __iter__(self) -> PartitionReader:
         return self
 
-    def __next__(self) -> pa.RecordBatch | Positioned | None:
+    def __next__(self) -> pa.RecordBatch | Positioned | Silence | None:
         return self.next()
 
 

@@ -6,6 +6,7 @@ the thread ends as soon as the reader gives something or says that it has nothin
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.source import Positioned
-from flux.dataflow.source_reader import PartitionReader
+from flux.dataflow.source_reader import SILENCE_S, SILENT, PartitionReader, Silence
 
 #: Some hundredths of a second of work for a worker.
 AHEAD_BYTES = 16 << 20
@@ -50,7 +51,11 @@ class ThreadedReader(PartitionReader):
     """A thread that reads ahead. ``items`` gives rows with their positions or, if it has nothing now, the number of seconds
     until it is to be asked again. A reader that has nothing for long gives 0 seconds now and then, because it can be closed only
     between two items. The thread begins, asks and closes the reader. ``gather_s`` is the time that batches may wait for more
-    batches, while there is less than half of the amount that may be joined."""
+    batches, while there is less than half of the amount that may be joined.
+
+    A reader that has been asked for ``SILENCE_S`` and has not answered is silent."""
+
+    _tells_silence = True
 
     def __init__(self, items: Callable[[], Iterator[Positioned | float]], name: str, gather_s: float = 0.0) -> None:
         self._items = items
@@ -61,13 +66,15 @@ class ThreadedReader(PartitionReader):
         self._changed = threading.Condition()
         self._closed = self._ended = False
         self._pauses = 0
+        #: The time since which the reader is asked for the next item; infinite: it is not asked now.
+        self._asked_since = time.monotonic()
         self._error: BaseException | None = None
         self._ring: Callable[[], None] | None = None
         self._asked_in_vain = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def next(self) -> Positioned | None:
+    def next(self) -> Positioned | Silence | None:
         """Return the next rows; None if there are none yet. Raises the reader's error once everything before it is taken."""
         with self._changed:
             if self._ready and not self._gathers():
@@ -80,7 +87,8 @@ class ThreadedReader(PartitionReader):
             if self._ended and not self._ready:
                 raise StopIteration
             self._asked_in_vain = True
-        return None
+        silent = not self._ready and time.monotonic() >= self._asked_since + SILENCE_S
+        return SILENT if silent else None
 
     def _gathers(self) -> bool:
         few = 2 * self._rows_ready < JOINED_ROWS and 2 * self._bytes < JOINED_BYTES
@@ -106,8 +114,10 @@ class ThreadedReader(PartitionReader):
         try:
             items = self._items()
             for item in items:
+                self._asked_since = math.inf
                 if not self._put(item):
                     return
+                self._asked_since = time.monotonic()
             with self._changed:
                 self._ended = True
             self._tell_ready()

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from flux.dataflow.plan import EdgePlan, EventTime, FromSource, Plan, WorkerSourcePlan
 from flux.dataflow.source import Positioned
-from flux.dataflow.source_reader import SILENT, PartitionReader, opened
+from flux.dataflow.source_reader import SILENCE_S, SILENT, PartitionReader, opened
 from flux.errors import FluxError, UsageError, UserCodeError
 from flux.exchange.producer import Producer
 from flux.exchange.slices import SMALL_BYTES, SMALL_ROWS
@@ -143,8 +143,6 @@ IDLE_DONE_S = 0.1
 #: In resend timeouts: the time for which a log has nothing more before its end is believed. A broker that has just become the
 #: leader of a partition may know of fewer records than the one before it, for as long as its replicas take to ask it for more.
 END_PATIENCE = 30
-#: Seconds after which a reader that counts its pauses, and has none, is no longer taken for idle.
-SILENCE_S = 5.0
 #: Small batches of a source that are appended together: each of them then costs a quarter.
 TOGETHER = 16
 #: Limit of a record number that can travel, and of a row number, behind which there must be room for others.
@@ -401,6 +399,9 @@ class SourceScheduler:
         if source.quiet is None:
             source.quiet, source.done_at = (now, streams.pauses), now + self.idle_done_s
             return
+        if not source.reader._tells_silence and now >= max(source.paused_at, source.quiet[0]) + SILENCE_S:
+            self._note_silence(key, source, now)
+            return
         if streams.unsettled and now >= source.done_at:
             source.done_at = now + self.idle_done_s
             self._tell_done(key, streams)
@@ -416,18 +417,17 @@ class SourceScheduler:
         self, streams: SourceStreams, source: OpenReader, event_time: EventTime, now: float, wall: float
     ) -> None:
         """Note whether a source that has nothing is idle: it is known to have had nothing for the time that ``withWatermark``
-        says (design: idle). A reader whose pauses do not rise has got no answer, and may have rows."""
+        says (design: idle)."""
         assert source.quiet is not None
         assert event_time.idle is not None
         if source.paused_at >= source.quiet[0] + event_time.idle / 1e6:
             by_clock = int(wall * 1e6) - event_time.idle - event_time.delay
             streams.fall_idle(by_clock if event_time.advance else NEVER)
-        if now >= source.paused_at + SILENCE_S:
-            streams.fall_silent()
 
     def _note_silence(self, key: SourcePartition, source: OpenReader, now: float) -> None:
-        """Note that a reader has got no answer from outside. Rows may be there, so the source is not idle, and the time of its
-        being idle begins again."""
+        """Note that a reader has got no answer from outside. Rows may be there, so the source is not idle. The time of its being
+        idle begins again: programs that write rows have had no answer either, and the first one says nothing of the rows that
+        they still have."""
         source.quiet, source.quiet_until = None, now + QUIET_S
         self.sources[key].fall_silent()
 

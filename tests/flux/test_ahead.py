@@ -12,6 +12,7 @@ import pytest
 
 from flux.dataflow import threaded_reader as ahead
 from flux.dataflow.source import Positioned
+from flux.dataflow.source_reader import SILENT
 from flux.dataflow.threaded_reader import ThreadedReader
 
 LONG_S = 20.0
@@ -179,3 +180,16 @@ def test_what_is_many_or_the_last_waits_for_nothing(end: str | None) -> None:
     assert taken is not None
     assert numbers(taken)[0] == 0
     reading.gives(None)
+
+
+def test_a_reader_that_is_asked_for_long_and_does_not_answer_is_silent(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "SILENCE_S", 0.05)
+    assert next(reading.ahead) is None
+    until(lambda: next(reading.ahead) is SILENT)
+    assert reading.ahead.pauses() == 0
+    reading.gives(LONG_S)
+    until(lambda: reading.ahead.pauses() == 1)
+    time.sleep(0.1)
+    assert next(reading.ahead) is None, "it has answered that there is nothing for a while"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,17 @@ from folders_read import LONG_S, ROWS, drain, fails, given, gives_nothing, numbe
 
 import flux
 from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone
+from flux.connectors.files.watch import Watch
+from flux.dataflow import threaded_reader
 from flux.dataflow.ledger import LedgerBroken
 from flux.dataflow.source_reader import SourceSettings
+
+
+def until(there: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + LONG_S
+    while not there():
+        assert time.monotonic() < end, what
+        time.sleep(0.002)
 
 
 def test_files_that_come_later_are_read_later_whatever_their_time(tmp_path: Path) -> None:
@@ -419,3 +430,51 @@ def test_a_path_that_is_none_is_refused(path: Any) -> None:
 def test_a_file_system_without_a_ledger_is_refused() -> None:
     with pytest.raises(flux.UsageError, match="ledger="):
         flux.files("mock://host/folder", schema=ROWS)
+
+
+def test_a_folder_that_does_not_answer_makes_its_partitions_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a mount whose server is away: a look at the folder does not come back."""
+    monkeypatch.setattr(threaded_reader, "SILENCE_S", 0.1)
+    answers = threading.Event()
+    answers.set()
+    listed = Watch.listed
+
+    def slowly(watch: Watch) -> Any:
+        assert answers.wait(LONG_S)
+        return listed(watch)
+
+    monkeypatch.setattr(Watch, "listed", slowly)
+    reader = started(tmp_path, partitions=2)
+    both = [reader.read(partition, None) for partition in range(2)]
+    try:
+        until(lambda: all(rows.pauses() for rows in both), "looks at the folder")
+        answers.clear()
+        until(lambda: all(next(rows) is flux.SILENT for rows in both), "silence")
+        before = [rows.pauses() for rows in both]
+        answers.set()
+        until(lambda: all(rows.pauses() > was for rows, was in zip(both, before, strict=True)), "looks again")
+        assert [next(rows) for rows in both] == [None, None]
+    finally:
+        answers.set()
+        for rows in both:
+            rows.close()
+
+
+def test_a_partition_has_paused_when_the_folder_was_looked_at_and_not_when_it_asks_again(tmp_path: Path) -> None:
+    """Looks at a slow store are rare, and a file may have come since the last one."""
+    reader = started(tmp_path, partitions=2, poll="10ms")
+    watch = reader._watched()
+    both = [reader.read(partition, None) for partition in range(2)]
+    try:
+        until(lambda: all(rows.pauses() for rows in both), "looks at the folder")
+        with watch._lock:
+            watch._look_at = time.monotonic() + LONG_S
+        time.sleep(0.05)
+        before = [rows.pauses() for rows in both]
+        time.sleep(0.1)
+        assert [rows.pauses() for rows in both] == before
+    finally:
+        for rows in both:
+            rows.close()

@@ -13,6 +13,7 @@ import flux
 from flux.dataflow.plan import EventTime, FromSource, Plan, Timed
 from flux.dataflow.source_reader import FunctionReader, opened
 from flux.wire.messages import Bound, OrdersSeen, PartitionSeen, Reset
+from flux.wire.statistics import ReaderState
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
 from flux.worker.report import stats as stats_of
@@ -264,3 +265,39 @@ def test_a_reader_whose_broker_does_not_answer_is_not_idle() -> None:
     assert streams.idle
     windows.run(5.1)
     assert not streams.idle
+    silent.answers += 1
+    windows.run(0.2)
+    assert not streams.silent
+    assert not streams.idle, "its time begins anew after silence"
+    silent.answers += 1
+    windows.run(0.6)
+    assert not streams.idle
+    silent.answers += 1
+    windows.run(0.2)
+    assert streams.idle
+
+
+def test_a_reader_that_gets_no_answer_is_told_of_whether_or_not_it_may_be_idle() -> None:
+    """Its pauses have not risen since its last rows."""
+    windows = Windows()
+    counting = Counting([rows(1)])
+    windows.script.read = lambda partition: iter(counting)  # type: ignore[method-assign]
+    windows.core.reading.open_reader = lambda about, partition, position: opened(
+        FunctionReader(windows.script.read), partition, None
+    )
+
+    def state() -> ReaderState:
+        (time,) = windows.core.reading.times()
+        return time.state
+
+    windows.run(4.5)
+    assert state() is ReaderState.READING
+    windows.run(1.0)
+    assert state() is ReaderState.SILENT
+    counting.answers += 1
+    windows.run(0.2)
+    assert state() is ReaderState.READING
+    windows.run(5.5)
+    counting.batches.append(rows(2))
+    windows.run(0.2)
+    assert state() is ReaderState.READING

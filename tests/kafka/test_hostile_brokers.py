@@ -18,6 +18,7 @@ from flux.connectors.kafka.client.security import Security
 from flux.connectors.kafka.client.topic_ids import LogPosition
 from flux.connectors.kafka.errors import BrokerBroken, BrokerUnreachable, CorruptRecords, KafkaError
 from flux.connectors.kafka.read.partition_reader import ReadOptions, TopicPartitionReader, kafka_schema
+from flux.dataflow.source import Positioned
 from tests.kafka.batches import made
 
 #: Answers a request, given its API, version and number; None closes the connection.
@@ -125,7 +126,7 @@ def first_of(address: tuple[str, int], seconds: float = 10.0, retry_s: float = 1
     reader = TopicPartitionReader(how, "clicks", 0, LogPosition(start))
     end = time.monotonic() + seconds
     try:
-        while (got := reader.next()) is None:
+        while not isinstance(got := reader.next(), Positioned):
             assert time.monotonic() < end, "neither rows nor an error"
             time.sleep(0.01)
         return list(got.batch.column("value").to_pylist())

@@ -132,13 +132,13 @@ def reading(read: KafkaReader, partition: int = 0, start: Any = None) -> Iterato
         yield batches
 
 
-def until(batches: Iterator[Positioned | None], rows: int) -> list[Positioned]:
+def until(batches: Iterator[Any], rows: int) -> list[Positioned]:
     """What comes until there are so many rows."""
     got: list[Positioned] = []
     end = time.monotonic() + WAIT_S
     while sum(each.batch.num_rows for each in got) < rows:
         each = next(batches)
-        if each is None:
+        if not isinstance(each, Positioned):
             assert time.monotonic() < end, f"{sum(each.batch.num_rows for each in got)} rows of {rows}"
             time.sleep(0.005)
         else:

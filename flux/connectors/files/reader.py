@@ -16,6 +16,7 @@ from flux.connectors.files.errors import BadFile, FileError, FileGone
 from flux.connectors.files.listing import FoundFile
 from flux.connectors.files.watch import CORRUPT, MISSING, EarlyEnd, Watch
 from flux.dataflow.source import Positioned, RowStart
+from flux.dataflow.source_reader import Silence
 from flux.dataflow.threaded_reader import ThreadedReader
 
 #: Numbers of rows reserved for each file: 17 billion. That leaves room for 268 million files of a partition. Without a key, each
@@ -34,6 +35,8 @@ class FileRows(ThreadedReader):
         newest = None if start is None else start.newest
         self._newest = None if newest is None else (int(newest[0]), int(newest[1]))
         self._reader = ""
+        #: Looks at the folder that had no file for this reader, and the number of looks by the last of these.
+        self._in_vain = self._looks = 0
         self._taken = self._reached = self._first[0]
         super().__init__(self._rows, f"flux-files-{partition}")
 
@@ -51,11 +54,16 @@ class FileRows(ThreadedReader):
         first = (number - self._partition) // self._partitions * FILE_ROWS
         return Positioned(batch, [*position], np.arange(first + end - batch.num_rows, first + end, dtype=np.int64))
 
-    def next(self) -> Positioned | None:
+    def next(self) -> Positioned | Silence | None:
         taken = super().next()
-        if taken is not None:
+        if isinstance(taken, Positioned):
             self._taken = taken.position[0]
         return taken
+
+    def pauses(self) -> int:
+        """Return how often a look at the folder has found no file for this partition. All partitions share a look, and looks at a
+        slow store are rare: to ask again before the next one is no news."""
+        return self._in_vain
 
     def lag(self) -> tuple[int, int]:
         """Return two numbers of files: the file that is read, and the one behind the last existing file of this partition."""
@@ -74,8 +82,9 @@ class FileRows(ThreadedReader):
             self._watch.known(number if skip else number - self._partitions)
         while True:
             self._reached = number
-            found = self._watch.file(number)
+            found, looks = self._watch.file(number)
             if found is None:
+                self._in_vain, self._looks = self._in_vain + (looks > self._looks), looks
                 yield self._watch.folder.poll_s
                 continue
             # Not before there is a file: the entry would bring back a folder that is gone.

@@ -87,7 +87,7 @@ class Watch:
         self._ended: dict[int, EarlyEnd] = {}  # by number of the file
         self._readers: dict[int, str] = {}  # by partition: the reader that entered last
         self._spark_names: dict[str, set[str]] = {}  # by file of Spark's log
-        self._look_at = 0.0
+        self._looks, self._look_at = 0, 0.0
 
     @property
     def count(self) -> int:
@@ -143,12 +143,12 @@ class Watch:
             left[CORRUPT] |= {name: why for name, (*_, why) in self._aside.items()}
             return {"incomplete": self._completion.lacking()} | left
 
-    def file(self, number: int) -> FoundFile | None:
-        """Return a file by its number; None: there is none yet."""
+    def file(self, number: int) -> tuple[FoundFile | None, int]:
+        """Return a file by its number, or None if there is none yet; and the number of looks at the folder until now."""
         with self._lock:
             if time.monotonic() >= self._look_at:
                 self._look()
-            return self._files[number] if number < len(self._files) else None
+            return self._files[number] if number < len(self._files) else None, self._looks
 
     def known(self, number: int) -> FoundFile:
         """Return a file that an earlier life has read."""
@@ -208,6 +208,7 @@ class Watch:
         if bad := self._completion.bad(began):
             self._put_aside(bad)
         took = time.monotonic() - began
+        self._looks += 1
         self._look_at = began + max(self.folder.poll_s, took / _SHARE)
 
     def _entry(self, new: list[FoundFile]) -> Any:

@@ -121,8 +121,12 @@ class PartitionOwner(Protocol):
         Paused: it is called again; TakesTime, only if not ``may_wait``: it is called in another thread, with ``may_wait``;
         Passing and OSError: the rest is asked for again; NothingWhole."""
 
-    def nothing(self, end: int) -> None:
-        """Note that nothing has come, and that the log ends at ``end``."""
+    def nothing(self, end: int, lags: bool = False) -> None:
+        """Note that nothing has come, and that the log ends at ``end``. ``lags``: there are records for which the answer, which
+        has those of other partitions, had no room."""
+
+    def not_answered(self) -> None:
+        """Note that the broker of the partition cannot be reached, or has not answered in time."""
 
     def go_on_in_range(self) -> None:
         """Find a new place: the records that come next are not in the log. Called in another thread."""
@@ -465,6 +469,8 @@ class _FetchRun:
         if not isinstance(error, OSError | Passing):
             self._end(part, error)
             return
+        if isinstance(error, OSError):
+            reader.not_answered()
         silent = self._fetching.failed(part, reader.next_offset, time.monotonic(), self._retry_s)
         if silent is not None:
             doing = f"reading partition {part.number} of topic {part.topic!r} from offset {reader.next_offset}"
@@ -629,9 +635,10 @@ class _FetchRun:
                 brings.append((part, fetched(got)))
                 self._fetching.works_off(part, now)
             else:
-                part.owner.nothing(got.high_watermark)
                 # The answer may have had no room for this partition, beside the records of others.
-                self._fetching.goes_on(part, part.offset, now, lags=full and part.offset < got.high_watermark)
+                lags = full and part.offset < got.high_watermark
+                part.owner.nothing(got.high_watermark, lags)
+                self._fetching.goes_on(part, part.offset, now, lags=lags)
         for part, rows in brings:
             part.owner.came(rows)
             self._work_off(part)

@@ -11,6 +11,7 @@ reader may go on between any two records.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -30,7 +31,7 @@ from flux.connectors.kafka.read.fetch_thread import Fetcher, NothingWhole, Parti
 from flux.connectors.kafka.read.group_commit import GroupCommit
 from flux.connectors.kafka.records.decoder import COLUMNS, SCHEMA, Decoded, Decoder, Transactions
 from flux.dataflow.source import Positioned
-from flux.dataflow.source_reader import PartitionReader
+from flux.dataflow.source_reader import SILENT, PartitionReader, Silence
 from flux.dataflow.threaded_reader import first_joined
 from flux.operators.batches import split
 
@@ -50,6 +51,9 @@ _CODEC_AT, _CODEC_BITS = 22, 7
 #: Waiting small batches are given out together, up to this number of rows: each one costs its way through the worker.
 JOINED_ROWS = 4096
 NOTHING = Fetched(pa.py_buffer(b""), 0, Transactions())
+#: Seconds without an answer of a broker after which a partition is silent. A broker answers a request without records after half
+#: a second, and one that cannot be reached is told at once.
+SILENCE_S = 2.0
 #: Bytes of a bad record that a message shows.
 _SHOWN = 60
 
@@ -105,6 +109,8 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
     its own. ``newest`` is the newest place that earlier lives have come to, as far as it is known; ``least_generation`` that of
     a topic that is found to be made anew, or a later one."""
 
+    _tells_silence = True
+
     def __init__(
         self,
         how: ReadOptions,
@@ -135,6 +141,8 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         self._decoder = Decoder(topic, partition, sorted(columns))
         self._pace = _Pace(how.rows_per_second)
         self._bad_records = self._pauses = 0
+        #: Time of the last answer, or of the end of the work on it; -inf: the broker was found not to answer.
+        self._answered_at = time.monotonic()
         self._start = self._taken = start  # behind the last batch that was taken
         self._done: LogPosition | None = None  # all records before are applied
         self._end: int | None = None  # end of the log, by the last answer
@@ -164,16 +172,16 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
 
     # ---- for the worker
 
-    def next(self) -> Positioned | None:
-        """Return the next batch, or None if there is none yet. Raise the error that ended the reading, once every batch
-        before it is taken."""
+    def next(self) -> Positioned | Silence | None:
+        """Return the next batch; None if there is none yet, SILENT if the broker does not answer. Raise the error that ended the
+        reading, once every batch before it is taken."""
         if not self._ready:
             self._asked_in_vain = True  # set before the second look: a batch that comes from now on rings
             # An error is set after the last batch was put out, hence the second look.
             if self._error is not None and not self._ready:
                 raise self._error
             if not self._ready:
-                return None
+                return SILENT if self._is_silent() else None
         with self._lock:
             taken, nbytes = first_joined(self._ready, JOINED_ROWS, BYTES_MAX)
             self._bytes -= nbytes
@@ -184,6 +192,11 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         if goes_on:
             self._fetcher.has_room(self)
         return taken
+
+    def _is_silent(self) -> bool:
+        """Tell whether the broker was found not to answer, or an answer is overdue and there is no rest of an earlier one."""
+        overdue = time.monotonic() >= self._answered_at + SILENCE_S
+        return overdue and (self._answer is NOTHING or self._answered_at == -math.inf)
 
     def when_ready(self, ring: Callable[[], None]) -> None:
         """Have ``ring`` called when a batch comes after ``next`` had none."""
@@ -257,11 +270,15 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
     def came(self, answer: Fetched) -> None:
         """Take over an answer. The one before is decoded, or its rest is in this answer again."""
         self._answer, self._used, self._begun, self._end = answer, 0, self.next_offset, answer.end
+        self._answered_at = time.monotonic()
         self._coming, self._given = self._rows_of_answer(), None
 
-    def nothing(self, end: int) -> None:
-        self._end = end
-        self._pauses += 1
+    def nothing(self, end: int, lags: bool = False) -> None:
+        self._end, self._answered_at = end, time.monotonic()
+        self._pauses += not lags
+
+    def not_answered(self) -> None:
+        self._answered_at = -math.inf
 
     def work_off(self, may_wait: bool) -> bool:
         """Put out batches of the answer while there is room. Returns whether the log has more."""
@@ -285,7 +302,7 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
             rows, self._given = self._given.rows.batch.num_rows, None
             if self._how.rows_per_second is not None:
                 raise Paused(self._pace.due(rows))
-        self._answer = NOTHING
+        self._answered_at, self._answer = time.monotonic(), NOTHING
         lags = self.next_offset < (self._end or 0)
         self._pauses += not lags
         return lags
