@@ -129,6 +129,15 @@ class Server:
         finally:
             self._awaiting.pop()
 
+    def micro_batches_applied(self, source: int, watermark: int, late: int) -> None:
+        """Take the watermark behind the applied micro-batches of a source, and the number of late rows in all of them."""
+
+        def note() -> list[Tell]:
+            self._report.micro_batches_applied(source, watermark, late)
+            return []
+
+        self._commands.put(note)
+
     def edge_watermark(self, edge: int, watermark: int) -> None:
         """Note the watermark of an edge from micro-batches."""
         self._commands.put(lambda: self.core.driver.on_edge_watermark(edge, watermark))
@@ -315,6 +324,9 @@ class Server:
         report = self._report.make(
             core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished, read, self._is_through
         )
+        loads = core.load_table()
+        for entry, nbytes in zip(report["stages"], [] if loads is None else loads.state_of_stages(), strict=False):
+            entry["stateBytes"] = nbytes
         for stage, text in self._report.warnings(report, time.monotonic()):
             core.board.note(text, time.monotonic(), stage=stage)
         for source, names in self._not_read.items():

@@ -264,6 +264,7 @@ class Metrics(Collector):
         short = self._gauge("flux_under_replicated_partitions", "Partitions short of replicas", "stage")
         replicas = self._gauge("flux_replicas", "Replicas of each kind", "stage", "kind")
         kept = self._gauge("flux_stage_log_bytes", "Rows for the stage that producers keep in their logs", "stage")
+        state = self._gauge("flux_state_bytes", "State of primaries", "stage")
         size = self._gauge("flux_checkpoint_bytes", "Newest checkpoints of its standbys", "stage")
         age = self._gauge(
             "flux_checkpoint_age_seconds", "Time by which the oldest checkpoint of its standbys is behind", "stage"
@@ -284,13 +285,14 @@ class Metrics(Collector):
                 self._add(replicas, there, name, kind)
             for gauge, key in (
                 (kept, "keptBytes"),
+                (state, "stateBytes"),
                 (size, "checkpointBytes"),
                 (age, "checkpointBehindSeconds"),
                 (loss, "lossSeconds"),
             ):
                 if stage.get(key) is not None:
                     self._add(gauge, stage[key], name)
-        return [rows_in, rows_out, rate, queued, latency, wanted, safe, short, replicas, kept, size, age, loss]
+        return [rows_in, rows_out, rate, queued, latency, wanted, safe, short, replicas, kept, state, size, age, loss]
 
     def _of_event_time(self, stages: list[dict[str, Any]]) -> list[Metric]:
         lag = self._gauge("flux_watermark_lag_seconds", "Time by which the watermark is behind the clock", "stage")

@@ -21,7 +21,7 @@ import numpy as np
 from controller.replicas.membership import Member, Membership
 from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
-from controller.report.watermarks import EventTimes
+from controller.report.watermarks import EventTimes, MicroBatchTime
 from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
 from flux.operators.user_code import text_of
@@ -410,6 +410,10 @@ class Progress:
                 stage["queued"] = stage["keptBytes"] = 0
         self._then = now
         return result
+
+    def micro_batches_applied(self, source: int, watermark: int, late: int) -> None:
+        """Take the event time of a source behind its applied micro-batches."""
+        self._event_times.micro_batches[source] = MicroBatchTime(watermark, late)
 
     def warnings(self, report: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
         """Return warnings that follow from a report, each once, with the name of its stage or empty."""

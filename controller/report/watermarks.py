@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from flux.dataflow.plan import FromMicroBatches, FromSource, FromStage, Plan, SourcePlan, WorkerSourcePlan
 from flux.windows.durations import words
@@ -19,6 +19,14 @@ from flux.wire.statistics import ReaderState, SourceTime, StageTime
 
 #: Least number of late rows, and their share of all rows since the last look, at which a partition is told of.
 LATE_ROWS, LATE_SHARE = 100, 0.5
+
+
+class MicroBatchTime(NamedTuple):
+    """Event time of a source behind its applied micro-batches, which come from tasks of Spark."""
+
+    watermark: int
+    #: Late rows in all batches.
+    late: int
 
 
 @dataclass
@@ -37,6 +45,8 @@ class EventTimes:
     """Event time of one query, by the newest reports of its workers."""
 
     plan: Plan
+    #: By source.
+    micro_batches: dict[int, MicroBatchTime] = field(default_factory=dict)
     #: By source and partition.
     _sources: dict[tuple[int, int], SourceTime] = field(default_factory=dict)
     #: By stage and partition.
@@ -70,6 +80,8 @@ class EventTimes:
 
     def of_source(self, source: int) -> dict[str, Any]:
         """Return the entry of a source; empty: it has no event time, or no report has come."""
+        if (batches := self.micro_batches.get(source)) is not None:
+            return {"eventTime": {"watermark": shown(batches.watermark), "lateRows": batches.late}}
         mine = self._of_source(source)
         if not mine:
             return {}
@@ -111,7 +123,7 @@ class EventTimes:
             "rowsBehindWatermark": sum(time.behind for time in mine),
             "rowsWithoutTime": sum(time.without_time for time in mine),
         }
-        if holder := self._holder(stage):
+        if least != END_OF_TIME and (holder := self._holder(stage)):
             entry["heldBackBy"] = holder
         return {"eventTime": entry}
 

@@ -102,6 +102,8 @@ class Replica:
         #: Steps that went on without rows that are gone, and the number of these rows; negative: with rows that the primary
         #: that ordered the step had not got (design: rows-that-are-gone).
         self.gone: list[tuple[int, int]] = []
+        #: Rows that its operator had left out before it began empty (``left_out``).
+        self.left_out_before = (0, 0)
         #: By stream from a source: rows that this primary has passed over.
         self.lost: dict[StreamId, int] = {}
         #: Rows of a source may be gone when they are read again, so the two fields that follow are kept up to date.
@@ -182,6 +184,7 @@ class Replica:
             **self.output.state(),
             **({} if self.steady else {"steady": False}),
             **({"gone": list(self.gone)} if self.gone else {}),
+            **({"left out before": list(self.left_out_before)} if any(self.left_out_before) else {}),
         }
 
     def adopt(self, state: dict[str, Any]) -> None:
@@ -200,6 +203,8 @@ class Replica:
         self.rows_in, self.output.rows = state["rows"]
         self._unsure = state.get("unsure", False)
         self.steady, self.gone = state.get("steady", True), [(step, rows) for step, rows in state.get("gone", ())]
+        behind, without_time = state.get("left out before", (0, 0))
+        self.left_out_before = (behind, without_time)
         self.follow()
         self.release()
 
@@ -231,6 +236,12 @@ class Replica:
     def _note_repeated(self) -> None:
         if self.applied == self._repeats_to and self.output.exit is not None:
             self.output.exit.restored(note_of_output(self.operator))
+
+    def left_out(self) -> tuple[int, int]:
+        """Return the rows of all steps that the operator has left out: those below the watermark of their step, and those without
+        a time."""
+        (behind, without_time), own = self.left_out_before, self.guard.left_out()
+        return behind + own[0], without_time + own[1]
 
     @property
     def state_bytes(self) -> int:

@@ -127,7 +127,7 @@ class Ingress:
         self.links = WorkerLinks(self.sockets, plan.settings.message_max_bytes)
         self.end = 0  # the number behind the last row that was read, as the stream counts rows
         self.sent: list[int] = []  # by edge: the number behind the last row that has travelled
-        self.newest = NEVER  # the greatest time of the rows
+        self.newest, self.late = NEVER, 0  # the greatest time of the rows, and the number of late ones
         self._ready = False
         self._drained = False  # all rows that were read are applied
         self._dismissed = False
@@ -193,6 +193,7 @@ class Ingress:
         while not core.drained:
             self._turn(core, WAIT_S)
         self._drained, self.end, self.sent, self.newest = True, core.end, core.sent, core.newest
+        self.late = core.late
         self._beat(core, time.monotonic())
         while not self._dismissed:
             self._turn(core, WAIT_S)

@@ -31,6 +31,8 @@ class Boundary:
     step: int
     replica: dict[str, Any]
     positions: tuple[StreamPosition, ...]
+    #: The rows that its operator has left out by then. The count is a part of the state, which begins empty at a replay point.
+    left_out: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class ReplayPoints:
         if self._term != replica.leads_since:
             self._term = replica.leads_since
             self._known.clear()
-        now = Boundary(replica.applied, replica.state(), positions_of(replica, inbounds))
+        now = Boundary(replica.applied, replica.state(), positions_of(replica, inbounds), replica.left_out())
         needed = now.step if replica.finished else replica.guard.needs_from()
         self._note(now)
         if needed is None:
@@ -93,6 +95,7 @@ def _point(replica: Replica, first: Boundary, now: Boundary) -> ReplayPoint:
         # One that is still repeating, itself from such a point, has given nothing since: its outputs are numbered from later on.
         "silent": max(now.step, now.replica["silent"]),
         "marks": [],
+        **({"left out before": list(first.left_out)} if any(first.left_out) else {}),
         "exit": None if replica.output.exit is None else (left, left, []),
     }
     outputs = tuple(OutputNow.after(outlet.producer) for outlet in replica.outlets)

@@ -114,6 +114,11 @@ class IngressTask:
         return NEVER if self.streams.timed is None else self.streams.timed.newest
 
     @property
+    def late(self) -> int:
+        """The late ones of all rows that came, also of those that had been applied before."""
+        return 0 if self.streams.timed is None else self.streams.timed.late
+
+    @property
     def end(self) -> int:
         """The number behind the last row, as the stream counts rows."""
         return max(producer.next_sequence for producer in self.producers.values())

@@ -132,19 +132,17 @@ class WatermarkScheduler:
     # ---- reports
 
     def times(self, stage: int) -> list[StageTime]:
-        """Return the event times of the primaries of a stage here. The stream that holds the watermark back is named for the
-        primary that is farthest behind."""
+        """Return the event times of the primaries of a stage here, also of those that have finished, whose counts are the last
+        ones. The stream that holds the watermark back is named for the primary that is farthest behind."""
         if stage not in self._timed:
             return []
-        mine = list(self._primaries(stage))
+        mine = [replica for replica in self._hosted.of_stage.get(stage, {}).values() if replica.primary]
         last = min(mine, key=_watermark, default=None)
         return [self._time(replica, replica is last) for replica in mine]
 
     def _time(self, replica: Replica, named: bool) -> StageTime:
-        holder = self._holder(replica) if named else None
-        return StageTime(
-            replica.partition, _watermark(replica), *replica.guard.left_out(), *(holder or StreamId(-1, -1))
-        )
+        holder = self._holder(replica) if named and not replica.finished else None
+        return StageTime(replica.partition, _watermark(replica), *replica.left_out(), *(holder or StreamId(-1, -1)))
 
     def _holder(self, replica: Replica) -> StreamId | None:
         """Return the stream with the least bound; None: none is waited for."""

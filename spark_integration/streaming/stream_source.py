@@ -51,8 +51,9 @@ class StreamEnds:
         self._before: dict[int, Reached] = {}  # by partition: its place before that batch
         self._through: dict[int, Reached] = {}
         self._begun = (-1, 0)  # the newest batch that was begun, and its number of partitions
-        #: The greatest time of the rows before that batch, and through it.
+        #: The greatest time of the rows before that batch, and through it; and the number of late rows.
         self._newest_before = self._newest = NEVER
+        self._late_before = self._late = 0
         if place is not None:
             try:
                 self._batch, before, through, begun, *newest = json.loads(place.read(self._name))
@@ -61,7 +62,8 @@ class StreamEnds:
                 )
                 self._begun = int(begun[0]), int(begun[1])
                 if newest:  # earlier releases knew no times
-                    self._newest_before, self._newest = map(int, newest[0])
+                    self._newest_before, self._newest, *late = map(int, newest[0])
+                    self._late_before, self._late = late or (0, 0)
             except FileNotFoundError:
                 pass
             except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -85,6 +87,11 @@ class StreamEnds:
         """The greatest time of the rows that all consumers have applied."""
         return self._newest
 
+    @property
+    def late(self) -> int:
+        """The number of late rows in the batches that all consumers have applied."""
+        return self._late
+
     def begins(self, batch: int, partitions: int) -> bool:
         """Note that a batch is about to be sent in this number of partitions. Returns whether a part of it may have been sent
         before. QueryFailed: that was in another number of partitions, and rows would come twice by another stream."""
@@ -100,20 +107,26 @@ class StreamEnds:
         return again
 
     def note(self, batch: int, rows: Iterable[Any]) -> None:
-        """Note that all consumers have applied this batch; each of ``rows`` has ``partition``, ``end``, ``sent`` and
-        ``newest``."""
+        """Note that all consumers have applied this batch; each of ``rows`` has ``partition``, ``end``, ``sent``, ``newest`` and
+        ``late``."""
         before, newest, rows = self.before(batch), self.newest_before(batch), list(rows)
+        self._late_before = self._late if batch > self._batch else self._late_before if batch == self._batch else 0
+        self._late = self._late_before + sum(row.late for row in rows)
         self._batch, self._before, self._newest_before = batch, before, newest
         self._through = before | {row.partition: Reached(row.end, tuple(row.sent)) for row in rows if row.end}
         self._newest = max([newest, *(row.newest for row in rows)])
         self._write()
+
+    @property
+    def _times(self) -> list[int]:
+        return [self._newest_before, self._newest, self._late_before, self._late]
 
     def _write(self) -> None:
         if self._place is not None:
             ends = [
                 {at: [each.end, *each.sent] for at, each in known.items()} for known in (self._before, self._through)
             ]
-            said = json.dumps([self._batch, *ends, self._begun, [self._newest_before, self._newest]])
+            said = json.dumps([self._batch, *ends, self._begun, self._times])
             self._place.write(self._name, said.encode())
 
 
@@ -271,6 +284,8 @@ class Streams:
         for edge in self._plan.edges_of_source(index):
             if edge.states and watermark != NEVER:
                 self._server.edge_watermark(edge.id, watermark)
+        if self._plan.sources[index].event_time is not None:
+            self._server.micro_batches_applied(index, watermark, ends.late)
 
     def _checkpoint(self, name: str, given: str | None) -> str:
         where = checkpoint_of(name, given, self._location)

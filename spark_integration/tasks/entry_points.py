@@ -27,7 +27,7 @@ DRAIN_S = 30.0
 #: Local properties of Spark, by which tasks know the streaming query and the micro-batch that they work for.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 #: The columns of a row about a partition of a micro-batch.
-REACHED = "partition int, end long, sent array<long>, newest long"
+REACHED = "partition int, end long, sent array<long>, newest long, late long"
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -93,7 +93,7 @@ def micro_batch_function(
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition = _context().partitionId()
-        found, newest = send_micro_batch(
+        found, newest, late = send_micro_batch(
             plan, rendezvous, source, batches, reached.get(partition, NOTHING), again, watermark
         )
         yield pa.RecordBatch.from_pydict(
@@ -102,6 +102,7 @@ def micro_batch_function(
                 "end": pa.array([found.end], pa.int64()),
                 "sent": pa.array([list(found.sent)], pa.list_(pa.int64())),
                 "newest": pa.array([newest], pa.int64()),
+                "late": pa.array([late], pa.int64()),
             }
         )
 
@@ -116,16 +117,16 @@ def send_micro_batch(
     before: Reached = NOTHING,
     again: bool = False,
     watermark: int = NEVER,
-) -> tuple[Reached, int]:
+) -> tuple[Reached, int, int]:
     """Send a partition of a micro-batch, in a task of a streaming query. Returns when all consumers have applied the rows: how
-    far the partition is then, which is ``before`` if it has none in this one, and the greatest time of its rows. Every other
-    outcome raises, also a stop of the query, because Spark commits the batch otherwise."""
+    far the partition is then, which is ``before`` if it has none in this one, the greatest time of its rows, and the number of
+    late ones. Every other outcome raises, also a stop of the query, because Spark commits the batch otherwise."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
     # Without rows there is nothing to send. If a part of the batch was sent before, it must be found out that it had no rows
     # then, either.
     if first is None and not again and not _context().attemptNumber():
-        return before, NEVER
+        return before, NEVER, 0
     context = _context()
     schema = plan.sources[source].schema
     renamed = (in_types(batch, schema) for batch in itertools.chain(() if first is None else (first,), given))
@@ -137,7 +138,7 @@ def send_micro_batch(
     )
     try:
         ingress.run(renamed, context.taskAttemptId())
-        return Reached(ingress.end, tuple(ingress.sent)), ingress.newest
+        return Reached(ingress.end, tuple(ingress.sent)), ingress.newest, ingress.late
     except Stopped as error:
         raise QueryFailed(f"the Flux query has ended before batch {number} was applied: {error}") from None
 

@@ -300,15 +300,15 @@ def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path:
     ends.note(
         4,
         [
-            SimpleNamespace(partition=0, end=3, sent=[3], newest=NEVER),
-            SimpleNamespace(partition=1, end=0, sent=[0], newest=NEVER),
+            SimpleNamespace(partition=0, end=3, sent=[3], newest=NEVER, late=0),
+            SimpleNamespace(partition=1, end=0, sent=[0], newest=NEVER, late=0),
         ],
     )
     ends = StreamEnds(Folder(tmp_path), "a/b c")
     assert ends.before(5) == {0: Reached(3, (3,))}
     assert ends.before(4) == {}, "Spark has not committed it, and repeats it"
     assert at.task(5, least=3).end == 3
-    ends.note(5, [SimpleNamespace(partition=1, end=7, sent=[2], newest=NEVER)])
+    ends.note(5, [SimpleNamespace(partition=1, end=7, sent=[2], newest=NEVER, late=0)])
     assert StreamEnds(Folder(tmp_path), "a/b c").before(5) == {0: Reached(3, (3,))}
     assert StreamEnds(Folder(tmp_path), "a/b c").before(6) == {0: Reached(3, (3,)), 1: Reached(7, (2,))}
     older = Consumers()
@@ -324,8 +324,8 @@ def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path:
 def test_rows_of_a_batch_are_late_by_the_batches_before_it_in_every_attempt(tmp_path: Path) -> None:
     """A restart repeats a batch that was noted and not committed, with the watermark that it had."""
 
-    def row(newest: int) -> SimpleNamespace:
-        return SimpleNamespace(partition=0, end=3, sent=[3], newest=newest)
+    def row(newest: int, late: int = 0) -> SimpleNamespace:
+        return SimpleNamespace(partition=0, end=3, sent=[3], newest=newest, late=late)
 
     def ends() -> StreamEnds:
         return StreamEnds(Folder(tmp_path), "a")
@@ -333,8 +333,12 @@ def test_rows_of_a_batch_are_late_by_the_batches_before_it_in_every_attempt(tmp_
     assert ends().newest_before(4) == NEVER
     ends().note(4, [row(70), row(90), row(NEVER)])
     assert (ends().newest_before(4), ends().newest_before(5), ends().newest) == (NEVER, 90, 90)
-    ends().note(5, [row(80)])
+    ends().note(5, [row(80, late=2), row(70, late=3)])
     assert (ends().newest_before(5), ends().newest_before(6)) == (90, 90), "it never falls"
+    ends().note(6, [row(80, late=4)])
+    again = ends()
+    again.note(6, [row(80, late=4)])
+    assert (again.late, ends().late) == (9, 9), "each batch counts once"
     assert watermark_of(EventTime("ts", 0, 15), 90) == 75
     assert watermark_of(EventTime("ts", 0, 15), NEVER) == watermark_of(None, 90) == NEVER
 
@@ -346,7 +350,7 @@ def test_a_batch_that_comes_again_in_other_partitions_is_refused(tmp_path: Path)
     with pytest.raises(QueryFailed, match="batch 4 comes again in 1 partitions, and was begun in 2"):
         StreamEnds(Folder(tmp_path), "a").begins(4, 1)
     ends = StreamEnds(Folder(tmp_path), "a")
-    ends.note(4, [SimpleNamespace(partition=0, end=3, sent=[3], newest=NEVER)])
+    ends.note(4, [SimpleNamespace(partition=0, end=3, sent=[3], newest=NEVER, late=0)])
     assert not ends.begins(5, 1)
     assert StreamEnds(Folder(tmp_path), "a").before(5) == {0: Reached(3, (3,))}
 

@@ -38,6 +38,7 @@ def primary(needs: Any = None) -> Any:
         "marks": [(9, [9])],
         "silent": made.silent,
     }
+    made.left_out = lambda: (10 * made.applied, made.applied)
     made.guard = SimpleNamespace(needs_from=needs or (lambda: made.applied))
     return made
 
@@ -87,6 +88,7 @@ def test_one_that_looks_back_begins_at_a_boundary_that_was_noted_before_what_it_
     point = points.make(replica, [], after=3)
     assert point is not None
     assert (point.picture.replica["applied"], point.picture.replica["silent"]) == (4, 6)
+    assert point.picture.replica["left out before"] == [40, 4], "rows of later steps are counted again"
     assert point.picture.replica["checksum"] == 42, "that of step 6, from which on output is compared"
 
 
