@@ -151,6 +151,20 @@ def check_windows_close(plan: Plan, stage: StagePlan, never: Mapping[int, Source
             )
 
 
+def check_timers_fire(plan: Plan, stage: StagePlan, never: Mapping[int, SourcePlan]) -> None:
+    """Raise UsageError if a stage has a method for timers of event time, and none would ever fire: its inputs have no watermark,
+    and one of them never ends. ``never``: as in ``check_windows_close``."""
+    if stage.timed_inputs:
+        return
+    method = next((name for each in chain_of(stage.make()) if (name := each._flux_event_timed)), "")
+    edge = next((plan.edges[number] for number in stage.edges_in if number in never), None)
+    if method and edge is not None:
+        raise UsageError(
+            f"stage {stage.name} has {method}, which is called when the watermark has reached a time, and "
+            f"{_without_watermark(plan, edge, never[edge.id], None)}; or set timers by the clock"
+        )
+
+
 def _without_watermark(plan: Plan, edge: EdgePlan, source: SourcePlan, window: Window | SessionWindow | None) -> str:
     """Tell why no watermark comes through an edge, and what to write."""
     line = f"withWatermark({window.column if window else 'ts'!r}, '10 seconds')"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.event_time_edges import check_windows_close
+from controller.event_time_edges import check_timers_fire, check_windows_close
 from controller.plan_compiler import topological
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import FromStage, Plan, SourcePlan, StagePlan, StreamSourcePlan
@@ -29,6 +29,8 @@ def check_ends(plan: Plan, goes_on: bool = False) -> None:
                 endless.setdefault(stage.id, found)
                 never.setdefault(edge.id, found)
     for stage in plan.stages:
+        if stage.id in endless:
+            check_timers_fire(plan, stage, never)
         if stage.id in endless and stage.collects:
             raise UsageError(
                 "toDF() and keep_output=True give the output when all input has ended, and that of source "

@@ -199,6 +199,12 @@ class KeyedOperator(Operator):
         own = kind.on_timer is not KeyedOperator.on_timer or kind.on_key_timer is not KeyedOperator.on_key_timer
         return own or self.time_to_live is not None
 
+    @property
+    def _flux_event_timed(self) -> str:
+        kind = type(self)
+        names = ("on_event_timer", "on_key_event_timer")
+        return next((name for name in names if getattr(kind, name) is not getattr(KeyedOperator, name)), "")
+
     def _forget_all(self) -> None:
         self._index = KeyIndex(self._key_fields)
         self._keys: list[tuple[Any, ...]] = []

@@ -415,6 +415,11 @@ class Operator:
     def close(self) -> None:
         """Release resources. Called once, at the end of the operator's life, also after an error."""
 
+    @property
+    def _flux_event_timed(self) -> str:
+        """The method that the class defines for timers of event time; empty: none."""
+        return "" if type(self).on_event_timer is Operator.on_event_timer else "on_event_timer"
+
     def _flux_left_out(self) -> tuple[int, int]:
         """Return the rows that were left out: those below the watermark of their step, and those without a time."""
         return 0, 0

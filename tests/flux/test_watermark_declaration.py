@@ -255,6 +255,33 @@ def test_a_window_waits_for_all_inputs_and_an_operator_for_those_with_event_time
     assert [edge.states for edge in plan.edges] == [False, True, False, True]
 
 
+class WithTimers(Keep.target):
+    schema = pa.schema([("k", LONG)])
+
+    def on_event_timer(self, name: str) -> Any:
+        yield from ()
+
+
+class WithTimersByKey(flux.KeyedOperator):
+    schema = pa.schema([("k", LONG)])
+
+    def on_row(self, key: Any, row: Any, state: Any) -> None: ...
+
+    def on_key_event_timer(self, key: Any, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize("operator", [WithTimers, WithTimersByKey])
+def test_timers_of_event_time_that_would_never_fire_are_refused(operator: Any) -> None:
+    stage = flux.stage(key="k", partitions=1, name="timed")(operator)
+    why = r"stage timed has on_.*event_timer.*source bids has no watermark.*bids\.withWatermark\('ts', '10 seconds'\)"
+    with pytest.raises(UsageError, match=why):
+        check_ends(compiled(stage(source(endless=True)).foreach_batch(nothing)))
+    with pytest.raises(UsageError, match=r"rows that stage same gives have no event time.*event_time='ts'"):
+        check_ends(compiled(stage(same(source(endless=True).withWatermark("ts", "1 second"))).foreach_batch(nothing)))
+    for fires in (source(), source(endless=True).withWatermark("ts", "1 second")):
+        check_ends(compiled(stage(fires).foreach_batch(nothing)))
+
+
 @pytest.mark.parametrize("how", [{"output_mode": "update"}, {"output_mode": "complete"}])
 def test_results_that_are_not_final_have_no_event_time(how: Any) -> None:
     plan = compiled(Keep(windows(source().withWatermark("ts", "1 second"), **how)))
