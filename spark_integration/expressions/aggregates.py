@@ -152,16 +152,20 @@ class _Resolution:
             self._measures["count"] = Measure("count")
         chain = [*self._chain, Select(tuple(self._read.values()))] if self._read else self._chain
         check_policy(self._spark, [*chain, Select(columns)])
-        before = RowSteps.of(self._schema, chain)
+        before: RowSteps | None = RowSteps.of(self._schema, chain)
+        assert before is not None
+        read = before.output
+        if _changes_nothing(before):
+            read, before = pa.schema([self._schema.field(name) for name in read.names]), None
         make = partial(grouped_rows, self._measures, window)
-        given = make().output_schema((before.output,), tuple(self._key))
+        given = make().output_schema((read,), tuple(self._key))
         fields = [StructField(self._renamed(each.name), each.dataType, each.nullable) for each in struct]
         after = RowSteps.of(given, [Select(columns)], struct_to_arrow(StructType(fields), session_zone(self._spark)))
         return ResolvedGrouping(
-            None if _changes_nothing(before) else before,
+            before,
             tuple(self._key),
             make,
-            None if _changes_nothing(after) and after.output.names == given.names else after,
+            None if _changes_nothing(after) and _same_columns(after.output, given) else after,
         )
 
     def _renamed(self, name: str) -> str:
@@ -340,14 +344,24 @@ def _free(wanted: str, taken: set[str]) -> str:
 
 
 def _changes_nothing(steps: RowSteps) -> bool:
-    """Tell whether rows pass with the same columns, some of which may be left out."""
-    types = {field.name: field.type for field in steps.schema}
+    """Tell whether rows pass with the same columns, some of which may be left out. Times are the same in whatever zone they are
+    shown."""
+    types = {field.name: _in_utc(field.type) for field in steps.schema}
     return all(
         isinstance(step, Select)
         and all(column == Column(name, types[name]) for name, column in step.outputs if name in types)
         and all(name in types for name, _ in step.outputs)
         for step in steps.chain
-    ) and all(types.get(field.name) == field.type for field in steps.output)
+    ) and all(types.get(field.name) == _in_utc(field.type) for field in steps.output)
+
+
+def _in_utc(type_: pa.DataType) -> pa.DataType:
+    """Return the type that an expression has for a column of this type."""
+    return TIMESTAMP if pa.types.is_timestamp(type_) and type_.unit == "us" and type_.tz is not None else type_
+
+
+def _same_columns(one: pa.Schema, other: pa.Schema) -> bool:
+    return bool(one.names == other.names and one.types == other.types)
 
 
 def _refused(node: Node, reason: str) -> UsageError:
