@@ -268,6 +268,9 @@ def test_windows_are_in_the_zone_of_the_session(spark: Any, data: Any, zone: str
         hour = F.window("ts", "1 hour"), F.hour("ts").alias("h"), F.date_format("ts", "yyyy-MM-dd HH").alias("text")
         queries = [df.groupBy(*hour).agg(F.max("ts"), F.hour(F.min("ts"))) for df in (Local(spark, table()), data)]
         assert_same(*queries)
+        plain = flux.batch(data).groupBy("ts").agg(F.max("ts").alias("last"))
+        assert "select" not in flux.explain(plain), "a column is the same in whatever zone it is shown"
+        assert_same(plain.toDF(), data.groupBy("ts").agg(F.max("ts").alias("last")))
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
 
