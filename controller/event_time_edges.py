@@ -165,6 +165,15 @@ def check_timers_fire(plan: Plan, stage: StagePlan, never: Mapping[int, SourcePl
         )
 
 
+def check_rows_come(plan: Plan, stage: StagePlan, never: Mapping[int, SourcePlan]) -> None:
+    """Raise UsageError if a stage that waits for the watermark would never give a row. ``never``: as for
+    ``check_windows_close``."""
+    for edge in (plan.edges[number] for number in stage.edges_in):
+        if edge.id in never and not edge.states:
+            said = _without_watermark(plan, edge, never[edge.id], None)
+            raise UsageError(f"stage {stage.name} gives rows when the watermark has passed them, and {said}")
+
+
 def _without_watermark(plan: Plan, edge: EdgePlan, source: SourcePlan, window: Window | SessionWindow | None) -> str:
     """Tell why no watermark comes through an edge, and what to write."""
     line = f"withWatermark({window.column if window else 'ts'!r}, '10 seconds')"

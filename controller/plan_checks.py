@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.event_time_edges import check_timers_fire, check_windows_close
+from controller.event_time_edges import check_rows_come, check_timers_fire, check_windows_close
 from controller.plan_compiler import topological
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import FromStage, Plan, SourcePlan, StagePlan, StreamSourcePlan
@@ -38,6 +38,8 @@ def check_ends(plan: Plan, goes_on: bool = False) -> None:
                 "query runs; or end it in a sink, such as to_parquet(), to_kafka() or foreach_batch()"
             )
     for stage in plan.stages:
+        if stage.id in endless and chain_of(stage.make())[0]._flux_waits:
+            check_rows_come(plan, stage, never)
         if stage.id in endless and _gives_at_the_end(stage):
             if stage.output_mode == "append":
                 check_windows_close(plan, stage, never)

@@ -45,7 +45,7 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
-from flux.dataflow.relations.ranking import RankFlow
+from flux.dataflow.relations.ranking import RankFlow, ToOrder
 from flux.dataflow.row_flow import RowFlow, UnionFlow, applied
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
@@ -110,15 +110,16 @@ def compile_plan(
     began_with: Mapping[str, int] | None = None,
     to_steps: ToSteps | None = None,
     to_groups: ToGroups | None = None,
+    to_order: ToOrder | None = None,
 ) -> Plan:
     """Check and number everything.
 
     ``collect`` is the number of partitions of the collecting stage that is added after each flow that does not go into a sink;
     0: none is added. ``case_sensitive``: columns are found by their exact name only. ``began_with`` has, by name, the
     partitions of the sources when the query was started for the first time; ``to_steps`` resolves conditions and columns of
-    flows, and ``to_groups`` groups. UsageError and SchemaError name the stage, the
+    flows, ``to_groups`` groups, and ``to_order`` orders. UsageError and SchemaError name the stage, the
     expected value and the actual value."""
-    resolvers = _Resolvers(to_arrow, to_steps, to_groups)
+    resolvers = _Resolvers(to_arrow, to_steps, to_groups, to_order)
     return _Compiler(settings, resolvers, case_sensitive, began_with or {}).compile(flows, query, secret, collect)
 
 
@@ -128,6 +129,7 @@ class _Resolvers(NamedTuple):
     to_arrow: ToArrow
     to_steps: ToSteps | None
     to_groups: ToGroups | None
+    to_order: ToOrder | None
 
 
 class _Input(NamedTuple):
@@ -166,7 +168,7 @@ class _Compiler:
         self.settings = settings
         self.began_with = began_with
         self.case_sensitive = case_sensitive
-        self.to_arrow, self._to_steps, self._to_groups = resolvers
+        self.to_arrow, self._to_steps, self._to_groups, self._to_order = resolvers
         self.sources: list[SourcePlan] = []
         self.stages: list[StagePlan] = []
         self.edges: list[EdgePlan] = []
@@ -351,7 +353,7 @@ class _Compiler:
         """Return the operator, the key and the inputs of ranks and duplicates."""
         inputs = [self._input(each) for each in flow.inputs]
         given = [(each.schema, self._time_of(each)) for each in inputs]
-        resolved = resolved_ranking(flow, given, Nodes(self.sources, self.stages, self.edges))
+        resolved = resolved_ranking(flow, given, Nodes(self.sources, self.stages, self.edges), self._to_order)
         steps = zip(inputs, resolved.before, strict=True)
         return resolved.make, resolved.key, [each.behind(before) for each, before in steps]
 

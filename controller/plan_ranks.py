@@ -9,7 +9,7 @@ import pyarrow as pa
 from controller.event_time_edges import InputTime
 from controller.plan_names import check_names, place_of_errors
 from flux.dataflow.plan import EdgePlan, FromStage, SourcePlan, StagePlan
-from flux.dataflow.relations.ranking import RankFlow, RankInput, ResolvedRanking
+from flux.dataflow.relations.ranking import RankFlow, RankInput, ResolvedRanking, ToOrder
 
 
 class Nodes:
@@ -29,7 +29,9 @@ class Nodes:
         return self.stages[edge.stage] if isinstance(edge, FromStage) else self.sources[edge.source]  # type: ignore[attr-defined]
 
 
-def resolved_ranking(flow: RankFlow, inputs: Sequence[tuple[pa.Schema, InputTime]], nodes: Nodes) -> ResolvedRanking:
+def resolved_ranking(
+    flow: RankFlow, inputs: Sequence[tuple[pa.Schema, InputTime]], nodes: Nodes, to_order: ToOrder | None
+) -> ResolvedRanking:
     """Return the ranking of a flow over inputs. UsageError names the stage."""
     where = f"stage {flow.stage.name}"
     given = []
@@ -39,4 +41,4 @@ def resolved_ranking(flow: RankFlow, inputs: Sequence[tuple[pa.Schema, InputTime
         name, delay = f"{kind} {time.origin.name}", nodes.delay_of(time.origin)
         given.append(RankInput(schema, name, tuple(time.kept), time.columns, delay))
     with place_of_errors(where):
-        return flow.declared.resolved(given)
+        return flow.declared.resolved(given, to_order)

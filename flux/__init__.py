@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from flux.dataflow.flow import Flow, Stage, batch, stage
     from flux.dataflow.grouping import WindowKey
     from flux.dataflow.relations.ranking import dedup
+    from flux.dataflow.relations.tops import last, top
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
     from flux.dataflow.source import Positioned, RowStart, Source, source, stream
     from flux.dataflow.source_reader import SILENT, PartitionReader, SourceReader
@@ -123,6 +124,7 @@ __all__ = [
     "files",
     "follow",
     "kafka",
+    "last",
     "max",
     "mean",
     "min",
@@ -137,6 +139,7 @@ __all__ = [
     "to_df",
     "to_kafka",
     "to_parquet",
+    "top",
     "window",
 ]
 
@@ -145,6 +148,7 @@ __all__ = [
 _HOMES = {
     "flux.operators.aggregate": ("Aggregate", "count", "count_distinct", "max", "mean", "min", "sum"),
     "flux.dataflow.relations.ranking": ("dedup",),
+    "flux.dataflow.relations.tops": ("last", "top"),
     "flux.dataflow.flow": ("Flow", "Stage", "batch", "stage"),
     "flux.connectors.files.parquet_sink": ("to_parquet",),
     "flux.connectors.files.errors": ("BadFile", "FileChanged", "FileGone"),

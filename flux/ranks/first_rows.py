@@ -71,13 +71,13 @@ class FirstRows:
             return
         ends = self._ends[:size]
         if self._look_at is None:
-            self._look_at = _three_quarters(ends)
+            self._look_at = next_look(ends)
         if watermark <= self._look_at:
             return
         kept = np.flatnonzero(ends >= watermark).astype(np.int32)
         if 3 * len(kept) <= 2 * size:
             self._move_together(kept)
-        self._look_at = None if len(kept) < KEYS_MIN else _three_quarters(ends[kept])
+        self._look_at = None if len(kept) < KEYS_MIN else next_look(ends[kept])
 
     def _move_together(self, kept: np.ndarray) -> None:
         """Give these keys the lowest slots. The next changes are the whole state."""
@@ -130,7 +130,7 @@ class FirstRows:
         self._look_at = None
 
 
-def _three_quarters(ends: np.ndarray) -> int:
-    """Return the time at which three of four keys will be over."""
+def next_look(ends: np.ndarray) -> int:
+    """Return the time at which three of four keys with these ends will be over."""
     place = min(3 * len(ends) // 4, len(ends) - 1)
     return int(np.partition(ends, place)[place]) if len(ends) else END_OF_TIME

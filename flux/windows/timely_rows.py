@@ -33,13 +33,14 @@ class TimelyRows:
         """Take a watermark; it never falls."""
         self.watermark = max(self.watermark, watermark)
 
-    def take(self, batch: pa.RecordBatch, column: pa.Array) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Return the rows that count, and their times in microseconds. ValueError: a time is too far away from 1970."""
+    def take(self, batch: pa.RecordBatch, column: pa.Array, before: int = 0) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Return the rows that count, and their times in microseconds: those of the column less ``before``. ValueError: a time is
+        too far away from 1970."""
         if column.null_count:
             self.without_time += column.null_count
             batch = batch.filter(pc.is_valid(column))
             column = column.drop_null()
-        times = microseconds_of(column)
+        times = microseconds_of(column) - before
         if not len(times):
             return batch, times
         least = int(times.min())

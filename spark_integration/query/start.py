@@ -36,6 +36,7 @@ from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
 from spark_integration.expressions.aggregates import groups_of
 from spark_integration.expressions.analysed import steps_of
+from spark_integration.expressions.orders import order_of
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.follow import follow
@@ -322,6 +323,7 @@ def _compiled(
         began_with,
         lambda schema, operators: steps_of(spark, schema, operators),
         lambda schema, grouping: groups_of(spark, schema, grouping),
+        lambda schema, by: order_of(spark, schema, by),
     )
 
 

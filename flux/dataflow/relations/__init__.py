@@ -1,4 +1,5 @@
 """Flows that look at several rows or inputs, declared as functions and methods of flows, and resolved when the plan is compiled.
 
-ranking  Duplicates and ranks
+ranking  Flows with ranks or without duplicates, and ``flux.dedup``
+tops     ``flux.top`` and ``flux.last``
 """

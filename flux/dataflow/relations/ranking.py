@@ -24,6 +24,7 @@ from flux.windows.durations import microseconds, words
 
 if TYPE_CHECKING:
     from flux.expressions.steps import RowSteps
+    from flux.ranks.top import OrderColumn
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,31 @@ class ResolvedRanking:
     before: tuple[RowSteps | None, ...] = (None,)
 
 
+@dataclass(frozen=True)
+class ResolvedOrder:
+    """An order of rows as workers compute it."""
+
+    #: The steps that add the columns that only the order has; None: it has none.
+    before: RowSteps | None
+    by: tuple[OrderColumn, ...]
+
+
+#: A function from the schema of rows, and an order of them, to the order as workers compute it.
+ToOrder = Callable[[pa.Schema, Any], ResolvedOrder]
+
+
 class Ranking:
-    """A declaration. Each of the classes below is one kind of it."""
+    """A declaration: a deduplication, ``tops.TopRows``, and others."""
 
     #: The name of its stage behind that of its input.
     name = ""
 
-    def resolved(self, inputs: Sequence[RankInput]) -> ResolvedRanking:
-        """Find the operator for inputs. UsageError: a column is not there, or event time is missing."""
+    #: Its inputs, for messages.
+    takes = "the rows of one flow: call union() first"
+
+    def resolved(self, inputs: Sequence[RankInput], to_order: ToOrder | None) -> ResolvedRanking:
+        """Find the operator for inputs. ``to_order``: None, if there is no session. UsageError: a column is not there, or event
+        time is missing."""
         raise NotImplementedError
 
 
@@ -86,7 +104,7 @@ class Deduplication(Ranking):
     called: str
     name: str = field(default="dedup", init=False)
 
-    def resolved(self, inputs: Sequence[RankInput]) -> ResolvedRanking:
+    def resolved(self, inputs: Sequence[RankInput], to_order: ToOrder | None) -> ResolvedRanking:
         from flux.ranks.dedup import Dedup, DedupSpec  # it loads kernels, which importing flux does not
 
         (given,) = inputs
@@ -94,17 +112,23 @@ class Deduplication(Ranking):
         if self.ttl is None:
             return ResolvedRanking(partial(Dedup, DedupSpec(given.delay, given.time(self.called))), key)
         time = given.time(self.called) if given.origin_times else None
-        if time is not None and self.ttl < given.delay:
-            raise UsageError(
-                f"{self.called}: ttl={words(self.ttl)!r} is shorter than the {words(given.delay)!r} by which rows of "
-                f"{given.name} may be late, and so may duplicates: say ttl={words(given.delay)!r} or more"
-            )
+        if time is not None:
+            check_ttl(self.called, self.ttl, given)
         return ResolvedRanking(partial(Dedup, DedupSpec(self.ttl, time)), key)
 
     def __repr__(self) -> str:
         if self.ttl is None:
             return f"{self.called}({list(self.key) if self.key else ''})"
         return f"dedup(key={list(self.key)}, ttl={words(self.ttl)!r})"
+
+
+def check_ttl(called: str, ttl: int, given: RankInput) -> None:
+    """Raise UsageError if keys would be forgotten before rows that may still come."""
+    if ttl < given.delay:
+        raise UsageError(
+            f"{called}: ttl={words(ttl)!r} is shorter than the {words(given.delay)!r} by which rows of {given.name} may be late: "
+            f"say ttl={words(given.delay)!r} or more"
+        )
 
 
 class RankFlow(Flow):
@@ -117,9 +141,7 @@ class RankFlow(Flow):
         super().__init__(made if stage is None else stage, inputs)
 
     def connect(self, *inputs: Any) -> Flow:
-        raise UsageError(
-            f"connect() adds inputs to a stage, and {self.declared.name} takes the rows of one flow: union()"
-        )
+        raise UsageError(f"connect() adds inputs to a stage, and {self.declared.name} takes {self.declared.takes}")
 
     def copied(self, inputs: list[Flow | Source]) -> Flow:
         made = RankFlow(self.declared, list(self.inputs), self.stage)
@@ -147,7 +169,7 @@ def ranked(declared: Ranking, *inputs: Flow | Source) -> RankFlow:
     return made
 
 
-def _positive(text: Any, what: str) -> int:
+def positive(text: Any, what: str) -> int:
     length = microseconds(text, what)
     if length <= 0:
         raise UsageError(f"{what}: expected a duration above zero, got {text!r:.100}")
@@ -181,4 +203,4 @@ def dedup(flow: Any, *, key: Any, ttl: str) -> RankFlow:
         raise UsageError(
             f"flux.dedup: key must name the columns that make two rows duplicates, as in key='event_id'; got {key!r}"
         )
-    return ranked(Deduplication(names, _positive(ttl, "flux.dedup, ttl"), "flux.dedup"), node(flow))
+    return ranked(Deduplication(names, positive(ttl, "flux.dedup, ttl"), "flux.dedup"), node(flow))

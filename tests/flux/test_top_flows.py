@@ -1,0 +1,147 @@
+"""``flux.top`` and ``flux.last`` behind sources and flows: their plans. A function stands in for Spark's analyser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.explain import explain
+from controller.plan_checks import check_ends
+from controller.plan_compiler import compile_plan
+from flux.dataflow.plan import Plan
+from flux.dataflow.relations.ranking import ResolvedOrder
+from flux.errors import SchemaError, UsageError
+from flux.expressions.steps import RowSteps, Select
+from flux.expressions.tree import Column
+from flux.ranks.top import Last, OrderColumn, RankSpec, Top, TopOfWindow
+from flux.settings import Settings
+from flux.windows.window import Window
+from tests.flux.resolved import to_steps
+
+SCHEMA = pa.schema([("user", pa.string()), ("price", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
+
+
+@pytest.fixture(autouse=True)
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flux, "_check_columns", lambda flow: None)
+
+
+def to_order(schema: pa.Schema, by: str) -> ResolvedOrder:
+    """Read names with DESC; "2x" is a column of the steps in front."""
+    steps = None
+    if "2x" in by:
+        columns = (
+            *((field.name, Column(field.name, field.type)) for field in schema),
+            ("2x", Column("price", pa.int64())),
+        )
+        steps = RowSteps.of(schema, [Select(columns)])
+    names = [each.split() for each in by.split(",")]
+    return ResolvedOrder(steps, tuple(OrderColumn(name, bool(rest), bool(rest)) for name, *rest in names))
+
+
+def compiled(*flows: Any, order: Any = to_order) -> Plan:
+    given = Settings.of(), lambda schema: schema, "q", b"", 0
+    return compile_plan(flows, *given, to_steps=to_steps, to_order=order)
+
+
+class Endless(flux.SourceReader):
+    endless = True
+
+    def read(self, partition: int, start: Any) -> Any:
+        return iter(())
+
+
+def source(watermark: bool = True, endless: bool = False) -> Any:
+    made: Any = flux.source(Endless() if endless else lambda partition, start: iter(()), SCHEMA, 1, "bids")
+    return made.withWatermark("ts", "10 seconds") if watermark else made
+
+
+@flux.stage(window=flux.window("ts", "1 minute"), key="user")
+class Counted(flux.Aggregate):
+    n = flux.count()
+
+
+def test_ranks_of_windows_take_those_of_the_stage_in_front_and_have_its_event_time() -> None:
+    plan = compiled(flux.top(Counted(source()), 1, within="window", by="n DESC", ties=True))
+    _counted, top = plan.stages
+    assert isinstance(top.make(), TopOfWindow)
+    assert top.make()._spec == RankSpec(
+        1, (OrderColumn("n", True, True),), ("user", "window_start", "window_end", "n"), True
+    )
+    assert (top.partitions, top.key, top.timed_inputs) == (1, (), (0,))
+    assert plan.edges[1].states
+    assert top.output_schema.names == ["user", "window_start", "window_end", "n", "rank"]
+    behind = compiled(flux.dedup(flux.top(Counted(source()), 1, within="window", by="n"), key="user", ttl="1 hour"))
+    assert behind.stages[2].make()._spec.time == "window_end"
+    assert "the first 1 by n DESC NULLS LAST, with ties, of each window" in explain(plan)
+
+
+def test_windows_of_its_own_are_those_of_the_event_time() -> None:
+    flow = flux.top(source(), 3, key="user", by="2x DESC, ts", window=flux.window("ts", "10 seconds"))
+    (top,) = compiled(flow).stages
+    assert top.make()._spec.window == Window("ts", 10_000_000, 10_000_000)
+    assert top.output_schema.names == ["user", "price", "ts", "window_start", "window_end", "rank"]
+    assert top.schemas[0].names == ["user", "price", "ts", "2x"]
+    assert repr(flow).endswith("top(3, key=['user'], by='2x DESC, ts', window=windows of 10000000 us of ts)")
+
+
+def test_changes_of_ranks_need_no_watermark_and_are_no_rows_of_their_own() -> None:
+    top, last = compiled(
+        flux.top(source(watermark=False, endless=True), 10, key="user", by="price DESC"),
+        flux.last(source(), key="user", by="ts", ttl="1 day"),
+    ).stages
+    assert isinstance(top.make(), Top)
+    assert isinstance(last.make(), Last)
+    assert last.make()._spec == RankSpec(
+        1, (OrderColumn("ts", True, True),), tuple(SCHEMA.names), ttl=86_400_000_000, time="ts", backward=True
+    )
+    assert last.output_schema.names == SCHEMA.names
+    with pytest.raises(UsageError, match=r"stage bids\.top gives a row for each change"):
+        compiled(flux.dedup(flux.top(source(), 3, by="price"), key="user", ttl="1 hour"))
+    with pytest.raises(UsageError, match=r"stage bids\.last gives a row for each change"):
+        compiled(flux.top(flux.last(source(), key="user", by="ts"), 3, by="price"))
+
+
+def test_mistakes_are_refused_with_what_to_write() -> None:
+    for n in (0, -1, True, 2.0, "3"):
+        with pytest.raises(UsageError, match="n must be a whole number from 1"):
+            flux.top(source(), n, by="price")
+    with pytest.raises(UsageError, match="ties=True needs a window"):
+        flux.top(source(), 3, by="price", ties=True)
+    for by in ("", " ", None, []):
+        with pytest.raises(UsageError, match=r"by says the order of rows, as in by='price DESC, ts'"):
+            flux.top(source(), 3, by=by)
+    with pytest.raises(UsageError, match="within must be 'window'"):
+        flux.top(source(), 3, by="price", within="hour")
+    with pytest.raises(UsageError, match="sessions differ by key"):
+        flux.top(source(), 3, by="price", window=flux.session_window("ts", "1 minute"))
+    with pytest.raises(UsageError, match="give one of them"):
+        flux.top(source(), 3, by="price", within="window", window=flux.window("ts", "1 minute"))
+    with pytest.raises(UsageError, match=r"window=flux.window\('ts', '10 minutes'\)"):
+        compiled(flux.top(source(), 3, by="price", within="window"))
+    with pytest.raises(UsageError, match="windows are of a column of times, got 'price'"):
+        compiled(flux.top(source(), 3, by="price", window=flux.window("price", "1 minute")))
+    with pytest.raises(UsageError, match="key must name the columns"):
+        flux.last(source(), key=None, by="ts")
+    with pytest.raises(UsageError, match="shorter than the '10 seconds'"):
+        compiled(flux.last(source(), key="user", by="ts", ttl="1 second"))
+    with pytest.raises(UsageError, match="resolved by Spark, and there is no session"):
+        compiled(flux.top(source(), 3, by="price"), order=None)
+    with pytest.raises(SchemaError, match="key 'usr' is not a column"):
+        compiled(flux.top(source(), 3, by="price", key="usr"))
+
+
+def test_ranks_of_windows_that_would_never_come_are_refused_with_the_line_to_write() -> None:
+    flow = flux.top(source(watermark=False, endless=True), 1, by="price", window=flux.window("ts", "1 minute"))
+    with pytest.raises(
+        UsageError, match=r"gives rows when the watermark has passed.*bids.withWatermark\('ts', '10 seconds'\)"
+    ):
+        check_ends(compiled(flow.foreach_batch(print)))
+    check_ends(
+        compiled(
+            flux.top(source(endless=True), 1, by="price", window=flux.window("ts", "1 minute")).foreach_batch(print)
+        )
+    )
