@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import flux
 from flux.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +41,17 @@ def has(name: str) -> bool:
 def events(count: int, partitions: int, **options: Any) -> Any:
     """Return generated events with all of their columns."""
     return module("examples.nexmark.generator").Events(count, partitions, **options).ask_for_all()
+
+
+def flows(reader: Any) -> Any:
+    """Return the flows of the events that a reader gives. It has an attribute ``events`` as the generator has it."""
+    made = module("examples.nexmark.flows").Nexmark
+    return made(flux.source(reader, name="nexmark"), reader.events.asked)
+
+
+def generator(count: int, partitions: int, pace: float | None = None, **options: Any) -> Any:
+    """Return a reader of generated events, which makes the columns that flows ask for."""
+    return module("examples.nexmark.generator").Generator(count, partitions, pace, **options)
 
 
 def oracle(generated: Any) -> Any:

@@ -3,9 +3,7 @@ partitions move: row by row the answers of the oracle."""
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ from striking import WAIT_S, rows_in, strike, until
 
 import flux
 from benchmarks.nexmark import checkout
+from benchmarks.nexmark.held import HeldEvents
 from benchmarks.nexmark.outputs import KeptOutput, kept, late_rows
-from examples.nexmark.flows import Nexmark
 from examples.nexmark.generator import Events, Generator
 from spark_integration.query.query import Query
 
@@ -24,22 +22,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtur
 EVENTS, PARTITIONS, PACE = 200_000, 2, 25_000
 #: Fifty seconds of event time, so that there are some windows of ten seconds.
 OPTIONS: dict[str, Any] = {"per_second": 4_000, "disorder": 1_000, "late": 0.03}
-
-
-class Gated(Generator):
-    """The generator at a pace. Before the last fifth it waits until there is a file at ``gate``, so that faults fall among
-    rows."""
-
-    def __init__(self, gate: Path) -> None:
-        super().__init__(EVENTS, PARTITIONS, PACE, **OPTIONS)
-        self.gate = str(gate)
-
-    def read(self, partition: int, start: int | None) -> Iterator[flux.Positioned | None]:
-        most = self.events.count(partition) * 4 // 5
-        for each in super().read(partition, start):
-            while each is not None and each.position > most and not os.path.exists(self.gate):
-                yield None
-            yield each
 
 
 def move_one(query: Query, stage: str) -> None:
@@ -58,8 +40,7 @@ def kinds(query: Query) -> set[str]:
 @pytest.mark.costs_an_executor
 def test_all_queries_of_nexmark_give_the_answers_of_the_oracle_among_faults(cluster: Any, tmp_path: Path) -> None:
     gate, names = tmp_path / "gate", [name for name in checkout.QUERIES if checkout.has(name)]
-    reader = Gated(gate)
-    nexmark = Nexmark(flux.source(reader, name="nexmark"), reader.events.asked)
+    nexmark = checkout.flows(HeldEvents(Generator(EVENTS, PARTITIONS, PACE, **OPTIONS), gate))
     flows = {name: checkout.query(name, nexmark).withStage(name=name) for name in names}
     query = flux.start(
         *(flow.foreach_batch(KeptOutput(tmp_path / name)) for name, flow in flows.items()),

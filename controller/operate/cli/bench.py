@@ -405,6 +405,57 @@ def eventtime(
     _finish(report, console, as_json, None)
 
 
+class NexmarkSource(StrEnum):
+    generator = "generator"
+    parquet = "parquet"
+    kafka = "kafka"
+
+
+@bench.command()
+def nexmark(
+    queries: Annotated[
+        str | None, typer.Option(metavar="Q5,Q8,...", help="Queries, with commas between. (default: all)")
+    ] = None,
+    events: Annotated[
+        int | None, typer.Option(min=50_000, help="Events of each query. (default: 10,000,000; 2,000,000 with --chaos)")
+    ] = None,
+    source: Annotated[
+        NexmarkSource, typer.Option(help="The generator inside the workers, files, or a topic of Kafka.")
+    ] = NexmarkSource.generator,
+    workers: Workers = 2,
+    peer: Annotated[
+        EventTimePeer | None, typer.Option(help="Also run Spark Structured Streaming, the queries that it can express.")
+    ] = None,
+    chaos: Annotated[
+        bool,
+        typer.Option(
+            "--chaos", help="Kill workers, and stop and start each query, instead of measuring it; rows are compared."
+        ),
+    ] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the queries of Nexmark in events per second, and compare each answer with an oracle. With --json: a line for each
+    query, and a last one that tells whether all are equal."""
+    from benchmarks.nexmark import bench as benchmark
+    from benchmarks.nexmark.checkout import QUERIES
+
+    chosen = [name.strip() for name in (queries or "").lower().split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in QUERIES]
+    if unknown:
+        raise typer.BadParameter(f"--queries {unknown[0]}: there are {QUERIES[0]} to {QUERIES[-1]}")
+    if chaos and (peer is not None or source != NexmarkSource.generator):
+        raise typer.BadParameter("--chaos measures nothing: it takes neither --peer nor --source")
+    console = _prepare(as_json, out)
+    count = events or (2_000_000 if chaos else 10_000_000)
+    for found in benchmark.run(chosen, count, source.value, peer is not None, chaos, workers, console):
+        if isinstance(found, benchmark.QueryFigures):
+            if as_json:
+                print(json.dumps(found.shown()), flush=True)
+        else:
+            _finish(found, console, as_json, out)
+
+
 def _prepare(as_json: bool, out: Path | None) -> Console:
     if out is not None:
         from benchmarks.timeline import require_plots
