@@ -2,8 +2,8 @@
 ``make test-long`` runs.
 
 Layers that wait much of the time run beside each other, in lanes; the layers of one lane follow one another. The simulation
-computes for minutes and goes by a clock of its own. It runs beside the lanes, at the priority that only takes time nobody else
-wants (``SCHED_IDLE``): a test that wakes up has the core at once. Asked for alone, it has the machine for itself.
+computes for minutes and goes by a clock of its own. It begins first and runs beside all others, at the priority that only takes
+time nobody else wants (``SCHED_IDLE``): a test that wakes up has the core at once. Asked for alone, it has the machine to itself.
 
 At the end it prints a timeline: when each layer ran, its work in seconds of a core, and how busy the cores were meanwhile. A
 layer whose work is small may wait beside others; cores that rest before the end ask for another order of the layers.
@@ -31,9 +31,11 @@ BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", "--durations=12", "--durations-min=4"]
 SHORT = [*PYTEST, "-m", "not long"]
 
-#: Files of the simulation that a second process runs: half of the work, so that both cores have something to do until the end.
+#: Files of the simulation that a second process runs: half of the work in seconds of a core, so that both cores have something
+#: to do until the end.
 SECOND_OF_SIMULATION = [
-    f"tests/simulation/test_{name}.py" for name in ("broken_variants", "claims", "kills", "numbered", "timers")
+    f"tests/simulation/test_{name}.py"
+    for name in ("balance", "broken_variants", "claims", "event_time", "kills", "numbered", "timers")
 ]
 
 LAYERS = {
@@ -83,7 +85,7 @@ LONG = {
 AT_ONCE = ("lint", "unit", "spark", "simulation")
 #: Layers of different lanes run beside each other. What is in no lane runs before them, alone.
 LANES = (("spark",), ("kafka",), ("unit",))
-#: Begins with the lanes, and ends last.
+#: Begins first, and ends last.
 BESIDE = "simulation"
 #: Columns of the timeline.
 COLUMNS = 60
@@ -197,17 +199,20 @@ class Layers:
         self._printing = threading.Lock()
 
     def run(self, wanted: list[str]) -> None:
-        """Run the layers without a lane, then all lanes at once and the simulation beside them."""
+        """Run the layers without a lane, then all lanes at once. The simulation runs beside all of them, and the archive of
+        classes is made beside the first layers: a core that rests at the beginning is missing at the end."""
         lanes = [lane for each in LANES if (lane := [name for name in each if name in wanted])]
+        began = time.monotonic()
+        commands = self._commands[BESIDE] if lanes and BESIDE in wanted else []
+        beside = [Command(each, aside=True, idle=True) for each in commands]
+        archive = threading.Thread(target=java_archive.make)
+        if "spark" in wanted or "kafka" in wanted:
+            archive.start()
         for name in wanted:
             if not any(name in lane for lane in lanes) and (name != BESIDE or not lanes):
                 self._run(name)
-        if not lanes:
-            return
-        if "spark" in wanted or "kafka" in wanted:
-            java_archive.make()
-        began = time.monotonic()
-        beside = [Command(each, aside=True, idle=True) for each in self._commands[BESIDE] if BESIDE in wanted]
+        if archive.ident is not None:
+            archive.join()
         threads = [threading.Thread(target=self._run_lane, args=(lane,)) for lane in lanes]
         for thread in threads:
             thread.start()
