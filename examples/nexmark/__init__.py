@@ -5,6 +5,8 @@ flows      The flows of people, auctions and bids
 q0         Pass-through: every bid as it is
 q1         Currency conversion: prices in euros
 q2         Selection: bids for some auctions
+q5         Hot items: the most bids of hopping windows
+q7         Highest bids of windows
 q10        Log: bids into files, with day and minute
 q11        User sessions: bids of each bidder without a pause
 q12        Windows of processing time
@@ -12,6 +14,8 @@ q14        Calculation: conditions and functions
 q15        Statistics of a day: distinct counts with conditions
 q16        Statistics of a channel and day
 q17        Statistics of an auction and day
+q18        Last bid of each user for each auction
+q19        The ten highest bids of each auction
 q21        Channel ids out of pages
 q22        Folders of pages
 
