@@ -1,4 +1,4 @@
-"""q5, hot items: the auctions with the most bids of the last ten seconds, every two seconds; all of them, if several have as many.
+"""q5, hot items: the auctions with the most bids of the last ten seconds, every two seconds; several, if they have as many.
 
 The counts of a window are final when the watermark has passed its end, and so is their order."""
 
