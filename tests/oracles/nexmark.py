@@ -192,6 +192,10 @@ class NexmarkOracle:
         """Count the late rows of all kinds."""
         return self._number("select count(*) from judged where is_late")
 
+    def on_time(self, kind: str) -> pa.Table:
+        """Return the rows of a kind that are not late."""
+        return self._sql.sql(f"select * from {kind}").to_arrow_table()
+
     def answer(self, query: str) -> pa.Table:
         """Return the rows of the answer to a query."""
         return self._sql.sql(ANSWERS[query].sql).to_arrow_table()
