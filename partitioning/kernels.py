@@ -849,6 +849,112 @@ def unlink_sessions(slots: Array, heads: Array, at: Array, is_open: Array) -> No
         heads[owner] = head
 
 
+# ---- joins --------------------------------------------------------------------------------------
+
+#: Columns of ``at`` (int64[rows, 6]), the rows of one side of a join: the row before it of its key or -1; its event time; the
+#: least and the greatest event time of rows of the other side that match it; the greatest ``HIGH`` of it and all before it of
+#: its key; the time until which it waits. ``gone`` (bool[rows]) says which rows wait no more.
+OLDER, TIME, LOW, HIGH, PEAK, UNTIL = 0, 1, 2, 3, 4, 5
+#: Rows of which the least ``HIGH`` and ``UNTIL`` are kept, so that the search for rows to forget passes over others.
+BLOCK = 1024
+
+
+@kernel
+def link_rows(owners: Array, heads: Array, at: Array, first: int, size: int) -> None:
+    """Append the rows from ``first`` to ``size`` to the chains of their keys; ``heads`` has the newest row of each key, or -1."""
+    heads_at, rows_at = heads.ctypes.data, at.ctypes.data
+    for r in range(first, size):
+        if (r - first) % AHEAD == 0:
+            end = min(size, r + AHEAD)
+            for j in range(r, end):
+                _prefetch(heads_at + 4 * np.int64(owners[j]))
+            for j in range(r, end):
+                _prefetch(rows_at + 48 * np.int64(heads[owners[j]]))
+        older = np.int64(heads[owners[r]])
+        peak = at[r, HIGH]
+        if older >= 0 and at[older, PEAK] > peak:
+            peak = at[older, PEAK]
+        at[r, OLDER], at[r, PEAK] = older, peak
+        heads[owners[r]] = r
+
+
+@kernel
+def pair_rows(
+    owners: Array, times: Array, lows: Array, highs: Array, heads: Array, at: Array, limit: int,
+    first: int, row: int, mine: Array, found: Array,
+) -> Any:  # fmt: skip
+    """Find the rows of the other side, in ``heads`` and ``at``, that match rows of a batch from ``first`` on: in the order of the
+    batch, and the newest of the other side first.
+
+    A row of the batch has the key ``owners`` (-1: none matches it), a time, and the least and greatest time of rows that match
+    it. Rows that wait until a time below ``limit`` match no more. ``row`` is where to go on in the chain of the first row; -2: at
+    its begin. The pairs are put into ``mine`` and ``found`` until these are full. Return their number, and where to go on."""
+    n, size, count = owners.size, mine.size, 0
+    heads_at, rows_at = heads.ctypes.data, at.ctypes.data
+    for i in range(first, n):
+        if (i - first) % AHEAD == 0:
+            end = min(n, i + AHEAD)
+            for j in range(i, end):
+                _prefetch(heads_at + 4 * np.int64(owners[j]))
+            for j in range(i, end):
+                if owners[j] >= 0:
+                    _prefetch(rows_at + 48 * np.int64(heads[owners[j]]))
+        owner = owners[i]
+        if owner < 0:
+            continue
+        r = np.int64(heads[owner]) if row == -2 else np.int64(row)
+        row = -2
+        time, low, high = times[i], lows[i], highs[i]
+        while r >= 0 and at[r, PEAK] >= time:
+            if at[r, LOW] <= time <= at[r, HIGH] and low <= at[r, TIME] <= high and at[r, UNTIL] >= limit:
+                if count == size:
+                    return count, i, r
+                mine[count], found[count] = i, r
+                count += 1
+            r = at[r, OLDER]
+    return count, n, -2
+
+
+@kernel
+def first_of_each(rows: Array, seen: Array, keep: Array) -> None:
+    """Set ``keep`` for each of the rows that comes for the first time and is not ``seen``, and let it be seen."""
+    for i in range(rows.size):
+        r = rows[i]
+        keep[i] = not seen[r]
+        seen[r] = True
+
+
+@kernel
+def note_least(at: Array, first: int, size: int, least: Array) -> None:
+    """Lower the least ``HIGH`` and ``UNTIL`` of the blocks (int64[blocks, 2]) by the rows from ``first`` to ``size``."""
+    for r in range(first, size):
+        b = r // BLOCK
+        least[b, 0] = min(least[b, 0], at[r, HIGH])
+        least[b, 1] = min(least[b, 1], at[r, UNTIL])
+
+
+@kernel
+def forget_rows(at: Array, gone: Array, size: int, high_limit: int, until_limit: int, least: Array, out: Array) -> int:
+    """Let rows be gone that match no row with a time of ``high_limit`` or more, or wait until a time below ``until_limit``.
+    Return their number; ``out`` gets the rows, ascending."""
+    count = 0
+    for b in range(-(-size // BLOCK)):
+        if least[b, 0] >= high_limit and least[b, 1] >= until_limit:
+            continue
+        high = until = _INT64_MAX
+        for r in range(b * BLOCK, min(size, (b + 1) * BLOCK)):
+            if gone[r]:
+                continue
+            if at[r, HIGH] < high_limit or at[r, UNTIL] < until_limit:
+                gone[r] = True
+                out[count] = r
+                count += 1
+            else:
+                high, until = min(high, at[r, HIGH]), min(until, at[r, UNTIL])
+        least[b, 0], least[b, 1] = high, until
+    return count
+
+
 # ---- progress of the readers of a stream ----------------------------------------------------------
 
 

@@ -65,7 +65,18 @@ def warm_up() -> None:
     kernels.join_sessions(one, number.ctypes.data, 0, heads, sessions, np.zeros(2, np.int32), 0, *outs)
     kernels.ended_sessions(sessions, shut, 2, 0, np.empty(2, np.int32))
     kernels.unlink_sessions(one, heads, sessions, shut)
+    _join(one, number)
     kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
+
+
+def _join(one: np.ndarray, number: np.ndarray) -> None:
+    """Call the kernels that serve joins."""
+    heads, at, gone, least = one - 1, np.zeros((1, 6), np.int64), np.zeros(1, bool), np.zeros((1, 2), np.int64)
+    kernels.link_rows(one, heads, at, 0, 1)
+    kernels.pair_rows(one, number, number, number, heads, at, 0, 0, -2, number.copy(), number.copy())
+    kernels.first_of_each(number, gone.copy(), gone.copy())
+    kernels.note_least(at, 0, 1, least)
+    kernels.forget_rows(at, gone, 1, 0, 0, least, number.copy())
 
 
 def _together(numbers: pa.Array) -> None:

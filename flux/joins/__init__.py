@@ -1,4 +1,7 @@
-"""Joins: rows of two inputs with equal keys, which wait for each other in state.
+"""Joins: rows of two inputs with equal keys, which wait for each other in state (design: joins).
 
-join_spec  The declaration of a join: kind, keys, bounds of event time, given columns
+join_spec     The declaration of a join: kind, keys, bounds of event time, given columns
+join          The operator: pairs, rows without a match, and the end of their wait
+waiting_rows  Rows of one side that wait for matches
+arena         Growing columns, from which rows are taken by their numbers
 """

@@ -104,6 +104,13 @@ class JoinSpec:
             return ()
         return (LEFT, RIGHT) if self.time_of == EITHER else (self.time_of,)
 
+    def judges(self, side: int) -> bool:
+        """Return whether event times of this side count, in bounds or as those of given rows, so that rows behind the watermark
+        are left out."""
+        at = self.times[side]
+        in_bounds = at is not None and any(b.side == side or b.column == at for b in self.bounds)
+        return side in self.sides_of_time or in_bounds
+
     def ranges(self, side: int) -> list[TimeRange]:
         """Return the limits that a row of this side sets for the event time of rows that match it. A bound between the event
         times of both sides says something of both."""

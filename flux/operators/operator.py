@@ -262,6 +262,8 @@ class Operator:
     _flux_waits = False
     #: Whether all rows are one group where the stage has no key, so that they belong into one partition.
     _flux_grouped = False
+    #: ``on_watermark`` is called also where the watermark of an input has moved and the least of all has not.
+    _flux_each_watermark = False
     #: The stage whose call made the operator, as in ``Sessions(gap=30)``; None if no stage did.
     _flux_stage: Any = None
     #: The attributes at the end of ``open`` (``attributes.Opened``).
@@ -448,9 +450,9 @@ def move_watermarks(operator: Operator, context: Context, watermarks: Sequence[i
 
     A timer may set others: these fire now, too, if they are later than the timers before them and the watermark has reached them.
     At the end of time they are dropped, because a timer that always sets the next one would have no last one."""
-    before, context.watermarks = context.watermark, list(watermarks)
+    before, each_before, context.watermarks = context.watermark, context.watermarks, list(watermarks)
     now, timers = context.watermark, context.event_timers
-    if now == before:
+    if now == before and not (operator._flux_each_watermark and each_before != context.watermarks):
         return
     fired = NEVER
     while names := [name for name in timers.due(now) if timers.pending[name] > fired]:
@@ -506,6 +508,7 @@ class Chained(Operator):
         self.first, self.then = first, then
         self._given = schema
         self.restores_in_background = first.restores_in_background
+        self._flux_each_watermark = first._flux_each_watermark
         ours, theirs = then.snapshot_classes, first.snapshot_classes
         self.snapshot_classes = None if ours is None or theirs is None else theirs + ours
 
