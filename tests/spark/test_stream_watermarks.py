@@ -70,7 +70,11 @@ def test_rows_are_late_by_the_batches_before_also_when_the_driver_is_killed(spar
     (tmp_path / "gate").touch()
     assert timed(spark, tmp_path).awaitTermination(WAIT_S)
     write_files(spark, tmp_path / "in", 4, 1)
-    assert timed(spark, tmp_path).awaitTermination(WAIT_S)
+    query = timed(spark, tmp_path)
+    assert query.awaitTermination(WAIT_S)
+    told = query.lastProgress["sources"][0]["eventTime"]
+    assert told["lateRows"] == len(late), "of all batches, each once"
+    assert told["watermark"] == "1970-01-01T01:21:39.000Z"
     assert sorted(there(tmp_path / "rows")["sequence"].to_pylist()) == late, "each once"
 
     times = [at - (BACK if at % 10 == 0 else 0) for at in range(5 * ROWS) if at not in set(late)]
