@@ -126,8 +126,8 @@ class PaneState:
                 raise TooManyPanes(
                     f"{PANES_MAX:,} panes of {self.window.pane:,} us are open, and a row at {start:,} us (since 1970, UTC) "
                     "would open one more: are the times right? A longer slide makes fewer panes, a shorter delay of the "
-                    "watermark closes them sooner. All windows of a batch DataFrame are open until its end: group it by the start "
-                    "of the window, as in groupBy(F.date_trunc('minute', 'ts'))"
+                    "watermark closes them sooner. All windows of a batch DataFrame are open until its end: group it by the "
+                    "start of the window, as in groupBy(F.date_trunc('minute', 'ts'))"
                 )
             piece = self._pieces[start] = self._empty.empty()
             self._begun[start] = self._step
