@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from flux.connectors.kafka.source import kafka
     from flux.dataflow.flow import Flow, Stage, batch, stage
     from flux.dataflow.grouping import WindowKey
+    from flux.dataflow.relations.as_of import asof_join
     from flux.dataflow.relations.ranking import dedup
     from flux.dataflow.relations.tops import last, top
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
@@ -115,6 +116,7 @@ __all__ = [
     "UnfitValue",
     "UsageError",
     "UserCodeError",
+    "asof_join",
     "batch",
     "count",
     "count_distinct",
@@ -147,6 +149,7 @@ __all__ = [
 #: Modules of the names above that are not defined below.
 _HOMES = {
     "flux.operators.aggregate": ("Aggregate", "count", "count_distinct", "max", "mean", "min", "sum"),
+    "flux.dataflow.relations.as_of": ("asof_join",),
     "flux.dataflow.relations.ranking": ("dedup",),
     "flux.dataflow.relations.tops": ("last", "top"),
     "flux.dataflow.flow": ("Flow", "Stage", "batch", "stage"),

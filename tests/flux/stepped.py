@@ -15,7 +15,7 @@ from flux.replica.snapshot import decode_snapshot, encode_snapshot
 
 #: Things that may happen to an operator before a step.
 NOTHING, COPY, CHECKPOINT, FROM_CHECKPOINT = "nothing", "copy", "checkpoint", "from checkpoint"
-EVENTS = (NOTHING, NOTHING, NOTHING, COPY, CHECKPOINT, FROM_CHECKPOINT)
+EVENTS = (NOTHING, COPY, CHECKPOINT, CHECKPOINT, FROM_CHECKPOINT)
 
 
 def events(steps: int) -> st.SearchStrategy[list[str]]:

@@ -65,3 +65,18 @@ def test_ranks_and_duplicates_are_those_of_spark(spark: Any) -> None:
         flux.top(rows, 1, by="prize DESC")
     with pytest.raises(flux.UsageError, match="PARSE_SYNTAX_ERROR"):
         flux.top(rows, 1, by="price DESCENDING")
+
+
+def test_an_as_of_join_is_that_of_spark_by_ranks(spark: Any) -> None:
+    orders = bids(spark).where("auction < 3").selectExpr("auction", "ts", "channel")
+    prices = spark.range(0, 300, 1, 2).selectExpr(
+        "id % 4 as auction", "timestamp_millis(id * 1000 - 60000) as at", "id as price"
+    )
+    ours = flux.asof_join(
+        flux.batch(orders).withWatermark("ts", "0 seconds"), flux.batch(prices).withWatermark("at", "0 seconds"),
+        on="auction", tolerance="2 seconds", how="left",
+    )  # fmt: skip
+    fits = (F.col("p.auction") == F.col("o.auction")) & F.expr("p.at BETWEEN o.ts - INTERVAL 2 SECONDS AND o.ts")
+    pairs = orders.alias("o").join(prices.alias("p"), fits, "left").selectExpr("o.*", "p.at", "p.price")
+    theirs = numbered(pairs, "auction, ts, channel", "at DESC").where("rank = 1").drop("rank")
+    assert_same(ours.toDF(), theirs)

@@ -169,6 +169,13 @@ def ranked(declared: Ranking, *inputs: Flow | Source) -> RankFlow:
     return made
 
 
+def needed_key(given: Any, what: str, example: str) -> tuple[str, ...]:
+    """Return a key as names of columns. UsageError: it names none."""
+    if given is None or (isinstance(given, list | tuple) and not given):
+        raise UsageError(f"{what}, as in {example}; got {given!r}")
+    return _key_columns(given)
+
+
 def positive(text: Any, what: str) -> int:
     length = microseconds(text, what)
     if length <= 0:
@@ -198,9 +205,5 @@ def dedup(flow: Any, *, key: Any, ttl: str) -> RankFlow:
 
     key  column or columns that make two rows duplicates; nulls equal each other
     ttl  such as "1 hour"; not shorter than the delay of the watermark"""
-    names = _key_columns(key)
-    if not names:
-        raise UsageError(
-            f"flux.dedup: key must name the columns that make two rows duplicates, as in key='event_id'; got {key!r}"
-        )
+    names = needed_key(key, "flux.dedup: key must name the columns that make two rows duplicates", "key='event_id'")
     return ranked(Deduplication(names, positive(ttl, "flux.dedup, ttl"), "flux.dedup"), node(flow))

@@ -19,6 +19,7 @@ from flux.dataflow.relations.ranking import (
     ResolvedRanking,
     ToOrder,
     check_ttl,
+    needed_key,
     positive,
     ranked,
 )
@@ -190,11 +191,8 @@ def last(flow: Any, *, key: Any, by: Any, ttl: str | None = None) -> RankFlow:
     by   as in Spark's ORDER BY: text, such as "ts", or Columns
     ttl  a key is forgotten this long behind its newest row, by event time, or by the clock if there is none; the next row is then
          the first one again. None: keys stay for ever"""
-    called, names = "flux.last", _key_columns(key)
-    if not names:
-        raise UsageError(
-            f"{called}: key must name the columns of which the last row is wanted, as in key='user'; got {key!r}"
-        )
+    called = "flux.last"
+    names = needed_key(key, f"{called}: key must name the columns of which the last row is wanted", "key='user'")
     _check_by(called, by)
     kept = None if ttl is None else positive(ttl, f"{called}, ttl")
     return ranked(TopRows(called, names, by, ttl=kept), node(flow))
