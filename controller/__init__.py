@@ -6,6 +6,7 @@ plan_ranks        Ranks and duplicates: the operators of declarations
 plan_unions       Unions: inputs brought to the same columns
 plan_checks       Checks of whole plans: output that would never come, or that nothing takes
 event_time_edges  Event time in a plan: which edges state watermarks, and whether windows ever close
+alignment         Alignment of sources: how far a reader may be ahead of the one that is farthest behind
 server            The controller's thread: socket and clock around the state machine
 explain           A plan as text for people
 text              Counts and lists of numbers in sentences for people, the same everywhere

@@ -228,14 +228,19 @@ def narrowed(schema: pa.Schema, time: EventTime, edges: Sequence[FromSource]) ->
     if None in wanted:
         read: Sequence[int] = range(len(behind))
     else:
-        read = sorted({time.at, *(column for columns in wanted for column in columns or ())})
+        own = {time.at} if time.sure is None else {time.at, time.sure}
+        read = sorted({*own, *(column for columns in wanted for column in columns or ())})
     if steps is not None:
         steps = steps.only([behind.names[at] for at in read])
         needs = tuple(map(schema.names.index, steps.needs()))
     else:
         needs = tuple(read)
     made = replace(
-        time, at=list(read).index(time.at), steps=steps, columns=None if len(needs) == len(schema) else needs
+        time,
+        at=list(read).index(time.at),
+        sure=None if time.sure is None else list(read).index(time.sure),
+        steps=steps,
+        columns=None if len(needs) == len(schema) else needs,
     )
     return made, [replace(edge, columns=_places(read, edge.columns)) for edge in edges]
 

@@ -60,6 +60,7 @@ TABLE = (
     Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream repeats its handshake after this long without an acknowledgement", 0.001),
     Setting("watermark_interval", "watermark.interval", "seconds", "50ms", "longest time for which a watermark that ends no window waits before it is passed on", 0.001),
     Setting("watermark_warn_after", "watermark.warnAfter", "seconds", "30s", "a watermark that stands still for this long while rows come is told in history and log, once", 0.001),
+    Setting("watermark_drift", "watermark.drift", "seconds", "0s", "event time by which a partition of a source may be ahead of the one that is farthest behind before it waits for it; 0s: it never waits", 0),
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
     Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for this long is given up", 0.01),
     Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same limit for a worker that holds the last safe replica of a partition; a standby is a safe replica, and so is a checkpoint location", 0.01),
@@ -117,6 +118,7 @@ class Settings:
     resend_timeout: float
     watermark_interval: float
     watermark_warn_after: float
+    watermark_drift: float
     heartbeat_interval: float
     heartbeat_timeout: float
     heartbeat_last_timeout: float

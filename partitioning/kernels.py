@@ -46,6 +46,7 @@ _NAN32, _NAN64 = np.uint64(0x7FC00000), np.uint64(0x7FF8000000000000)
 _INF32, _INF64 = np.uint64(0x7F800000), np.uint64(0x7FF0000000000000)
 _ABS32, _ABS64 = np.uint64(0x7FFFFFFF), np.uint64(0x7FFFFFFFFFFFFFFF)
 _INT64_MAX = np.int64(0x7FFFFFFFFFFFFFFF)
+_INT64_MIN = np.int64(-0x8000000000000000)
 # 10**p in two words, p from 0 to 38
 _TEN_LOW = np.array([10**p & 0xFFFFFFFFFFFFFFFF for p in range(39)], np.uint64)
 _TEN_HIGH = np.array([10**p >> 64 for p in range(39)], np.uint64)
@@ -953,6 +954,37 @@ def forget_rows(at: Array, gone: Array, size: int, high_limit: int, until_limit:
                 high, until = min(high, at[r, HIGH]), min(until, at[r, UNTIL])
         least[b, 0], least[b, 1] = high, until
     return count
+
+
+# ---- lateness -----------------------------------------------------------------------------------
+
+
+@kernel
+def judge_times(
+    times: int, count: int, delay: int, max_ahead: int, believed_after: int, state: Array, late: Array
+) -> int:
+    """Judge rows one by one, by the int64 of each at ``times``, and return the number of late ones, which ``late`` marks.
+
+    ``state``: the newest time that is believed, the rows in succession whose times are not, and the least of these times. The
+    least number of 64 bits stands for none."""
+    found = 0
+    newest, doubted, least = state[0], state[1], state[2]
+    for i in range(count):
+        time = _i64(times + 8 * i)
+        if newest >= _INT64_MIN + delay and time < newest - delay:
+            late[i] = True
+            found += 1
+        if newest > _INT64_MIN and time > newest + max_ahead:
+            least = time if doubted == 0 or time < least else least
+            doubted += 1
+            if doubted < believed_after:
+                continue
+            newest = least
+        elif time > newest:
+            newest = time
+        doubted, least = 0, _INT64_MIN
+    state[0], state[1], state[2] = newest, doubted, least
+    return found
 
 
 # ---- progress of the readers of a stream ----------------------------------------------------------

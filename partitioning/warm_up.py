@@ -66,6 +66,8 @@ def warm_up() -> None:
     kernels.ended_sessions(sessions, shut, 2, 0, np.empty(2, np.int32))
     kernels.unlink_sessions(one, heads, sessions, shut)
     _join(one, number)
+    state, late = np.zeros(3, np.int64), np.zeros(1, np.bool_)
+    kernels.judge_times(number.ctypes.data, 1, 0, 0, 1, state, late)
     kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from controller.alignment import Alignment
 from controller.balance.load import Loads, LoadTable, Move, Suggestion
 from controller.balance.rounds import Rounds
 from controller.decide.balancer import Balancer
@@ -73,6 +74,7 @@ class Controller:
         self.plan = plan
         self.refused = 0
         self.inputs = InputRows()
+        self.alignment = Alignment(plan.settings.watermark_drift > 0)
         self.board = board = Board(plan)
         self.places = places = Slots(slots)
         self.repairs = repairs = AdditionTracker(plan, board.events, board.wishes)
@@ -186,7 +188,7 @@ class Controller:
                 member.heard, member.stats, member.progress = now, dict(message.stats), message.progress
                 member.turned = now
                 self._count(member, member.stats, now)
-                self.board.tell(member, HeartbeatSeen(epoch=self.table.epoch if self.table else -1))
+                self.board.tell(member, self._seen(member.node))
             case InStep():
                 self.losses.in_step(member, message, now)
             case TableSeen():
@@ -213,9 +215,13 @@ class Controller:
             case Failure():
                 self.board.end(rebuilt(message.kind, message.message, message.traceback))
 
+    def _seen(self, node: int) -> HeartbeatSeen:
+        return HeartbeatSeen(epoch=self.table.epoch if self.table else -1, others_at=self.alignment.of_others(node))
+
     def _count(self, member: Member, stats: dict[str, Any], now: float) -> None:
         if member.about.role == "worker":
             self.balancer.take(member.node, stats)
+            self.alignment.note(member.node, stats.get("times", ()))
             if self.table is not None:
                 self.repairs.note_behind(member.node, stats.get("behind", ()), self.table, now)
             if "unapplied" in stats:
@@ -270,6 +276,7 @@ class Controller:
                 self.board.end(None)
 
     def on_tick(self, now: float) -> list[Tell]:
+        self.alignment.look()
         if self.losses.waiting is not None:
             self.losses.look_for_others(len(self.places.open), self._start, now)
         elif self.phase == QueryPhase.STARTING and now > self._deadline:

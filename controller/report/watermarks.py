@@ -162,6 +162,8 @@ class EventTimes:
         if time is None:
             return f"{where}: no worker reads it now"
         match time.state:
+            case ReaderState.HELD:
+                return f"{where}: held by alignment, at {shown(time.watermark)}: others are farther behind"
             case ReaderState.SILENT:
                 return f"{where}: no answer from outside"
             case ReaderState.IDLE:
@@ -219,7 +221,7 @@ class EventTimes:
             f"{late} of {rows} rows of partition {self._partition_name(*key)} of source {self.plan.sources[key[0]].name} were "
             f"late: its newest time is {shown(time.watermark + event_time.delay)}, and the last late row has "
             f"{shown(time.late_time)}, with a delay of {words(event_time.delay)}. A time from the future makes all later rows "
-            "late: leave such rows out in front of withWatermark, or allow a longer delay"
+            "late: withWatermark(..., maxAhead='1 hour') does not believe it; or allow a longer delay"
         )
 
 

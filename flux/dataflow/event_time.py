@@ -39,20 +39,33 @@ class WatermarkDeclaration:
     #: Microseconds; None: a partition is never idle.
     idle: int | None
     advance: bool
+    #: Microseconds; None: each time is believed.
+    max_ahead: int | None = None
+    #: The name of a column of times that are always believed, as the user wrote it.
+    ahead_of: str | None = None
 
     def __repr__(self) -> str:
         more = [] if self.idle is None else [f"idle={words(self.idle)!r}"]
         more += ["advance=True"] if self.advance else []
+        more += [] if self.max_ahead is None else [f"maxAhead={words(self.max_ahead)!r}"]
+        more += [] if self.ahead_of is None else [f"aheadOf={self.ahead_of!r}"]
         arguments = ", ".join([repr(self.column), repr(words(self.delay)), *more])
         return ".".join([*map(repr, self.before), f"withWatermark({arguments})"])
 
 
 def declared(
-    origin: Source, before: tuple[RowOperator, ...], column: Any, delay: Any, idle: Any, advance: Any
+    origin: Source,
+    before: tuple[RowOperator, ...],
+    column: Any,
+    delay: Any,
+    idle: Any,
+    advance: Any,
+    max_ahead: Any = None,
+    ahead_of: Any = None,
 ) -> WatermarkDeclaration:
     """Return a checked declaration. UsageError names the argument that does not fit."""
     if isinstance(origin, StreamSource):
-        _check_stream(origin, advance)
+        _check_stream(origin, advance, max_ahead)
     if not isinstance(column, str) or not column:
         raise UsageError(
             f"withWatermark: eventTime must be the name of a column, as in {LINE}, got {column!r:.100}. Compute times in front "
@@ -77,12 +90,37 @@ def declared(
             "withWatermark: advance=True lets the watermark of an idle partition go on with the clock; say after which time "
             "without rows a partition is idle, as in idle='1 minute'"
         )
-    if quoted := re.fullmatch("`((?:[^`]|``)+)`", column):
-        column = quoted[1].replace("``", "`")
-    return WatermarkDeclaration(before, column, delay_us, idle_us, advance)
+    most = _max_ahead(max_ahead, ahead_of)
+    return WatermarkDeclaration(before, _unquoted(column), delay_us, idle_us, advance, most, _unquoted(ahead_of))
 
 
-def _check_stream(origin: StreamSource, advance: Any) -> None:
+def _max_ahead(given: Any, ahead_of: Any) -> int | None:
+    if ahead_of is not None and (not isinstance(ahead_of, str) or not ahead_of):
+        raise UsageError(
+            f"withWatermark, aheadOf: expected the name of a column of times, as in aheadOf='timestamp', got {ahead_of!r:.100}"
+        )
+    if given is None:
+        if ahead_of is not None:
+            raise UsageError(
+                f"withWatermark: aheadOf={ahead_of!r} says from which time maxAhead is measured; say that too, as in "
+                "maxAhead='1 hour'"
+            )
+        return None
+    most = microseconds(given, "withWatermark, maxAhead")
+    if most <= 0:
+        raise UsageError(
+            f"withWatermark, maxAhead: expected a duration above zero, got {given!r:.100}; leave it out, and each time moves the "
+            "watermark"
+        )
+    return most
+
+
+def _unquoted(column: Any) -> Any:
+    quoted = None if column is None else re.fullmatch("`((?:[^`]|``)+)`", column)
+    return column if quoted is None else quoted[1].replace("``", "`")
+
+
+def _check_stream(origin: StreamSource, advance: Any, max_ahead: Any) -> None:
     if origin.dataframe is None:
         raise UsageError(
             f"source {origin.name}: rows that another streaming query writes here (format('flux')) have no watermark yet. Give "
@@ -92,6 +130,12 @@ def _check_stream(origin: StreamSource, advance: Any) -> None:
         raise UsageError(
             f"source {origin.name}: the watermark of a streaming DataFrame is Spark's own, the greatest time of all earlier "
             "batches less the delay, and does not go on with the clock: leave advance out"
+        )
+    if max_ahead is not None:
+        raise UsageError(
+            f"source {origin.name}: the watermark of a streaming DataFrame is Spark's own, the greatest time of all earlier "
+            "batches less the delay, whatever that time is. Leave maxAhead out, and rows from the future by where(...) in "
+            "front of withWatermark"
         )
 
 
@@ -104,20 +148,31 @@ def event_time(
 ) -> EventTime:
     """Return the event time that a declaration makes of rows. ``schema``: their columns behind ``steps``, those in front of the
     declaration; ``where`` names the source. SchemaError: the column is not there, or holds no times."""
-    found = positions(schema, said.column, case_sensitive)
+    at = _of_times(said.column, schema, f"{where}, withWatermark", case_sensitive)
+    sure = None
+    if said.ahead_of is not None:
+        sure = _of_times(said.ahead_of, schema, f"{where}, withWatermark, aheadOf", case_sensitive)
+    name = schema.field(at).name
+    ahead_of = None if sure is None else schema.field(sure).name
+    return EventTime(name, at, said.delay, said.idle, said.advance, said.max_ahead, ahead_of, sure, steps=steps)
+
+
+def _of_times(column: str, schema: pa.Schema, where: str, case_sensitive: bool) -> int:
+    """Return the position of a column of times."""
+    found = positions(schema, column, case_sensitive)
     if len(found) != 1:
         problem = "is the name of several columns" if found else "is no column"
         raise SchemaError(
-            f"{where}, withWatermark: {said.column!r} {problem} there; there are "
+            f"{where}: {column!r} {problem} there; there are "
             f"{', '.join(f'{field.name} {field.type}' for field in schema)}"
         )
     field = schema.field(found[0])
     if not pa.types.is_timestamp(field.type):
         raise SchemaError(
-            f"{where}, withWatermark: column {field.name!r} is {field.type}, and event time needs a TIMESTAMP. "
+            f"{where}: column {field.name!r} is {field.type}, and event time needs a TIMESTAMP. "
             f"{_remedy(field)} in front of it"
         )
-    return EventTime(field.name, found[0], said.delay, said.idle, said.advance, steps=steps)
+    return int(found[0])
 
 
 def _remedy(field: pa.Field) -> str:
@@ -146,4 +201,6 @@ def told(time: EventTime) -> str:
     if time.idle is not None:
         said += f", idle after {words(time.idle)}"
         said += ", then with the clock" if time.advance else ""
+    if time.max_ahead is not None:
+        said += f", believed up to {words(time.max_ahead)} ahead" + (f" of {time.ahead_of}" if time.ahead_of else "")
     return said if time.steps is None else f"{said}, behind {time.steps}"

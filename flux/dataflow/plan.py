@@ -54,6 +54,15 @@ class EventTime:
     idle: int | None = None
     #: Whether the watermark of an idle partition goes on with the wall clock.
     advance: bool = False
+    #: Microseconds by which a time may be above the newest one that is believed, or above that of column ``ahead_of``, and still
+    #: be believed (design: max-ahead); None: each time is believed.
+    max_ahead: int | None = None
+    #: The name of a column of times that are always believed, such as those of Kafka records; None: there is none.
+    ahead_of: str | None = None
+    #: Its position in the rows behind ``steps``.
+    sure: int | None = None
+    #: Rows in succession with such times after which these are believed, if there are no sure ones.
+    believed_after: int = 100
     #: The columns of the source's rows that ``steps`` need, or that come behind them if there are none, by position; None: all.
     columns: tuple[int, ...] | None = None
     #: The steps in front of ``withWatermark``; None: there are none. Edges of on-time and of late rows take rows behind them:

@@ -127,6 +127,8 @@ class RowOperators:
         delayThreshold: str,  # noqa: N803
         idle: str | None = None,
         advance: bool = False,
+        maxAhead: str | None = None,  # noqa: N803
+        aheadOf: str | None = None,  # noqa: N803
     ) -> RowFlow:
         """Say which column has the times of rows, and how late a row may come. It stands where rows are read, behind conditions
         and columns at most: a source has one watermark in a query.
@@ -139,8 +141,13 @@ class RowOperators:
         delayThreshold  such as "10 seconds"; "0 seconds" is allowed
         idle            a partition that has given nothing for this long, and has nothing to give, holds the watermark back no
                         longer. Default: it always does
-        advance         the watermark of an idle partition goes on with the clock"""
-        made = self._with_watermark(eventTime, delayThreshold, idle, advance)
+        advance         the watermark of an idle partition goes on with the clock
+        maxAhead        a time further than this above the newest one before it in its partition moves the watermark only when 100
+                        rows in succession have such times. Default: each time moves it, and one from the future makes all rows
+                        behind it late
+        aheadOf         name of a column of times that are always right, such as "timestamp" of a Kafka record: maxAhead is
+                        measured from it instead, row by row"""
+        made = self._with_watermark(eventTime, delayThreshold, idle, advance, maxAhead, aheadOf)
         flux._check_columns(made)
         return made
 

@@ -300,14 +300,15 @@ class OutgoingEntries:
         )  # fmt: skip
         yield message, pieces
 
-    def _stated(self, entry: LogEntry) -> tuple[int | None, int]:
-        """Return the watermark behind an entry, which its message tells, and the late rows through it."""
+    def _stated(self, entry: LogEntry) -> tuple[int | None, int, int, int]:
+        """Return the watermark behind an entry, which its message tells, and the late and doubted rows through it."""
+        judged = entry.late, entry.doubted, entry.doubted_from
         if entry.watermark == NO_TIME:
-            return None, entry.late
+            return None, *judged
         cursor = self._cursor
         if entry.watermark >= cursor.told:
             cursor.told, cursor.told_idle = entry.watermark, False
-        return entry.watermark, entry.late
+        return entry.watermark, *judged
 
     def _message(
         self, sequence: int, partitions: list[int], rows: list[int], runs: list[int], nbytes: int, *more: Any

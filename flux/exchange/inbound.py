@@ -368,7 +368,8 @@ class Inbound:
         # The mark is noted last, when the slices of this message already count as not applied.
         mark = message.mark
         if not self.numbered:
-            known = (NO_TIME if message.watermark is None else message.watermark, message.late)
+            watermark = NO_TIME if message.watermark is None else message.watermark
+            known = watermark, message.late, message.doubted, message.doubted_from
             mark = Mark(message.sequence, message.checksum, -1, b"", -1, *known) if self._marked else None
         if mark is not None and mark.sequence > self.marks.newest.sequence:
             self.marks.newest = mark

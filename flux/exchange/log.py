@@ -69,9 +69,11 @@ class LogEntry(msgspec.Struct, frozen=True):
     created: float
     begin: int = -1
     mark: Mark | None = None
-    #: The stream's watermark behind the entry, and the late rows through it (design: watermark-statements).
+    #: The stream's watermark behind the entry (design: watermark-statements), and the fields of its mark beside it.
     watermark: int = NO_TIME
     late: int = 0
+    doubted: int = 0
+    doubted_from: int = NO_TIME
 
 
 @dataclass

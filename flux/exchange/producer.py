@@ -100,8 +100,8 @@ class Producer:
         #: Batches from here on may not be sent yet: the step that made them is not committed (release rule).
         self.release_from = NEVER
         self.rows = 0
-        #: The watermark behind the next entries, and the late rows of the source through them, as the owner has set them.
-        self.watermark, self.late = NO_TIME, 0
+        #: As the owner has set them: the watermark behind the next entries, and late and doubted rows through them (``Mark``).
+        self.watermark, self.judged = NO_TIME, (0, 0, NO_TIME)
         #: The statements about its watermark; None: the stream has no event time.
         self.bounds = None if pace is None else OutgoingBounds(stream, pace, resend_s)
         self.resent_handshakes = 0
@@ -284,20 +284,17 @@ class Producer:
         begin = self.log.end
         self.rows += data.batch.num_rows
         if position is None:
-            self._push(
-                LogEntry(
-                    begin, Rows(data), data.by_rank, data.nbytes, checksum, created, -1, None, self.watermark, self.late
-                )
-            )
+            given = begin, Rows(data), data.by_rank, data.nbytes, checksum, created
+            self._push(LogEntry(*given, -1, None, self.watermark, *self.judged))
             return
         rows = data.batch.num_rows if read < 0 else read
         begin, last = numbers or (begin, begin + rows - 1)
         if position:
-            self._mark = Mark(last, checksum, begin, position, rows, self.watermark, self.late)
+            self._mark = Mark(last, checksum, begin, position, rows, self.watermark, *self.judged)
         self._push(
             LogEntry(
                 last, Rows(data, read), data.by_rank, data.nbytes, checksum, created, begin, self._mark,
-                self.watermark, self.late,
+                self.watermark, *self.judged,
             )
         )  # fmt: skip
 

@@ -33,6 +33,14 @@ class Beginning(NamedTuple):
     #: See ``Mark``.
     watermark: int = NO_TIME
     late: int = 0
+    doubted: int = 0
+    doubted_from: int = NO_TIME
+
+    @classmethod
+    def behind(cls, mark: Mark, sequence: int, checksum: int) -> Beginning:
+        """Make the beginning with element ``sequence``, behind a mark."""
+        judged = mark.late, mark.doubted, mark.doubted_from
+        return cls(sequence, checksum, mark.position, mark.watermark, *judged)
 
 
 #: The beginning of a stream without any known earlier life.
@@ -75,8 +83,8 @@ class PriorAttempts:
             # Nothing comes behind the end, which has to have the same number again.
             ends = [at for at, shown in known if at <= applied and shown.mark == end_mark(at)]
             applied = mark.sequence if self.timed else min([applied, *(at - 1 for at in ends)])
-            return Beginning(applied + 1, 0, mark.position, mark.watermark, mark.late)
-        return START if at < 0 else Beginning(at + 1, mark.checksum, mark.position, mark.watermark, mark.late)
+            return Beginning.behind(mark, applied + 1, 0)
+        return START if at < 0 else Beginning.behind(mark, at + 1, mark.checksum)
 
     @property
     def shown_end(self) -> int:

@@ -25,10 +25,10 @@ from flux.exchange.log import LogRoom, Rows
 from flux.exchange.producer import Producer, state_watermark
 from flux.exchange.replay_check import START, Beginning
 from flux.exchange.slices import ROTATION_ROWS, with_numbers
-from flux.exchange.timed_rows import EdgeRows, Judgement, TimedRows, columns_read
+from flux.exchange.timed_rows import EdgeRows, TimedRows, columns_read
 from flux.operators.schema import picked
 from flux.operators.user_code import text_of
-from flux.windows.lateness import BatchLateness, Lateness
+from flux.windows.lateness import BatchLateness, Judgement, Lateness
 from flux.windows.window import NEVER
 from flux.wire.messages import Mark
 from partitioning.clustering import Clustered, Clustering, pieces
@@ -186,7 +186,7 @@ class SourceStreams:
 
     def _begin_judging(self, beginning: Beginning) -> None:
         if self.timed is not None:
-            self.timed.begin(beginning.watermark, beginning.late)
+            self.timed.begin(beginning.watermark, beginning.late, beginning.doubted, beginning.doubted_from)
             self._tell_watermark()
             for producer in self.producers:
                 state_watermark(producer, beginning.sequence, self.timed.watermark)
@@ -195,7 +195,7 @@ class SourceStreams:
         """Tell the producers the watermark behind their next entries."""
         assert self.timed is not None
         for producer in self.producers:
-            producer.watermark, producer.late = self.timed.watermark, self.timed.late
+            producer.watermark, producer.judged = self.timed.watermark, self.timed.judged_until_now
 
     def fall_idle(self, watermark: int = NEVER) -> None:
         """Note that the reader has had nothing for a long time, and that no stage is to wait for it. ``watermark``: the one that
@@ -207,6 +207,10 @@ class SourceStreams:
     def fall_silent(self) -> None:
         """Note that the reader gets no answer from outside: there may be rows, so it is not idle."""
         self.silent = True
+        self.wake_up()
+
+    def wake_up(self) -> None:
+        """Note that the reader may have rows for which it is not asked: it is not idle any more."""
         if self.idle:
             self._state_idle(False)
 
@@ -397,7 +401,7 @@ class SourceStreams:
         checksum = extend(0, picked(batch, self._read))
         of_edges = self._for_edges(batch)
         if position:
-            known = (NEVER, 0) if self.timed is None else (self.timed.watermark, self.timed.late)
+            known = () if self.timed is None else (self.timed.watermark, *self.timed.judged_until_now)
             self._newest = Mark(last, checksum, first, position, count, *known)
         for at, (rows, kept) in enumerate(of_edges):
             producer = self.producers[at]

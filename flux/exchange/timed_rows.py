@@ -18,19 +18,12 @@ import pyarrow.compute as pc
 
 from flux.dataflow.plan import EdgePlan, EventTime, FromSource, Timed
 from flux.errors import UserCodeError
-from flux.windows.lateness import Lateness
+from flux.windows.lateness import NOTHING, Judgement, Lateness
 from flux.windows.times import TIME_MAX, microseconds_of
 from flux.windows.window import NEVER
 
 #: The rows of an edge, and the index of each among the rows as they were read; None: all of them travel.
 EdgeRows = tuple[pa.RecordBatch, np.ndarray | None]
-
-
-class Judgement(NamedTuple):
-    """The knowledge of a judge behind some rows."""
-
-    newest: int
-    late: int
 
 
 class TimedRows:
@@ -40,13 +33,18 @@ class TimedRows:
         """Begin at the first row. ``judge``: None: each row is judged by those before it."""
         self._event_time = event_time
         self._edges = edges
-        self._judge = judge or Lateness(event_time.delay)
+        self._judge = judge or self._judge_behind(NOTHING)
         #: The time of the newest row that was late.
         self.late_time = NEVER
 
-    def begin(self, watermark: int, late: int) -> None:
-        """Go on behind rows with this watermark. ``late``: the number of late ones among them."""
-        self._judge = Lateness.behind(self._event_time.delay, watermark, late)
+    def begin(self, watermark: int, *judged: int) -> None:
+        """Go on behind rows with this watermark, where ``self.judged`` was ``judged``."""
+        newest = NEVER if watermark == NEVER else watermark + self._event_time.delay
+        self._judge = self._judge_behind(Judgement(newest, *judged))
+
+    def _judge_behind(self, known: Judgement) -> Lateness:
+        time = self._event_time
+        return Lateness(time.delay, known, time.max_ahead, time.believed_after)
 
     @property
     def watermark(self) -> int:
@@ -62,6 +60,12 @@ class TimedRows:
         """Late rows until now."""
         return self._judge.late
 
+    @property
+    def judged_until_now(self) -> tuple[int, int, int]:
+        """Late rows until now, doubted ones in succession, and the least time of these, as marks have them."""
+        _, late, doubted, doubted_from = self._judge.known
+        return late, doubted, doubted_from
+
     def judged(self, batch: pa.RecordBatch, sizes: Sequence[int], where: Callable[[], str]) -> Judged:
         """Judge rows, which are ``sizes`` batches one behind the other, without going on behind them: ``accept`` does."""
         event_time = self._event_time
@@ -76,6 +80,7 @@ class TimedRows:
             column = column.drop_null()
             ends = np.searchsorted(valid, ends)
         times = microseconds_of(column)
+        sure = self._sure(rows, valid)
         if len(times) and not -TIME_MAX <= times.min() <= times.max() <= TIME_MAX:
             raise UserCodeError(
                 f"{where()}: a time more than {TIME_MAX:,} us away from 1970 is in column {event_time.column!r}: are the times "
@@ -87,16 +92,29 @@ class TimedRows:
         begin = 0
         found = []
         for end in ends.tolist():
-            mask = judge.judge(times[begin:end])
+            mask = judge.judge(times[begin:end], None if sure is None else sure[begin:end])
             if mask is not None:
                 found.append(begin + np.flatnonzero(mask))
                 self.late_time = int(times[found[-1][-1]])
-            behind.append(Judgement(judge.newest, judge.late))
+            behind.append(judge.known)
             begin = end
         if found:
             late = np.concatenate(found)
             late = late if valid is None else valid[late]
         return Judged(batch, rows, kept, late, behind, self._edges, where)
+
+    def _sure(self, rows: pa.RecordBatch, valid: np.ndarray | None) -> np.ndarray | None:
+        """Return the greatest time of each row with a time that is believed, by its column of sure times; None: there is none. A
+        row without a sure time is not believed."""
+        at, most = self._event_time.sure, self._event_time.max_ahead
+        if at is None or most is None:
+            return None
+        column = rows.column(at)
+        times = np.clip(microseconds_of(column.fill_null(0)), -TIME_MAX, TIME_MAX) + most
+        if column.null_count:
+            times[pc.is_null(column).to_numpy(zero_copy_only=False)] = NEVER
+        found: np.ndarray = times if valid is None else times[valid]
+        return found
 
     def see(self, batch: pa.RecordBatch) -> None:
         """Take the times of rows that do not travel again."""
@@ -104,7 +122,7 @@ class TimedRows:
 
     def accept(self, judgement: Judgement) -> None:
         """Go on behind the rows of a judgement."""
-        self._judge.newest, self._judge.late = judgement
+        self._judge.known = judgement
 
 
 class Judged(NamedTuple):

@@ -276,6 +276,7 @@ class WorkerLoop:
             self._on_table(core, command, now)
         elif isinstance(command, HeartbeatSeen):
             self._newest.heard_of(command.epoch)
+            core.reading.align(command.others_at)
             self._ask_for_table(core, now)
         elif isinstance(command, EdgeComplete):
             core.on_edge_complete(command.edge, command.producers)

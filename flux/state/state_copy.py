@@ -38,7 +38,7 @@ _LENGTH = struct.Struct("<Q")
 #: which streams without event time lack.
 _LogTuple = tuple[int, bytes, bytes, bytes, int, int, float] | tuple[int, bytes, bytes, bytes, int, int, float, int]
 #: The fields of ``flux.wire.messages.Mark``, in order. Marks of streams without event time have the first five.
-_MarkTuple = tuple[int, int, int, bytes, int] | tuple[int, int, int, bytes, int, int, int]
+_MarkTuple = tuple[int, int, int, bytes, int] | tuple[int, int, int, bytes, int, int, int, int, int]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from flux.windows.window import NEVER
 from flux.wire.frames import Id, Natural, Sequence, Time
 from flux.wire.statistics import Statistics
 from partitioning.table import Table, TableChange
@@ -133,6 +134,9 @@ class HeartbeatSeen(Control, frozen=True):
     #: The epoch of the newest table. A process that goes by an older one has missed a change, even if no other change has
     #: followed.
     epoch: Sequence = -1
+    #: The least watermark of the partitions of sources that other workers read (design: alignment); the least time: there is none
+    #: to wait for.
+    others_at: Time = NEVER
 
 
 class TableSeen(Control, frozen=True):

@@ -54,6 +54,9 @@ class Mark(NamedTuple):
     watermark: Time = NEVER
     #: Late rows through ``sequence``, for such sources.
     late: Natural = 0
+    #: Rows in succession through ``sequence`` whose times are not believed, and the least of these times (design: max-ahead).
+    doubted: Natural = 0
+    doubted_from: Time = NEVER
 
 
 def end_mark(sequence: int) -> Mark:
@@ -149,8 +152,10 @@ class Data(Message, frozen=True):
     mark: Mark | None = None
     #: The stream's watermark behind ``sequence`` (design: watermark-statements); None: none is stated.
     watermark: Time | None = None
-    #: See Mark.
+    #: See Mark, as for the fields below.
     late: Natural = 0
+    doubted: Natural = 0
+    doubted_from: Time = NEVER
 
 
 class Ack(Message, frozen=True):

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypedDict
 
 from flux.settings import Settings
+from flux.windows.window import NEVER
 from flux.wire.frames import Id, Natural, Sequence, Time
 
 #: A worker reports a lag beyond this share of its bounds; one below it is reported only if the replica stands still. A replica
@@ -85,6 +86,8 @@ class ReaderState(IntEnum):
     #: It gets no answer from outside.
     SILENT = 2
     ENDED = 3
+    #: It waits for others, because it is too far ahead of them.
+    HELD = 4
 
 
 class SourceTime(NamedTuple):
@@ -101,6 +104,11 @@ class SourceTime(NamedTuple):
     #: Rows that were read in this life.
     rows: Natural
     state: ReaderState
+
+
+def holds_back(time: SourceTime) -> bool:
+    """Tell whether readers that are farther ahead wait for this one (design: alignment)."""
+    return time.watermark > NEVER and time.state not in (ReaderState.IDLE, ReaderState.ENDED)
 
 
 class StageTime(NamedTuple):

@@ -8,7 +8,7 @@ that they feed is full. A reader is opened when its first batch is wanted: its b
 
 Left to others: the streams (``source_streams``), the clock (the shell).
 
-``AssignedPartitions`` follows the table; ``ReadTurn`` divides the time between reading and applying.
+``AssignedPartitions`` follows the table.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from flux.operators.plain_columns import plain_batch
 from flux.operators.user_code import closed, described, raised_by_user, text_of, user_traceback
 from flux.windows.window import NEVER
 from flux.wire.pulse import KIND, PARTITION, READS, TURN, WHAT, Note
-from flux.wire.statistics import BadRecords, NotCompared, ReaderState, SourceLag, SourceTime
+from flux.wire.statistics import BadRecords, NotCompared, ReaderState, SourceLag, SourceTime, holds_back
 from flux.worker.pacing import SMALL_ROWS as SMALL_STEP_ROWS
-from flux.worker.pacing import next_multiple
+from flux.worker.pacing import ReadTurn, next_multiple
 from partitioning.clustering import copier
 from partitioning.columns import row_bytes
 from partitioning.ids import SourcePartition, StreamId
@@ -85,51 +85,6 @@ class AssignedPartitions:
         begun = list(self._reading.begin(mine, self._epoch))
         self._producers.update((producer.stream, producer) for producer in begun)
         return begun
-
-
-#: Seconds for which work without end may hold sources up: short against the delay by its queue, and long against a turn of the
-#: loop, so that a worker that keeps up still applies before it reads.
-STARVED_S = 0.01
-#: Batches read at a time when there is nothing to apply: a partition then has more rows pending, and its keys come into the cache
-#: once for all of them.
-BATCHES = 4
-#: Seconds for which small batches are read, however many they are. Otherwise a source with many of them would fall behind by one
-#: step after the other.
-READ_S = 0.002
-#: That time is doubled whenever it was too short, up to this limit. The more batches start together, the less each costs, so a
-#: worker catches up the faster the further it is behind.
-READ_MAX_S = 0.016
-
-
-class ReadTurn:
-    """The times at which a worker reads from its sources, and for how long: its one thread also applies slices (design:
-    read-turn). A turn ``begins``, then ``goes_on`` before every further batch, and at last has ``ended``.
-
-    Applying goes first, so that queues stay short. But an overloaded worker always has something to apply, and its sources have
-    rows for every other worker, too. Law: however much there is to apply, sources are read again at most ``STARVED_S`` and one
-    step after the last time."""
-
-    def __init__(self) -> None:
-        self._least = 0
-        self._due = self._end = 0.0
-        self._read_s = READ_S
-
-    def begins(self, idle: bool, now: float, interval_s: float = 0.0) -> bool:
-        """Tell whether to read sources now. ``idle``: there is nothing to apply; ``interval_s``: seconds for which sources may
-        have been left alone, which lengthens the turn."""
-        if not idle and now < self._due:
-            return False
-        self._least = BATCHES if idle else 1
-        self._due, self._end = now + max(STARVED_S, 2 * self._read_s), now + max(self._read_s, interval_s / 2)
-        return True
-
-    def goes_on(self, batches: int, now: float) -> bool:
-        """Tell whether to read one more batch, after this number in the turn."""
-        return batches < self._least or now < self._end
-
-    def ended(self, behind: bool) -> None:
-        """End the turn. ``behind``: there are more small batches than could be read in time."""
-        self._read_s = min(2 * self._read_s, READ_MAX_S) if behind else READ_S
 
 
 #: Seconds after which sources that had nothing are asked again: at first, and doubled each time up to the longest.
@@ -219,6 +174,12 @@ class SourceScheduler:
         self.stopped = False
         #: Sources are read at multiples of this interval of the wall clock, in seconds; 0: at any time.
         self.interval_s = 0.0
+        #: Microseconds by which a reader may be ahead of others; 0: none waits.
+        self._drift = round(plan.settings.watermark_drift * 1e6)
+        #: The least watermark of the partitions that other workers read; NEVER: there is none to wait for.
+        self._others_at = NEVER
+        #: Readers with a watermark above this wait for others (design: alignment); None: none does.
+        self.aligned_to: int | None = None
         #: Wakes the thread that waits until ``due``; may be called by any thread. None: there is no such thread.
         self.bell: Callable[[], None] | None = None
         self._plan = plan
@@ -277,10 +238,40 @@ class SourceScheduler:
             return False
         if not streams.start_known and not streams.find_start():
             return False
-        return not self.stopped or streams.comes_again(len(self._open[key].small) if key in self._open else 0)
+        if self.stopped or self._is_ahead(streams):
+            return streams.comes_again(len(self._open[key].small) if key in self._open else 0)
+        return True
+
+    def align(self, others_at: int) -> None:
+        """Take the least watermark of the partitions that other workers read, as the controller knows it (design: alignment);
+        NEVER: there is none to wait for."""
+        if self._drift:
+            self._others_at = others_at
+            self._align()
+
+    def _align(self) -> None:
+        """Find the watermark above which readers wait. The partitions that are read here count as they are now: by its own last
+        report, the reader that is farthest behind would wait for itself.
+
+        A reader that waits may have rows, so it is not idle, and the time of its being idle begins again."""
+        least = [] if self._others_at == NEVER else [self._others_at]
+        least += [time.watermark for time in self.times() if holds_back(time)]
+        self.aligned_to = min(least) + self._drift if least else None
+        for key, streams in self.sources.items():
+            if self._is_ahead(streams):
+                if key in self._open:
+                    self._open[key].quiet = None
+                streams.wake_up()
+
+    def _is_ahead(self, streams: SourceStreams) -> bool:
+        """Tell whether a source is too far ahead of others."""
+        to, timed = self.aligned_to, streams.timed
+        return to is not None and timed is not None and timed.watermark > to
 
     def due(self, now: float) -> float:
         """Return the time at which to read again; infinite while nothing may be read, because only a message makes room."""
+        if self._drift:
+            self._align()
         wanted = [self._asked_at(key) for key in self._rotation if self.wants(key)]
         return max(now, min(wanted), self._paused_until) if wanted else inf
 
@@ -303,6 +294,8 @@ class SourceScheduler:
             if now < self._paused_until or not self._turn.begins(idle, now, self.interval_s):
                 return False
             self._in_turn, self._rows_before = 0, self._rows
+            if self._drift:
+                self._align()
             for key, source in self._open.items():
                 if source.small:
                     source.room_bytes = self.sources[key].room_bytes
@@ -606,11 +599,20 @@ class SourceScheduler:
         """Return the event times of the partitions that are read here and have some."""
         return [
             SourceTime(
-                *key, timed.watermark, timed.late, timed.late_time, streams.rows, _state(streams)
+                *key, timed.watermark, timed.late, timed.late_time, streams.rows, self._state(streams)
             )
             for key, streams in self.sources.items()
             if (timed := streams.timed) is not None
         ]  # fmt: skip
+
+    def _state(self, streams: SourceStreams) -> ReaderState:
+        if streams.ended:
+            return ReaderState.ENDED
+        if self._is_ahead(streams) and not streams.comes_again():
+            return ReaderState.HELD
+        if streams.silent:
+            return ReaderState.SILENT
+        return ReaderState.IDLE if streams.idle else ReaderState.READING
 
     def bad_records(self) -> list[BadRecords]:
         """Return the counts of bad records of the partitions that are read here and have had any."""
@@ -686,11 +688,3 @@ class SourceScheduler:
             named.traceback = user_traceback(error) if raised_by_user(error) else ""
             return named
         return UserCodeError(f"{self._name(key)}: {described(error)}", user_traceback(error))
-
-
-def _state(streams: SourceStreams) -> ReaderState:
-    if streams.ended:
-        return ReaderState.ENDED
-    if streams.silent:
-        return ReaderState.SILENT
-    return ReaderState.IDLE if streams.idle else ReaderState.READING

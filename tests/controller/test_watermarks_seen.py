@@ -57,6 +57,7 @@ def test_a_stage_names_the_partition_of_a_source_that_holds_it_back_and_why() ->
     where = "partition 1 of source bids: "
     assert held(ReaderState.READING, NEVER) == where + "no row since the start"
     assert held(ReaderState.SILENT, 20 * S) == where + "no answer from outside"
+    assert "held by alignment, at 1970-01-01T00:00:20.000Z" in held(ReaderState.HELD, 20 * S)
     assert held(ReaderState.READING, 20 * S) == where + "it is the farthest behind, at 1970-01-01T00:00:20.000Z"
 
 

@@ -25,8 +25,9 @@ from flux.wire.messages import Mark, Resume
 from flux.wire.pulse import KIND, PARTITION, READS, TURN, WHAT
 from flux.wire.statistics import SourceLag
 from flux.worker.core import WorkerCore
+from flux.worker.pacing import BATCHES, READ_S, STARVED_S
 from flux.worker.report import stats
-from flux.worker.source_scheduler import BATCHES, IDLE_SOURCE_S, QUIET_S, READ_S, STARVED_S, TOGETHER
+from flux.worker.source_scheduler import IDLE_SOURCE_S, QUIET_S, TOGETHER
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("x", pa.int64())])

@@ -11,7 +11,7 @@ import flux
 from controller.plan_compiler import compile_plan
 from flux.settings import Settings
 from flux.worker.core import WorkerCore
-from flux.worker.source_scheduler import BATCHES, READ_MAX_S, READ_S, STARVED_S, ReadTurn
+from flux.worker.pacing import BATCHES, READ_MAX_S, READ_S, STARVED_S, ReadTurn
 from flux.worker.step_scheduler import STEPS_IN_TURN
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table

@@ -92,6 +92,26 @@ def test_a_watermark_is_that_of_its_source_and_needs_no_stage() -> None:
     assert plan.stages[0].timed_inputs == (0,)
 
 
+def test_a_column_of_sure_times_is_read_with_the_times() -> None:
+    read = source().where(above(0)).select(("when", TS), ("key", K), ("sent", TS))
+    (time,) = [each.event_time for each in compiled(windows_of_key(read)).sources]
+    assert time is not None
+    assert (time.at, time.max_ahead, time.ahead_of, time.sure) == (0, 3600 * SECOND, "sent", 2)
+    bids = source(SCHEMA.append(pa.field("sent", TIME))).withWatermark(
+        "ts", "0 seconds", maxAhead="1 day", aheadOf="sent"
+    )
+    (time,) = [each.event_time for each in compiled(windows(bids)).sources]
+    assert time is not None
+    assert time.columns is not None
+    read_names = [compiled(windows(bids)).sources[0].schema.names[at] for at in time.columns]
+    assert (read_names[time.at], read_names[time.sure or 0]) == ("ts", "sent")
+
+
+def windows_of_key(read: Any) -> Any:
+    timed = read.withWatermark("when", "0 seconds", maxAhead="1 hour", aheadOf="sent")
+    return flux.stage(key="key", window=flux.window("when", "1 minute"))(Counts)(timed)
+
+
 def test_without_a_watermark_nothing_is_declared() -> None:
     plan = compiled(Keep(source()))
     assert plan.sources[0].event_time is None
@@ -358,6 +378,7 @@ def test_another_declaration_does_not_go_on_from_a_checkpoint_location() -> None
         (declared("11 seconds", idle="1 minute"), "ts less 10 seconds, idle after 1 minute and is ts less 11 seconds, idle"),
         (declared("10 seconds"), "1 minute and is ts less 10 seconds"),
         (declared("10 seconds", idle="1 minute", advance=True), "and is .*, then with the clock"),
+        (declared("10 seconds", idle="1 minute", maxAhead="1 hour"), "and is .*, believed up to 1 hour ahead"),
         (kept(windows(source())), "source 'bids': its event time was .* and is not declared"),
         (kept(windows(source().where(above(3)).withWatermark("ts", "10 seconds", idle="1 minute"))), "is .*, behind where"),
     ]:  # fmt: skip
@@ -382,6 +403,10 @@ def test_another_declaration_does_not_go_on_from_a_checkpoint_location() -> None
         (("ts", "1 second", "1 year"), "a year has no fixed length"),
         (("ts", "1 second", None, True), "say after which time without rows .* idle='1 minute'"),
         (("ts", "1 second", "1 second", 1), "advance must be True or False, got 1"),
+        (("ts", "1 second", None, False, "0 seconds"), "maxAhead: expected a duration above zero"),
+        (("ts", "1 second", None, False, "1 month"), "a month has no fixed length"),
+        (("ts", "1 second", None, False, None, "ts"), "aheadOf='ts' says from which time maxAhead is measured"),
+        (("ts", "1 second", None, False, "1 hour", 3), "aheadOf: expected the name of a column of times"),
         ((TS, "1 second"), "eventTime must be the name of a column"),
         (("", "1 second"), "eventTime must be the name of a column"),
         ((), "missing a required argument: 'eventTime'; it takes eventTime, delayThreshold, idle, advance"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pyarrow as pa
@@ -68,7 +69,7 @@ class Script:
                 yield each
 
 
-def timed(plan: Plan, delay: int = 0, idle: int | None = None, advance: bool = False) -> Plan:
+def timed(plan: Plan, delay: int = 0, idle: int | None = None, advance: bool = False, drift: int = 0) -> Plan:
     """Give the source of a plan an event time, whose on-time rows go to the first stage."""
     source = replace(plan.sources[0], event_time=EventTime("ts", 1, delay, idle, advance))
     first = plan.edges[0]
@@ -76,7 +77,8 @@ def timed(plan: Plan, delay: int = 0, idle: int | None = None, advance: bool = F
     edges = [replace(first, timed=Timed.ON_TIME, states=True, quantum=10)]
     edges += [replace(edge, states=True) for edge in plan.edges[1:]]
     stages = [replace(stage, timed_inputs=(0,)) for stage in plan.stages]
-    return replace(plan, sources=(source,), stages=tuple(stages), edges=tuple(edges))
+    settings = replace(plan.settings, watermark_drift=drift / 1e6)
+    return replace(plan, sources=(source,), stages=tuple(stages), edges=tuple(edges), settings=settings)
 
 
 class Counting:
@@ -301,3 +303,78 @@ def test_a_reader_that_gets_no_answer_is_told_of_whether_or_not_it_may_be_idle()
     counting.batches.append(rows(2))
     windows.run(0.2)
     assert state() is ReaderState.READING
+
+
+# ---- alignment
+
+
+def state_of(windows: Windows, partition: int) -> ReaderState:
+    return next(time.state for time in windows.core.reading.times() if time.partition == partition)
+
+
+def test_a_reader_that_is_too_far_ahead_of_another_worker_waits() -> None:
+    windows = Windows(partitions=2, drift=15)
+    windows.core.reading.align(20)
+    windows.script.given[0] += [rows(1, 55)]
+    windows.run(0.05)
+    assert state_of(windows, 0) is ReaderState.HELD
+    windows.script.given[0] += [rows(60)]
+    windows.run(0.05)
+    assert len(windows.script.given[0]) == 1
+    assert windows.core.reading.due(windows.now) < inf, "a partition without a watermark is read"
+    windows.core.reading.align(40)
+    windows.run(0.05)
+    assert not windows.script.given[0]
+    assert state_of(windows, 0) is ReaderState.HELD
+    windows.core.reading.align(flux.NEVER)
+    windows.run(0.05)
+    assert state_of(windows, 0) is ReaderState.READING
+
+
+def test_a_reader_that_is_too_far_ahead_of_another_one_of_its_worker_waits_and_that_one_does_not() -> None:
+    windows = Windows(partitions=2, drift=15)
+    windows.script.given[0] += [rows(1, 55)]
+    windows.script.given[1] += [rows(20)]
+    windows.run(0.05)
+    assert [state_of(windows, at) for at in (0, 1)] == [ReaderState.HELD, ReaderState.READING]
+    windows.script.given[0] += [rows(56)]
+    for time in range(21, 40):
+        windows.script.given[1] += [rows(time)]
+        windows.run(0.01)
+    assert [len(given) for given in windows.script.given] == [1, 0]
+    windows.script.given[1] += ["end"]
+    windows.run(0.05)
+    assert not windows.script.given[0], "an ended partition holds no other back"
+
+
+def test_a_reader_that_gives_rows_again_is_not_held_back() -> None:
+    """An ordered step may wait for these rows, and all watermarks with it."""
+    windows = Windows(drift=15)
+    windows.core.reading.align(20)
+    windows.script.given[0] += [rows(55)]
+    windows.run(0.05)
+    windows.script.given[0] += [rows(60)]
+    windows.run(0.05)
+    assert len(windows.script.given[0]) == 1
+    for producer in windows.core.sources[SourcePartition(0, 0)].producers:
+        producer.earlier.front = 2
+    assert state_of(windows, 0) is ReaderState.READING
+    windows.run(0.05)
+    assert not windows.script.given[0], "row 1 was given before"
+    assert state_of(windows, 0) is ReaderState.HELD
+
+
+def test_a_reader_that_is_held_back_is_not_idle() -> None:
+    windows = Windows(partitions=2, idle=50_000, drift=15)
+    windows.script.given[0] += [rows(1, 55)]
+    windows.run(0.1)
+    streams = windows.core.sources[SourcePartition(0, 0)]
+    assert streams.idle
+    windows.core.reading.align(20)
+    windows.run(0.1)
+    assert not streams.idle, "it may have rows for which it is not asked"
+    windows.core.reading.align(flux.NEVER)
+    windows.run(0.03)
+    assert not streams.idle, "the time of being held back does not count"
+    windows.run(0.1)
+    assert streams.idle

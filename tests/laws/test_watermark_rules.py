@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flux.windows.lateness import Lateness
+from flux.windows.lateness import Judgement, Lateness
 from flux.windows.statements import Statement, StreamBound, bound_of, least
 from flux.windows.window import END_OF_TIME, NEVER
 from tests.laws.watermark_model import BREAKS, LawBroken, World
@@ -47,11 +47,64 @@ def test_late_rows_are_those_below_the_greatest_time_before_them_however_they_ar
     edges = [0, *sorted(min(cut, len(times)) for cut in cuts), len(times)]
     for begin, end in zip(edges, edges[1:], strict=False):
         if begin % 3 == 0:  # a reader that begins here knows the greatest time from its mark
-            judge = Lateness(delay, judge.newest)
+            judge = Lateness(delay, Judgement(judge.newest))
         late = judge.judge(np.array(times[begin:end], np.int64))
         found += [False] * (end - begin) if late is None else late.tolist()
     assert found == [bool(times[:place]) and time < max(times[:place]) - delay for place, time in enumerate(times)]
     assert judge.watermark == (max(max(times) - delay, NEVER) if times else NEVER)
+
+
+def judged_one_by_one(times: list[int], delay: int, most: int, after: int) -> tuple[list[bool], int | None]:
+    """Return which rows are late, and the newest time that is believed, in the words of the documents."""
+    newest, doubted, late = None, list[int](), list[bool]()
+    for time in times:
+        late.append(newest is not None and time < newest - delay)
+        if newest is None or time <= newest + most:
+            newest, doubted = time if newest is None else max(newest, time), []
+        else:
+            doubted.append(time)
+            if len(doubted) == after:
+                newest, doubted = min(doubted), []
+    return late, newest
+
+
+@settings(deadline=None)  # the kernel may have to be compiled
+@given(
+    times=st.lists(st.integers(-30, 30) | st.integers(50, 60), max_size=60),
+    cuts=st.lists(st.integers(0, 60)),
+    delay=st.sampled_from([0, 1, 5, 100]),
+    most=st.sampled_from([1, 4, 20, 50]),
+    after=st.sampled_from([1, 2, 3, 7]),
+)
+def test_a_time_far_ahead_is_believed_when_some_rows_in_succession_have_such_times_however_they_are_cut(
+    times: list[int], cuts: list[int], delay: int, most: int, after: int
+) -> None:
+    judge, found = Lateness(delay, max_ahead=most, believed_after=after), list[bool]()
+    edges = [0, *sorted(min(cut, len(times)) for cut in cuts), len(times)]
+    for begin, end in zip(edges, edges[1:], strict=False):
+        if begin % 3 == 0:  # a reader that begins here goes on from its mark
+            judge = Lateness(delay, Judgement(*judge.known), most, after)
+        late = judge.judge(np.array(times[begin:end], np.int64))
+        found += [False] * (end - begin) if late is None else late.tolist()
+    expected, newest = judged_one_by_one(times, delay, most, after)
+    assert found == expected
+    assert judge.newest == (NEVER if newest is None else newest)
+    assert judge.late == sum(expected)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-30, 60), st.integers(-30, 30) | st.just(NEVER))),
+    cuts=st.lists(st.integers(0, 40)),
+)
+def test_a_time_above_a_sure_one_moves_nothing(rows: list[tuple[int, int]], cuts: list[int]) -> None:
+    judge, found = Lateness(3, max_ahead=10), list[bool]()
+    edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    for begin, end in zip(edges, edges[1:], strict=False):
+        times, sure = (np.array([row[at] for row in rows[begin:end]], np.int64) for at in (0, 1))
+        late = judge.judge(times, sure)
+        found += [False] * (end - begin) if late is None else late.tolist()
+    believed = [[time for time, most in rows[:place] if time <= most] for place in range(len(rows))]
+    assert found == [bool(before) and time < max(before) - 3 for (time, _), before in zip(rows, believed, strict=True)]
 
 
 def test_a_statement_counts_for_a_partition_that_has_all_elements_in_front_of_it() -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flux.windows.lateness import Lateness
+from flux.windows.lateness import Judgement, Lateness
 from flux.windows.statements import Statement, StreamBound, bound_of, least
 from flux.windows.window import END_OF_TIME, NEVER
 
@@ -64,7 +64,7 @@ class Reader:
     def begin_again(self, mark: int, newest: int) -> None:
         """Begin a new life at a mark, which has the greatest time of the rows before it."""
         self.base = self.at = mark
-        self.judge = Lateness(DELAY, NEVER if self.broken == "reread" else newest)
+        self.judge = Lateness(DELAY, Judgement(NEVER if self.broken == "reread" else newest))
         self.kept: dict[int, Row] = {}  # by number, the rows that are not late
         self.newest_behind = {mark: newest}  # by number, the greatest time of the rows before
         self.ended = self.idle = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from controller.alignment import Alignment
 from flux.exchange import inbound as inbounds
 from flux.exchange import source_streams
 from flux.exchange.bounds import OutgoingBounds
@@ -19,13 +20,15 @@ from flux.operators.aggregate import Aggregate
 from flux.replica.event_clock import EventClock
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep, StepQueue
-from flux.windows.lateness import Lateness
+from flux.windows.lateness import NOTHING, Judgement, Lateness
 from flux.windows.statements import StreamBound, bound_of
 from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.messages import StepKind
+from flux.wire.statistics import SourceTime
 from flux.worker import watermarks
+from flux.worker.source_scheduler import SourceScheduler
 from flux.worker.watermarks import WatermarkScheduler
-from partitioning.ids import StreamId
+from partitioning.ids import SourcePartition, StreamId
 
 Patch = pytest.MonkeyPatch
 
@@ -144,12 +147,13 @@ def hears_statements_behind_lost_messages(patch: Patch) -> None:
 def judges_rows_by_the_batch(patch: Patch) -> None:
     """A row is late by the newest row of its batch, though that comes behind it."""
 
-    def broken(self: Lateness, times: np.ndarray) -> np.ndarray | None:
+    def broken(self: Lateness, times: np.ndarray, sure: Any = None) -> np.ndarray | None:
         if not len(times):
             return None
-        self.newest = max(self.newest, int(times.max()))
-        late: np.ndarray = times < self.watermark
-        self.late += (count := int(np.count_nonzero(late)))
+        newest = max(self.newest, int(times.max()))
+        late: np.ndarray = times < newest - self.delay
+        count = int(np.count_nonzero(late))
+        self.known = Judgement(newest, self.late + count)
         return late if count else None
 
     patch.setattr(Lateness, "judge", broken)
@@ -179,3 +183,68 @@ def inputs_without_watermark_hold_nothing(patch: Patch) -> None:
 def needs_no_rows_of_open_windows(patch: Patch) -> None:
     """A replay point leaves out rows of windows that are not final."""
     patch.setattr(Aggregate, "needs_from", lambda self: self.context.step + 1)
+
+
+def holds_back_readers_that_give_rows_again(patch: Patch) -> None:
+    """A reader waits for others though an ordered step waits for its rows."""
+    wants = SourceScheduler.wants
+
+    def broken(self: SourceScheduler, key: SourcePartition) -> bool:
+        return wants(self, key) and not self._is_ahead(self.sources[key])
+
+    patch.setattr(SourceScheduler, "wants", broken)
+
+
+def waits_for_readers_without_a_watermark(patch: Patch) -> None:
+    """A partition that has given no row yet holds the others back."""
+    note = Alignment.note
+
+    def broken(self: Alignment, worker: int, told: Iterable[Any]) -> None:
+        times = [SourceTime(*each) for each in told]
+        note(self, worker, [time._replace(watermark=max(time.watermark, NEVER + 1)) for time in times])
+
+    patch.setattr(Alignment, "note", broken)
+
+
+def takes_waiting_for_idleness(patch: Patch) -> None:
+    """A reader that is held back counts as idle."""
+    align = SourceScheduler._align
+
+    def broken(self: SourceScheduler) -> None:
+        align(self)
+        for streams in self.sources.values():
+            if self._is_ahead(streams) and not streams.idle:
+                streams.fall_idle()
+
+    patch.setattr(SourceScheduler, "_align", broken)
+
+
+def forgets_lost_readers(patch: Patch) -> None:
+    """A partition whose worker is lost holds nobody back until another one reads it."""
+    look = Alignment.look
+
+    def broken(self: Alignment) -> None:
+        look(self)
+        self._known.clear()
+
+    patch.setattr(Alignment, "look", broken)
+
+
+def reads_again_without_doubted_rows(patch: Patch) -> None:
+    """A reader that begins in the middle knows nothing of the rows before that were too far ahead."""
+    begin = SourceStreams._begin_judging
+
+    def broken(self: SourceStreams, beginning: Beginning) -> None:
+        begin(self, beginning._replace(doubted=0, doubted_from=NEVER))
+
+    patch.setattr(SourceStreams, "_begin_judging", broken)
+
+
+def believes_each_time(patch: Patch) -> None:
+    """A single row from the future makes all rows behind it late."""
+    init = Lateness.__init__
+
+    def broken(self: Lateness, delay: int, known: Judgement = NOTHING, *ahead: Any, **more: Any) -> None:
+        init(self, delay, known)
+
+    patch.setattr(Lateness, "__init__", broken)

@@ -440,6 +440,8 @@ class StandStill:
         """Tell whether a partition of a source may come to its end. Asked by each that has given all its rows."""
         sim = self._sim
         laws = sim.ledger.event_time
+        if laws is not None and partition in laws.flow.sources[source].lasting:
+            return self._others_ended()
         if self.over or laws is None or not laws.flow.lingers or sim.controller.phase != "running":
             return True
         if partition in laws.flow.sources[source].early:
@@ -453,6 +455,15 @@ class StandStill:
             sim.counts["runs whose sources stood still"] += 1
             self.over = True
         return self.over
+
+    def _others_ended(self) -> bool:
+        sources = zip(self._sim.plan.sources, self._sim.dataflow.sources, strict=True)
+        return all(
+            has_ended(self._sim, source.id, partition)
+            for source, data in sources
+            for partition in range(len(data.batches))
+            if partition not in data.lasting  # type: ignore[attr-defined]
+        )
 
     def _standing(self) -> Any:
         """Return a value that stays the same while nothing but watermarks moves; None: something does."""

@@ -25,7 +25,8 @@ class Mix:
     and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have positions of their own;
     ``losing``: these are logs that lose records, with ``log_faults`` also needed ones; ``upstream``: some operators say from
     where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
-    where None and faults are given; ``event_time``: rows have event time (``timed_flows``)."""
+    where None and faults are given; ``event_time``: rows have event time (``timed_flows``); ``ahead``: and some sources are
+    aligned, or do not believe each time."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -41,6 +42,7 @@ class Mix:
     losing: bool = False
     log_faults: LogFaults | None = None
     event_time: bool = False
+    ahead: bool = False
 
 
 #: As the seed has it.
@@ -310,6 +312,12 @@ EVENT_TIME_REPAIRS = replace(REPAIRS, event_time=True)
 EVENT_TIME_STANDBYS = replace(CHANGES, event_time=True)
 EVENT_TIME_LIVES = replace(LIVES, event_time=True)
 EVENT_TIME_LIVES_OF_ONE = replace(LIVES_OF_ONE, event_time=True)
+#: The same with sources that wait for each other, and rows from the future.
+AHEAD = replace(EVENT_TIME, ahead=True)
+AHEAD_FAULTLESS = replace(EVENT_TIME_FAULTLESS, ahead=True)
+AHEAD_UNEVEN = replace(EVENT_TIME_UNEVEN, ahead=True)
+AHEAD_REPAIRS = replace(EVENT_TIME_REPAIRS, ahead=True)
+AHEAD_LIVES = replace(EVENT_TIME_LIVES, ahead=True)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

@@ -184,6 +184,7 @@ class Process:
             self._on_table(order)
         elif isinstance(order, HeartbeatSeen):
             self.newest.heard_of(order.epoch)
+            self.on_heartbeat_seen(order)
             self._ask_for_table()
         elif isinstance(order, CopyState):
             self.on_copy_state(order)
@@ -236,6 +237,9 @@ class Process:
             self._beat_at = now + self.sim.plan.settings.heartbeat_interval
             self._ask_for_table()
             self.report(Heartbeat(node=self.node, progress=0, stats=self.stats(now)))
+
+    def on_heartbeat_seen(self, order: HeartbeatSeen) -> None:
+        pass
 
     def stats(self, now: float) -> dict[str, Any]:
         return {}

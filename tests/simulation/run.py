@@ -24,6 +24,7 @@ from flux.worker.core import WorkerCore
 from flux.worker.source_scheduler import IDLE_SOURCE_S
 from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators, timed_flows
+from tests.simulation.alignment import AlignmentLaws
 from tests.simulation.busy import Demand
 from tests.simulation.checkers import Ledger
 from tests.simulation.divergence import Divergences
@@ -77,6 +78,8 @@ GATHERS_FROM = 3_600_000_000
 LOSSES_FROM = 4_200_000_000
 LOG_FAULTS_FROM = 6_000_000_000
 EVENT_TIME_FROM = 40_000_000_000
+#: From here on flows of event time also have alignment, and rows whose times are not believed.
+AHEAD_FROM = 60_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
 LOSSES_OF = 2
 #: So many of those from there on have a directory, and so many lives at most.
@@ -123,6 +126,7 @@ class Simulation:
         losing: bool = False,
         log_faults: LogFaults | None = None,
         event_time: bool = False,
+        ahead: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -130,7 +134,7 @@ class Simulation:
         faults and flow are. ``collected``: the output is fetched, also where that is not drawn. ``standbys``: the share of
         stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
         their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones; ``event_time``: rows have
-        event time, as they do in seeds of their own."""
+        event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         self.demand = demand
@@ -154,7 +158,14 @@ class Simulation:
         self.dataflow = (
             dataflow(self.ledger)
             if dataflow is not None
-            else timed_flows.draw(rng, self.ledger, copies_max, copies, lambda: self.world.now)
+            else timed_flows.draw(
+                rng,
+                self.ledger,
+                copies_max,
+                copies,
+                lambda: self.world.now,
+                random.Random(f"ahead {seed}") if ahead or (faults is None and seed >= AHEAD_FROM) else None,
+            )
             if event_time or (faults is None and seed >= EVENT_TIME_FROM)
             else flows.draw(
                 rng,
@@ -215,6 +226,7 @@ class Simulation:
         self.rivals = Rivals(self)
         self.standing = Standing(self)
         self.protects = Protects(self)
+        self.alignment = AlignmentLaws(self)
         self.outcomes = Outcomes(self)
         self.fetches = Fetches(self)
         self.outside = Outside(self) if life is None else life.outside_of(self)
@@ -477,6 +489,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
         seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
         standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,
         losing=mix.losing, log_faults=mix.log_faults, event_time=mix.event_time,
+        ahead=mix.ahead,
     )  # fmt: skip
 
 

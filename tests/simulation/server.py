@@ -62,6 +62,7 @@ class Server:
             return
         if isinstance(report, Heartbeat) and self.controller.members.by_connection(identity) is not None:
             self.sim.rivals.heard(report.node)  # what comes on an unknown connection is refused
+            self.sim.alignment.reported(report.stats)
         self.sim.hearts.reported(identity, report)
         self.perform(self.controller.on_report(identity, report, self.world.now))
 
@@ -84,12 +85,14 @@ class Server:
         """It looks at its clock before it reads what has come, or after that."""
         unread, self._unread = self._unread, []
         if self.world.chance(0.5):
+            self.sim.alignment.ticked()
             self.perform(self.controller.on_tick(self.world.now))
         for event, given in unread:
             event(*given)
 
     def _tick(self) -> None:
         if self.world.now >= self._wakes:
+            self.sim.alignment.ticked()
             self.perform(self.controller.on_tick(self.world.now))
             self.sim.ledger.tables.check_turns(self.world.now)
             self.in_place.update(self.sim.operators.start_missing())
@@ -121,6 +124,7 @@ class Server:
             self.controller.people.book.validate()  # of requests, which change with their moves
         for effect in effects:
             assert isinstance(effect.connection, tuple)
+            self.sim.alignment.tells(effect.command)
             late = 0.0
             if isinstance(effect.command, NewTable | TableChanged | EdgeComplete | CopyState) and not self.network.calm:
                 if self.world.chance(self.faults.late_order_probability):

@@ -12,6 +12,8 @@ import flux
 from partitioning.ids import StreamId
 from tests.simulation import event_time_laws as laws
 from tests.simulation.mixes import (
+    AHEAD,
+    AHEAD_UNEVEN,
     EVENT_TIME,
     EVENT_TIME_LIVES,
     EVENT_TIME_LIVES_OF_ONE,
@@ -20,16 +22,18 @@ from tests.simulation.mixes import (
     EVENT_TIME_UNEVEN,
 )
 from tests.simulation.runs import Runs, runs_of
-from tests.simulation.timed_rows import SECOND, judged, windows_of
+from tests.simulation.timed_rows import SECOND, Newest, judged, windows_of
 from tests.simulation.violation import Violation
 
 MIXES = (
     EVENT_TIME,
+    AHEAD,
     EVENT_TIME_UNEVEN,
     EVENT_TIME_REPAIRS,
     EVENT_TIME_STANDBYS,
     EVENT_TIME_LIVES,
     EVENT_TIME_LIVES_OF_ONE,
+    AHEAD_UNEVEN,
 )
 SEEDS = range(32)
 
@@ -58,6 +62,7 @@ def test_event_time_keeps_every_law(results: Runs) -> None:
         "timers of event time: due",
         "timers of event time: beat",
         "rows made again",
+        "readers that waited for others",
         "take-overs",
         "repairs",
         "moves done",
@@ -113,7 +118,7 @@ def test_the_model_judges_row_by_row_and_counts_windows_and_sessions() -> None:
     rows = [
         (at, 0, "", None if time is None else time * SECOND) for at, time in enumerate((10, 5, None, 20, 14, 15, 40))
     ]
-    on_time, late = judged(rows, 5 * SECOND)
+    on_time, late = judged(rows, 5 * SECOND, Newest())
     assert [row[0] for row in late] == [4]
     given = [((0,), row[3], 1, row[0]) for row in on_time if row[3] is not None]
     ten = windows_of(given, flux.window("ts", "10 seconds"))

@@ -17,6 +17,7 @@ import pyarrow as pa
 import flux
 from controller.plan_compiler import compile_plan
 from flux.dataflow.flow import Flow, Stage
+from flux.dataflow.plan import Plan
 from flux.dataflow.sink import QueryReaders
 from flux.dataflow.source import DataFrameSource, RowStart, Source
 from flux.windows.window import SessionWindow, Window
@@ -31,10 +32,10 @@ from tests.simulation.timed_rows import (
     TIMED,
     WINDOW_TIME,
     Disorder,
+    Newest,
     TimedRow,
     judged,
     make_timed_batch,
-    newest_of,
     windows_of,
 )
 
@@ -54,6 +55,13 @@ SPELLS = 0.1
 LINGERS_SHARE = 0.6
 #: Virtual seconds between two statements, or watermarks, that cross no end of a window.
 INTERVALS_S = (0.002, 0.01, 0.05)
+#: Seconds of event time by which a partition may be ahead of others.
+DRIFTS_S = (0, 1, 5, 30)
+#: The share of sources with an empty partition that ends last.
+LASTING_SHARE = 0.3
+#: The share of sources that do not believe each time; seconds by which a row may be ahead; rows in succession that are believed.
+DOUBT_SHARE = 0.5
+MAX_AHEAD_S, BELIEVED_AFTER = (5, 20, 60), (2, 3, 6)
 
 
 @dataclass
@@ -64,9 +72,14 @@ class TimedData(SourceData):
     #: Microseconds; None: its rows have no event time, or are those of a DataFrame.
     delay: int | None = None
     idle: int | None = None
+    #: Microseconds, and rows in succession; None: each time is believed.
+    max_ahead: int | None = None
+    believed_after: int = 1
     due: list[list[float]] = field(default_factory=list)
     #: Partitions that come to their end while others stand still.
     early: set[int] = field(default_factory=set)
+    #: Partitions without rows that come to their end when all others have.
+    lasting: set[int] = field(default_factory=set)
     #: Columns that Spark reads; None: all.
     columns: tuple[int, ...] | None = None
     #: The clock of the run, and when each partition was read first.
@@ -78,7 +91,10 @@ class TimedData(SourceData):
 
     def judged(self, partition: int) -> tuple[list[TimedRow], list[TimedRow]]:
         rows = self.rows_of(partition)
-        return (rows, []) if self.delay is None else judged(rows, self.delay)
+        return (rows, []) if self.delay is None else judged(rows, self.delay, self._nothing())
+
+    def _nothing(self) -> Newest:
+        return Newest(self.max_ahead, self.believed_after)
 
     def on_time(self) -> list[TimedRow]:
         return [row for partition in range(len(self.batches)) for row in self.judged(partition)[0]]
@@ -90,8 +106,10 @@ class TimedData(SourceData):
         return [row for partition in range(len(self.batches)) for row in self.judged(partition)[1]]
 
     def newest(self, partition: int) -> int | None:
-        """Return the greatest time of all rows of a partition."""
-        return newest_of(self.rows_of(partition))
+        """Return the greatest time of all rows of a partition that is believed."""
+        newest = self._nothing()
+        judged(self.rows_of(partition), 0, newest)
+        return newest.time
 
     # ---- readers
 
@@ -192,7 +210,16 @@ class EventTimeFlow:
 
 
 class _Builder:
-    def __init__(self, rng: random.Random, ledger: Ledger, copies_max: int, copies: int, clock: Callable[[], float]):
+    def __init__(
+        self,
+        rng: random.Random,
+        ledger: Ledger,
+        copies_max: int,
+        copies: int,
+        clock: Callable[[], float],
+        ahead: random.Random | None,
+    ) -> None:
+        self.ahead = ahead
         self.rng, self.ledger, self.clock = rng, ledger, clock
         chosen = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [2, 3], [1, 2, 3]])
         self.copies = [copies] if copies else [min(each, copies_max) for each in chosen]
@@ -208,9 +235,14 @@ class _Builder:
 
     def _data(self, name: str, partitions: int) -> TimedData:
         rng = self.rng
+        doubts = self.ahead is not None and self.ahead.random() < DOUBT_SHARE
         disorder, rows_max, batches_max = Disorder.draw(rng), rng.choice([1, 4, 10]), rng.choice([5, 15, 30])
         period = rng.choice(PERIODS_S)
         data = TimedData(name, [], clock=self.clock)
+        if self.ahead is not None and doubts:
+            disorder = disorder.with_leaps()
+            data.max_ahead = self.ahead.choice(MAX_AHEAD_S) * SECOND
+            data.believed_after = self.ahead.choice(BELIEVED_AFTER)
         for _ in range(partitions):
             count = 0 if rng.random() < 0.07 else rng.randint(1, batches_max)
             sizes = [rng.choice([0, 1, rows_max, rng.randint(0, rows_max)]) for _ in range(count)]
@@ -223,6 +255,10 @@ class _Builder:
             data.due.append(due)
         if partitions > 1 and rng.random() < EARLY_SHARE:
             data.early.add(rng.randrange(partitions))
+        if self.ahead is not None and partitions > 1 and self.ahead.random() < LASTING_SHARE:
+            empty = self.ahead.randrange(partitions)
+            data.batches[empty], data.due[empty] = [], []
+            data.lasting.add(empty)
         return data
 
     def _row(self, time: int | None) -> TimedRow:
@@ -243,8 +279,9 @@ class _Builder:
         if timed:
             delay = rng.choice([0, 2, 5, 10])
             idle = rng.choice(IDLE_US) if self.idles and rng.random() < 0.7 and not frame else None
+            most = None if data.max_ahead is None else f"{data.max_ahead} microseconds"
             node.given = given.withWatermark(
-                TIME, f"{delay} seconds", idle=None if idle is None else f"{idle} microseconds"
+                TIME, f"{delay} seconds", idle=None if idle is None else f"{idle} microseconds", maxAhead=most
             )
             data.delay, data.idle = None if frame else delay * SECOND, idle
         self.nodes.append(node)
@@ -369,9 +406,17 @@ def _answer(rows: list[Any], window: Window | SessionWindow, results: bool, keye
     return [(*key, start, end, count, total) for (key, start, end), (count, total) in windows_of(given, window).items()]
 
 
-def draw(rng: random.Random, ledger: Ledger, copies_max: int, copies: int, clock: Callable[[], float]) -> Dataflow:
-    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``clock``: that of the run."""
-    builder = _Builder(rng, ledger, copies_max, copies, clock)
+def draw(
+    rng: random.Random,
+    ledger: Ledger,
+    copies_max: int,
+    copies: int,
+    clock: Callable[[], float],
+    ahead: random.Random | None = None,
+) -> Dataflow:
+    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``clock``: that of the run.
+    ``ahead``: decides whether sources are aligned; on its own, so that flows without are the same with and without it."""
+    builder = _Builder(rng, ledger, copies_max, copies, clock, ahead)
     timed = [builder.source() for _ in range(rng.choice([1, 1, 2]))]
     other = [builder.source(timed=False)] if rng.random() < 0.25 else []
     inputs = [rng.choice(timed)]
@@ -398,11 +443,14 @@ def draw(rng: random.Random, ledger: Ledger, copies_max: int, copies: int, clock
     for node in builder.nodes:
         if not node.used or (node.data is None and rng.random() < 0.15):
             builder.sink(node)
-    return _compiled(builder, rng, rng.random() < LINGERS_SHARE)
+    drift_s = 0 if ahead is None else ahead.choice(DRIFTS_S)
+    # A source that stands still with rows of others in front of it would never end.
+    lingers = rng.random() < LINGERS_SHARE and not drift_s
+    return _compiled(builder, rng, lingers, drift_s)
 
 
-def _compiled(builder: _Builder, rng: random.Random, lingers: bool) -> Dataflow:
-    settings, read, room = _settings(rng), False, 1 << 27
+def _compiled(builder: _Builder, rng: random.Random, lingers: bool, drift_s: float) -> Dataflow:
+    settings, read, room = replace(_settings(rng), watermark_drift=float(drift_s)), False, 1 << 27
     interval = rng.choice(INTERVALS_S)
     if hasattr(settings, "watermark_interval"):
         settings = replace(settings, watermark_interval=interval)
@@ -420,6 +468,18 @@ def _compiled(builder: _Builder, rng: random.Random, lingers: bool) -> Dataflow:
     sources = [data[source.name] for source in plan.sources]
     for source, each in zip(plan.sources, sources, strict=True):
         each.columns = getattr(source, "columns", None)  # type: ignore[attr-defined]
+    plan = _believing(plan, sources)
     about = EventTimeFlow(builder.nodes, builder.sinks, sources, builder.idles, lingers)  # type: ignore[arg-type]
     flow = Dataflow(plan, sources, builder.sinks, rng.choice([1, 500, 64 << 10]), False)  # type: ignore[arg-type]
     return replace(flow, event_time=about)
+
+
+def _believing(plan: Plan, sources: list[Any]) -> Plan:
+    """Return the plan with sources that believe times after few rows: partitions have few."""
+    made = [
+        source
+        if source.event_time is None
+        else replace(source, event_time=replace(source.event_time, believed_after=data.believed_after))
+        for source, data in zip(plan.sources, sources, strict=True)
+    ]
+    return replace(plan, sources=tuple(made))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -59,6 +59,10 @@ class Disorder:
     def draw(cls, rng: random.Random) -> Disorder:
         return cls(rng.choice([0, 2, 4, 8, 15]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.02]))
 
+    def with_leaps(self) -> Disorder:
+        """Return the same manner with single rows from the future, as many as sources that believe not each time need."""
+        return replace(self, leaps=0.08)
+
     def times(self, rng: random.Random, count: int, begin: int) -> list[int | None]:
         """Return the times of ``count`` rows of one partition. One leap of two is that of a single row from the future, which
         makes all later rows late."""
@@ -73,21 +77,34 @@ class Disorder:
         return times
 
 
-def judged(rows: Iterable[TimedRow], delay: int) -> tuple[list[TimedRow], list[TimedRow]]:
-    """Return the rows of one partition that are not late, and the late ones."""
-    on_time, late, newest = list[TimedRow](), list[TimedRow](), None
+class Newest:
+    """The greatest time of rows that is believed; None: no row has had one."""
+
+    def __init__(self, max_ahead: int | None = None, believed_after: int = 1) -> None:
+        """``max_ahead``: as of ``withWatermark``; None: each time is believed."""
+        self.time: int | None = None
+        self._max_ahead, self._believed_after = max_ahead, believed_after
+        self._doubted = list[int]()
+
+    def see(self, time: int) -> None:
+        if self.time is None or self._max_ahead is None or time <= self.time + self._max_ahead:
+            self.time, self._doubted = time if self.time is None else max(self.time, time), []
+            return
+        self._doubted.append(time)
+        if len(self._doubted) == self._believed_after:
+            self.time, self._doubted = min(self._doubted), []
+
+
+def judged(rows: Iterable[TimedRow], delay: int, newest: Newest) -> tuple[list[TimedRow], list[TimedRow]]:
+    """Return the rows of one partition that are not late, and the late ones. ``newest``: that before them, which goes on."""
+    on_time, late = list[TimedRow](), list[TimedRow]()
     for row in rows:
         time = row[3]
-        is_late = time is not None and newest is not None and time < newest - delay
+        is_late = time is not None and newest.time is not None and time < newest.time - delay
         (late if is_late else on_time).append(row)
         if time is not None:
-            newest = time if newest is None else max(newest, time)
+            newest.see(time)
     return on_time, late
-
-
-def newest_of(rows: Iterable[TimedRow]) -> int | None:
-    """Return the greatest time of rows; None: no row has one."""
-    return max((time for *_, time in rows if time is not None), default=None)
 
 
 def windows_of(rows: Iterable[tuple[object, int, int, int]], window: Window | SessionWindow) -> dict[tuple, list[int]]:

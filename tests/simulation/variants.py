@@ -42,9 +42,12 @@ from tests.simulation import broken_runs as runs
 from tests.simulation import broken_standbys as standbys
 from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
+from tests.simulation.alignment import FOR_NOTHING, RUNS_AWAY
 from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, LATE
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
+    AHEAD_FAULTLESS,
+    AHEAD_REPAIRS,
     ANEW,
     ANEW_FAILING,
     ANY,
@@ -571,6 +574,10 @@ VARIANTS = [
     Variant(times.inputs_without_watermark_hold_nothing, {LEFT_OUT}, EVENT_TIME_FAULTLESS),
     Variant(times.numbers_what_is_left, ALIKE | {LATE, ANSWER}, EVENT_TIME_LIVES),
     Variant(times.needs_no_rows_of_open_windows, ALIKE | {ANSWER}, EVENT_TIME_STANDBYS),
+    Variant(times.believes_each_time, {LATE}, AHEAD_FAULTLESS),
+    Variant(times.waits_for_readers_without_a_watermark, {FOR_NOTHING} | STUCK, AHEAD_FAULTLESS),
+    Variant(times.takes_waiting_for_idleness, BELOW, AHEAD_FAULTLESS),
+    Variant(times.forgets_lost_readers, {RUNS_AWAY}, AHEAD_REPAIRS),
 ]
 
 #: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by

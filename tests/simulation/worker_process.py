@@ -18,7 +18,7 @@ from flux.exchange.source_streams import ReaderPosition
 from flux.state.jobs import attempt
 from flux.state.sender import Aside
 from flux.wire.codec import decode_batches
-from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, NewTable, PartitionFinished
+from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, HeartbeatSeen, NewTable, PartitionFinished
 from flux.wire.messages import Chunk, Data, Hello, Install, Pulled
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
@@ -127,7 +127,13 @@ class WorkerProcess(Process):
             self.sim.counts["links that nothing needed"] += 1
             self.links.pop(worker).closed = True
         load = {} if self.load is None else {"load": self.load.report(self.core, now)}
-        return {"behind": behind(self.core), "unapplied": unapplied(self.core), **load}
+        times = {"times": self.core.reading.times()} if self.sim.plan.settings.watermark_drift else {}
+        self.sim.alignment.look(self.core)
+        return {"behind": behind(self.core), "unapplied": unapplied(self.core), **load, **times}
+
+    def on_heartbeat_seen(self, order: HeartbeatSeen) -> None:
+        if self.core is not None:
+            self.core.reading.align(order.others_at)
 
     def on_rejected(self) -> None:
         self.sim.replaced(self)
@@ -373,6 +379,8 @@ class WorkerProcess(Process):
         """With nothing to read at the end, as long as the sources may not end."""
         take = reader.next
         while True:  # as the scheduler takes them
+            assert self.core is not None
+            self.sim.alignment.asked(self.core, key)
             try:
                 batch = take()
             except StopIteration:

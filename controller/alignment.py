@@ -1,0 +1,45 @@
+"""Alignment of sources: the watermark of the partition that is farthest behind (design: alignment).
+
+Workers report the watermark of each partition that they read. The answer to a report has the least watermark of the partitions
+that other workers read. So a lost answer is repeated, and no further message is needed. The driver alone hears
+of all partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from flux.windows.window import NEVER
+from flux.wire.statistics import SourceTime, holds_back
+
+
+class Alignment:
+    """The watermarks of partitions that hold others back, by the newest reports."""
+
+    def __init__(self, on: bool) -> None:
+        """Begin without reports. ``on``: readers wait for others."""
+        self._on = on
+        #: By source and partition: the worker that has reported it last, and its watermark; None: it holds no other back. While
+        #: no worker reads a partition, because its worker was lost, its last report stands.
+        self._known: dict[tuple[int, int], tuple[int, int | None]] = {}
+        #: The two least watermarks of different workers, each with its worker, the least first.
+        self._least: list[tuple[int, int]] = []
+
+    def note(self, worker: int, told: Iterable[Any]) -> None:
+        """Take the event times of the partitions that a worker reads."""
+        for each in told if self._on else ():
+            time = SourceTime(*each)
+            self._known[time.source, time.partition] = worker, time.watermark if holds_back(time) else None
+
+    def look(self) -> None:
+        """Find the least watermarks anew."""
+        least: dict[int, int] = {}
+        for worker, watermark in self._known.values():
+            if watermark is not None:
+                least[worker] = min(watermark, least.get(worker, watermark))
+        self._least = sorted(((watermark, worker) for worker, watermark in least.items()))[:2]
+
+    def of_others(self, worker: int) -> int:
+        """Return the least watermark of the partitions that other workers read; ``NEVER``: none of these holds another back."""
+        return next((watermark for watermark, of in self._least if of != worker), NEVER)
