@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from controller.decide.driver_events import DriverEvents
+from controller.decide.query_phases import QueryPhase
 from flux.replica.order_log import OrderLog
 from flux.state import standby as image
 from flux.state.sender import StateSender
@@ -87,3 +89,13 @@ def begins_again_at_the_first_epoch(patch: Patch) -> None:
 def forgets_copies_that_are_asked_early(patch: Patch) -> None:
     """A primary that is still restored copies its state when it is asked the next time."""
     patch.setattr(StateSender, "_comes_to_life", lambda self, key: False)
+
+
+def starts_no_task_while_it_waits(patch: Patch) -> None:
+    """A query that has lost its last worker starts no task for the slot in place of one that was given up and lives."""
+    missing = DriverEvents.missing_slots
+
+    def of_running(self: DriverEvents) -> list[int]:
+        return missing(self) if self._board.phase == QueryPhase.RUNNING else []
+
+    patch.setattr(DriverEvents, "missing_slots", of_running)

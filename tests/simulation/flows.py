@@ -289,6 +289,10 @@ class _Builder:
         self.sinks.append(sink)
 
 
+#: A log of so many bytes takes some rows, and then waits until they are in a checkpoint of every standby.
+TINY_LOG = 300
+
+
 def _settings(rng: random.Random) -> Settings:
     tiny = rng.choice(["1", "300", "2000", "100000"])
     log = int(rng.choice([tiny, "4000", "1000000"]))

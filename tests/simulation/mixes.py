@@ -183,6 +183,8 @@ BUSY = Mix(
 BUSY_STANDBYS = replace(BUSY, standbys=1.0)
 #: The same with a directory that holds the only other replica of each partition.
 BUSY_LIVES_OF_ONE = replace(BUSY, copies=1, lives=2)
+#: The same without regard to the last worker, which is often given up while it lives.
+RECKLESS_LIVES_OF_ONE = replace(BUSY_LIVES_OF_ONE, faults=replace(BUSY.faults, reckless=True))
 #: Tasks of workers are started a second time, and workers come and go.
 RIVALS = Mix(
     Faults(

@@ -21,7 +21,7 @@ from flux.dataflow.plan import Plan
 from flux.wire.control import Goodbye
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
-from flux.worker.source_scheduler import IDLE_SOURCE_S
+from flux.worker.source_scheduler import IDLE_SOURCE_MAX_S, IDLE_SOURCE_S
 from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators, timed_flows
 from tests.simulation.alignment import AlignmentLaws
@@ -137,6 +137,9 @@ class Simulation:
         event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
+        # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
+        timed = faults is None and seed >= EVENT_TIME_FROM
+        self.idle_source_max_s = max(IDLE_SOURCE_MAX_S, self.idle_source_s) if timed else self.idle_source_s
         self.demand = demand
         self.life = life
         self.world = World(seed) if life is None else life.world(seed)
@@ -166,7 +169,7 @@ class Simulation:
                 lambda: self.world.now,
                 random.Random(f"ahead {seed}") if ahead or (faults is None and seed >= AHEAD_FROM) else None,
             )
-            if event_time or (faults is None and seed >= EVENT_TIME_FROM)
+            if event_time or timed
             else flows.draw(
                 rng,
                 self.ledger,
@@ -196,6 +199,8 @@ class Simulation:
             standbys = random.Random(f"standbys {seed}").choice([0.0, 0.0, 0.5, 1.0])
         if standbys or self.faults.protects_per_s:
             self.dataflow = flows.with_standbys(self.dataflow, random.Random(f"kinds {seed}"), standbys or 0.0)
+        if timed:
+            self.dataflow = timed_flows.with_checkpoints(self.dataflow)
         if any(source.logs is not None for source in self.dataflow.sources):
             # Often, so that logs may lose what is in all checkpoints.
             soon = replace(self.dataflow.plan.settings, checkpoint_interval=0.02)

@@ -23,7 +23,7 @@ from flux.dataflow.source import DataFrameSource, RowStart, Source
 from flux.windows.window import SessionWindow, Window
 from tests.simulation import timed_kinds as kinds
 from tests.simulation.checkers import Ledger
-from tests.simulation.flows import READ_SHARE, SECRET, Dataflow, Node, SourceData, _settings
+from tests.simulation.flows import READ_SHARE, SECRET, TINY_LOG, Dataflow, Node, SourceData, _settings
 from tests.simulation.outside import SHARE, Goes
 from tests.simulation.telling import perhaps_telling
 from tests.simulation.timed_rows import (
@@ -53,6 +53,8 @@ IDLE_US = (20_000, 100_000)
 SPELLS = 0.1
 #: So many of the flows come to their end only when every partition knows the least watermark.
 LINGERS_SHARE = 0.6
+#: Virtual seconds between two checkpoints, where rows wait for them, and the least elsewhere.
+OFTEN_S, SELDOM_S = 0.02, 0.1
 #: Virtual seconds between two statements, or watermarks, that cross no end of a window.
 INTERVALS_S = (0.002, 0.01, 0.05)
 #: Seconds of event time by which a partition may be ahead of others.
@@ -483,3 +485,12 @@ def _believing(plan: Plan, sources: list[Any]) -> Plan:
         for source, data in zip(plan.sources, sources, strict=True)
     ]
     return replace(plan, sources=tuple(made))
+
+
+def with_checkpoints(flow: Dataflow) -> Dataflow:
+    """Return the flow with checkpoints as often as its logs need them. A log that takes a row or two waits for a checkpoint of
+    each, for a minute in all where these are rare; elsewhere a worker that looks for checkpoints all the time costs the most of
+    its run."""
+    settings = flow.plan.settings
+    interval = OFTEN_S if settings.log_max_bytes <= TINY_LOG else max(settings.checkpoint_interval, SELDOM_S)
+    return replace(flow, plan=replace(flow.plan, settings=replace(settings, checkpoint_interval=interval)))

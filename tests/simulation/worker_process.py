@@ -29,6 +29,7 @@ from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import Table
 from tests.simulation.busy import Busy
 from tests.simulation.faults import Faults
+from tests.simulation.flows import TINY_LOG
 from tests.simulation.network import Identity
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process
 from tests.simulation.standby_watch import watch_standbys
@@ -45,8 +46,6 @@ COPY_S = 0.004
 SKEW_S = 0.1
 #: An answer is slow that takes longer than this on average, and then so many parts of a state are under way at once.
 SLOW_S, PARTS_AT_ONCE = 0.01, 4
-#: A log of so many bytes takes some rows, and then waits until they are in a checkpoint of every standby.
-TINY_LOG = 300
 #: Links that nothing needs close much sooner than in a real worker, so that runs see it happen.
 LINK_GRACE_S = 0.1
 #: How often it is looked what all consumers have applied: some times within a short life.
@@ -99,7 +98,7 @@ class WorkerProcess(Process):
             self.core = self.made(workers)
             self.core.subscriptions.credit.floor = self.sim.dataflow.credit_floor
             self.core.reading.open_reader = self._open
-            self.core.reading.idle_s = self.core.reading.idle_max_s = self.sim.idle_source_s
+            self.core.reading.idle_s, self.core.reading.idle_max_s = self.sim.idle_source_s, self.sim.idle_source_max_s
             self.core.reading.done_every_s = DONE_EVERY_S
             self.core.reading.idle_done_s = math.inf  # that is often enough for idle sources, too
             self.core.leaving.outside = self.sim.outside.of(self)
