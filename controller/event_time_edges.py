@@ -27,6 +27,8 @@ from flux.dataflow.plan import (
 )
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowSteps
+from flux.joins.join import Join
+from flux.joins.join_spec import EITHER, LEFT, JoinSpec
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import Operator, chain_of
 from flux.operators.schema import positions
@@ -83,12 +85,27 @@ def times_given(
         return (str(end),) if plan.output_mode == "append" else ()
     if stage.event_time is not None:
         return (stage.event_time,)
+    if isinstance(operator, Join):
+        return _times_of_join(operator.spec, plan.schemas)
     if (found := operator._flux_times([each.kept for each in inputs])) is not None:
         return found
     if not stage.passes:
         return ()
     first, *others = [each.kept for each in inputs]
     return tuple(column for column in first if all(column in names for names in others))
+
+
+def _times_of_join(spec: JoinSpec, schemas: Sequence[pa.Schema]) -> tuple[str, ...]:
+    """Return the names of the event time among the columns of a join. Rows of a full outer join that have no left row have their
+    time in another column: windows of the left one leave them out."""
+    if spec.time_of is None:
+        return ()
+    side = LEFT if spec.time_of == EITHER else spec.time_of
+    time = spec.times[side]
+    assert time is not None, "checked when the declaration was made"
+    place = time + (0 if side == LEFT else len(schemas[LEFT]))
+    # A time that is not given is one all the same: windows behind may be of a column that is computed of it, as of a window.
+    return tuple(name for name, at in spec.outputs if at == place) or (schemas[side].names[time],)
 
 
 def _check_promised(column: str, output: pa.Schema | None, name: str, case_sensitive: bool) -> None:

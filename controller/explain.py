@@ -23,6 +23,8 @@ from flux.dataflow.plan import (
 )
 from flux.dataflow.sink import guarantee
 from flux.expressions.steps import RowSteps
+from flux.joins.join import Join
+from flux.joins.join_text import told_join
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import Chain, Operator, chain_of
 from flux.operators.user_code import shortened, text_of
@@ -85,6 +87,8 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
         if edge.steps is not None:
             yield f"    through {_steps(edge.steps)}, computed before rows travel"
     yield f"    {count(stage.partitions, 'partition')}, {_copies(stage, plan)}"
+    if isinstance(operator, Join):
+        yield from (f"    {line}" for line in told_join(operator.spec, stage.schemas))
     if isinstance(operator, Aggregate):
         yield f"    gives each group {GIVES[stage.output_mode]} (output mode {stage.output_mode})"
         if operator._flux_window is not None:
@@ -104,6 +108,8 @@ def _what(stage: StagePlan, operator: Operator) -> str:
         return "aggregate, " + ", ".join(f"{name} = {measure}" for name, measure in operator._measures.items())
     if isinstance(operator, FunctionOperator):
         return "function"
+    if isinstance(operator, Join):
+        return f"{operator.spec.how.replace('_', ' ')} join"
     if (text := operator._flux_text()) is not None:
         return text
     make = stage.make.first if isinstance(stage.make, Chain) else stage.make

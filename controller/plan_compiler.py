@@ -23,6 +23,8 @@ from controller.event_time_edges import (
     times_given,
     with_quanta,
 )
+from controller.plan_inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, some_of, source_plan
+from controller.plan_joins import PlanJoins, PlanTable, ToJoin, ToTable, check_once, split
 from controller.plan_names import check_cases, check_names, place_of_errors
 from controller.plan_ranks import Nodes, resolved_ranking
 from controller.plan_unions import united
@@ -45,13 +47,15 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
+from flux.dataflow.relations.joining import JoinFlow, LookupFlow, ResolvedJoin
 from flux.dataflow.relations.ranking import RankFlow, ToOrder
 from flux.dataflow.row_flow import RowFlow, UnionFlow, applied
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
-from flux.dataflow.source import Source, StreamSource, WorkerSource
+from flux.dataflow.source import Source
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import MapRows, RowSteps
+from flux.joins.join import Join
 from flux.operators.aggregate import Aggregate, columns_read, computed_columns, takes_any_input
 from flux.operators.collect import Collect
 from flux.operators.operator import Chain, Operator, never_gives, says_needs
@@ -63,7 +67,6 @@ from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
 from partitioning.ids import ACTIVE, UPSTREAM
 
-SAY_SCHEMA = "@flux.stage(..., schema='user BIGINT, amount DOUBLE')"
 #: A function from a declared schema (DDL, StructType, pyarrow) to a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
 #: A function from the schema of rows, and the operators that a user has put behind them, to the steps that these are.
@@ -111,16 +114,22 @@ def compile_plan(
     to_steps: ToSteps | None = None,
     to_groups: ToGroups | None = None,
     to_order: ToOrder | None = None,
+    to_join: ToJoin | None = None,
+    to_table: ToTable | None = None,
+    trial: bool = False,
 ) -> Plan:
     """Check and number everything.
 
     ``collect`` is the number of partitions of the collecting stage that is added after each flow that does not go into a sink;
     0: none is added. ``case_sensitive``: columns are found by their exact name only. ``began_with`` has, by name, the
     partitions of the sources when the query was started for the first time; ``to_steps`` resolves conditions and columns of
-    flows, ``to_groups`` groups, and ``to_order`` orders. UsageError and SchemaError name the stage, the
+    flows, ``to_groups`` groups, ``to_order`` orders, and ``to_join`` joins; ``to_table`` reads tables. ``trial``: the flow is
+    being written, and a column that has its name twice may yet be left out. UsageError and SchemaError name the stage, the
     expected value and the actual value."""
-    resolvers = _Resolvers(to_arrow, to_steps, to_groups, to_order)
-    return _Compiler(settings, resolvers, case_sensitive, began_with or {}).compile(flows, query, secret, collect)
+    resolvers = _Resolvers(to_arrow, to_steps, to_groups, to_order, to_join, to_table)
+    return _Compiler(settings, resolvers, case_sensitive, began_with or {}, trial).compile(
+        flows, query, secret, collect
+    )
 
 
 class _Resolvers(NamedTuple):
@@ -130,32 +139,8 @@ class _Resolvers(NamedTuple):
     to_steps: ToSteps | None
     to_groups: ToGroups | None
     to_order: ToOrder | None
-
-
-class _Input(NamedTuple):
-    """The rows of an input: those of an origin, through steps if there are any."""
-
-    origin: SourcePlan | StagePlan
-    schema: pa.Schema
-    steps: RowSteps | None = None
-    #: The rows of a source that these are.
-    timed: Timed = Timed.ALL
-
-    def through(self, columns: Sequence[int] | None) -> tuple[pa.Schema, tuple[int, ...] | None, RowSteps | None]:
-        """Return the schema of these columns alone, the columns of the origin that they need (None: all of them), and the steps
-        that make them. ``columns``: None for all."""
-        if self.steps is None:
-            schema, found = _some_of(self.schema, None if columns is None else tuple(columns))
-            return schema, found, None
-        steps = self.steps if columns is None else self.steps.only([self.schema.names[at] for at in columns])
-        needs = tuple(map(steps.schema.names.index, steps.needs()))
-        return steps.output, None if len(needs) == len(steps.schema) else needs, steps
-
-    def behind(self, steps: RowSteps | None) -> _Input:
-        """Return the rows with steps behind them; None: there are none."""
-        if steps is None or not steps.chain:
-            return self
-        return self._replace(schema=steps.output, steps=steps if self.steps is None else self.steps.then(steps))
+    to_join: ToJoin | None
+    to_table: ToTable | None
 
 
 class _Compiler:
@@ -163,18 +148,26 @@ class _Compiler:
     once."""
 
     def __init__(
-        self, settings: Settings, resolvers: _Resolvers, case_sensitive: bool, began_with: Mapping[str, int]
+        self,
+        settings: Settings,
+        resolvers: _Resolvers,
+        case_sensitive: bool,
+        began_with: Mapping[str, int],
+        trial: bool,
     ) -> None:
         self.settings = settings
         self.began_with = began_with
         self.case_sensitive = case_sensitive
-        self.to_arrow, self._to_steps, self._to_groups, self._to_order = resolvers
+        self.to_arrow, self._to_steps, self._to_groups, self._to_order, to_join, to_table = resolvers
+        self._trial = trial
         self.sources: list[SourcePlan] = []
         self.stages: list[StagePlan] = []
         self.edges: list[EdgePlan] = []
+        self._nodes = Nodes(self.sources, self.stages, self.edges)
+        self._joins = PlanJoins(to_join, to_table, self.to_arrow, lambda given: self._input(given).schema, self._nodes)
         self._source_ids: dict[int, int] = {}
         self._stage_ids: dict[int, int] = {}
-        #: By flow, the steps behind the aggregate of its groups.
+        #: By flow, the steps behind the aggregate of its groups, or behind its join.
         self._behind: dict[int, RowSteps | None] = {}
         #: Stages that give a row for each change of a group, and those that pass such rows on.
         self._changing: set[int] = set()
@@ -199,7 +192,7 @@ class _Compiler:
                 at_end = id(flow) in ends
                 if (at_end or id(flow) in before_chained) and not (at_end and alone and self._chain_rows(flow)):
                     self._add_stage(flow)
-            elif isinstance(flow, UnionFlow):
+            elif isinstance(flow, UnionFlow | LookupFlow):
                 if id(flow) in ends | before_chained:
                     self._stage_of(flow)
             elif not (flow.stage.chained and alone and self._chain(flow, flow.stage.make)):
@@ -228,7 +221,7 @@ class _Compiler:
     def _chain_rows(self, flow: RowFlow) -> bool:
         """Compute the steps at the end of a flow in the stage before, if they may work there."""
         (before,) = flow.inputs
-        if isinstance(before, Source):
+        if isinstance(before, Source | LookupFlow):
             return False
         steps = self._input(flow).steps
         number = self._stage_ids[id(before)]
@@ -246,7 +239,8 @@ class _Compiler:
         if stage.recovery == UPSTREAM or stage.output_schema is None:
             return False
         make = Chain(stage.make, then, stage.output_schema)
-        output = self._output_schema(stage.name, self._instance(stage.name, make), stage.schemas, stage.key)
+        keys = [tuple(each.schema.names[at] for at in each.key) for each in map(self.edges.__getitem__, stage.edges_in)]
+        output = self._output_schema(stage.name, self._instance(stage.name, make), stage.schemas, stage.key, keys)
         self.stages[number] = replace(stage, make=make, output_schema=output)
         self._stage_ids[id(flow)] = number
         return True
@@ -254,7 +248,8 @@ class _Compiler:
     def _add_stage(self, flow: Flow) -> None:
         stage = flow.stage
         name = self._unique(stage.name)
-        make, key, inputs = self._operator_of(flow)
+        make, keys, inputs = self._operation(flow)
+        key = keys[0] if keys else stage.key
         operator = self._instance(name, make)
         # Without a key an aggregate has one group, and one group lives in one partition.
         one_group = operator._flux_grouped and not key
@@ -271,7 +266,7 @@ class _Compiler:
         self._check_changing(name, operator, stage.output_mode, inputs)
         inputs = [self._with_computed(name, operator, given) for given in inputs]
         schemas = tuple(given.schema for given in inputs)
-        output = self._output_schema(name, operator, schemas, key)
+        output = self._output_schema(name, operator, schemas, key, keys)
         if output is not None and never_gives(operator):
             raise UsageError(
                 f"stage {name} declares a schema, and no method of its operator gives rows: return or yield batches from "
@@ -284,7 +279,7 @@ class _Compiler:
         check_window(name, operator, times, self.case_sensitive)
         edges_in = [
             self._add_edge(
-                given.origin, len(self.stages), number, key, schema, partitions, columns, steps, given.timed,
+                given.origin, len(self.stages), number, keys[number], schema, partitions, columns, steps, given.timed,
                 number in counting and times[number].has,
             )
             for number, (given, (schema, columns, steps)) in enumerate(zip(inputs, read, strict=True))
@@ -320,7 +315,7 @@ class _Compiler:
             raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
         return replicas
 
-    def _time_of(self, given: _Input) -> InputTime:
+    def _time_of(self, given: PlanInput) -> InputTime:
         """Return the event time of the rows of an input."""
         if isinstance(given.origin, StagePlan):
             columns = self._times_given.get(given.origin.id, ())
@@ -329,11 +324,11 @@ class _Compiler:
             columns = (time.column,) if time is not None and given.timed is Timed.ON_TIME else ()
         return InputTime(given.origin, given.timed, given.steps, columns)
 
-    def _check_changing(self, name: str, operator: Operator, output_mode: str, inputs: Sequence[_Input]) -> None:
-        """Note whether the next stage gives a row for each change. UsageError: it would aggregate such rows."""
+    def _check_changing(self, name: str, operator: Operator, output_mode: str, inputs: Sequence[PlanInput]) -> None:
+        """Note whether the next stage gives a row for each change. UsageError: it would aggregate or join such rows."""
         origins = [each.origin for each in inputs]
         found = [each for each in origins if isinstance(each, StagePlan) and each.id in self._changing]
-        if found and operator._flux_counts_rows:
+        if found and (operator._flux_counts_rows or isinstance(operator, Join)):
             raise UsageError(
                 f"stage {name}: stage {found[0].name} gives a row for each change of a group or rank, because a stage is in "
                 'output mode "update", and each of them would be counted again. Put this in front of that stage, or let it '
@@ -343,22 +338,24 @@ class _Compiler:
         if updates or operator._flux_gives_changes or (found and isinstance(operator, FunctionOperator)):
             self._changing.add(len(self.stages))
 
-    def _operator_of(self, flow: Flow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
-        """Return the operator, the key and the inputs of the stage of a flow."""
+    def _operation(self, flow: Flow) -> Operation:
+        """Return the work of a stage, as it is declared or as Spark resolves it."""
         if isinstance(flow, GroupFlow):
             return self._groups(flow)
+        if isinstance(flow, JoinFlow):
+            return self._join(flow)
         return self._ranks(flow) if isinstance(flow, RankFlow) else self._declared(flow)
 
-    def _ranks(self, flow: RankFlow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
-        """Return the operator, the key and the inputs of ranks and duplicates."""
+    def _ranks(self, flow: RankFlow) -> Operation:
+        """Return the work of ranks and duplicates."""
         inputs = [self._input(each) for each in flow.inputs]
         given = [(each.schema, self._time_of(each)) for each in inputs]
-        resolved = resolved_ranking(flow, given, Nodes(self.sources, self.stages, self.edges), self._to_order)
-        steps = zip(inputs, resolved.before, strict=True)
-        return resolved.make, resolved.key, [each.behind(before) for each, before in steps]
+        resolved = resolved_ranking(flow, given, self._nodes, self._to_order)
+        behind = [each.behind(before) for each, before in zip(inputs, resolved.before, strict=True)]
+        return Operation(resolved.make, [resolved.key] * len(inputs), behind)
 
-    def _declared(self, flow: Flow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
-        """Return the operator, the key and the inputs of a stage as they are declared."""
+    def _declared(self, flow: Flow) -> Operation:
+        """Return the work of a stage as it is declared."""
         given = (flow,) if isinstance(flow, RowFlow) else flow.inputs
         if isinstance(flow, UnionFlow):
             inputs = self._rows_of(flow)
@@ -366,10 +363,16 @@ class _Compiler:
             inputs = [rows for each in given for rows in self._rows_of(each)]
         else:
             inputs = [self._input(each) for each in given]
-        return flow.stage.make, flow.stage.key, inputs
+        return Operation(flow.stage.make, [flow.stage.key] * len(inputs), inputs)
 
-    def _groups(self, flow: GroupFlow) -> tuple[Callable[[], Operator], tuple[str, ...], list[_Input]]:
-        """Return the operator, the key and the inputs of groups. UsageError has the words of Spark."""
+    def _join(self, flow: JoinFlow) -> Operation:
+        """Return the work of a join. UsageError has the words of Spark, or names a missing part."""
+        inputs = [self._input(given, unique=True) for given in flow.inputs]
+        operation, self._behind[id(flow)] = self._joins.resolved(flow, inputs, [self._time_of(each) for each in inputs])
+        return operation
+
+    def _groups(self, flow: GroupFlow) -> Operation:
+        """Return the work of groups. UsageError has the words of Spark."""
         (before,) = flow.inputs
         inputs = self._rows_of(before)
         given = inputs[0]
@@ -384,9 +387,10 @@ class _Compiler:
             if not self.case_sensitive:
                 check_cases(resolved.after.output, where)
         self._behind[id(flow)] = resolved.after
-        return resolved.make, resolved.key, [each.behind(resolved.before) for each in inputs]
+        behind = [each.behind(resolved.before) for each in inputs]
+        return Operation(resolved.make, [resolved.key] * len(inputs), behind)
 
-    def _with_computed(self, name: str, operator: Operator, given: _Input) -> _Input:
+    def _with_computed(self, name: str, operator: Operator, given: PlanInput) -> PlanInput:
         """Add the columns of conditions of measures."""
         texts = computed_columns(operator)
         if not texts:
@@ -425,29 +429,7 @@ class _Compiler:
     def _add_sink(self, stage_id: int, sink: Sink) -> None:
         """Add a sink to the stage itself, if its output goes nowhere else; else to a stage behind it that passes rows on."""
         stage = self.stages[stage_id]
-        schema, most = stage.output_schema, self.settings.sink_max_bytes
-        if schema is None:
-            raise UsageError(
-                f"stage {stage.name} has no output for a sink: it declares no schema. If its operator gives rows, say "
-                f"what they are: {SAY_SCHEMA}"
-            )
-        try:
-            sink.check(schema)
-        except (Exception, SystemExit) as error:
-            raise SchemaError(
-                f"stage {stage.name}: its output cannot go to {text_of(sink, repr)}: {text_of(error)}"
-            ) from error
-        holds = sink.traits.holds_bytes
-        if holds and holds + 2 * self.settings.batch_max_bytes > most:
-            raise UsageError(
-                f"sink {text_of(sink, repr)} collects up to {holds:,} bytes before it writes; with two batches of "
-                f"spark.flux.batch.maxBytes that is more than spark.flux.sink.maxBytes, {most:,}. Make one of them smaller, or "
-                "the last one larger"
-            )
-        if not self.settings.ordered:
-            raise UsageError(
-                "a sink needs spark.flux.replicas.ordered=true: replicas that drift apart give other output"
-            )
+        schema = check_sink(stage, sink, self.settings)
         if stage.sink is None and not any(self._leaves(edge, stage) for edge in self.edges):
             self.stages[stage_id] = replace(stage, sink=sink)
             return
@@ -480,11 +462,13 @@ class _Compiler:
             ) from error
 
     def _output_schema(
-        self, name: str, operator: Operator, schemas: tuple[pa.Schema, ...], key: tuple[str, ...]
-    ) -> pa.Schema | None:
+        self, name: str, operator: Operator, schemas: tuple[pa.Schema, ...], key: tuple[str, ...],
+        keys: Sequence[tuple[str, ...]],
+    ) -> pa.Schema | None:  # fmt: skip
+        """Return the schema of the output. ``keys``: the key columns of each input. SchemaError: a stage cannot be like this."""
         try:
-            for schema in schemas:
-                check_key(key, schema, self.case_sensitive)
+            for own, schema in zip(keys, schemas, strict=True):
+                check_key(own, schema, self.case_sensitive)
                 if self.case_sensitive and isinstance(operator, Aggregate):
                     operator.check_case(schema)
             declared = operator.output_schema(schemas, key)
@@ -501,27 +485,31 @@ class _Compiler:
 
     # ---- inputs and edges
 
-    def _input(self, given: Flow | Source) -> _Input:
+    def _input(self, given: Flow | Source, unique: bool = False) -> PlanInput:
+        """Return the rows of an input. ``unique``: columns that have the same name get others, as in front of a join, where
+        aliases tell them apart."""
         if isinstance(given, Source):
             source = self.sources[self._source(given)]
-            return _Input(source, source.schema)
+            return PlanInput(source, source.schema)
         if isinstance(given, RowFlow) and id(given) not in self._stage_ids:
-            return self._through_steps(given)
+            return self._through_steps(given, unique)
+        if isinstance(given, LookupFlow) and id(given) not in self._stage_ids:
+            return self._looked_up(RowFlow(given, ()), given, unique)
         stage = self.stages[self._stage_of(given)]
         if stage.output_schema is None:
             raise UsageError(
                 f"stage {given.stage.name} declares no schema, so it has no output for another stage or a sink. If its operator "
                 f"gives rows, say what they are: {SAY_SCHEMA}"
             )
-        return _Input(stage, stage.output_schema).behind(self._behind.get(id(given)))
+        return PlanInput(stage, stage.output_schema).behind(self._behind.get(id(given)))
 
     def _stage_of(self, flow: Flow) -> int:
         """Return the number of the stage of a flow. That of a union is added where it is needed first."""
-        if isinstance(flow, UnionFlow) and id(flow) not in self._stage_ids:
+        if isinstance(flow, UnionFlow | LookupFlow) and id(flow) not in self._stage_ids:
             self._add_stage(flow)
         return self._stage_ids[id(flow)]
 
-    def _rows_of(self, given: Flow | Source) -> list[_Input]:
+    def _rows_of(self, given: Flow | Source) -> list[PlanInput]:
         """Return an input, or those that a union has in its place, all with the same columns."""
         if isinstance(given, RowFlow) and isinstance(given.inputs[0], UnionFlow) and id(given) not in self._stage_ids:
             union = given.inputs[0]
@@ -535,9 +523,41 @@ class _Compiler:
         targets = united([each.schema for each in inputs], given.stage.name, self._to_steps)
         return [each.behind(steps) for each, steps in zip(inputs, targets, strict=True)]
 
-    def _through_steps(self, given: RowFlow) -> _Input:
+    def _behind_join(self, given: RowFlow, join: JoinFlow, unique: bool) -> PlanInput:
+        """Resolve the conditions and columns behind a join, which may call its columns by the aliases of both sides."""
+        stage, where = self.stages[self._stage_of(join)], f"stage {join.stage.name}"
+        assert stage.output_schema is not None
+        operators, others = split(given.operators)
+        resolved = self._joins.behind(join, operators)
+        rows = PlanInput(stage, stage.output_schema).behind(resolved.after)
+        return self._behind_both(rows, resolved, others, where, unique)
+
+    def _looked_up(self, given: RowFlow, lookup: LookupFlow, unique: bool) -> PlanInput:
+        """Resolve a join with a table, and the conditions and columns behind it."""
+        rows, where = self._input(lookup.inputs[0], unique=True), f"stage {lookup.stage.name}"
+        schema = plain_schema(self.to_arrow(lookup.dataframe), f"{where}, table")
+        before = lookup.table.operators if isinstance(lookup.table, RowFlow) else ()
+        table = PlanTable(schema, self._steps(schema, before, f"{where}, table"))
+        operators, others = split(given.operators)
+        made, resolved = self._joins.looked_up(lookup, rows, table, operators)
+        return self._behind_both(made, resolved, others, where, unique)
+
+    def _behind_both(
+        self, rows: PlanInput, resolved: ResolvedJoin, others: tuple[RowOperator, ...], where: str, unique: bool
+    ) -> PlanInput:
+        """Return the rows of a join behind functions of the user's, and what stands behind these."""
+        if not unique and not (self._trial and not others):
+            check_once(resolved, where)
+        self._check_output(rows.schema, where)
+        return rows.behind(self._steps(rows.schema, others, where))
+
+    def _through_steps(self, given: RowFlow, unique: bool) -> PlanInput:
         """Resolve the conditions and columns of a flow. UsageError has the words of Spark."""
         (before,) = given.inputs
+        if isinstance(before, JoinFlow):
+            return self._behind_join(given, before, unique)
+        if isinstance(before, LookupFlow) and id(before) not in self._stage_ids:
+            return self._looked_up(given, before, unique)
         rows = self._input(before)
         origin, schema, *_ = rows
         where = f"{'source' if isinstance(origin, SourcePlan) else 'stage'} {origin.name}"
@@ -553,7 +573,7 @@ class _Compiler:
             origin = self.sources[origin.id] = replace(origin, event_time=time)
             timed = Timed.LATE if given.is_late else Timed.ON_TIME
         steps = self._steps(schema, given.operators, where)
-        return _Input(origin, schema, rows.steps, timed).behind(steps)
+        return PlanInput(origin, schema, rows.steps, timed).behind(steps)
 
     def _steps(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps | None:
         """Return the steps of conditions and columns behind rows of a schema; None: there are none, or they change nothing."""
@@ -593,17 +613,7 @@ class _Compiler:
             self._source_ids[id(given)] = len(self.sources)
             index, name = len(self.sources), self._unique(given.name)
             schema = plain_schema(self.to_arrow(given.declared), f"source {name}")
-            if isinstance(given, StreamSource):
-                ends = given.dataframe is not None and ("availableNow", True) in given.how.trigger
-                written = given.dataframe is None
-                self.sources.append(StreamSourcePlan(index, name, schema, endless=not ends, written=written))
-            elif isinstance(given, WorkerSource):
-                partitions = given.partitions
-                if given.reader.keeps_partitions:
-                    partitions = self.began_with.get(name, partitions)
-                self.sources.append(WorkerSourcePlan(index, name, schema, partitions, given.reader))
-            else:
-                self.sources.append(DataFrameSourcePlan(index, name, schema))
+            self.sources.append(source_plan(given, index, name, schema, self.began_with.get(name)))
         return self._source_ids[id(given)]
 
     def _add_edge(
@@ -646,14 +656,14 @@ class _Compiler:
         if not wanted or None in wanted:
             return
         read = tuple(sorted({column for columns in wanted for column in columns or ()}))
-        schema, columns = _some_of(source.schema, read)
+        schema, columns = some_of(source.schema, read)
         if time is not None:
             places = tuple(read.index(column) for column in time.columns or ())
-            time = replace(time, columns=_some_of(schema, places)[1])
+            time = replace(time, columns=some_of(schema, places)[1])
         self.sources[source.id] = replace(source, schema=schema, columns=columns, event_time=time)
         for edge in edges:
             places = tuple(read.index(column) for column in edge.columns or ())
-            self.edges[edge.id] = replace(edge, columns=_some_of(schema, places)[1])
+            self.edges[edge.id] = replace(edge, columns=some_of(schema, places)[1])
 
     def _narrow_event_time(self, source: SourcePlan, time: EventTime) -> None:
         """Leave out columns that no edge of on-time or late rows looks at."""
@@ -680,13 +690,6 @@ class _Compiler:
             candidate, number = f"{name}#{number}", number + 1
         self._names.add(candidate)
         return candidate
-
-
-def _some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Schema, tuple[int, ...] | None]:
-    """Return the schema of these columns, and the columns; None: all of them."""
-    if columns is None or len(columns) == len(schema):
-        return schema, None
-    return pa.schema([schema.field(column) for column in columns]), columns
 
 
 def _passing() -> Operator:

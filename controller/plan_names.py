@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 
@@ -33,6 +33,19 @@ def check_cases(schema: pa.Schema, what: str) -> None:
                 f"{what}: columns {other!r} and {name!r} differ only in case, and Spark does not tell them apart; rename one of "
                 "them, or set spark.sql.caseSensitive to true"
             )
+
+
+def free_names(wanted: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """Return a name for each wanted one, with a number behind it where it is taken, by another one or from the start. Names that
+    differ in case alone count as the same."""
+    known, found = {name.lower() for name in taken}, []
+    for each in wanted:
+        name, number = each, 2
+        while name.lower() in known:
+            name, number = f"{each} {number}", number + 1
+        known.add(name.lower())
+        found.append(name)
+    return found
 
 
 @contextmanager

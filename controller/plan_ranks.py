@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from controller.event_time_edges import InputTime
 from controller.plan_names import check_names, place_of_errors
-from flux.dataflow.plan import EdgePlan, FromStage, SourcePlan, StagePlan
+from flux.dataflow.plan import DataFrameSourcePlan, EdgePlan, FromStage, SourcePlan, StagePlan
 from flux.dataflow.relations.ranking import RankFlow, RankInput, ResolvedRanking, ToOrder
 
 
@@ -24,6 +24,12 @@ class Nodes:
             return 0 if (time := self.sources[origin.id].event_time) is None else time.delay
         edges = [self.edges[number] for number in origin.edges_in]
         return max((self.delay_of(self._origin(edge)) for edge in edges), default=0)
+
+    def all_end(self, origin: SourcePlan | StagePlan) -> bool:
+        """Return whether all rows of an origin come from batch DataFrames."""
+        if isinstance(origin, SourcePlan):
+            return isinstance(origin, DataFrameSourcePlan)
+        return all(self.all_end(self._origin(self.edges[number])) for number in origin.edges_in)
 
     def _origin(self, edge: EdgePlan) -> SourcePlan | StagePlan:
         return self.stages[edge.stage] if isinstance(edge, FromStage) else self.sources[edge.source]  # type: ignore[attr-defined]

@@ -231,7 +231,8 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
 
 @checked("flux.explain", _settings)
 def explain(*flows: Flow | FlowTo, spark: SparkSession | None = None, **options: Any) -> str:
-    """Return a description of the query: sources, stages with keys, partitions and replicas, and policies. Nothing is started."""
+    """Return a description of the query: sources, stages with keys, partitions and replicas, and policies. Nothing is started,
+    but the DataFrames of tables in joins are read."""
     from spark_integration.query.start import explain_flows
 
     return explain_flows(list(flows), spark, **options)

@@ -90,6 +90,7 @@ TABLE = (
     Setting("operate", "operate", "bool", "true", "whether the flux command can see and change the query, through a file that only its owner can read"),
     Setting("metrics_port", "metrics.port", "int", "-1", "port on which Prometheus metrics are served over HTTP; 0: any free port, -1: off", -1, 65535),
     Setting("metrics_host", "metrics.host", "text", "127.0.0.1", "address on which metrics are served; the default can be reached from this machine only"),
+    Setting("lookup_max_bytes", "lookup.maxBytes", "bytes", "64m", "largest table of a DataFrame that goes into every worker, in a join without ttl", 1),
     Setting("egress_memory", "egress.memoryBytes", "bytes", "64m", "collected output that a worker keeps in memory; the rest goes to a temporary file", 0),
     Setting("sink_max_bytes", "sink.maxBytes", "bytes", "128m", "bytes of output that a partition keeps for its sink; beyond that, its stage waits", 1 << 10),
     Setting("sink_retry_timeout", "sink.retryTimeout", "seconds", "60s", "how long a call of a sink that fails with a transient error is repeated", 0),
@@ -148,6 +149,7 @@ class Settings:
     operate: bool
     metrics_port: int
     metrics_host: str
+    lookup_max_bytes: int
     egress_memory: int
     sink_max_bytes: int
     sink_retry_timeout: float

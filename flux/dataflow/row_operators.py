@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from flux.operators.row_function import ArrowFunction
 
 
+class Unsaid:
+    """The value of an argument that was left out, where None has a meaning of its own."""
+
+    def __repr__(self) -> str:
+        return "unsaid"
+
+
+UNSAID = Unsaid()
+
+
 @dataclass(frozen=True)
 class RowOperator:
     """A method of DataFrame, with its arguments."""
@@ -112,6 +122,27 @@ class RowOperators:
     def unionAll(self, other: Flow | Source | DataFrame) -> UnionFlow:  # noqa: N802
         """Give the rows of two flows: another name of ``union``."""
         return self.union(other)
+
+    @checked("join")
+    def join(
+        self, other: Flow | Source | DataFrame, on: Any = None, how: str | None = None, ttl: Any = UNSAID
+    ) -> RowFlow:
+        """Join the rows of this flow, the left side, with those of another flow, source or DataFrame, the right side. Names,
+        types and columns are those that Spark gives the join; rows of equal keys meet in one partition and wait there for each
+        other.
+
+        on   name of a column that both sides have, or a list of names: each is there once in the result. Or a condition: a
+             Column, as in ``F.expr("c.ad = v.ad AND c.ts BETWEEN v.ts AND v.ts + INTERVAL 1 HOUR")``, with ``alias`` for both
+             sides. Equalities are keys, and there is one at least. Comparisons of event times are bounds: a row is forgotten
+             when the watermark of the other side has passed all that could match it
+        how  "inner", "left", "right", "full", "left_semi" or "left_anti", in any spelling of PySpark. A row without a match comes
+             once, when it is final
+        ttl  where there are no bounds: how long a row waits, such as "1 day"; None: for ever. It has to be said"""
+        from flux.dataflow.relations.joining import joined
+
+        made = joined(self, other, on, how, ttl)  # type: ignore[arg-type]
+        flux._check_columns(made)
+        return made
 
     @checked("alias")
     def alias(self, alias: str) -> RowFlow:
@@ -232,10 +263,7 @@ OF_DATAFRAMES: dict[str, str] = {
         ("rollup", "cube"), "flow.groupBy(...).agg(...) gives one row for each group; each grouping is a flow"
     ),
     "count": "flow.groupBy().count() gives the number of its rows as a flow, where the input ends",
-    **dict.fromkeys(
-        ("join", "crossJoin"),
-        "a stage with several inputs does that, as in Joined(a, b)",
-    ),
+    "crossJoin": "rows of flows have no end, and each would meet all others; flow.join(other, 'key') joins rows of equal keys",
     **dict.fromkeys(("unionByName",), "union() takes columns by position: choose them in the same order with select()"),
     **dict.fromkeys(
         ("orderBy", "sort"), "rows of a flow have no end to be sorted by; a stage may sort what it gives in finish()"

@@ -51,18 +51,27 @@ class Select:
 
 @dataclass(frozen=True)
 class MapRows:
-    """A function from a batch to one with a row for each row, in the same order. It is given all columns that come."""
+    """A function from a batch to one with a row for each row, in the same order: one of the user's, or a table in which rows are
+    looked up. It is given all columns that come."""
 
     function: Callable[[pa.RecordBatch], pa.RecordBatch]
     #: The columns that come, and those that leave.
     schema: pa.Schema
     output: pa.Schema
+    #: Whether columns leave as they came, under the same names, with others behind them.
+    adds: bool = False
 
     def columns(self) -> list[str]:
         return list(self.schema.names)
 
+    def kept(self) -> set[str]:
+        """Return the names of the columns that leave as they came."""
+        return set(self.schema.names) if self.adds else set()
+
     def __str__(self) -> str:
         columns = ", ".join(f"{Column(field.name, field.type)} {field.type}" for field in self.output)
+        if self.adds:
+            return f"look up {getattr(self.function, 'name', 'rows')}"
         return f"mapInArrow {getattr(self.function, 'name', 'function')} as {columns}"
 
 
@@ -123,7 +132,7 @@ class RowSteps:
             if isinstance(step, Select):
                 names = {name for name, each in step.outputs if isinstance(each, Column) and each.name in names}
             elif isinstance(step, MapRows):
-                names = set()
+                names &= step.kept()
         return [name for name in self.output.names if name in names]
 
     def came_as(self, name: str) -> str | None:
@@ -134,7 +143,7 @@ class RowSteps:
                 if not isinstance(made, Column):
                     return None
                 name = made.name
-            elif isinstance(step, MapRows):
+            elif isinstance(step, MapRows) and name not in step.kept():
                 return None
         return name
 

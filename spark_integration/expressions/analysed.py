@@ -15,13 +15,16 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException, PySparkTypeError, PySparkValueError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
 
+from controller.plan_names import free_names
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowStep, RowSteps, Select, Where
 from flux.expressions.tree import Column, Expression, FunctionCall
 from spark_integration.expressions.classes import Translator
 from spark_integration.expressions.nodes import REMEDY, Node, arrow_type, tree_of
-from spark_integration.schema import for_spark, struct_to_arrow
+from spark_integration.schema import for_spark, struct_to_arrow, to_arrow
+from spark_integration.settings import is_case_sensitive
 
 #: Operators that change neither rows nor columns.
 _NAMES_ONLY = ("SubqueryAlias", "ResolvedHint", "UnresolvedHint")
@@ -41,6 +44,16 @@ def empty(spark: SparkSession, schema: pa.Schema, name: str | None = None) -> Da
     kind = jvm.org.apache.spark.sql.types.DataType.fromJson(struct.json())
     found = DataFrame(spark._jsparkSession.createDataFrame(jvm.java.util.ArrayList(), kind), spark)
     return found if name is None else found.alias(name)
+
+
+def empty_like(spark: SparkSession, given: pa.Schema | DataFrame) -> DataFrame:
+    """Return a DataFrame without rows, with the columns of a flow, or those and the alias of a DataFrame."""
+    if isinstance(given, pa.Schema):
+        return empty(spark, given)
+    output = given._jdf.queryExecution().analyzed().output()
+    qualified = {str(output.apply(at).qualifier().mkString("\0")) for at in range(output.size())}
+    alias = qualified.pop().rsplit("\0", 1)[-1] if len(qualified) == 1 else ""
+    return empty(spark, to_arrow(spark, given), alias or None)
 
 
 def steps_of(
@@ -98,6 +111,16 @@ def calls(step: RowStep) -> Iterator[FunctionCall]:
 def as_usage_error(error: Exception, schema: pa.Schema) -> UsageError:
     """Return Spark's message without its plan, with the columns there are where a name is unknown."""
     text = str(error).split(";\n")[0].split("\n\nJVM stacktrace")[0].strip()
+    if "AMBIGUOUS_REFERENCE" in text:
+        text = (
+            f"{text.rstrip('.')}. Tell both sides of a join apart by alias, as in "
+            "clicks.alias('c').join(views.alias('v'), F.expr('c.ad = v.ad')).select('c.ad')"
+        )
+    if "UNRESOLVED_USING_COLUMN_FOR_JOIN" in text:
+        text = (
+            f"{text.rstrip('.')}. A text in join() is the name of a column that both sides have. A condition is a Column: "
+            "F.expr('c.ad = v.ad')"
+        )
     if "UNRESOLVED_COLUMN" in text or "FIELD_NOT_FOUND" in text or "AMBIGUOUS" in text:
         struct, _ = for_spark(schema, "the flow")
         columns = (f"{each.name} {each.dataType.simpleString().upper()}" for each in struct)
@@ -125,9 +148,11 @@ class AnalysedPlan:
 
     def attribute_ids(self) -> list[int]:
         """Return Spark's ids of the columns of the lowest operator."""
-        output = self._below(len(self.levels) - 1).output()
-        listed = [str(output.apply(at).toJSON()) for at in range(output.size())]
-        return [int(json.loads(each)[0]["exprId"]["id"]) for each in listed]
+        return ids_of(self.leaf().output())
+
+    def leaf(self) -> Any:
+        """Return Spark's lowest operator: that of a join has two below it."""
+        return self._below(len(self.levels) - 1)
 
     def _part(self, level: int, name: str, number: int | None = None) -> Callable[[], Any]:
         def fetch() -> Any:
@@ -144,6 +169,12 @@ class AnalysedPlan:
         return plan
 
 
+def ids_of(output: Any) -> list[int]:
+    """Return Spark's ids of the columns of an operator."""
+    listed = [str(output.apply(at).toJSON()) for at in range(output.size())]
+    return [int(json.loads(each)[0]["exprId"]["id"]) for each in listed]
+
+
 def _down_to_leaf(levels: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for at, level in enumerate(levels):
         if level["num-children"] != 1:
@@ -151,10 +182,13 @@ def _down_to_leaf(levels: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return levels
 
 
-def chain_below(plan: AnalysedPlan, schema: pa.Schema, top: int = 0) -> tuple[list[RowStep], dict[int, Expression]]:
+def chain_below(
+    plan: AnalysedPlan, schema: pa.Schema, top: int = 0, join: bool = False
+) -> tuple[list[RowStep], dict[int, Expression]]:
     """Return the steps of the operators from level ``top`` down, the first step first, and the expressions of the columns
-    that they give, by Spark's ids."""
-    for name, level in zip(plan.names[top:], plan.levels[top:], strict=True):
+    that they give, by Spark's ids. ``join``: the lowest operator is a join, whose columns are those of ``schema``."""
+    below = len(plan.levels) - join
+    for name, level in zip(plan.names[top:below], plan.levels[top:below], strict=True):
         if name not in ("Project", "Filter", *_NAMES_ONLY) and level["num-children"]:
             reason = _OTHERS.get(name, "only columns and conditions of a row are")
             raise UsageError(
@@ -171,13 +205,37 @@ def chain_below(plan: AnalysedPlan, schema: pa.Schema, top: int = 0) -> tuple[li
         if plan.names[at] == "Filter":
             chain.append(Where(translator.translate(plan.condition(at))))
         elif plan.names[at] == "Project":
-            columns = []
+            columns: list[tuple[str, Expression]] = []
             then: dict[int, Expression] = {}
             for node in plan.expressions(at, "projectList"):
                 expression = translator.translate(node)
-                column = str(node.fields["name"])
+                column, number = str(node.fields["name"]), 2
+                while any(column == known for known, _ in columns):  # told apart by aliases, as columns of joins are
+                    column, number = f"{node.fields['name']} {number}", number + 1
                 columns.append((column, expression))
                 then[node.expression_id()] = Column(column, expression.type)
             chain.append(Select(tuple(columns)))
             attributes = then
     return chain, attributes
+
+
+def steps_behind(
+    spark: SparkSession, plan: AnalysedPlan, given: pa.Schema, result: DataFrame
+) -> tuple[RowSteps | None, str | None]:
+    """Return the steps behind a join, and a name that several columns have in Spark. ``given``: the columns of the join."""
+    chain, _ = chain_below(plan, given, join=True)
+    check_policy(spark, chain)
+    struct = result.schema
+    plain = [name if is_case_sensitive(spark) else name.lower() for name in struct.names]
+    twice = next((name for name, each in zip(struct.names, plain, strict=True) if plain.count(each) > 1), None)
+    selects = [step for step in chain if isinstance(step, Select)]
+    made = selects[-1].outputs if selects else tuple((each.name, Column(each.name, each.type)) for each in given)
+    inner = [name for name, _ in made]
+    names = list(struct.names) if twice is None else free_names(inner, [])
+    if names == inner and not selects:
+        return (RowSteps.of(given, chain, given) if chain else None), twice
+    if names != inner:
+        columns = [Column(name, expression.type) for name, expression in made]
+        chain = [*chain, Select(tuple(zip(names, columns, strict=True)))]
+    fields = [StructField(name, each.dataType, each.nullable) for name, each in zip(names, struct, strict=True)]
+    return RowSteps.of(given, chain, struct_to_arrow(StructType(fields), session_zone(spark))), twice

@@ -3,6 +3,7 @@
 start                The start of a query from flows: everything is checked before anything runs
 query                The handle of a running query, in the manner of pyspark's StreamingQuery
 run                  One run of a query: it starts everything, watches it, and leaves nothing behind
+lookup_tables        Tables in every worker: read when a query starts, and kept in its checkpoint location
 source_setup         The preparation of sources and sinks, and input that has come since and is not read
 running_queries      Active queries of this process, which have not ended
 same_plan            The plan that a checkpoint location remembers, and differences that forbid a start

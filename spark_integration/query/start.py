@@ -36,10 +36,12 @@ from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
 from spark_integration.expressions.aggregates import groups_of
 from spark_integration.expressions.analysed import steps_of
+from spark_integration.expressions.joins import join_of
 from spark_integration.expressions.orders import order_of
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.follow import follow
+from spark_integration.query.lookup_tables import LookupTables
 from spark_integration.query.query import Query
 from spark_integration.query.source_setup import prepared
 from spark_integration.schema import for_spark, to_arrow
@@ -164,10 +166,11 @@ def _started(
     with _claim_slots(
         spark, settings, query_id, name, bool(keep_output) or read or _fed(sources), _most_replicas(flows, settings)
     ) as need:
+        tables = LookupTables(settings.lookup_max_bytes, location)
         began_with = need.workers if location is None else location.began_with(need.workers)
         plan = _compiled(
             spark, flows, settings, query_id, secrets.token_bytes(32), began_with if keep_output else 0,
-            None if location is None else location.partitions,
+            None if location is None else location.partitions, tables,
         )  # fmt: skip
         check_ends(plan, goes_on=location is not None)
         if location is not None:
@@ -189,6 +192,7 @@ def _started(
         if location is not None:
             location.check(plan)
             plan, kept = with_cuts(plan, sources, kept, location.kept)
+            tables.keep()
             location.take(plan, kept)
         query = Query(spark, plan, need, sources, name, place)
         if shared:
@@ -302,16 +306,17 @@ def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **opti
     settings = Settings.of(given, **options)
     if has_one_executor(session) and not decides_on_shared_executors(given, options):
         settings = replace(settings, same_executor=True)
-    plan = _compiled(session, flows, settings)
+    plan = _compiled(session, flows, settings, tables=LookupTables(settings.lookup_max_bytes))
     check_ends(plan)
     return explain(plan)
 
 
 def _compiled(
     spark: SparkSession, flows: Sequence[Flow | FlowTo], settings: Settings, query: str = "", secret: bytes = b"",
-    collect: int = 0, began_with: Mapping[str, int] | None = None,
+    collect: int = 0, began_with: Mapping[str, int] | None = None, tables: LookupTables | None = None,
 ) -> Plan:  # fmt: skip
-    """Compile flows with the types, names and expressions of a session."""
+    """Compile flows with the types, names and expressions of a session. ``tables`` reads those of lookups; None: the flow is only
+    being written, and nothing is read."""
     return compile_plan(
         flows,
         settings,
@@ -324,6 +329,9 @@ def _compiled(
         lambda schema, operators: steps_of(spark, schema, operators),
         lambda schema, grouping: groups_of(spark, schema, grouping),
         lambda schema, by: order_of(spark, schema, by),
+        lambda left, right, joining, behind: join_of(spark, left, right, joining, behind),
+        None if tables is None else tables.rows,
+        tables is None,
     )
 
 

@@ -1,5 +1,6 @@
 """Flows that look at several rows or inputs, declared as functions and methods of flows, and resolved when the plan is compiled.
 
+joining  Joins of two flows, and of a flow with a table
 ranking  Flows with ranks or without duplicates, and ``flux.dedup``
 as_of    ``flux.asof_join``
 tops     ``flux.top`` and ``flux.last``

@@ -1,0 +1,97 @@
+"""Tables in every worker: read from their DataFrames when a query starts, and kept in its checkpoint location (design: lookup).
+
+Law: a query that goes on from a checkpoint location has the tables that it began with, whatever their DataFrames give by then:
+steps that are repeated would give other rows otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from flux.dataflow.relations.joining import LookupFlow
+from flux.errors import UsageError
+from flux.operators.user_code import text_of
+from flux.vault.location import Place
+from spark_integration.query.checkpoint_location import CheckpointLocation
+
+_MIB = 1 << 20
+
+
+class LookupTables:
+    """The tables of a query that is being started. ``location``: its checkpoint location; None: it has none."""
+
+    def __init__(self, bytes_max: int, location: CheckpointLocation | None = None) -> None:
+        self._bytes_max = bytes_max
+        self._place: Place | None = None if location is None else location.place
+        self._goes_on = location is not None and location.about is not None
+        #: The rows of each table, by flow, in the order in which the compiler asks for them.
+        self._rows: dict[int, pa.Table] = {}
+
+    def rows(self, flow: LookupFlow) -> pa.Table:
+        """Return the rows of a table. UsageError: there are too many, they cannot be read, or the location has lost them."""
+        if id(flow) not in self._rows:
+            number = len(self._rows)
+            self._rows[id(flow)] = self._kept(number, flow) if self._goes_on else self._read(flow)
+        return self._rows[id(flow)]
+
+    def keep(self) -> None:
+        """Write the tables of a new query into its checkpoint location: before the location is that of the query, so that there
+        is none without its tables. A name that begins with a dot does not
+        make a location one of a query."""
+        if self._place is None or self._goes_on:
+            return
+        for number, rows in enumerate(self._rows.values()):
+            out = pa.BufferOutputStream()
+            with pa.ipc.new_stream(out, rows.schema) as writer:
+                writer.write_table(rows)
+            try:
+                self._place.write(_name(number), out.getvalue().to_pybytes())
+            except OSError as error:
+                raise UsageError(f"checkpointLocation={str(self._place)!r} cannot be written: {error}") from error
+
+    def _kept(self, number: int, flow: LookupFlow) -> pa.Table:
+        assert self._place is not None
+        try:
+            return pa.ipc.open_stream(self._place.read(_name(number))).read_all()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UsageError(
+                f"checkpointLocation={str(self._place)!r}: the table of {flow.stage.name}, with which the query began, cannot be "
+                f"read ({_name(number)}): {text_of(error)}. Start the query anew in another directory"
+            ) from error
+
+    def _read(self, flow: LookupFlow) -> pa.Table:
+        """Read a DataFrame. Each of its partitions stops when it alone is too large."""
+        df: DataFrame = flow.dataframe
+        where = f"join {flow.stage.name}: the table"
+        try:
+            names = [f"c{position}" for position in range(len(df.columns))]
+            plain = df.toDF(*names)
+            rows = plain.mapInArrow(partial(up_to, bytes_max=self._bytes_max), plain.schema).toArrow()
+        except Exception as error:
+            raise UsageError(f"{where} cannot be read: {text_of(error).splitlines()[0]:.500}") from error
+        if rows.nbytes > self._bytes_max:
+            raise UsageError(
+                f"{where} has {rows.nbytes / _MIB:.1f} MiB or more, and spark.flux.lookup.maxBytes allows "
+                f"{self._bytes_max / _MIB:g} MiB in every worker. Choose rows and columns of it first, as with "
+                "flux.batch(df).where(...).select(...); or raise the limit; or say ttl=None for a join that keeps rows of both "
+                "sides, spread over partitions"
+            )
+        return rows.rename_columns(df.columns)
+
+
+def up_to(batches: Iterator[pa.RecordBatch], bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches until they have more than these bytes."""
+    given = 0
+    for batch in batches:
+        yield batch
+        given += batch.nbytes
+        if given > bytes_max:
+            return
+
+
+def _name(number: int) -> str:
+    return f".table-{number:04d}"
