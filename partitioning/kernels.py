@@ -852,12 +852,36 @@ def unlink_sessions(slots: Array, heads: Array, at: Array, is_open: Array) -> No
 
 # ---- joins --------------------------------------------------------------------------------------
 
-#: Columns of ``at`` (int64[rows, 6]), the rows of one side of a join: the row before it of its key or -1; its event time; the
+#: Columns of ``at`` (int64[rows, 8]), the rows of one side of a join: the row before it of its key or -1; its event time; the
 #: least and the greatest event time of rows of the other side that match it; the greatest ``HIGH`` of it and all before it of
-#: its key; the time until which it waits. ``gone`` (bool[rows]) says which rows wait no more.
-OLDER, TIME, LOW, HIGH, PEAK, UNTIL = 0, 1, 2, 3, 4, 5
+#: its key; the time until which it waits; an earlier row of its key, see ``_leap``; the least ``TIME`` of it and the rows before
+#: it, down to that row and without it. One row is a line of the cache. ``gone`` (bool[rows]) says which rows wait no more.
+OLDER, TIME, LOW, HIGH, PEAK, UNTIL, LEAP, LEAST = 0, 1, 2, 3, 4, 5, 6, 7
 #: Rows of which the least ``HIGH`` and ``UNTIL`` are kept, so that the search for rows to forget passes over others.
 BLOCK = 1024
+
+
+@kernel
+def _leap(at: Array, r: int) -> int:
+    """Return the row to which one may leap from a row, or -1. ``LEAP`` has its number plus one, below the length of the chain.
+
+    Leaps are those of Myers, *An applicative random-access stack* (1983): each row has one, and yet any earlier row is reached
+    by about twice the logarithm of the distance."""
+    return (at[r, LEAP] & 0xFFFFFFFF) - 1
+
+
+@kernel
+def _depth(at: Array, r: int) -> int:
+    """Return how many rows of a chain there are from this one on."""
+    return 0 if r < 0 else at[r, LEAP] >> 32
+
+
+@kernel
+def put_rows(times: Array, lows: Array, highs: Array, untils: Array, at: Array, first: int) -> None:
+    """Write rows from ``first`` on, which are in no chain yet."""
+    for i in range(times.size):
+        r = first + i
+        at[r, TIME], at[r, LOW], at[r, HIGH], at[r, UNTIL] = times[i], lows[i], highs[i], untils[i]
 
 
 @kernel
@@ -870,12 +894,19 @@ def link_rows(owners: Array, heads: Array, at: Array, first: int, size: int) -> 
             for j in range(r, end):
                 _prefetch(heads_at + 4 * np.int64(owners[j]))
             for j in range(r, end):
-                _prefetch(rows_at + 48 * np.int64(heads[owners[j]]))
+                _prefetch(rows_at + 64 * np.int64(heads[owners[j]]))
         older = np.int64(heads[owners[r]])
-        peak = at[r, HIGH]
-        if older >= 0 and at[older, PEAK] > peak:
-            peak = at[older, PEAK]
-        at[r, OLDER], at[r, PEAK] = older, peak
+        peak, least, to = at[r, HIGH], at[r, TIME], older
+        if older >= 0:
+            peak = max(peak, at[older, PEAK])
+            one = _leap(at, older)
+            if one >= 0:
+                two = _leap(at, one)
+                if _depth(at, older) - _depth(at, one) == _depth(at, one) - _depth(at, two):
+                    to = two
+                    least = min(least, at[older, LEAST], at[one, LEAST])
+        at[r, OLDER], at[r, PEAK], at[r, LEAST] = older, peak, least
+        at[r, LEAP] = (_depth(at, older) + 1) << 32 | (to + 1)
         heads[owners[r]] = r
 
 
@@ -899,7 +930,7 @@ def pair_rows(
                 _prefetch(heads_at + 4 * np.int64(owners[j]))
             for j in range(i, end):
                 if owners[j] >= 0:
-                    _prefetch(rows_at + 48 * np.int64(heads[owners[j]]))
+                    _prefetch(rows_at + 64 * np.int64(heads[owners[j]]))
         owner = owners[i]
         if owner < 0:
             continue
@@ -907,6 +938,9 @@ def pair_rows(
         row = -2
         time, low, high = times[i], lows[i], highs[i]
         while r >= 0 and at[r, PEAK] >= time:
+            if at[r, LEAST] > high:
+                r = _leap(at, r)
+                continue
             if at[r, LOW] <= time <= at[r, HIGH] and low <= at[r, TIME] <= high and at[r, UNTIL] >= limit:
                 if count == size:
                     return count, i, r

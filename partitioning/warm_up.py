@@ -73,7 +73,8 @@ def warm_up() -> None:
 
 def _join(one: np.ndarray, number: np.ndarray) -> None:
     """Call the kernels that serve joins."""
-    heads, at, gone, least = one - 1, np.zeros((1, 6), np.int64), np.zeros(1, bool), np.zeros((1, 2), np.int64)
+    heads, at, gone, least = one - 1, np.zeros((1, 8), np.int64), np.zeros(1, bool), np.zeros((1, 2), np.int64)
+    kernels.put_rows(number, number, number, number, at, 0)
     kernels.link_rows(one, heads, at, 0, 1)
     kernels.pair_rows(one, number, number, number, heads, at, 0, 0, -2, number.copy(), number.copy())
     kernels.first_of_each(number, gone.copy(), gone.copy())

@@ -1,8 +1,7 @@
 """Growing columns: rows are appended to them batch by batch, and taken out of them by their numbers.
 
-Law: a column gives the values that were appended, in their order, as one Arrow array over its own memory. Appending doubles the
-memory when it is full, so it costs the rows that come and not those that are there. Memory below the length never changes: an
-array that was given before stays as it was.
+Law: rows have the numbers 0, 1, 2, ... in the order in which they were appended. Taking copies from one Arrow array over the
+memory of a column. Appending doubles the memory when it is full, so it costs the rows that come and not those that are there.
 
 A column is made of parts as Arrow's own: bits of validity, values of one width or offsets and bytes, children of structs. Types
 that have no such form (lists, maps) are kept as pieces of Arrow, each at least as large as all behind it, so there are few.
@@ -63,10 +62,10 @@ class GrowingColumn(abc.ABC):
     def nbytes(self) -> int:
         """Bytes of memory held."""
 
-    def kept(self, rows: pa.Array) -> GrowingColumn:
-        """Return a new column with these rows alone."""
+    def kept(self, rows: np.ndarray) -> GrowingColumn:
+        """Return a column with these rows alone, ascending; perhaps this one."""
         made = growing(self.type)
-        made.append(self.take(rows))
+        made.append(self.take(pa.array(rows)))
         return made
 
 
@@ -132,6 +131,13 @@ class FixedValues(BufferColumn):
     def view(self) -> pa.Array:
         buffers = [self._validity(), pa.py_buffer(self._values[: self.rows])]
         return pa.Array.from_buffers(self.type, self.rows, buffers)
+
+    def kept(self, rows: np.ndarray) -> GrowingColumn:
+        if self._valid is not None or 4 * len(rows) < len(self._values):
+            return super().kept(rows)
+        self._values[: len(rows)] = self._values[rows]  # in the same memory: new one costs more than the rows
+        self.rows = len(rows)
+        return self
 
     def _held(self) -> int:
         return self._values.nbytes
@@ -279,6 +285,6 @@ class Arena:
         """Return rows: the needed columns."""
         return [column.take(rows) for column in self._columns.values()]
 
-    def keep(self, rows: pa.Array) -> None:
+    def keep(self, rows: np.ndarray) -> None:
         """Drop all rows but these, which are ascending and get the lowest numbers."""
         self._columns = {at: column.kept(rows) for at, column in self._columns.items()}

@@ -7,9 +7,9 @@ Rows are numbered in the order of their arrival, for ever. They lie one behind t
 newest first, which begins at the slot of the key in an index that both sides share. A row that is forgotten stays in its place
 until more than half of all are; then the others move together. So memory is bounded by twice the rows that wait.
 
-A chain is left at the first row behind which none has a range that reaches the time of the row that looks: ranges that have ended
-are no work. Blocks of rows tell how soon one of their rows ends, so rows that wait longer are no work either when rows are
-forgotten.
+A chain is left at the first row behind which none has a range that reaches the time of the row that looks, and stretches of it
+whose rows are all later than that row's range are passed over in leaps: rows that cannot match because of their time are no work.
+Blocks of rows tell how soon one of their rows ends, so rows that wait longer are no work either when rows are forgotten.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WaitingRows:
         """Drop all rows."""
         self.columns = Arena(self._schema, self._needed)
         self._size = self._gone = 0
-        self._at = np.zeros((0, 6), np.int64)
+        self._at = _lines(0)
         self._owners = np.zeros(0, np.int32)
         self._numbers = np.zeros(0, np.int64)
         self._begun = np.zeros(0, np.int64)  # the step of the row, ascending
@@ -123,8 +123,7 @@ class WaitingRows:
     ) -> None:
         first, size = self._size, self._size + len(numbers)
         self._make_room(size, keys)
-        self._at[first:size, TIME], self._at[first:size, UNTIL] = rows.times, rows.untils
-        self._at[first:size, LOW], self._at[first:size, HIGH] = rows.lows, rows.highs
+        kernels.put_rows(rows.times, rows.lows, rows.highs, rows.untils, self._at, first)
         self._owners[first:size], self._numbers[first:size] = rows.owners, numbers
         self._begun[first:size], self.matched[first:size] = steps, matched
         self.columns.append(columns)
@@ -140,8 +139,10 @@ class WaitingRows:
             )
         if rows > known:
             room = max(2 * known, rows, 64)
-            for name in ("_at", "_owners", "_numbers", "_begun", "matched", "gone"):
+            for name in ("_owners", "_numbers", "_begun", "matched", "gone"):
                 setattr(self, name, grown(getattr(self, name), room))
+            before, self._at = self._at, _lines(room)
+            self._at[:known] = before
             blocks = len(self._least)
             self._least = grown(self._least, -(-room // BLOCK))
             self._least[blocks:] = END_OF_TIME
@@ -213,21 +214,26 @@ class WaitingRows:
     def move_together(self, moved: np.ndarray | None = None) -> None:
         """Drop forgotten rows from memory. ``moved``: the new slot of each key."""
         kept = self.live()
-        names = ("_at", "_owners", "_numbers", "_begun", "matched")
-        arrays = [getattr(self, name)[kept] for name in names]
-        columns, keys = self.columns, len(self._heads)
-        if moved is not None:
-            arrays[1], keys = moved[arrays[1]].astype(np.int32), int(moved.max(initial=-1)) + 1
-        self.clear()
-        if not len(kept):
+        count, keys = len(kept), len(self._heads)
+        if not count:
+            self.clear()
             return
-        columns.keep(pa.array(kept))
-        self.columns, self._size = columns, len(kept)
-        self._make_room(len(kept), keys)
-        for name, array in zip(names, arrays, strict=True):
-            getattr(self, name)[: len(kept)] = array
-        kernels.link_rows(self._owners, self._heads, self._at, 0, self._size)
-        kernels.note_least(self._at, 0, self._size, self._least)
+        room = len(self._at) if 4 * count > len(self._at) else 2 * count  # the same memory, if it is not much too large
+        for name in ("_at", "_owners", "_numbers", "_begun", "matched"):
+            before = getattr(self, name)
+            after = before if room == len(before) else _lines(room) if name == "_at" else np.zeros(room, before.dtype)
+            after[:count] = before[kept]
+            setattr(self, name, after)
+        if moved is not None:
+            self._owners[:count] = moved[self._owners[:count]]
+            keys = int(moved.max()) + 1
+        self.gone = np.zeros(room, np.bool_)
+        self._least = np.full((-(-room // BLOCK), 2), END_OF_TIME)
+        self._heads = np.full(keys, -1, np.int32)
+        self.columns.keep(kept)
+        self._size, self._gone = count, 0
+        kernels.link_rows(self._owners, self._heads, self._at, 0, count)
+        kernels.note_least(self._at, 0, count, self._least)
 
     # ---- on their way
 
@@ -310,3 +316,10 @@ class WaitingRows:
             owners = index.slots(batch.columns[7:end])
             arrived = ArrivedRows(owners, times, lows, highs, untils)
             self._append(arrived, matched, batch.columns[end:], begun, numbers, len(index))
+
+
+def _lines(rows: int) -> np.ndarray:
+    """Return ``at`` of kernels, zero, with each row in one line of the cache."""
+    memory = np.zeros(8 * rows + 8, np.int64)
+    first = -(memory.ctypes.data // 8) % 8
+    return memory[first : first + 8 * rows].reshape(rows, 8)

@@ -396,6 +396,8 @@ def test_a_join_gives_what_the_model_gives_in_its_order_whatever_the_cuts_and_co
         else:
             expected = model.move(what) if kind == "marks" else model.add(what, rows)
         assert said(applied.apply(step)) == said(expected)
+        if spec.ttl is None:
+            assert [len(rows) for rows in applied.operator._waiting] == [len(rows) for rows in model.waiting]
         applied.between()
     end = said(applied.rows(last_output(applied.operator, applied.operator.context)))
     assert end == said(model.move([END_OF_TIME] * 2) + model.forget(everything=True))
