@@ -116,11 +116,11 @@ def test_an_input_that_lacks_its_decorator_is_named(given: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("distinct", "def step"),
+        ("distinct", "flux.dedup"),
         ("cube", "one row for each group"),
         ("write", "flow.to_parquet"),
         ("schema", "flow.explain"),
-        ("join", "several inputs"),
+        ("crossJoin", "flow.join"),
         ("toPandas", "flow.collect"),
     ],
 )
