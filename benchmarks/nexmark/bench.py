@@ -68,7 +68,7 @@ def run(
     queries: list[str], events: int, source: str, peer: bool, with_chaos: bool, workers: int, console: Console
 ) -> Iterator[QueryFigures | Report]:
     """Yield the line of each query as soon as it is known, and last a report of all together."""
-    chosen = queries or [name for name in checkout.QUERIES if checkout.has(name)]
+    chosen = queries or list(checkout.QUERIES)
     settings: dict[str, Any] = {
         "spark.sql.session.timeZone": "UTC",
         "spark.executorEnv.PYTHONPATH": str(checkout.ROOT),

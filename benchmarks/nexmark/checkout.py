@@ -33,11 +33,6 @@ def query(name: str, nexmark: Any) -> Any:
     return module(f"examples.nexmark.{name}").query(nexmark)
 
 
-def has(name: str) -> bool:
-    """Tell whether the checkout has the page of a query."""
-    return (ROOT / "examples" / "nexmark" / f"{name}.py").exists()
-
-
 def events(count: int, partitions: int, **options: Any) -> Any:
     """Return generated events with all of their columns."""
     return module("examples.nexmark.generator").Events(count, partitions, **options).ask_for_all()

@@ -101,7 +101,7 @@ ANSWERS = {
         "select distinct p.id, p.name, time_bucket(interval 10 seconds, p.dateTime) as starttime from person p join auction a "
         "on p.id = a.seller and time_bucket(interval 10 seconds, p.dateTime) = time_bucket(interval 10 seconds, a.dateTime)"
     ),
-    "q9": Answer(_WINNING),
+    "q9": Answer(_WINNING, _newest("id", by="price desc, bid_dateTime, bidder, bid_extra")),
     "q10": Answer(
         f"select auction, bidder, price, dateTime, extra, strftime(dateTime, '%Y-%m-%d') as dt, {_MINUTE} as hm from bid"
     ),

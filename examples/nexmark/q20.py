@@ -1,0 +1,19 @@
+"""q20, bids with their auctions, in one category.
+
+Nothing says how long an auction may be asked for, so ``ttl=None`` keeps both sides for ever."""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as F  # noqa: N812
+
+import flux
+from examples.nexmark.flows import Nexmark
+
+
+def query(nexmark: Nexmark) -> flux.Flow:
+    bids, auctions = nexmark.bid().alias("b"), nexmark.auction().where("category = 10").alias("a")
+    return bids.join(auctions, F.expr("auction = id"), ttl=None).select(
+        "auction", "bidder", "price", "channel", "url", F.col("b.dateTime").alias("bid_dateTime"),
+        F.col("b.extra").alias("bid_extra"), "itemName", "description", "initialBid", "reserve", "a.dateTime", "expires",
+        "seller", "category", "a.extra",
+    )  # fmt: skip

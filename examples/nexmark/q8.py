@@ -1,0 +1,18 @@
+"""q8, new users: the people who have opened an auction within the ten seconds in which they registered.
+
+Both sides are windows, and are joined on them: a window is joined when it is final on both sides, and then forgotten."""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as F  # noqa: N812
+
+import flux
+from examples.nexmark.flows import Nexmark
+
+
+def query(nexmark: Nexmark) -> flux.Flow:
+    window = F.window("dateTime", "10 seconds")
+    people = nexmark.person("id", "name", "dateTime").groupBy(window, "id", "name").count().alias("p")
+    sellers = nexmark.auction("seller", "dateTime").groupBy(window, "seller").count().alias("a")
+    new = people.join(sellers, F.expr("p.id = a.seller AND p.window = a.window"))
+    return new.select("id", "name", F.col("p.window.start").alias("starttime"))
