@@ -44,7 +44,7 @@ class Counts(flux.Aggregate):
     n = flux.count()
 
 
-@pytest.mark.parametrize("recovery", ["upstream", "active"])
+@pytest.mark.parametrize("recovery", ["upstream", pytest.param("active", marks=pytest.mark.long)])
 def test_rows_that_were_left_out_are_counted_once_though_their_primary_is_lost(recovery: str) -> None:
     GATE.clear()
     source: Any = flux.source(read, SCHEMA, 1, "rows")
