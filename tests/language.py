@@ -49,6 +49,8 @@ HEADLESS_NAME, NO_VERB_NAME, SHARED_NAME = "no head word", "function without ver
 HABITS = (*SENTENCE_HABITS, HEADLESS_NAME, NO_VERB_NAME, SHARED_NAME)
 
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+#: Fields of statements that hold other statements, or parts with statements.
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _PROPERTIES = {"property", "cached_property", "setter"}
 
 
@@ -84,10 +86,23 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@cache
+def definitions(source: str) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """List the classes and functions of a module. Only statements hold them, and most nodes are expressions: to look at these,
+    too, takes half of a survey."""
+    found, pending = [], list(parsed(source).body)
+    for node in pending:  # grows meanwhile
+        if isinstance(node, _DEFINITIONS):
+            found.append(node)
+        for name in _BLOCKS:
+            pending += getattr(node, name, ())
+    return found
+
+
 def passages(source: str) -> Iterator[Passage]:
     """Yield all docstrings and comments of a module."""
-    for node in ast.walk(parsed(source)):
-        if isinstance(node, (ast.Module, *_DEFINITIONS)) and (text := ast.get_docstring(node)):
+    for node in (parsed(source), *definitions(source)):
+        if text := ast.get_docstring(node):
             yield Passage(node.body[0].lineno, text)
     yield from _comments(source)
 
@@ -129,8 +144,8 @@ def findings_of(path: str, source: str) -> Iterator[Finding]:
             for habit, pattern in SENTENCE_HABITS.items():
                 if pattern.search(text):
                     yield Finding(habit, path, line, text)
-    for node in ast.walk(parsed(source)):
-        if not isinstance(node, _DEFINITIONS) or not (text := ast.get_docstring(node)):
+    for node in definitions(source):
+        if not (text := ast.get_docstring(node)):
             continue
         first = re.sub(r"\s+", " ", text)[:120]
         if HEADLESS.match(text):
@@ -149,7 +164,7 @@ def shared_class_names(sources: dict[str, str]) -> Iterator[Finding]:
     places: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, source in sources.items():
         if path.partition("/")[0] in PRODUCT:
-            for node in ast.walk(parsed(source)):
+            for node in definitions(source):
                 if isinstance(node, ast.ClassDef):
                     places[node.name].append((path, node.lineno))
     for name, where in places.items():
