@@ -37,9 +37,9 @@ KEY_TYPES: dict[str, tuple[list[pa.DataType], list[tuple]]] = {
         [("a", Decimal("1.00"), 0.0), ("a", Decimal("1.00"), -0.0), ("b", Decimal("2.50"), math.nan), ("a", None, 1.0)],
     ),
 }
-STRUCT = pa.struct([("x", pa.int64()), ("y", pa.string())])
+STRUCT = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int64())), ("z", pa.decimal128(12, 3))])
 #: Columns of each side behind the keys: time, another time, a number, payload of several types.
-BEHIND = [TIME, TIME, pa.int64(), pa.string(), STRUCT, pa.list_(pa.int64()), pa.decimal128(12, 3), pa.bool_()]
+BEHIND = [TIME, TIME, pa.int64(), pa.string(), STRUCT]
 AT_TIME, AT_OTHER, AT_NUMBER = 0, 1, 2
 
 
@@ -59,10 +59,13 @@ def batch_of(schema: pa.Schema, rows: list[tuple]) -> pa.RecordBatch:
 def payload(number: int | None) -> tuple:
     """Return the columns behind the number, which follow from it."""
     if number is None:
-        return None, None, None, None, None
-    odd = number % 2 == 1
-    struct = {"x": number if odd else None, "y": "s" * number}
-    return "t" * number, struct, [number] * (number % 3), Decimal(number).quantize(Decimal("1.000")), odd
+        return None, None
+    struct = {
+        "x": number if number % 2 else None,
+        "y": [number] * (number % 3),
+        "z": Decimal(number).quantize(Decimal("1.000")),
+    }
+    return "t" * number, struct
 
 
 @dataclass
@@ -380,7 +383,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("keys", KEY_TYPES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_a_join_gives_what_the_model_gives_in_its_order_whatever_the_cuts_and_copies(keys: str, seed: int) -> None:
     draw = Random(seed)
@@ -406,7 +409,7 @@ def test_a_join_gives_what_the_model_gives_in_its_order_whatever_the_cuts_and_co
     assert not len(applied.operator._index)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_pairs_and_rows_without_any_are_those_of_a_batch_join_whatever_the_interleaving(seed: int) -> None:
     draw = Random(seed)
@@ -436,7 +439,7 @@ def _equal(model: Model, left: tuple, right: tuple) -> bool:
     return model.key(left) is not None and model.key(left) == model.key(right)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_an_inner_join_that_begins_empty_at_the_step_it_needs_gives_the_same(seed: int) -> None:
     draw = Random(seed)
@@ -477,7 +480,7 @@ def test_rows_wait_for_the_watermark_of_the_other_input_and_not_for_their_own() 
     assert not applied.apply(("marks", [1000, 20], None))  # a right row at 20 may still come
     (row,) = applied.apply(("marks", [1000, 21], None))
     assert row[:2] == (1, 20)
-    assert row[9:] == (None,) * 9
+    assert row[6:] == (None,) * 6
 
 
 def test_an_input_without_event_time_has_not_ended() -> None:
@@ -487,7 +490,7 @@ def test_an_input_without_event_time_has_not_ended() -> None:
     assert not applied.apply(("rows", LEFT, [(1, 20, None, 1, *payload(1))]))
     assert not applied.apply(("marks", [50, NEVER], None))
     (pair,) = applied.apply(("rows", RIGHT, [(1, 3, None, 1, *payload(1))]))
-    assert (pair[1], pair[10]) == (20, 3)
+    assert (pair[1], pair[7]) == (20, 3)
 
 
 def test_state_is_empty_when_all_has_expired_and_bounded_before() -> None:
@@ -502,18 +505,18 @@ def test_state_is_empty_when_all_has_expired_and_bounded_before() -> None:
             ("ROWS_MIN", 1024, waiting_rows),
         ):
             patch.setattr(of, name, value)
-        for turn in range(40):  # keys that never come back
+        for turn in range(20):  # keys that never come back
             for context.input in (LEFT, RIGHT):
-                keys = [f"{turn} {at + 700 * context.input}" for at in range(2000)]
+                keys = [f"{turn} {at + 400 * context.input}" for at in range(1200)]
                 rows = [(key, turn * 100 + at % 100, None, 1, *payload(1)) for at, key in enumerate(keys)]
                 given_ += sum(batch.num_rows for batch in operator.process(batch_of(schema, rows)))
             given_ += sum(batch.num_rows for batch in move_watermarks(operator, context, [turn * 100] * 2))
             sizes.append(operator.state_bytes())
         given_ += sum(batch.num_rows for batch in move_watermarks(operator, context, [10_000] * 2))
-    assert max(sizes[20:]) <= 1.2 * max(sizes[:20])
-    assert operator.state_bytes() < 100_000 < min(sizes[2:])
+    assert max(sizes[10:]) <= 1.2 * max(sizes[:10])
+    assert operator.state_bytes() < 50_000 < min(sizes[2:])
     assert not any(len(waiting) for waiting in operator._waiting)
-    assert given_ == 40 * 2700  # 1300 pairs, 700 rows alone on each side
+    assert given_ == 20 * 1600  # 800 pairs, 400 rows alone on each side
 
 
 def test_a_declaration_that_does_not_fit_the_columns_is_refused() -> None:
@@ -523,7 +526,7 @@ def test_a_declaration_that_does_not_fit_the_columns_is_refused() -> None:
     ):
         Join(spec_of("inner", "number"), schema, schema_of("text"))
     with pytest.raises(SchemaError, match="columns of the left input alone"):
-        Join(replace(spec_of("left_semi", "number"), outputs=(("a", 12),)), schema, schema)
+        Join(replace(spec_of("left_semi", "number"), outputs=(("a", 9),)), schema, schema)
     with pytest.raises(KeyTypeError):
         Join(replace(spec_of("inner", "number"), keys=((5,), (5,))), schema, schema)
 
