@@ -169,7 +169,8 @@ class BestRows:
         base, rows, order = len(self._arena), batch.num_rows, self._order
         self._mark += 1
         changed, old_ends = np.empty(rows, np.int32), np.zeros(rows + 1, np.int64)
-        old = np.empty(rows * min(order.limit, ROOM_MAX) + ROOM_MAX, np.int64)
+        places = rows * min(order.limit, ROOM_MAX) + ROOM_MAX if tell else 0
+        old, old_heads, alive = np.empty(places, np.int64), np.empty((places, 2), np.uint64), np.zeros(rows, np.uint8)
         meta = np.array([self._places, 0, 0, 0], np.int64)
         moments = np.zeros(0, np.int64) if order.ttl is None or times is None else np.ascontiguousarray(times, np.int64)
         done = 0
@@ -177,38 +178,54 @@ class BestRows:
             done = kernels.enter(
                 slots, new, base, done, order.limit, order.ties, moments, order.ttl or 0, self._ends,
                 self._begins, self._rooms, self._filled, self._rows, self._heads, self._at, self._bytes,
-                self._marks, self._mark, changed, old_ends, old, meta,
+                self._marks, self._mark, changed, alive, tell, old_ends, old, old_heads, meta,
             )  # fmt: skip
             if done == rows:
                 break
             if meta[kernels.WANTS] == kernels.WANTS_POOL:
                 self._make_places(2 * len(self._rows))
             else:
-                old = grown(old, 2 * len(old) + int(self._filled[slots[done]]))
+                places = 2 * len(old) + int(self._filled[slots[done]])
+                old, old_heads = grown(old, places), grown(old_heads, places)
         self._places = int(meta[kernels.POOL])
         changed, old_ends = changed[: meta[kernels.CHANGED]], old_ends[: meta[kernels.CHANGED] + 1]
-        self._changed.note(changed, self._size)
-        numbers, stay = np.zeros(rows, np.int64), np.empty(rows, np.int64)
-        count, self._used = kernels.settle(
-            changed, base, self._begins, self._filled, self._rows, self._at, self._bytes, self._used, numbers, stay
-        )
-        self._arena.append(batch.take(pa.array(stay[:count])))
+        # Each row may move the end of its key, also one that is not among the best.
+        self._changed.note(changed if order.ttl is None else slots, self._size)
+        self._keep(batch, changed, alive)
         self._live += int(self._filled[changed].sum() - old_ends[-1])
-        told = self._new_ranks(changed, old_ends, old) if tell else None
+        told = self._new_ranks(changed, old_ends, old, old_heads) if tell else None
         if len(self._arena) >= ROWS_MIN and 2 * self._live < len(self._arena):
             self._move_together(np.arange(self._size, dtype=np.int32))
         return told
+
+    def _keep(self, batch: pa.RecordBatch, changed: np.ndarray, alive: np.ndarray) -> None:
+        """Append new rows to the arena: all of them if most are among the best, because the others cost less than new numbers."""
+        base, rows = len(self._arena), batch.num_rows
+        stay = np.arange(rows)
+        if 2 * np.count_nonzero(alive) < rows:
+            numbers = np.empty(rows, np.int64)
+            count, self._used = kernels.settle(
+                changed, base, self._begins, self._filled, self._rows, self._at, self._bytes, self._used, alive, numbers, stay
+            )  # fmt: skip
+            stay = stay[:count]
+        else:
+            last = self._at[base + rows - 1]
+            self._used = int(last[kernels.START] + last[kernels.SIZE])
+        self._arena.append(batch.take(pa.array(stay)))
 
     def _make_places(self, places: int) -> None:
         room = max(places, 2 * ROOM_MAX)
         self._rows, self._heads = grown(self._rows, room), grown(self._heads, room)
 
-    def _new_ranks(self, changed: np.ndarray, old_ends: np.ndarray, old: np.ndarray) -> RankedRows | None:
+    def _new_ranks(
+        self, changed: np.ndarray, old_ends: np.ndarray, old: np.ndarray, old_heads: np.ndarray
+    ) -> RankedRows | None:
         most = int(self._filled[changed].sum())
         out, ranks = np.empty(most, np.int64), np.empty(most, np.int32)
         count = kernels.new_ranks(
-            changed, self._begins, self._filled, self._rows, old_ends, old, self._at, self._bytes, out, ranks
-        )
+            changed, self._begins, self._filled, self._rows, self._heads, old_ends, old, old_heads, self._at, self._bytes,
+            out, ranks,
+        )  # fmt: skip
         return RankedRows(self._arena.take(out[:count]), ranks[:count]) if count else None
 
     def ranked(self, rows_max: int) -> list[RankedRows]:

@@ -234,11 +234,13 @@ def may_enter(slots: Array, new: Array, limit: int, begins: Array, filled: Array
 def enter(
     slots: Array, new: Array, base: int, done: int, limit: int, ties: bool, times: Array, ttl: int, ends: Array,
     begins: Array, rooms: Array, filled: Array, rows: Array, kept: Array, at: Array, arena: Array,
-    marks: Array, mark: int, changed: Array, old_ends: Array, old: Array, meta: Array,
+    marks: Array, mark: int, changed: Array, alive: Array, tells: bool, old_ends: Array, old: Array, old_kept: Array,
+    meta: Array,
 ) -> int:  # fmt: skip
     """Put rows from ``done`` on among the best of their slots, and return the row that has no room. Row i has number base + i.
 
-    ``changed`` gets the slots that change, in this order, and ``old`` their rows before. With ``times``, a row that is later than
+    ``changed`` gets the slots that change, in this order; with ``tells``, ``old`` gets their rows before, and ``old_kept`` the
+    heads of these. ``alive`` is 1 for new rows that are among the best by now. With ``times``, a row that is later than
     the end of its slot is the first one again."""
     meta[WANTS] = 0
     for i in range(done, slots.size):
@@ -256,7 +258,7 @@ def enter(
             else:
                 enters = not _after(i, row, last, new, rows, kept, at, arena)
         if enters:
-            if marks[s] != mark and meta[KEPT] + filled[s] > old.size:
+            if tells and marks[s] != mark and meta[KEPT] + filled[s] > old.size:
                 meta[WANTS] = WANTS_KEPT
                 return i
             if count == rooms[s] and (ties or count < limit):
@@ -273,12 +275,19 @@ def enter(
                 meta[POOL] += room
             if marks[s] != mark:
                 marks[s] = mark
-                for p in range(filled[s]):
-                    old[meta[KEPT] + p] = rows[begin + p]
+                if tells:
+                    for p in range(filled[s]):
+                        old[meta[KEPT] + p] = rows[begin + p]
+                        old_kept[meta[KEPT] + p, 0] = kept[begin + p, 0]
+                        old_kept[meta[KEPT] + p, 1] = kept[begin + p, 1]
                 meta[KEPT] += filled[s]
                 changed[meta[CHANGED]] = s
                 meta[CHANGED] += 1
                 old_ends[meta[CHANGED]] = meta[KEPT]
+            if over:
+                for p in range(begin, begin + filled[s]):
+                    if rows[p] >= base:
+                        alive[rows[p] - base] = 0
             low, high = 0, count
             while low < high:
                 middle = (low + high) >> 1
@@ -288,6 +297,9 @@ def enter(
                     high = middle
             if count == limit and not ties:
                 count -= 1
+                if rows[begin + count] >= base:
+                    alive[rows[begin + count] - base] = 0
+            alive[i] = 1
             for p in range(begin + count, begin + low, -1):
                 rows[p] = rows[p - 1]
                 kept[p, 0] = kept[p - 1, 0]
@@ -303,6 +315,8 @@ def enter(
                     if _compared(edge, at[edge, BY], worst, at[worst, BY], 0, at, arena) == 0:
                         break
                     count -= 1
+                    if worst >= base:
+                        alive[worst - base] = 0
             filled[s] = count
         if times.size:
             ends[s] = max(ends[s], times[i] + ttl)
@@ -312,20 +326,15 @@ def enter(
 @kernel
 def settle(
     changed: Array, base: int, begins: Array, filled: Array, rows: Array, at: Array, arena: Array, used: int,
-    numbers: Array, out: Array,
+    alive: Array, numbers: Array, out: Array,
 ) -> Any:  # fmt: skip
     """Leave out the new rows that are in no slot any more: rows from ``base`` on get the lowest numbers, in their order. ``out``
     gets the rows that stay. Return their number, and the end of the last key.
 
-    ``numbers``, one for each new row, are zeros; ``used`` is the end of the keys before."""
-    for c in range(changed.size):
-        s = changed[c]
-        for p in range(begins[s], begins[s] + filled[s]):
-            if rows[p] >= base:
-                numbers[rows[p] - base] = 1
+    ``numbers`` has a place for each new row; ``used`` is the end of the keys before."""
     count = 0
     for i in range(numbers.size):
-        if numbers[i]:
+        if alive[i]:
             numbers[i] = base + count
             out[count] = i
             start, size = at[base + i, START], at[base + i, SIZE]
@@ -344,8 +353,8 @@ def settle(
 
 @kernel
 def new_ranks(
-    changed: Array, begins: Array, filled: Array, rows: Array, old_ends: Array, old: Array, at: Array, arena: Array,
-    out: Array, ranks: Array,
+    changed: Array, begins: Array, filled: Array, rows: Array, kept: Array, old_ends: Array, old: Array, old_kept: Array,
+    at: Array, arena: Array, out: Array, ranks: Array,
 ) -> int:  # fmt: skip
     """Write the rows whose place is another row's than before, or was empty, and their ranks. Return their number."""
     count = 0
@@ -355,8 +364,12 @@ def new_ranks(
         for p in range(filled[s]):
             row = rows[begins[s] + p]
             if p < before:
-                was = old[old_ends[c] + p]
-                if was == row or _compared(row, at[row, SIZE], was, at[was, SIZE], 0, at, arena) == 0:
+                place, before_it = begins[s] + p, old_ends[c] + p
+                was = old[before_it]
+                if was == row:
+                    continue
+                same = kept[place, 0] == old_kept[before_it, 0] and kept[place, 1] == old_kept[before_it, 1]
+                if same and _compared(row, at[row, SIZE], was, at[was, SIZE], 16, at, arena) == 0:
                     continue
             out[count] = row
             ranks[count] = p + 1

@@ -21,7 +21,7 @@ from flux.ranks.row_arena import RowArena
 from flux.ranks.top import Last, OrderColumn, RankSpec, Top, TopOfWindow
 from flux.windows.window import END_OF_TIME, NEVER, Window
 from tests.flux.ordered import compared
-from tests.flux.stepped import Stepped, events, rows_of
+from tests.flux.stepped import CHECKPOINT, FROM_CHECKPOINT, Stepped, events, rows_of
 
 TIME = pa.timestamp("us", "UTC")
 SCHEMA = pa.schema([
@@ -96,7 +96,7 @@ def _alike(row: tuple) -> tuple:
 # ---- keys of order
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=st.lists(ROWS, max_size=12), by=ORDERS, cut=st.integers(0, 4))
 def test_keys_of_order_have_the_order_of_the_rows(rows: list[Row], by: list[OrderColumn], cut: int) -> None:
     whole = batch(rows).slice(min(cut, len(rows)))
@@ -307,6 +307,17 @@ def test_the_last_row_of_each_key_is_that_of_the_model(drawn: list, by: list, tt
                 if was is None or not same([rows_of(batch([was]))[0]], [row]):
                     assert same([found.pop(key)], [row])
             assert not found
+
+
+def test_changes_tell_that_a_key_stays_longer_though_its_last_row_stays() -> None:
+    spec = RankSpec(1, (OrderColumn("a", True, True),), ("a",), ttl=12, time="ts", backward=True)
+    stepped = Stepped(partial(Last, spec), [SCHEMA], ("key",))
+    assert stepped.give(batch([("p", 5.0, "", 0, None, None, 0)])) == [("5.0",)]
+    stepped.happen(CHECKPOINT)
+    assert stepped.give(batch([("p", 1.0, "", 1, None, None, 0)])) == []
+    stepped.happen(FROM_CHECKPOINT)
+    assert stepped.give(batch([("p", 2.0, "", 13, None, None, 0)])) == []
+    assert stepped.give(batch([("p", 3.0, "", 26, None, None, 0)])) == [("3.0",)]
 
 
 def test_rows_that_come_too_late_or_without_a_window_are_counted() -> None:

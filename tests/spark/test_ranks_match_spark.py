@@ -34,7 +34,7 @@ def test_ranks_and_duplicates_are_those_of_spark(spark: Any) -> None:
     rows = flux.batch(df).withWatermark("ts", "10 seconds")
 
     best = flux.top(
-        rows, 3, key="auction", by="price % 4 DESC NULLS LAST, channel", window=flux.window("ts", "20 seconds")
+        rows, 3, key="auction", by="price % 4 DESC NULLS LAST, channel", window=F.window("ts", "20 seconds")
     )
     windows = df.withColumn("w", F.window("ts", "20 seconds")).selectExpr(
         *df.columns, "w.start AS window_start", "w.end AS window_end"
