@@ -60,8 +60,8 @@ ANY_AUCTION, ANY_SELLER, ANY_BIDDER, HOT_ONE_OF = 2, 4, 4, 100
 LATE_MS, LATE_MORE_MS = 5_000, 20_000
 #: Disorder within a group of events: the stride by which their places are mixed.
 STRIDE = 953
-#: A piece of a partition has this share of a second of event time, and so many events at most.
-PIECE_S, PIECE_MAX = 0.2, 20_000
+#: A piece of a partition has the events of so many seconds of event time, and so many events at most.
+PIECE_S, PIECE_MAX = 1.0, 20_000
 
 _CHANNELS = 10_000
 _HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
