@@ -59,7 +59,7 @@ class InputTime(NamedTuple):
 
 def window_of(operator: Operator) -> Window | SessionWindow | None:
     """Return the windows of event time by which an operator groups rows; None: it has none."""
-    window = operator._flux_window if isinstance(operator, Aggregate) else None
+    window = operator._flux_window
     return None if window is None or window.by_clock else window
 
 
@@ -80,7 +80,7 @@ def times_given(
         _check_promised(stage.event_time, plan.output_schema, plan.name, case_sensitive)
     if not plan.timed_inputs:
         return ()
-    if (window := window_of(operator)) is not None:
+    if (window := window_of(operator)) is not None and isinstance(operator, Aggregate):
         end = window.column if isinstance(window, Closing) else WINDOW_COLUMNS[1]
         return (str(end),) if plan.output_mode == "append" else ()
     if stage.event_time is not None:

@@ -28,6 +28,7 @@ from flux.joins.join_text import told_join
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import Chain, Operator, chain_of
 from flux.operators.user_code import shortened, text_of
+from flux.operators.windowed_rows import WindowFunction
 from flux.replica.kinds import replicated
 from flux.settings import Settings
 from partitioning.ids import ACTIVE, STANDBY
@@ -91,8 +92,10 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
         yield from (f"    {line}" for line in told_join(operator.spec, stage.schemas))
     if isinstance(operator, Aggregate):
         yield f"    gives each group {GIVES[stage.output_mode]} (output mode {stage.output_mode})"
-        if operator._flux_window is not None:
-            yield f"    groups are those of {operator._flux_window}"
+    elif isinstance(operator, WindowFunction):
+        yield "    is called with the groups of a window when it is final"
+    if operator._flux_window is not None:
+        yield f"    groups are those of {operator._flux_window}"
     if stage.output_schema is not None:
         yield f"    gives {_columns(stage.output_schema)}"
     elif not stage.collects:

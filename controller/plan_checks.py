@@ -12,6 +12,7 @@ from flux.dataflow.sink import FlowTo, flow_of
 from flux.errors import UsageError
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import chain_of
+from flux.operators.windowed_rows import WindowFunction
 
 
 def check_ends(plan: Plan, goes_on: bool = False) -> None:
@@ -63,6 +64,8 @@ def _gives_at_the_end(stage: StagePlan) -> bool:
     if stage.output_mode == "update" or not (stage.edges_out or stage.sink is not None):
         return False
     operator, *_ = chain_of(stage.make())
+    if isinstance(operator, WindowFunction):
+        return not operator._flux_timed
     if not isinstance(operator, Aggregate):
         return False
     if operator._flux_window is not None and operator._flux_window.by_clock:

@@ -257,7 +257,7 @@ class _Compiler:
         partitions = default if stage.partitions is None else stage.partitions
         if one_group and partitions > 1:
             raise UsageError(
-                f"stage {name}: an aggregate without a key has one group, so partitions must be 1, got {partitions}; "
+                f"stage {name}: without a key there is one group, so partitions must be 1, got {partitions}; "
                 "give it a key, or leave partitions out"
             )
         if not flow.inputs:

@@ -850,6 +850,35 @@ def unlink_sessions(slots: Array, heads: Array, at: Array, is_open: Array) -> No
         heads[owner] = head
 
 
+@kernel
+def chain_rows(slots: Array, first: int, heads: Array, tails: Array, counts: Array, after: Array) -> None:
+    """Append rows, numbered from ``first``, to the chains of their sessions. ``after`` has the next row of each row, or -1."""
+    for i in range(slots.size):
+        s, row = slots[i], first + i
+        if counts[s] == 0:
+            heads[s] = row
+        else:
+            after[tails[s]] = row
+        tails[s] = row
+        counts[s] += 1
+
+
+@kernel
+def gather_chains(slots: Array, heads: Array, after: Array, ends: Array, out: Array) -> bool:
+    """Write the rows of the chains of ``slots`` one behind the other; those of slot k end before ``ends[k]``. Return whether each
+    chain is ascending, which one of joined sessions may not be."""
+    at, ascending = 0, True
+    for k in range(slots.size):
+        row, least = np.int64(heads[slots[k]]), np.int64(-1)
+        while at < ends[k]:
+            out[at] = row
+            if row < least:
+                ascending = False
+            least, row = row, np.int64(after[row])
+            at += 1
+    return ascending
+
+
 # ---- joins --------------------------------------------------------------------------------------
 
 #: Columns of ``at`` (int64[rows, 8]), the rows of one side of a join: the row before it of its key or -1; its event time; the

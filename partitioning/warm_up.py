@@ -68,6 +68,8 @@ def warm_up() -> None:
     _join(one, number)
     state, late = np.zeros(3, np.int64), np.zeros(1, np.bool_)
     kernels.judge_times(number.ctypes.data, 1, 0, 0, 1, state, late)
+    kernels.chain_rows(one, 0, number, number, number, number - 1)
+    kernels.gather_chains(one, number, number, number, number)
     kernels.note_changed(slots, np.zeros(1, np.uint8), np.empty(rows, np.int32), 0)
 
 

@@ -138,6 +138,10 @@ class Stage:
                 object.__setattr__(made, "_flux_window", self.window)
             operator: Operator = made
             return operator
+        if self.window is not None:
+            from flux.operators.windowed_rows import GroupsFunction  # it loads kernels, which other stages may not need
+
+            return GroupsFunction(target, self._schema, self.window)
         return FunctionOperator(target, self._schema)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -317,7 +321,9 @@ def stage(
                  "upstream" ones keep nothing but the order: the rows since the last replay point are sent once more by their
                  producers. For functions, aggregates with windows that end, and operators that define ``needs_from``
     window       for an Aggregate: ``flux.window(...)`` or ``flux.session_window(...)``. Its groups are those of key and window,
-                 and rows have the columns ``window_start`` and ``window_end`` behind the key
+                 and rows have the columns ``window_start`` and ``window_end`` behind the key. For a function of (rows, offsets):
+                 it is called with the rows of the groups that end together, one group behind the other, those of group g from
+                 ``offsets[g]`` to ``offsets[g + 1]``; each row has ``window_start`` and ``window_end``, too
     event_time   the column of the output that has the times of its rows: it says that no row is given with a time below the
                  watermark of the step before. Then windows may stand behind the stage. Rows below the watermark are left out
                  there, and counted. An aggregate with windows needs no word: a result has the time at which its window ends
@@ -336,8 +342,8 @@ def stage(
         window = _closing(closes, window)
 
     def decorate(decorated: Any) -> Stage:
-        _check_decorated(decorated)
         _check_window(decorated, window)
+        _check_decorated(decorated, window)
         mode = _output_mode(decorated, output_mode, window)
         made = Stage(
             decorated, columns, partitions, replicas, schema, mode, name, recovery, durable, window, event_time
@@ -371,10 +377,10 @@ def _check_window(decorated: Any, window: Any) -> None:
         )
     from flux.operators.aggregate import Aggregate  # it loads kernels, which other stages may not need
 
-    if not (inspect.isclass(decorated) and issubclass(decorated, Aggregate)):
+    if inspect.isclass(decorated) and not issubclass(decorated, Aggregate):
         raise UsageError(
-            f"window= and closes= are for a class that derives from flux.Aggregate, and {named(decorated)} does not: an operator "
-            "of your own sets timers of event time (context.set_event_timer)"
+            f"window= and closes= are for a function of (rows, offsets), or a class that derives from flux.Aggregate, and "
+            f"{named(decorated)} does not: an operator of your own sets timers of event time (context.set_event_timer)"
         )
 
 
@@ -428,7 +434,7 @@ def _key_columns(key: Any) -> tuple[str, ...]:
     )
 
 
-def _check_decorated(decorated: Any) -> None:
+def _check_decorated(decorated: Any, window: Any) -> None:
     if inspect.isclass(decorated) and not issubclass(decorated, Operator):
         raise UsageError(f"class {decorated.__name__} must derive from flux.Operator or flux.Aggregate to be a stage")
     if not callable(decorated) or isinstance(decorated, Operator | Stage):
@@ -441,10 +447,10 @@ def _check_decorated(decorated: Any) -> None:
         if kind.process is Operator.process:
             raise UsageError(f"class {kind.__name__} must define process(self, batch)")
         _check_both(kind)
-    elif (said := signature(decorated)) is not None and not takes(said, 1):
-        raise UsageError(
-            f"a function must take exactly one argument, the batch, to be a stage; got {named(decorated)}{said}"
-        )
+    elif (said := signature(decorated)) is not None and not takes(said, 1 if window is None else 2):
+        wanted = "exactly one argument, the batch," if window is None else "two arguments, (rows, offsets),"
+        has = "" if window is None else " with window= or closes="
+        raise UsageError(f"a function must take {wanted} to be a stage{has}; got {named(decorated)}{said}")
     elif gives_nothing(decorated):
         raise UsageError(
             f"function {named(decorated)} returns nothing, so the stage would lose all rows: return a batch, or yield batches. "

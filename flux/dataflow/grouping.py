@@ -6,6 +6,7 @@ compute keys and the values that are aggregated; the aggregate itself; and steps
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
@@ -17,16 +18,24 @@ from flux.dataflow.flow import WINDOW_MODES, Flow, Stage
 from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.source import Source
 from flux.errors import NoSuchAttribute, UsageError
+from flux.operators.user_functions import named
 from flux.windows.window import Closing, SessionWindow, Window
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column
 
     from flux.expressions.steps import RowSteps
-    from flux.operators.aggregate import Aggregate
+    from flux.operators.operator import Operator
 
+#: The method of groups that takes a function of the user's.
+APPLY = "applyInArrow"
 #: The names that Spark gives to the column of a window.
 WINDOW_NAMES = {Window: "window", SessionWindow: "session_window"}
+
+
+#: A function as PySpark's ``applyInArrow`` takes it.
+GroupFunction = Callable[..., "pa.Table"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ class Grouping:
 
 
 def _said(given: Any) -> str:
+    if inspect.isroutine(given):
+        return named(given)
     if not isinstance(given, WindowKey):
         return repr(given)
     times = "flux.NOW" if given.time is None else str(given.time)
@@ -68,11 +79,11 @@ def _said(given: Any) -> str:
 class ResolvedGrouping:
     """A grouping as workers compute it."""
 
-    #: The steps in front of the aggregate; None: it takes rows as they come.
+    #: The steps in front of the operator; None: it takes rows as they come.
     before: RowSteps | None
     key: tuple[str, ...]
-    make: Callable[[], Aggregate]
-    #: The steps behind the aggregate; None: its rows are the result.
+    make: Callable[[], Operator]
+    #: The steps behind the operator; None: its rows are the result.
     after: RowSteps | None
 
 
@@ -88,14 +99,15 @@ class GroupFlow(Flow):
         self.grouping = grouping
         window = grouping.window
         mode = "complete" if window is None else WINDOW_MODES[0]
+        applies = grouping.method == APPLY
         made = Stage(
-            GroupedRows,
+            grouping.arguments[0] if applies else GroupedRows,
             (),
             None,
             None,
             None,
             mode,
-            f"{_name_of(origin)}.groupBy",
+            f"{_name_of(origin)}.{APPLY if applies else 'groupBy'}",
             window=None if window is None else window.window,
         )
         super().__init__(made if stage is None else stage, [origin])
@@ -190,6 +202,25 @@ class GroupedData:
         """Take the mean of these columns: another name of ``avg``."""
         return self._flow("avg", *cols)
 
+    @checked("groupBy.applyInArrow")
+    def applyInArrow(self, func: GroupFunction, schema: Any) -> RowFlow:  # noqa: N802
+        """Call a function with the rows of each group when its window is final, as PySpark's ``applyInArrow``; one of the keys is
+        a window. Rows are kept until then.
+
+        func    takes a pyarrow.Table with the columns of the flow, or the key, a tuple of pyarrow scalars, and the table; returns
+                a pyarrow.Table. It depends on its arguments alone, because replicas and repetitions call it again
+        schema  of the rows that it gives: DDL, StructType or pyarrow schema. Columns are found by name"""
+        from flux.operators.windowed_rows import check_group_function  # it loads kernels, which importing flux does not
+
+        check_group_function(func, schema)
+        if not any(isinstance(key, WindowKey) for key in self._keys):
+            raise UsageError(
+                "groupBy.applyInArrow: without a window among the keys a group has all its rows only when the input has ended. "
+                "Add one, as in groupBy(F.window('ts', '10 minutes'), 'user') or F.session_window('ts', '5 minutes'). For rows "
+                "as they come, a class derived from flux.KeyedOperator has a method for each key"
+            )
+        return self._flow(APPLY, func, schema)
+
     def _flow(self, method: str, *arguments: Any) -> RowFlow:
         made = RowFlow(GroupFlow(self._origin, Grouping(self._keys, method, arguments)), ())
         flux._check_columns(made)
@@ -210,10 +241,14 @@ _OTHERS = {
     "pivot": "an aggregate for each value gives its columns, as in F.expr(\"sum(n) FILTER (WHERE kind = 'a')\").alias('a')",
     **dict.fromkeys(
         (
-            "apply", "applyInPandas", "applyInArrow", "applyInPandasWithState", "transformWithState",
-            "transformWithStateInPandas", "cogroup",
+            "applyInPandasWithState", "transformWithState", "transformWithStateInPandas", "cogroup",
         ),
         _CLASS,
+    ),
+    **dict.fromkeys(
+        ("apply", "applyInPandas"),
+        "groupBy(F.window(...), ...).applyInArrow(function, schema) calls a function with the rows of a window, and "
+        f"table.to_pandas() is in its reach. {_CLASS}",
     ),
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ attributes       State of operators that define neither ``snapshot`` nor ``resto
 aggregate        ``flux.Aggregate``: count, sum, min, max and mean per key, with Spark SQL's answers
 keyed_operator   ``flux.KeyedOperator``: state per key in plain Python, with timers per key
 windowed_groups  Groups of an aggregate by window: rows in, results out when the watermark has passed a window
+windowed_rows    Functions over the rows of a group, called when its window is final
 collect          The operator at the end of ``toDF()``, which keeps output until tasks have fetched it
 schema           Columns found by name, and schemas read from Spark's DDL without Spark
 batches          Batches of users and sources, checked against their schema and cut to size

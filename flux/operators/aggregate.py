@@ -139,8 +139,6 @@ class Aggregate(Operator):
     _flux_grouped = True
     #: The groups of the partition. The name is one that no subclass gives to an attribute of its own.
     _flux_groups: KeyedState | WindowedGroups
-    #: The windows of the groups, which the decorator gives; None: there are no windows.
-    _flux_window: Window | SessionWindow | None = None
     #: Attributes that this class sets itself. A subclass's own attributes are state beside the groups.
     _set_here = frozenset(
         ("schema", "_output", "_updates", "_keys_at", "_columns_at", "_flux_groups", "_flux_window", "_measures")

@@ -23,7 +23,7 @@ from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.operators.attributes import check_transient, empty_containers, open_operator, put_state, state_of
 from flux.operators.batches import conform, given_batches
 from flux.operators.user_functions import gives_nothing
-from flux.windows.window import END_OF_TIME, NEVER
+from flux.windows.window import END_OF_TIME, NEVER, SessionWindow, Window
 
 #: The most timers of one partition. An operator that needs more has a timer per key, which belongs in its state.
 TIMERS_MAX = 1024
@@ -204,6 +204,8 @@ class Operator:
     #: each worker. They must not refer to the values of other attributes from the time of ``open``: a state that comes later
     #: replaces those values.
     transient: tuple[str, ...] = ()
+    #: The windows of event time by which the operator groups rows; None: it groups by none, as an operator of a user.
+    _flux_window: Window | SessionWindow | None = None
     #: Set before ``open`` is called.
     context: Context
     #: Names of attributes that ``open`` of a base class makes: a subclass must call that ``open``.

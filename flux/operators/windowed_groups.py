@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,24 @@ CLOCK_TYPE = pa.timestamp("us", "UTC")
 RESULT_ROWS_MAX = 65_536
 
 
+class WindowState(Protocol):
+    """The state of the open windows of a partition, which ``flux.windows`` has in several forms."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def needs_from(self) -> int | None: ...
+    @property
+    def next_end(self) -> int | None: ...
+    def snapshot(self) -> Any: ...
+    def restore(self, snapshot: Any) -> None: ...
+    def changes(self, share_max: float = 1.0) -> Any: ...
+    def apply_changes(self, changes: Any) -> None: ...
+
+
+State = TypeVar("State", bound=WindowState)
+
+
 def check_time(schema: pa.Schema, column: str, who: str) -> pa.Field:
     """Return the field of the times of rows. SchemaError: there is none of this name, or it holds no times."""
     if len(positions(schema, column)) != 1:
@@ -57,40 +75,22 @@ def window_columns(window: Window | SessionWindow) -> tuple[str, ...]:
     return (str(window.column),) if isinstance(window, Closing) else WINDOW_COLUMNS
 
 
-class _WindowResults(NamedTuple):
-    """Results of one window, or of a part of its groups."""
-
-    start: int
-    end: int
-    rows: int
-    #: The keys, then the measures.
-    columns: list[pa.Array]
+def times_as(at: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Return microseconds since the epoch as a column of times."""
+    return pa.array(at.astype(np.int64, copy=False)).view(pa.timestamp("us", kind.tz)).cast(kind, safe=False)
 
 
-class WindowedGroups:
-    """The groups of one partition of an aggregate with windows."""
+class WindowedPartition(Generic[State]):
+    """The windows of one partition of a stage: times of rows, rows that are left out, the watermark, and the timer of windows of
+    processing time. The ``_state`` of the windows is a subclass's."""
 
-    def __init__(
-        self,
-        window: Window | SessionWindow,
-        times_at: Sequence[int],
-        output: pa.Schema,
-        keys: int,
-        measures: Mapping[str, TypedMeasure],
-        output_mode: str,
-    ) -> None:
-        """``times_at``: by input, the position of the times; ``output``: the schema of results, with ``keys`` key columns first;
-        ``output_mode``: see ``flux.stage``."""
-        self._times_at, self._output, self._keys = times_at, output, keys
+    _state: State
+
+    def __init__(self, window: Window | SessionWindow, times_at: Sequence[int], output_mode: str) -> None:
+        """``times_at``: by input, the position of the times; ``output_mode``: see ``flux.stage``."""
+        self._times_at = times_at
         self._by_clock = window.by_clock
-        self._columns = len(window_columns(window))
         self._mode = output_mode
-        key_fields = [output.field(i) for i in range(keys)]
-        self._state: PaneState | SessionState
-        if isinstance(window, SessionWindow):
-            self._state = SessionState(key_fields, measures, window)
-        else:
-            self._state = PaneState(key_fields, measures, window, output_mode == "update")
         self._watermark = NEVER
         #: Rows without a time.
         self.without_time = 0
@@ -106,23 +106,13 @@ class WindowedGroups:
         """The first step that an open window has a row of. None: no window is open."""
         return self._state.needs_from
 
-    def add(
-        self, batch: pa.RecordBatch, context: Context, keys_at: Sequence[int], values_at: Sequence[int | None]
-    ) -> list[pa.RecordBatch]:
-        """Add the rows of the step that the context tells. Return the changed groups in update mode."""
+    def timed(self, batch: pa.RecordBatch, context: Context) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Return the rows of the step that the context tells that count, and their times in microseconds."""
         if self._by_clock:
-            times = np.full(batch.num_rows, microseconds_at(context.now))
-        else:
-            # The watermark of the context counts, too: a replica that begins empty at a replay point has closed nothing yet.
-            self._watermark = builtins.max(self._watermark, context.watermark)
-            batch, times = self._countable(batch, batch.column(self._times_at[context.input]))
-        if not len(times):
-            return []
-        keys = [batch.column(i) for i in keys_at]
-        values = [None if at is None else batch.column(at) for at in values_at]
-        changed = self._state.add(times, keys, values, context.step)
-        self._set_timer(context)
-        return list(self._joined(changed or ()))
+            return batch, np.full(batch.num_rows, microseconds_at(context.now))
+        # The watermark of the context counts, too: a replica that begins empty at a replay point has closed nothing yet.
+        self._watermark = builtins.max(self._watermark, context.watermark)
+        return self._countable(batch, batch.column(self._times_at[context.input]))
 
     def _countable(self, batch: pa.RecordBatch, column: pa.Array) -> tuple[pa.RecordBatch, np.ndarray]:
         """Return the rows that count, and their times."""
@@ -139,7 +129,7 @@ class WindowedGroups:
             batch, times = batch.filter(pa.array(kept)), times[kept]
         return batch, times
 
-    def _set_timer(self, context: Context) -> None:
+    def set_timer(self, context: Context) -> None:
         """Have windows of processing time closed when the first of them ends. Later rows open later windows, and sessions only
         grow, so a timer that is set is early enough."""
         if self._by_clock and self._mode != "complete" and TIMER not in context.timers.pending:
@@ -151,7 +141,7 @@ class WindowedGroups:
         """Yield the results of the windows of processing time that have ended."""
         self._watermark = microseconds_at(context.now)
         yield from self._close(self._watermark)
-        self._set_timer(context)
+        self.set_timer(context)
 
     def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
         """Yield the results of the windows that are final by this watermark. In complete mode nothing is final before the end of
@@ -168,45 +158,8 @@ class WindowedGroups:
         yield from self._close(end_of_time)
 
     def _close(self, watermark: int) -> Iterator[pa.RecordBatch]:
-        if isinstance(self._state, PaneState):
-            yield from self._joined(self._state.close(watermark))
-            return
-        for ended in self._state.close(watermark, RESULT_ROWS_MAX):
-            times = [self._times(ended.starts), self._times(ended.ends)][: self._columns]
-            yield pa.RecordBatch.from_arrays([*ended.keys, *times, *ended.values], schema=self._output)
-
-    def _joined(self, windows: Iterable[WindowGroups]) -> Iterator[pa.RecordBatch]:
-        """Yield the results of windows in batches of ``RESULT_ROWS_MAX`` rows at most, several small windows in one: a batch on
-        its way costs as much as thousands of rows, and old data that is read fast closes thousands of windows at once."""
-        parts: list[_WindowResults] = []
-        rows = 0
-        for groups in windows:
-            for begin in range(0, len(groups.slots), RESULT_ROWS_MAX):
-                slots = groups.slots[begin : begin + RESULT_ROWS_MAX]
-                if rows + len(slots) > RESULT_ROWS_MAX:
-                    yield self._batch(parts)
-                    parts, rows = [], 0
-                # Computed now: the state of a window may be gone when the next one is there.
-                parts.append(_WindowResults(groups.start, groups.end, len(slots), groups.state.results(slots)))
-                rows += len(slots)
-        if parts:
-            yield self._batch(parts)
-
-    def _batch(self, parts: Sequence[_WindowResults]) -> pa.RecordBatch:
-        if len(parts) == 1:
-            columns = list(parts[0].columns)
-        else:
-            columns = [pa.concat_arrays(chunks) for chunks in zip(*(part.columns for part in parts), strict=True)]
-        rows = [part.rows for part in parts]
-        columns[self._keys : self._keys] = [
-            self._times(np.repeat(np.array(at, np.int64), rows))
-            for at in ([part.start for part in parts], [part.end for part in parts])
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._output)
-
-    def _times(self, at: np.ndarray) -> pa.Array:
-        type_ = self._output.field(self._keys).type
-        return pa.array(at.astype(np.int64, copy=False)).view(pa.timestamp("us", type_.tz)).cast(type_, safe=False)
+        """Yield the results of the windows that are final by this watermark, or of all of them at the end of time."""
+        raise NotImplementedError
 
     # ---- on its way
 
@@ -234,3 +187,88 @@ class WindowedGroups:
             state["no_time"],
             state["behind"],
         )
+
+
+class _WindowResults(NamedTuple):
+    """Results of one window, or of a part of its groups."""
+
+    start: int
+    end: int
+    rows: int
+    #: The keys, then the measures.
+    columns: list[pa.Array]
+
+
+class WindowedGroups(WindowedPartition[PaneState | SessionState]):
+    """The groups of one partition of an aggregate with windows."""
+
+    def __init__(
+        self,
+        window: Window | SessionWindow,
+        times_at: Sequence[int],
+        output: pa.Schema,
+        keys: int,
+        measures: Mapping[str, TypedMeasure],
+        output_mode: str,
+    ) -> None:
+        """``times_at``: by input, the position of the times; ``output``: the schema of results, with ``keys`` key columns first;
+        ``output_mode``: see ``flux.stage``."""
+        super().__init__(window, times_at, output_mode)
+        self._output, self._keys = output, keys
+        self._columns = len(window_columns(window))
+        key_fields = [output.field(i) for i in range(keys)]
+        if isinstance(window, SessionWindow):
+            self._state = SessionState(key_fields, measures, window)
+        else:
+            self._state = PaneState(key_fields, measures, window, output_mode == "update")
+
+    def add(
+        self, batch: pa.RecordBatch, context: Context, keys_at: Sequence[int], values_at: Sequence[int | None]
+    ) -> list[pa.RecordBatch]:
+        """Add the rows of the step that the context tells. Return the changed groups in update mode."""
+        batch, times = self.timed(batch, context)
+        if not len(times):
+            return []
+        keys = [batch.column(i) for i in keys_at]
+        values = [None if at is None else batch.column(at) for at in values_at]
+        changed = self._state.add(times, keys, values, context.step)
+        self.set_timer(context)
+        return list(self._joined(changed or ()))
+
+    def _close(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        if isinstance(self._state, PaneState):
+            yield from self._joined(self._state.close(watermark))
+            return
+        for ended in self._state.close(watermark, RESULT_ROWS_MAX):
+            kind = self._output.field(self._keys).type
+            times = [times_as(ended.starts, kind), times_as(ended.ends, kind)][: self._columns]
+            yield pa.RecordBatch.from_arrays([*ended.keys, *times, *ended.values], schema=self._output)
+
+    def _joined(self, windows: Iterable[WindowGroups]) -> Iterator[pa.RecordBatch]:
+        """Yield the results of windows in batches of ``RESULT_ROWS_MAX`` rows at most, several small windows in one: a batch on
+        its way costs as much as thousands of rows, and old data that is read fast closes thousands of windows at once."""
+        parts: list[_WindowResults] = []
+        rows = 0
+        for groups in windows:
+            for begin in range(0, len(groups.slots), RESULT_ROWS_MAX):
+                slots = groups.slots[begin : begin + RESULT_ROWS_MAX]
+                if rows + len(slots) > RESULT_ROWS_MAX:
+                    yield self._batch(parts)
+                    parts, rows = [], 0
+                # Computed now: the state of a window may be gone when the next one is there.
+                parts.append(_WindowResults(groups.start, groups.end, len(slots), groups.state.results(slots)))
+                rows += len(slots)
+        if parts:
+            yield self._batch(parts)
+
+    def _batch(self, parts: Sequence[_WindowResults]) -> pa.RecordBatch:
+        if len(parts) == 1:
+            columns = list(parts[0].columns)
+        else:
+            columns = [pa.concat_arrays(chunks) for chunks in zip(*(part.columns for part in parts), strict=True)]
+        rows = [part.rows for part in parts]
+        columns[self._keys : self._keys] = [
+            times_as(np.repeat(np.array(at, np.int64), rows), self._output.field(self._keys).type)
+            for at in ([part.start for part in parts], [part.end for part in parts])
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._output)

@@ -22,7 +22,8 @@ from flux.operators.windowed_groups import RESULT_ROWS_MAX, WINDOW_COLUMNS
 from flux.ranks.best_rows import BestOrder, BestRows, RankedRows
 from flux.ranks.order_keys import SortColumn, check_order
 from flux.ranks.warm_up import warm_up
-from flux.windows.pane_state import PANES_MAX, TABLE_BYTES, TooManyPanes
+from flux.windows.open_panes import PANES_MAX, TooManyPanes
+from flux.windows.pane_state import TABLE_BYTES
 from flux.windows.timely_rows import TimelyRows
 from flux.windows.times import microseconds_at, microseconds_of
 from flux.windows.window import NEVER, Window

@@ -59,7 +59,7 @@ class SessionState:
 
     def _clear(self) -> None:
         self._index = KeyIndex(self._keys) if self._keys else None
-        self._accumulators: list[Accumulator] = [accumulator(*measure) for measure in self._measures.values()]
+        self._accumulators = self._fresh()
         self._size = self._open = 0
         # Times, key and next session of each session, as kernels take them. The open sessions of a key are a chain, the earliest
         # first.
@@ -69,6 +69,10 @@ class SessionState:
         self._parents = np.zeros(0, np.int32)  # each slot itself, between two calls
         self._heads = np.zeros(0, np.int32)
         self._earliest = END_OF_TIME  # no last row of an open session is before this time
+
+    def _fresh(self) -> list[Accumulator]:
+        """Make an accumulator for each measure."""
+        return [accumulator(*measure) for measure in self._measures.values()]
 
     @property
     def nbytes(self) -> int:
@@ -145,8 +149,7 @@ class SessionState:
         while len(gone):
             first = np.ones(len(gone), np.bool_)  # of several that join one session, one at a time
             first[1:] = into[1:] != into[:-1]
-            for made, measure in zip(self._accumulators, self._measures.values(), strict=True):
-                other = accumulator(*measure)
+            for made, other in zip(self._accumulators, self._fresh(), strict=True):
                 other.load(made.state(gone[first]))
                 made.merge(into[first], other, self._size)
             gone, into = gone[~first], into[~first]

@@ -19,13 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
-from flux.dataflow.grouping import Grouping, ResolvedGrouping, WindowKey
+from flux.dataflow.grouping import APPLY, Grouping, ResolvedGrouping, WindowKey
 from flux.errors import UsageError
 from flux.expressions.steps import RowSteps, Select
 from flux.expressions.tree import And, Case, Column, Expression, FunctionCall, Literal
-from flux.expressions.types import TIMESTAMP
 from flux.operators.aggregate import Measure, grouped_rows
-from flux.operators.windowed_groups import WINDOW_COLUMNS
+from flux.operators.windowed_groups import CLOCK_TYPE, WINDOW_COLUMNS
+from flux.operators.windowed_rows import EachGroupFunction, GroupKey
 from flux.windows.window import Closing, SessionWindow, Window
 from partitioning.accumulators import accumulator
 from partitioning.errors import ColumnTypeError, KeyTypeError
@@ -40,7 +40,7 @@ from spark_integration.expressions.analysed import (
 )
 from spark_integration.expressions.classes import BOOLEAN, Translator
 from spark_integration.expressions.nodes import Node, tree_of
-from spark_integration.schema import struct_to_arrow
+from spark_integration.schema import struct_to_arrow, to_arrow
 
 #: The column with the times of rows, in the DataFrame that Spark groups.
 TIME = "_flux_time"
@@ -59,16 +59,22 @@ REMEDY = (
 def groups_of(spark: SparkSession, schema: pa.Schema, grouping: Grouping) -> ResolvedGrouping:
     """Return a grouping of rows of a schema as workers compute it. UsageError has the words of Spark for a name or type that is
     wrong, and names an aggregate or an expression that is not there."""
+    applies = grouping.method == APPLY
     with sparks_errors(schema):
         df, windows = _with_window(empty(spark, schema), grouping.window)
         stand_in = F.col(_quoted(windows.stand_in or TIME))
         groups = df.groupBy(*(stand_in if isinstance(key, WindowKey) else key for key in grouping.keys))
         arguments = map(_aggregate, grouping.arguments) if grouping.method == "agg" else grouping.arguments
-        result: DataFrame = getattr(groups, grouping.method)(*arguments)
+        # A function of the user's needs keys alone, which are those of any aggregate.
+        result: DataFrame = groups.count() if applies else getattr(groups, grouping.method)(*arguments)
         plan = AnalysedPlan(result._jdf.queryExecution().analyzed())
     if plan.names[0] != "Aggregate":
         raise UsageError(f"{plan.names[0]} cannot be computed of groups. {REMEDY}")
-    return _Resolution(spark, schema, grouping.window, windows, plan).resolved(result.schema)
+    made = _Resolution(spark, schema, grouping.window, windows, plan)
+    if not applies:
+        return made.resolved(result.schema)
+    function, declared = grouping.arguments
+    return made.applied(function, to_arrow(spark, declared))
 
 
 def _aggregate(given: Any) -> Any:
@@ -168,6 +174,35 @@ class _Resolution:
             None if _changes_nothing(after) and _same_columns(after.output, given) else after,
         )
 
+    def applied(self, function: Any, output: pa.Schema) -> ResolvedGrouping:
+        """Return the grouping whose rows a function gets: all columns of the flow, and behind them the keys that are computed."""
+        for field in self._schema:
+            column = Column(field.name, _in_utc(field.type))
+            self._read[str(column)] = field.name, column
+        window = self._take_keys([])
+        assert window is not None
+        chain = [*self._chain, Select(tuple(self._read.values()))]
+        check_policy(self._spark, chain)
+        computed = list(RowSteps.of(self._schema, chain).output)[len(self._schema) :]
+        zone = session_zone(self._spark)  # a function of Spark's gets times in it, too
+        before = RowSteps.of(
+            self._schema, chain, pa.schema([_in_zone(each, zone) for each in (*self._schema, *computed)])
+        )
+        names = before.output.names
+        stand_in = str(Column(self._windows.stand_in, BOOLEAN))
+        texts = [self._text_of(node) for node in self._plan.expressions(0, "groupingExpressions")]
+        places = tuple(
+            None if text == stand_in else names.index(str(getattr(self._keys[str(text)], "name", None)))
+            for text in texts
+        )
+        key = GroupKey(places, len(self._schema))
+        return ResolvedGrouping(
+            None if _changes_nothing(before) and _same_columns(before.output, self._schema) else before,
+            tuple(self._key),
+            partial(EachGroupFunction, function, output, window, key),
+            None,
+        )
+
     def _renamed(self, name: str) -> str:
         return self._window.name if self._window is not None and name == self._windows.stand_in else name
 
@@ -203,7 +238,7 @@ class _Resolution:
             self._names.add(times.name.lower())
             self._keys[stand_in] = times
         else:
-            type_ = TIMESTAMP if times is None else times.type
+            type_ = CLOCK_TYPE if times is None else times.type
             parts = tuple(Column(name, type_) for name in WINDOW_COLUMNS)
             kind = pa.struct([pa.field(name, type_) for name in ("start", "end")])
             self._keys[stand_in] = FunctionCall("struct", parts, kind)
@@ -357,7 +392,12 @@ def _changes_nothing(steps: RowSteps) -> bool:
 
 def _in_utc(type_: pa.DataType) -> pa.DataType:
     """Return the type that an expression has for a column of this type."""
-    return TIMESTAMP if pa.types.is_timestamp(type_) and type_.unit == "us" and type_.tz is not None else type_
+    return CLOCK_TYPE if pa.types.is_timestamp(type_) and type_.unit == "us" and type_.tz is not None else type_
+
+
+def _in_zone(field: pa.Field, zone: str) -> pa.Field:
+    """Return a field whose times are in a zone, as those of a session are."""
+    return field.with_type(pa.timestamp("us", zone)) if field.type == CLOCK_TYPE else field
 
 
 def _same_columns(one: pa.Schema, other: pa.Schema) -> bool:

@@ -20,6 +20,7 @@ from flux.expressions.steps import RowSteps, Select
 from flux.expressions.tree import Column, Expression, FunctionCall, Literal
 from flux.operators.aggregate import Measure, grouped_rows
 from flux.operators.operator import Chain, chain_of
+from flux.operators.windowed_rows import EachGroupFunction, GroupKey
 from flux.settings import Settings
 from spark_integration.query.same_plan import description
 from tests.flux.resolved import to_steps
@@ -153,6 +154,58 @@ def test_windows_are_in_append_mode_and_keep_their_column() -> None:
     assert "windows of 60000000 us of ts" in explain(compiled(flow.to(Keep())))
 
 
+class Endless:
+    endless = True
+
+    def __call__(self, partition: int, start: int) -> Any:
+        return iter(())
+
+
+def first_rows(table: pa.Table) -> pa.Table:
+    return table.slice(0, 1)
+
+
+def test_a_function_over_windows_is_a_stage_with_all_columns() -> None:
+    window = flux.window("ts", "1 minute")
+
+    def applied(schema: pa.Schema, grouping: Grouping) -> ResolvedGrouping:
+        function, declared = grouping.arguments
+        assert (grouping.method, declared) == ("applyInArrow", "key BIGINT")
+        key = GroupKey((None, 1), len(schema))
+        make = partial(EachGroupFunction, function, pa.schema([("key", LONG)]), window, key)
+        return ResolvedGrouping(None, ("key",), make, None)
+
+    timed = source().withWatermark("ts", "1 second")
+    flow = timed.groupBy(window, "key").applyInArrow(first_rows, "key BIGINT")
+    assert repr(flow).endswith(".groupBy(window of ts, 'key').applyInArrow(first_rows, 'key BIGINT')")
+    plan = compiled(flow.withStage(replicas=2, recovery="upstream").to(Keep()), resolver=applied)
+    (stage,), (edge,) = plan.stages, plan.edges
+    assert (stage.name, stage.key, stage.output_mode) == ("rows.applyInArrow", ("key",), "append")
+    assert (edge.columns, stage.timed_inputs, edge.quantum) == (None, (0,), 60_000_000)
+    told = explain(plan)
+    assert "function first_rows of the rows of a group" in told
+    assert "windows of 60000000 us of ts" in told
+    with pytest.raises(UsageError, match="no aggregate"):
+        FlowWriter(flow).outputMode("complete")
+    update = sums(source(), "key").in_mode("update")
+    behind = update.groupBy(window, "key").applyInArrow(first_rows, "key BIGINT")
+    with pytest.raises(UsageError, match="would be counted again"):
+        compiled(behind.to(Keep()), resolver=lambda schema, each: (applied if each.window else to_groups)(schema, each))
+
+
+def test_a_function_over_windows_of_a_source_without_end_wants_a_watermark() -> None:
+    from controller.plan_checks import check_ends
+
+    @flux.stage(key="key", window=flux.window("ts", "1 minute"), schema=pa.schema([("n", LONG)]))
+    def sizes(rows: Any, offsets: Any) -> pa.Table:
+        return pa.table({"n": offsets[1:] - offsets[:-1]})
+
+    check_ends(compiled(sizes(source()).to(Keep())))  # this source may end
+    endless = compiled(sizes(flux.source(Endless(), SCHEMA, 1, "rows")).to(Keep()))
+    with pytest.raises(UsageError, match=r"(?s)windows and output_mode=.*withWatermark\('ts', '10 seconds'\)"):
+        check_ends(endless)
+
+
 def test_a_grouping_says_what_it_was_called_with() -> None:
     flow = source().groupBy("key", flux.window(flux.NOW, "1 minute")).sum("x")
     assert repr(flow).endswith(".groupBy('key', window of flux.NOW).sum('x')")
@@ -240,7 +293,17 @@ def test_mistakes_are_refused_at_the_call() -> None:
             "a window and closes= both say",
         ),
         (lambda: source().groupBy("key").pivot("x"), "FILTER"),
-        (lambda: source().groupBy("key").applyInPandas(None, ""), "KeyedOperator"),
+        (lambda: source().groupBy("key").applyInPandas(None, ""), r"groupBy\(F.window\(...\), ...\).applyInArrow"),
+        (lambda: source().groupBy("key").transformWithState(None, ""), "KeyedOperator"),
+        (lambda: source().groupBy("key").applyInArrow(first_rows, "key BIGINT"), "without a window among the keys"),
+        (lambda: source().groupBy(flux.window("ts", "1 minute")).applyInArrow(5, "x INT"), "expected a function of a"),
+        (
+            lambda: source().groupBy(flux.window("ts", "1 minute")).applyInArrow(first_rows, None),
+            "the schema of the rows",
+        ),
+        (lambda: source().groupBy("key").applyInArrow(lambda: 0, "x INT"), r"must take \(table\), or \(key, table\)"),
+        (lambda: source().groupBy("key").applyInArrow(print, None), "schema of the rows"),
+        (lambda: source().groupBy("key").applyInArrow(lambda table: None, "x INT"), "returns nothing"),
         (lambda: same(source()).cube("key"), "flow has no cube: flow.groupBy"),
         (lambda: same(source()).count(), r"groupBy\(\).count\(\)"),
         (lambda: compiled(sums(source(), "key").to(Keep()), resolver=None), "there is no session"),

@@ -26,6 +26,7 @@ F = pytest.importorskip("pyspark.sql.functions")
 
 NAN, INF = float("nan"), float("inf")
 ROWS = 3_000
+UTC = pa.timestamp("us", "UTC")
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -258,13 +259,55 @@ def test_a_flow_of_groups_is_that_of_spark(spark: Any, data: Any, rows: Any) -> 
         counted(rows).groupBy("window").count()
 
 
+def summed(key: tuple, rows: pa.Table) -> pa.Table:
+    """Give the key of a group, the columns of its rows, and what does not depend on their order."""
+    window, word, number = (part.as_py() for part in key)
+    total = sum(value for value in rows.column("l").to_pylist() if value is not None)
+    text = f"{window['start']} {window['end']} {word} {number} {','.join(rows.column_names)}"
+    return pa.table(
+        {
+            "n": [rows.num_rows],
+            "text": [text],
+            "total": pa.array([total], pa.int64()),
+            "start": pa.array([window["start"]], UTC),
+        }
+    )
+
+
+def counted_rows(rows: pa.Table) -> pa.Table:
+    return pa.table({"n": [rows.num_rows], "least": [min(rows.column("x").drop_null().to_pylist(), default=None)]})
+
+
+APPLIED = {
+    "key": lambda df: df.groupBy(F.window(*WINDOW), F.lower("word"), F.col("k") % 3).applyInArrow(
+        summed, "total BIGINT, n BIGINT, text STRING, start TIMESTAMP"
+    ),
+    "rows": lambda df: df.groupBy("flag", F.window("ts", "5 minutes")).applyInArrow(
+        counted_rows, "n BIGINT, least DOUBLE"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APPLIED)
+def test_functions_over_windows_are_those_of_spark(spark: Any, data: Any, name: str) -> None:
+    assert_same(APPLIED[name](Local(spark, table())), APPLIED[name](data))
+
+
+def test_a_flow_of_functions_over_windows_is_that_of_spark(spark: Any, data: Any, rows: Any) -> None:
+    timed = rows.withWatermark("ts", "2 hours")  # no row is as late as that
+    assert_same(APPLIED["key"](timed).where("n > 1").toDF(), APPLIED["key"](data).where("n > 1"))
+    groups = rows.groupBy(F.window("ts", "1 hour"), F.array("k"))
+    with pytest.raises(flux.UsageError, match="cannot be a key"):
+        groups.applyInArrow(counted_rows, "n BIGINT, least DOUBLE")
+
+
 @pytest.mark.parametrize("zone", ["America/St_Johns"])
 def test_windows_are_in_the_zone_of_the_session(spark: Any, data: Any, zone: str) -> None:
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
-        for name in ("hopping", "wall", "expressions", "sessions"):
-            assert_same(QUERIES[name](Local(spark, table())), QUERIES[name](data))
+        for query in (*(QUERIES[name] for name in ("hopping", "wall", "expressions", "sessions")), APPLIED["key"]):
+            assert_same(query(Local(spark, table())), query(data))
         hour = F.window("ts", "1 hour"), F.hour("ts").alias("h"), F.date_format("ts", "yyyy-MM-dd HH").alias("text")
         queries = [df.groupBy(*hour).agg(F.max("ts"), F.hour(F.min("ts"))) for df in (Local(spark, table()), data)]
         assert_same(*queries)
