@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.windows.open_panes import OpenPanes, taken
+from flux.windows.pane_spans import PANES_MERGED_MAX, PaneSpans, merged
 from flux.windows.window import NEVER, Window
 from partitioning.keyed_state import KeyedState, TypedMeasure
 
@@ -42,11 +43,14 @@ class PaneState(OpenPanes[KeyedState]):
     ) -> None:
         super().__init__(window, by_window)
         self._empty = KeyedState(keys, measures)
+        many = not by_window and window.size // window.pane > PANES_MERGED_MAX
+        self._spans = PaneSpans(window, self._empty.empty, lambda start: self._pieces.get(start)) if many else None
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that all panes hold."""
-        return sum(piece.nbytes + TABLE_BYTES for piece in self._pieces.values())
+        spans = 0 if self._spans is None else self._spans.nbytes
+        return spans + sum(piece.nbytes + TABLE_BYTES for piece in self._pieces.values())
 
     def _make(self) -> KeyedState:
         piece = self._empty.empty()
@@ -104,13 +108,19 @@ class PaneState(OpenPanes[KeyedState]):
     def close(self, watermark: int) -> Iterator[WindowGroups]:
         """Yield the windows that end at the watermark or before, the earliest first and each once, and drop panes that no open
         window has. With ``by_window`` nothing is yielded, because the results have been given already. Consume all of it."""
+        spans, before = self._spans, self.closed
         for start, end, panes in self._ended(watermark):
-            state = self._pieces[panes[0]]
-            if len(panes) > 1:
-                state = self._empty.empty()
-                for pane in panes:
-                    state.merge(self._pieces[pane])
+            parts = [self._pieces[pane] for pane in panes] if spans is None else list(spans.of(start, end))
+            state = parts[0] if len(parts) == 1 else merged(self._empty.empty(), parts)
             yield WindowGroups(start, end, state, np.arange(len(state), dtype=np.int32))
+        if spans is not None and self.closed > before:
+            spans.forget_before(self._first_open)
+
+    @property
+    def _first_open(self) -> int:
+        """The start of the first window that has not ended."""
+        window = self.window
+        return window.last_end(self.closed - window.size) - window.size + window.slide
 
     # ---- on its way
 
@@ -126,6 +136,7 @@ class PaneState(OpenPanes[KeyedState]):
         """Replace the state by a ``snapshot``. Raises StateMismatchError if it was taken from a state of other measures."""
         self.closed, self._told, self._begun = snapshot["closed"], None, dict(snapshot["begun"])
         self._idle_below = NEVER
+        self._forget_spans()
         self._pieces = {start: self._restored(groups) for start, groups in snapshot["pieces"].items()}
 
     def changes(self, share_max: float = 1.0) -> dict[str, Any] | None:
@@ -152,6 +163,7 @@ class PaneState(OpenPanes[KeyedState]):
         """Take the ``changes`` of a state that was equal to this one when it was asked for changes before. Raises
         StateMismatchError if it was not."""
         self.closed, self._idle_below = changes["closed"], NEVER
+        self._forget_spans()
         for start in changes["gone"]:
             self._drop(start)
         self._begun |= changes["begun"]
@@ -159,6 +171,10 @@ class PaneState(OpenPanes[KeyedState]):
             self._pieces[start] = self._restored(groups)
         for start, found in changes["changed"].items():
             self._pieces[start].apply_changes(found)
+
+    def _forget_spans(self) -> None:
+        if self._spans is not None:
+            self._spans.clear()
 
     def _restored(self, groups: pa.Table) -> KeyedState:
         piece = self._empty.empty()
