@@ -226,6 +226,24 @@ def test_many_rows_have_the_sessions_that_sorted_rows_have(keys: int, gap: int, 
     assert not len(state)
 
 
+@pytest.mark.parametrize(("spread", "most"), [(1, 7), (3, 7), (400, 64), (10**7, 7), (10**15, 64)])
+def test_sessions_that_end_together_come_in_order_part_by_part(spread: int, most: int) -> None:
+    """By the last row, the first row, and the place of the first row; other partitions have turns between parts."""
+    random, total = np.random.default_rng(spread), 500
+    state = session_state.SessionState([pa.field("user", pa.int64())], {}, SessionWindow("ts", 2))
+    times = random.integers(0, spread, total) * 10 - 5 * spread
+    state.add(times, [pa.array(np.arange(total))], [])
+    state.add(times + random.integers(0, 2, total), [pa.array(np.arange(total))], [])
+    parts = list(state.close(10 * spread + 10, most))
+    assert max(len(part.starts) for part in parts) <= most
+    lasts = np.concatenate([part.ends for part in parts])
+    found = np.concatenate([part.keys[0].to_numpy() for part in parts])
+    by_user = np.empty(total, np.int64)
+    by_user[found] = lasts
+    assert found.tolist() == np.lexsort((np.arange(total), times, by_user)).tolist()
+    assert not len(state)
+
+
 def test_windows_that_begin_empty_leave_out_rows_below_the_watermark_of_their_first_step() -> None:
     steps = [batch((5, 1, 1)), 15, batch((12, 1, 1), (33, 1, 1)), 40]
     for declared in (Window("ts", 10, 10), SessionWindow("ts", 5)):
