@@ -26,6 +26,8 @@ import pyarrow as pa
 
 from flux.dataflow.plan import EdgePlan, FromSource, FromStage
 from flux.exchange.log import LogEntry, Rows
+from flux.joins.join import Join
+from flux.joins.join_spec import LEFT
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import chain_of
 from flux.operators.windowed_groups import WindowedGroups
@@ -38,6 +40,7 @@ from partitioning.ids import StreamId
 from tests.simulation import timed_kinds as kinds
 from tests.simulation.process import TURN_S
 from tests.simulation.step_watch import watch_steps
+from tests.simulation.timed_relations import ONCE_IN, OPERATORS, DedupSink, lacking
 from tests.simulation.timed_rows import TIME, WINDOW_TIME
 from tests.simulation.violation import Key, Violation
 
@@ -188,6 +191,9 @@ class EventTimeLaws:
             known = min(self._expected(sim, stage.edges_in[at]) for at in stage.timed_inputs)
             # A session ends when the watermark is above its end: a result may have the last moment before.
             sessions = isinstance(getattr(stage.make(), "_flux_window", None), SessionWindow)
+            operator = chain_of(stage.make())[0]
+            if isinstance(operator, Join) and NEVER < known < END_OF_TIME:
+                return known - (operator.spec.held_back(LEFT) or 0)
             return known - 1 if sessions and NEVER < known < END_OF_TIME else known
         assert isinstance(edge, FromSource)
         return least(self._bounds(sim, edge))
@@ -214,6 +220,9 @@ class EventTimeLaws:
             sim.counts["rows at sinks of runs that were lost" if partly else "rows at sinks"] += found.total()
             sim.counts["late rows at sinks"] += found.total() if sink.late else 0
             sim.counts["results of windows at sinks"] += found.total() if sink.windowed else 0
+            if sink.kind is DedupSink:
+                self._check_once(sink, list(found.elements()), partly)
+                continue
             if found == expected:
                 continue
             missing, extra = expected - found, found - expected
@@ -227,6 +236,12 @@ class EventTimeLaws:
             detail = f"{sink.name}: missing {list(missing.items())[:3]}, too many {list(extra.items())[:3]}"
             raise Violation(LATE if sink.late else ANSWER, detail)
         return None
+
+    @staticmethod
+    def _check_once(sink: TimedNode, found: list[Any], partly: bool) -> None:
+        given = sink.inputs[0]
+        if not partly and (detail := lacking(found, given.rows(), given.ttl)):
+            raise Violation(ONCE_IN, f"{sink.name}: {detail}")
 
     def _found(self, sim: Simulation, sink: TimedNode, states: list[dict[str, Any]]) -> Counter[Any]:
         if sink.kind is kinds.NewestSink:
@@ -345,12 +360,16 @@ class _ReplicaWatch:
 
     def _check_left_out(self, step: ReplicaStep) -> None:
         groups = groups_of(self._replica)
-        if groups is not None and groups.behind_watermark:
+        operator = chain_of(self._replica.operator)[0]
+        behind = 0 if groups is None else groups.behind_watermark
+        if isinstance(operator, OPERATORS):
+            behind = operator._flux_left_out()[0]
+        if behind:
             stage = self._replica.stage
             if not any(self._laws.may_be_behind(self._laws._plan.edges[each]) for each in stage.edges_in):
                 raise Violation(
                     kinds.LEFT_OUT,
-                    f"{self._replica.where}, step {step.number}: {groups.behind_watermark} rows are left out",
+                    f"{self._replica.where}, step {step.number}: {behind} rows are left out",
                 )
             self._laws._ledger.counts["steps behind which rows were left out"] += 1
 

@@ -26,7 +26,7 @@ class Mix:
     ``losing``: these are logs that lose records, with ``log_faults`` also needed ones; ``upstream``: some operators say from
     where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
     where None and faults are given; ``event_time``: rows have event time (``timed_flows``); ``ahead``: and some sources are
-    aligned, or do not believe each time."""
+    aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -43,6 +43,7 @@ class Mix:
     log_faults: LogFaults | None = None
     event_time: bool = False
     ahead: bool = False
+    related: bool = False
 
 
 #: As the seed has it.
@@ -320,6 +321,13 @@ AHEAD_FAULTLESS = replace(EVENT_TIME_FAULTLESS, ahead=True)
 AHEAD_UNEVEN = replace(EVENT_TIME_UNEVEN, ahead=True)
 AHEAD_REPAIRS = replace(EVENT_TIME_REPAIRS, ahead=True)
 AHEAD_LIVES = replace(EVENT_TIME_LIVES, ahead=True)
+#: Joins, ranks and deduplication.
+RELATED = replace(EVENT_TIME, related=True)
+RELATED_FAULTLESS = replace(EVENT_TIME_FAULTLESS, related=True)
+RELATED_UNEVEN = replace(EVENT_TIME_UNEVEN, related=True)
+RELATED_REPAIRS = replace(EVENT_TIME_REPAIRS, related=True)
+RELATED_STANDBYS = replace(EVENT_TIME_STANDBYS, related=True)
+RELATED_LIVES = replace(EVENT_TIME_LIVES, related=True)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

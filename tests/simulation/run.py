@@ -78,7 +78,7 @@ GATHERS_FROM = 3_600_000_000
 LOSSES_FROM = 4_200_000_000
 LOG_FAULTS_FROM = 6_000_000_000
 EVENT_TIME_FROM = 40_000_000_000
-#: From here on flows of event time also have alignment, and rows whose times are not believed.
+#: From here on flows of event time also have alignment, and rows whose times are not believed; half of them relations.
 AHEAD_FROM = 60_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
 LOSSES_OF = 2
@@ -127,6 +127,7 @@ class Simulation:
         log_faults: LogFaults | None = None,
         event_time: bool = False,
         ahead: bool = False,
+        related: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -134,7 +135,8 @@ class Simulation:
         faults and flow are. ``collected``: the output is fetched, also where that is not drawn. ``standbys``: the share of
         stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
         their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones; ``event_time``: rows have
-        event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time."""
+        event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time;
+        ``related``: and rows are joined, ranked, or given once."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
@@ -168,6 +170,7 @@ class Simulation:
                 copies,
                 lambda: self.world.now,
                 random.Random(f"ahead {seed}") if ahead or (faults is None and seed >= AHEAD_FROM) else None,
+                random.Random(f"related {seed}") if related or _has_relations(faults, seed) else None,
             )
             if event_time or timed
             else flows.draw(
@@ -458,6 +461,10 @@ class Simulation:
         process.die()
 
 
+def _has_relations(faults: Faults | None, seed: int) -> bool:
+    return faults is None and seed >= AHEAD_FROM and seed % 2 == 0
+
+
 def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
     return replace(plan, settings=replace(plan.settings, step_timeout=seconds)) if seconds else plan
 
@@ -495,6 +502,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
         standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,
         losing=mix.losing, log_faults=mix.log_faults, event_time=mix.event_time,
         ahead=mix.ahead,
+        related=mix.related,
     )  # fmt: skip
 
 

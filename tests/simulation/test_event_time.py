@@ -20,6 +20,8 @@ from tests.simulation.mixes import (
     EVENT_TIME_REPAIRS,
     EVENT_TIME_STANDBYS,
     EVENT_TIME_UNEVEN,
+    RELATED,
+    RELATED_STANDBYS,
 )
 from tests.simulation.runs import Runs, runs_of
 from tests.simulation.timed_rows import SECOND, Newest, judged, windows_of
@@ -34,6 +36,8 @@ MIXES = (
     EVENT_TIME_LIVES,
     EVENT_TIME_LIVES_OF_ONE,
     AHEAD_UNEVEN,
+    RELATED,
+    RELATED_STANDBYS,
 )
 SEEDS = range(32)
 

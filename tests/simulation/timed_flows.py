@@ -22,6 +22,7 @@ from flux.dataflow.sink import QueryReaders
 from flux.dataflow.source import DataFrameSource, RowStart, Source
 from flux.windows.window import SessionWindow, Window
 from tests.simulation import timed_kinds as kinds
+from tests.simulation import timed_relations as relations
 from tests.simulation.checkers import Ledger
 from tests.simulation.flows import READ_SHARE, SECRET, TINY_LOG, Dataflow, Node, SourceData, _settings
 from tests.simulation.outside import SHARE, Goes
@@ -193,6 +194,8 @@ class TimedNode(Node):
     raw: Source | None = None
     #: Windows to which a row of it belongs, where that is the same for all rows; 0: it is not.
     fold: int = 0
+    #: Microseconds in which it gives one row of a key; 0: it is no deduplication.
+    ttl: int = 0
 
     def model(self, version: dict[tuple[str, int], int]) -> list[Any]:
         return self.rows()
@@ -316,11 +319,14 @@ class _Builder:
         about = {"ledger": self.ledger, "stage_name": name, "transient": ("ledger",)}
         if issubclass(kind, kinds.Keeper):
             about["timed_inputs"] = self._timed_inputs(inputs)
-        target = type(name, (kind,), {}) if issubclass(kind, flux.Aggregate) else type(name, bases, about)
+        plain = issubclass(kind, (flux.Aggregate, *relations.OPERATORS))
+        if issubclass(kind, relations.DedupSink):
+            about["ttl"] = inputs[0].ttl
+        target = type(name, (kind,), {}) if plain else type(name, bases, about)
         partitions = partitions or self.rng.randint(1, 3)
         copies = self.rng.choice(self.copies)
         stage = Stage(target, key, partitions, copies, None, mode, name, window=window, event_time=event_time)
-        if not issubclass(kind, flux.Aggregate):
+        if not plain:
             self.ledger.keys[name] = key
         for node in inputs:
             node.used = True
@@ -366,6 +372,20 @@ class _Builder:
         self.nodes.append(node)
         return node
 
+    def relation(self, rng: random.Random | None, what: str, inputs: list[TimedNode]) -> TimedNode:
+        """Join the rows of two inputs, rank those of one within windows, or leave out duplicates."""
+        make: Any = getattr(relations, what)
+        kind, answer = make(rng)
+        node = self._stage(kind, inputs, ("key",), "append", event_time=None if what == "top" else TIME)
+        node.time = WINDOW_TIME if what == "top" else TIME
+        if what == "dedup":
+            node.ttl = answer
+            node.rows = inputs[0].rows
+        else:
+            node.rows = lambda: answer(*(each.rows() for each in inputs))
+        self.nodes.append(node)
+        return node
+
     @staticmethod
     def _columns(node: TimedNode) -> tuple[str, ...]:
         if node.kind in (kinds.Counts, kinds.Sums):
@@ -376,8 +396,10 @@ class _Builder:
     def sink(self, node: TimedNode, late: bool = False, raw: bool = False) -> TimedNode:
         """``late``: of the late rows of a source; ``raw``: of a source without its watermark, which has all rows."""
         results = node.kind in (kinds.Counts, kinds.Sums)
-        if results and node.time is None:
-            kind: Any = kinds.NewestSink
+        if node.ttl:
+            kind: Any = relations.DedupSink
+        elif results and node.time is None:
+            kind = kinds.NewestSink
         elif results:
             kind = kinds.ResultGiving if self.outside else kinds.ResultSink
         else:
@@ -415,11 +437,16 @@ def draw(
     copies: int,
     clock: Callable[[], float],
     ahead: random.Random | None = None,
+    related: random.Random | None = None,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``clock``: that of the run.
-    ``ahead``: decides whether sources are aligned; on its own, so that flows without are the same with and without it."""
+    ``ahead``: decides on alignment and times that are not believed, ``related`` on joins, ranks and deduplication: each on its
+    own, so that flows without are the same with and without it."""
     builder = _Builder(rng, ledger, copies_max, copies, clock, ahead)
-    timed = [builder.source() for _ in range(rng.choice([1, 1, 2]))]
+    what = "" if related is None else related.choice(["join", "join", "top", "dedup"])
+    if what:  # which rows are left out after idleness is only known of windows
+        builder.idles = False
+    timed = [builder.source() for _ in range(2 if what == "join" else rng.choice([1, 1, 2]))]
     other = [builder.source(timed=False)] if rng.random() < 0.25 else []
     inputs = [rng.choice(timed)]
     if len(timed) > 1 and rng.random() < 0.6:
@@ -430,7 +457,11 @@ def draw(
         inputs = [last]
     elif other and rng.random() < 0.2:  # it holds the watermark until it has ended
         inputs = [*inputs, *other]
-    if last.time is not None and rng.random() < 0.85:
+    if what:
+        last = _related(builder, related, what, timed, last)
+        inputs = [last]
+    windows = not what or (what == "join" and rng.random() < 0.5)
+    if windows and last.time is not None and rng.random() < 0.85:
         mode = rng.choice(["append", "append", "append", "update", "complete"])
         last = builder.windows(inputs, mode)
         if last.time is not None and rng.random() < 0.5:
@@ -449,6 +480,16 @@ def draw(
     # A source that stands still with rows of others in front of it would never end.
     lingers = rng.random() < LINGERS_SHARE and not drift_s
     return _compiled(builder, rng, lingers, drift_s)
+
+
+def _related(
+    builder: _Builder, rng: random.Random | None, what: str, timed: list[TimedNode], last: TimedNode
+) -> TimedNode:
+    """Return the stage that joins, ranks or leaves out duplicates, over rows with times."""
+    left = last if last.time == TIME else timed[0]
+    if what == "join":
+        return builder.relation(rng, what, [left, next(each for each in reversed(timed) if each is not left)])
+    return builder.relation(rng, what, [left])
 
 
 def _compiled(builder: _Builder, rng: random.Random, lingers: bool, drift_s: float) -> Dataflow:

@@ -36,6 +36,7 @@ from tests.simulation import broken_lives as lives
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_numbers as numbers
 from tests.simulation import broken_protects as protects
+from tests.simulation import broken_relations as relations
 from tests.simulation import broken_requests as asked
 from tests.simulation import broken_rules as rules
 from tests.simulation import broken_runs as runs
@@ -79,6 +80,7 @@ from tests.simulation.mixes import (
     OLD_ACKS,
     PROTECTED,
     RECKLESS_LIVES_OF_ONE,
+    RELATED_FAULTLESS,
     REPAIRS,
     RIVALS,
     STANDBY_REPAIRS,
@@ -580,6 +582,8 @@ VARIANTS = [
     Variant(times.waits_for_readers_without_a_watermark, {FOR_NOTHING} | STUCK, AHEAD_FAULTLESS),
     Variant(times.takes_waiting_for_idleness, BELOW, AHEAD_FAULTLESS),
     Variant(times.forgets_lost_readers, {RUNS_AWAY}, AHEAD_REPAIRS),
+    Variant(relations.drops_rows_by_their_own_watermark, {ANSWER}, RELATED_FAULTLESS),
+    Variant(relations.ranks_equal_rows_by_arrival, {ANSWER}, RELATED_FAULTLESS),
 ]
 
 #: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by
