@@ -389,3 +389,14 @@ def test_operators_without_timers_of_the_clock_let_slices_be_ordered_ahead() -> 
         time_to_live = "1 hour"
 
     assert [facts_of(trial(kind)).timed for kind in (ByRows, Timed, Forgets)] == [False, True, True]
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "America/St_Johns"])
+def test_times_of_rows_are_those_that_arrow_makes_of_them(zone: str | None) -> None:
+    at = [0, -1, 1_700_000_000_000_001, keyed_operator.DATES[0], keyed_operator.DATES[1] - 86_400_000_000]
+    for values in (at[:3], at if zone in (None, "UTC") else at[:3], [*at[:3], None], []):
+        column = pa.array(values, pa.int64()).cast(pa.timestamp("us", zone))
+        found = keyed_operator._listed_column(column)
+        assert [(each, getattr(each, "tzinfo", None)) for each in found] == [
+            (each, getattr(each, "tzinfo", None)) for each in column.to_pylist()
+        ]
