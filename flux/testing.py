@@ -26,7 +26,7 @@ from flux.operators.plain_columns import plain_schema
 from flux.operators.schema import check_key, parse_ddl
 from flux.replica.snapshot import check_snapshot, decode_snapshot, encode_snapshot
 from flux.source_check import check_source
-from flux.windows.window import NEVER
+from flux.windows.window import END_OF_TIME, NEVER
 from partitioning.errors import ColumnTypeError, KeyTypeError
 
 __all__ = ["ContractBroken", "apply", "check_policy", "check_sink", "check_source"]
@@ -156,8 +156,10 @@ def _event_time(given: Any) -> int:
     if isinstance(given, datetime):
         aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
         return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-    if not _is(given, int):
-        raise UsageError(f"watermarks: expected datetimes or whole microseconds since the epoch, got {given!r:.100}")
+    if not (_is(given, int) and NEVER <= given <= END_OF_TIME):
+        raise UsageError(
+            f"watermarks: expected datetimes or whole microseconds since the epoch, of 64 bits; got {given!r:.100}"
+        )
     return int(given)
 
 

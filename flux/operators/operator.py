@@ -105,7 +105,8 @@ class EventTimers(Timers):
     def set(self, at: float, name: str) -> None:
         if isinstance(at, bool) or not isinstance(at, int | np.integer):
             raise UsageError(f"set_event_timer: expected a time in whole microseconds since the epoch, got {at!r}")
-        self._set(min(int(at), END_OF_TIME), name, "set_event_timer")
+        # Before the first watermark, "the watermark less a minute" is below all numbers of 64 bits.
+        self._set(max(NEVER + 1, min(int(at), END_OF_TIME)), name, "set_event_timer")
 
     def _note_next(self) -> None:
         self.next = min(self.pending.values(), default=END_OF_TIME)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from flux.errors import SchemaError, UsageError
 from flux.operators import windowed_groups
 from flux.operators.attributes import open_operator
 from flux.operators.batches import given_batches
-from flux.operators.operator import facts_of, last_output, move_watermarks, says_needs
+from flux.operators.operator import EventTimers, facts_of, last_output, move_watermarks, says_needs
 from flux.operators.windowed_groups import TIMER
 from flux.windows import open_panes, pane_state, session_state
 from flux.windows.durations import microseconds
@@ -637,7 +638,24 @@ def test_a_time_of_an_event_timer_is_a_whole_number(at: Any) -> None:
         flux.Context("x").set_event_timer(at)
 
 
-@pytest.mark.parametrize("given_", [[1], [2, 1], [1, "x"], [(1, 2), 3], 7])
+@pytest.mark.parametrize("at", [flux.NEVER - 7, flux.NEVER, flux.NEVER + 1])
+def test_an_event_timer_before_the_first_watermark_fires_with_it(at: int) -> None:
+    """At or below the least number of 64 bits it never fired, not at the end either, and a copy of the state could not be made."""
+
+    @flux.stage(schema="name STRING, watermark BIGINT")
+    class Early(Alarm):
+        def process(self, rows: pa.RecordBatch) -> None:
+            self.context.set_event_timer(at, "early")
+
+    for watermarks, fired in ([[4], 4], [[None], flux.END_OF_TIME]):
+        table = flux.testing.apply(Early, [batch((5, 1, 1))], watermarks=watermarks, restart_after=1)
+        assert list(zip(*table.to_pydict().values(), strict=True))[0] == ("early", fired)
+    timers = EventTimers()
+    timers.set(at, "early")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(timers.pending)) == timers.pending
+
+
+@pytest.mark.parametrize("given_", [[1], [2, 1], [1, "x"], [(1, 2), 3], 7, [1, 1 << 63], [-(1 << 63) - 1] * 2])
 def test_watermarks_of_a_trial_are_checked(given_: Any) -> None:
     with pytest.raises(UsageError, match="watermarks"):
         flux.testing.apply(stage(Window("ts", 10, 10)), [batch((1, 1, 1)), batch((2, 1, 1))], watermarks=given_)
