@@ -20,7 +20,7 @@ import flux
 from controller.decide.controller import Controller, Tell
 from controller.operate.request_handler import About, RequestHandler
 from controller.operate.requests import GetHistory, GetMetrics, GetPartitions, GetStatus, encode_request
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.report.events import HISTORY_KEPT, Event
 from controller.report.metrics import Metrics
 from controller.report.progress import Progress

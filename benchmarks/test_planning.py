@@ -14,7 +14,7 @@ import pytest
 import flux
 from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
 from controller.balance.policies import Policy, PolicySettings, make
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.replicas.additions import Census, WantedAddition, all_additions, next_additions
 from controller.replicas.placement import FarApart
 from controller.replicas.protection_wishes import ProtectionWishes

@@ -19,7 +19,7 @@ import pytest
 
 import flux
 from benchmarks.one_loss import LargeCluster
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.replicas.placement import FarApart
 from controller.replicas.spread import WorkerPlace
 from controller.replicas.table_changes import retain

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import flux
 from controller.decide.controller import Controller, Tell
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import Plan
 from flux.dataflow.source import DataFrameSource
 from flux.exchange.producer import Producer, ToWorker

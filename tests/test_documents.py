@@ -261,7 +261,7 @@ WIRING = {
     "controller/decide/losses.py",
     "controller/operate/cli/bench.py",  # one import for each benchmark
     "controller/operate/request_handler.py",
-    "controller/plan_compiler.py",
+    "controller/planning/compiler.py",
     "flux/__init__.py",
     "flux/connectors/kafka/sink_options.py",
     "flux/connectors/kafka/source.py",

@@ -1,6 +1,6 @@
 """The decorator ``flux.stage``, and the flow that is built of decorated stages (design: public-api).
 
-Nothing here runs anything. A flow is a description; ``controller.plan_compiler`` turns it into a plan, and
+Nothing here runs anything. A flow is a description; ``controller.planning.compiler`` turns it into a plan, and
 ``spark_integration`` runs the plan.
 """
 

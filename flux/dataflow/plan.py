@@ -1,6 +1,6 @@
 """The dataflow as workers see it: sources, stages and edges, frozen and shipped with the task (design: plan).
 
-The plan is made and checked by ``controller.plan_compiler``; everything here is data that any process may read.
+The plan is made and checked by ``controller.planning.compiler``; everything here is data that any process may read.
 """
 
 from __future__ import annotations

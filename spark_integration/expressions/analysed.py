@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException, ParseException, PySparkTypeError, 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from controller.plan_names import free_names
+from controller.planning.names import free_names
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowStep, RowSteps, Select, Where
 from flux.expressions.tree import Column, Expression, FunctionCall

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from controller.plan_names import free_names
+from controller.planning.names import free_names
 from flux.dataflow.relations.joining import Joining, JoinInput, ResolvedJoin
 from flux.errors import UsageError
 from flux.expressions.steps import MapRows, RowStep, RowSteps, Select, Where

@@ -12,8 +12,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from controller.explain import explain
 from controller.operate.all_available import AllAvailable
+from controller.planning.explain import explain
 from controller.report.progress import QueryProgress
 from controller.text import count, technique
 from flux.dataflow.plan import DataFrameSourcePlan, Plan, StagePlan

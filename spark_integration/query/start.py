@@ -18,9 +18,9 @@ from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from controller.explain import explain
-from controller.plan_checks import check_durable, check_ends, check_taken
-from controller.plan_compiler import compile_plan, topological
+from controller.planning.checks import check_durable, check_ends, check_taken
+from controller.planning.compiler import compile_plan, topological
+from controller.planning.explain import explain
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan

@@ -16,8 +16,8 @@ from benchmarks.kafka import bench, count, load, peers
 from benchmarks.kafka.count import RunningCount
 from benchmarks.kafka.written import Written, exactness, expected, parsed, statistics
 from controller.operate.cli import app
-from controller.plan_checks import check_taken
-from controller.plan_compiler import compile_plan
+from controller.planning.checks import check_taken
+from controller.planning.compiler import compile_plan
 from flux.connectors.kafka.client.producer import Answer
 from flux.connectors.kafka.records.decoder import Decoder
 from flux.operators.operator import Context

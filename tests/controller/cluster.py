@@ -10,7 +10,7 @@ import pyarrow as pa
 import flux
 from controller.balance.load import Move
 from controller.decide.controller import Controller, Tell
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.replicas.addition_limits import LISTED_EVERY_S
 from controller.replicas.additions import Phase
 from flux.dataflow.source import DataFrameSource, WorkerSource

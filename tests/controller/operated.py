@@ -26,7 +26,7 @@ from controller.decide.request_book import AT_THE_END, Asked, Standing, State, o
 from controller.operate.connection_file import find_all
 from controller.operate.request_handler import About, RequestHandler
 from controller.operate.service import Service
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Member, Membership
 from controller.replicas.moves import MoveJob, MovePhase

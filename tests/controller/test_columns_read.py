@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.explain import explain
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
 from flux.dataflow.plan import DataFrameSourcePlan, Plan
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import SchemaError

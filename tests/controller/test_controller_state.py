@@ -11,7 +11,7 @@ import pytest
 import flux
 from controller.decide.controller import Controller, Tell
 from controller.decide.registration import ALIVE_S
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.connectors.files.errors import BadFile
 from flux.connectors.kafka.errors import BadRecord
 from flux.dataflow.source import DataFrameSource

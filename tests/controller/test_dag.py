@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_checks import check_durable
-from controller.plan_compiler import compile_plan
+from controller.planning.checks import check_durable
+from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import DataFrameSourcePlan, FromDataFrame, FromSource, Plan, WorkerSourcePlan
 from flux.dataflow.source import DataFrameSource, Source

@@ -10,8 +10,8 @@ import pytest
 from harness import dataframe
 
 import flux
-from controller.plan_checks import check_ends
-from controller.plan_compiler import compile_plan
+from controller.planning.checks import check_ends
+from controller.planning.compiler import compile_plan
 from flux.dataflow.source import StreamOptions, StreamSource
 from flux.settings import Settings
 

@@ -6,8 +6,8 @@ import pandas as pd
 import pyarrow as pa
 
 import flux
-from controller.explain import explain
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
 from flux.dataflow.flow import Flow
 from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 import flux
 from controller.operate.request_handler import Reach, masked, output_place
 from controller.operate.requests import OutputPlace
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import QueryReaders
 from flux.dataflow.source import DataFrameSource

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import flux
-from controller.explain import explain
 from controller.operate.request_handler import About, RequestHandler
 from controller.operate.requests import GetPartitions
+from controller.planning.explain import explain
 from controller.report.metrics import Metrics
 from controller.report.progress import Progress
 from flux.errors import UsageError

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.report.watermarks import EventTimes
 from flux.dataflow.plan import Plan
 from flux.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.server import Server
 from flux.dataflow.flow import Flow
 from flux.dataflow.source import DataFrameSource, Source

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan
 from flux.dataflow.source import DataFrameSource, Source

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import FromStage
 from flux.dataflow.source import DataFrameSource
 from flux.exchange.inbound import Packet, RowSlice, WordSlice

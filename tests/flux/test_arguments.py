@@ -13,7 +13,7 @@ import pytest
 from harness import Rows, ThreadQuery, dataframe
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.settings import Settings
 
 CLICKS = pa.schema([("user", pa.int64()), ("at", pa.int64())])

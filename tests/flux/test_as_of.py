@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flux
-from controller.plan_checks import check_ends
+from controller.planning.checks import check_ends
 from flux.errors import SchemaError, UsageError
 from flux.joins import as_of, held_back_rows
 from flux.joins.as_of import AsOfJoin, AsOfSpec

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flux
-from controller.explain import explain
-from controller.plan_checks import check_ends
-from controller.plan_compiler import compile_plan
+from controller.planning.checks import check_ends
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
 from flux.dataflow.flow import StageWith
 from flux.dataflow.plan import Plan
 from flux.dataflow.source import DataFrameSource

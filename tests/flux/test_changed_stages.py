@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import Plan
 from flux.errors import UsageError
 from flux.expressions.tree import Column, FunctionCall, Literal

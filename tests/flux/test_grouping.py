@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.explain import explain
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
 from flux.dataflow.grouping import Grouping, ResolvedGrouping, WindowKey
 from flux.dataflow.plan import Plan
 from flux.dataflow.write_stream import FlowWriter
@@ -194,7 +194,7 @@ def test_a_function_over_windows_is_a_stage_with_all_columns() -> None:
 
 
 def test_a_function_over_windows_of_a_source_without_end_wants_a_watermark() -> None:
-    from controller.plan_checks import check_ends
+    from controller.planning.checks import check_ends
 
     @flux.stage(key="key", window=flux.window("ts", "1 minute"), schema=pa.schema([("n", LONG)]))
     def sizes(rows: Any, offsets: Any) -> pa.Table:
@@ -217,7 +217,7 @@ def test_a_grouping_says_what_it_was_called_with() -> None:
 
 
 def test_a_window_of_a_source_without_end_wants_a_watermark() -> None:
-    from controller.plan_checks import check_ends
+    from controller.planning.checks import check_ends
 
     plan = compiled(sums(source(), flux.window("ts", "1 minute"), "key").to(Keep()))
     check_ends(plan)  # this source may end

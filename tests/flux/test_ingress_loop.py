@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings
 from flux.shell import ingress_loop

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.explain import explain
-from controller.plan_compiler import compile_plan
-from controller.plan_lookups import lookup_steps
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
+from controller.planning.lookups import lookup_steps
 from flux.dataflow.plan import Plan
 from flux.dataflow.relations.joining import Joining, JoinInput, ResolvedJoin
 from flux.errors import SchemaError, UsageError

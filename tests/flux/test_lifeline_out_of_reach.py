@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from harness import LIMIT_S, SECRET, Rows, dataframe
 
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.settings import Settings
 from flux.shell import worker_loop as module
 from flux.shell.lifeline import Lifeline

@@ -15,7 +15,7 @@ from kept import opened, orders, standby
 from kept_watched import watch
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import Plan
 from flux.dataflow.source import DataFrameSource, WorkerSource
 from flux.errors import UsageError

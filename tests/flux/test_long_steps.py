@@ -20,7 +20,7 @@ import pytest
 from harness import LIMIT_S, SECRET
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.server import Server
 from flux.errors import QueryFailed
 from flux.settings import Settings

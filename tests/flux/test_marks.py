@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.errors import NonDeterministicInputError
 from flux.exchange.marks import MARKS_MAX, Marks
 from flux.exchange.producer import ToWorker

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from one_worker import SCHEMA, rows
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import EventTime, FromMicroBatches, Plan, StreamSourcePlan
 from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.row_operators import RowOperator

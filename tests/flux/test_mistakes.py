@@ -11,7 +11,7 @@ import pytest
 from harness import dataframe
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.operators.operator import Context
 from flux.settings import Settings
 

@@ -15,7 +15,7 @@ from harness import Rows, ThreadQuery, dataframe
 from outside_store import ALONE, SCHEMA, batches, same, until
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.exchange.source_streams import packed
 from flux.operators.user_code import closed, described, encodable, text_of, user_traceback

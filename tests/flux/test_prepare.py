@@ -49,7 +49,7 @@ class Numbered(flux.Sink):
 
 
 def plan_of(topic: Any, sink: flux.Sink) -> Plan:
-    from controller.plan_compiler import compile_plan
+    from controller.planning.compiler import compile_plan
     from flux.settings import Settings
 
     source = flux.source(topic, SCHEMA, 2, "topic", positions=True)
@@ -116,7 +116,7 @@ class Growing(Topic):
 
 
 def grown(partitions: int, read: Any = Growing) -> Plan:
-    from controller.plan_compiler import compile_plan
+    from controller.planning.compiler import compile_plan
     from flux.settings import Settings
 
     source = flux.source(read(), SCHEMA, partitions, "topic", positions=True)

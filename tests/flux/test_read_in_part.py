@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import NUMBER, Plan
 from flux.exchange.log import Rows
 from flux.exchange.producer import Producer

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.errors import UsageError
 from flux.exchange.producer import Producer
 from flux.settings import Settings

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 import flux
-from controller.explain import explain
 from controller.operate import connection_file
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
 from flux.dataflow.plan import EventTime, Plan
 from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.expressions.tree import Column, FunctionCall, Literal

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 import flux
-from controller.explain import explain
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
 from flux.dataflow.plan import NUMBER, DataFrameSourcePlan, FromSource, FromStage, Plan
 from flux.dataflow.source import DataFrameSource
 from flux.errors import SchemaError, UsageError, UserCodeError

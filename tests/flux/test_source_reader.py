@@ -12,7 +12,7 @@ from numbered_log import Numbers, NumbersOfPartition
 from one_worker import planned
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.dataflow.source_reader import FunctionReader, opened
 from flux.errors import UsageError, UserCodeError

@@ -14,8 +14,8 @@ from harness import Rows, ThreadQuery, dataframe
 from pyspark.sql import DataFrame, SparkSession
 
 import flux
-from controller.plan_checks import check_taken
-from controller.plan_compiler import compile_plan
+from controller.planning.checks import check_taken
+from controller.planning.compiler import compile_plan
 from controller.server import Server
 from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings

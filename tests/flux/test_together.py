@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from one_worker import Kept, kept, planned, work, worker
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.errors import UserCodeError
 from flux.exchange.checksum import extend
 from flux.exchange.producer import Producer

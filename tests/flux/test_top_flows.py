@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.explain import explain
-from controller.plan_checks import check_ends
-from controller.plan_compiler import compile_plan
+from controller.planning.checks import check_ends
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
 from flux.dataflow.plan import Plan
 from flux.dataflow.relations.ranking import ResolvedOrder
 from flux.errors import SchemaError, UsageError

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.settings import Settings
 from flux.worker.core import WorkerCore
 from flux.worker.pacing import BATCHES, READ_MAX_S, READ_S, STARVED_S, ReadTurn

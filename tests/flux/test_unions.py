@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_checks import check_ends
-from controller.plan_compiler import compile_plan
+from controller.planning.checks import check_ends
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import FromSource, FromStage, Plan
 from flux.errors import SchemaError, UsageError
 from flux.expressions.tree import Column, FunctionCall, Literal

@@ -11,7 +11,7 @@ import pytest
 from one_worker import SCHEMA
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.report.progress import unread_files as unread_files_shown
 from flux.connectors.files.errors import FileGone
 from flux.connectors.files.source import FilesReader

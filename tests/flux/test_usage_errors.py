@@ -17,7 +17,7 @@ import pytest
 from harness import Rows, dataframe
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow
 from flux.settings import Settings
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.explain import explain
-from controller.plan_checks import check_ends
-from controller.plan_compiler import compile_plan
+from controller.planning.checks import check_ends
+from controller.planning.compiler import compile_plan
+from controller.planning.explain import explain
 from flux.dataflow.plan import DataFrameSourcePlan, EventTime, FromSource, Plan, Timed
 from flux.dataflow.source import DataFrameSource, StreamOptions, StreamSource
 from flux.dataflow.write_stream import FlowWriter

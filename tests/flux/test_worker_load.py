@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.source import WorkerSource
 from flux.errors import UserCodeError
 from flux.operators.collect import Collect

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import QueryReaders

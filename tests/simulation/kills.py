@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from controller.replicas.additions import under_replicated
 from flux.dataflow.flow import Flow
 from flux.settings import Settings

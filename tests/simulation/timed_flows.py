@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 import flux
-from controller.plan_compiler import compile_plan
+from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import Plan
 from flux.dataflow.sink import QueryReaders

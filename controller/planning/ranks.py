@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from controller.event_time_edges import InputTime
-from controller.plan_names import check_names, place_of_errors
+from controller.planning.event_time_edges import InputTime
+from controller.planning.names import check_names, place_of_errors
 from flux.dataflow.plan import DataFrameSourcePlan, EdgePlan, FromStage, SourcePlan, StagePlan
 from flux.dataflow.relations.ranking import RankFlow, RankInput, ResolvedRanking, ToOrder
 

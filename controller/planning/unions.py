@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from controller.plan_names import check_names, place_of_errors
+from controller.planning.names import check_names, place_of_errors
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowSteps, Select
 from flux.expressions.tree import Column

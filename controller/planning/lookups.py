@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from controller.plan_names import free_names
+from controller.planning.names import free_names
 from flux.dataflow.relations.joining import ResolvedJoin
 from flux.errors import UsageError
 from flux.expressions.steps import MapRows, RowStep, RowSteps, Select, Where

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from controller.event_time_edges import InputTime
-from controller.plan_inputs import Operation, PlanInput
-from controller.plan_lookups import lookup_steps
-from controller.plan_names import check_names, place_of_errors
-from controller.plan_ranks import Nodes
+from controller.planning.event_time_edges import InputTime
+from controller.planning.inputs import Operation, PlanInput
+from controller.planning.lookups import lookup_steps
+from controller.planning.names import check_names, place_of_errors
+from controller.planning.ranks import Nodes
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.relations.joining import Frame, JoinFlow, Joining, JoinInput, LookupFlow, ResolvedJoin, name_of

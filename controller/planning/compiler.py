@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from controller.event_time_edges import (
+from controller.planning.event_time_edges import (
     InputTime,
     check_window,
     narrowed,
@@ -23,11 +23,11 @@ from controller.event_time_edges import (
     times_given,
     with_quanta,
 )
-from controller.plan_inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, some_of, source_plan
-from controller.plan_joins import PlanJoins, PlanTable, ToJoin, ToTable, check_once, split
-from controller.plan_names import check_cases, check_names, place_of_errors
-from controller.plan_ranks import Nodes, resolved_ranking
-from controller.plan_unions import united
+from controller.planning.inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, some_of, source_plan
+from controller.planning.joins import PlanJoins, PlanTable, ToJoin, ToTable, check_once, split
+from controller.planning.names import check_cases, check_names, place_of_errors
+from controller.planning.ranks import Nodes, resolved_ranking
+from controller.planning.unions import united
 from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.event_time import event_time, same_time
 from flux.dataflow.flow import Flow, FunctionOperator, Stage, StepsOperator, check_recovery

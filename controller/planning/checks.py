@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.event_time_edges import check_rows_come, check_timers_fire, check_windows_close
-from controller.plan_compiler import topological
+from controller.planning.compiler import topological
+from controller.planning.event_time_edges import check_rows_come, check_timers_fire, check_windows_close
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import FromStage, Plan, SourcePlan, StagePlan, StreamSourcePlan
 from flux.dataflow.sink import FlowTo, flow_of
