@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flux.joins.join import Join
 from flux.ranks.best_rows import BestOrder
+from flux.ranks.dedup import Dedup
+from flux.windows.window import END_OF_TIME, NEVER
+from tests.simulation.timed_rows import SECOND
 
 Patch = pytest.MonkeyPatch
+#: Microseconds by which a row without a match is given too early. It is more than the event time of most random flows: a few
+#: seconds show seldom, because few rows come in them.
+EARLY = 3600 * SECOND
 
 
 def _forgetting(limit_of: Callable[[Join, int], int]) -> Callable[..., Iterator[Any]]:
@@ -32,6 +39,30 @@ def _forgetting(limit_of: Callable[[Join, int], int]) -> Callable[..., Iterator[
 def drops_rows_by_their_own_watermark(patch: Patch) -> None:
     """A row of a join waits until the watermark of its own input has passed its bounds."""
     patch.setattr(Join, "_forget", _forgetting(lambda join, side: join._watermarks[side]))
+
+
+def gives_outer_rows_too_early(patch: Patch) -> None:
+    """A row without a match is given before its last match can have come."""
+
+    def limit_of(join: Join, side: int) -> int:
+        watermark = join._watermarks[1 - side]
+        return watermark + EARLY if join.spec.outer[side] and NEVER < watermark < END_OF_TIME - EARLY else watermark
+
+    patch.setattr(Join, "_forget", _forgetting(limit_of))
+
+
+def forgets_keys_with_their_first_rows(patch: Patch) -> None:
+    """A key may come again when the watermark has passed its last given row."""
+    on_watermark = Dedup.on_watermark
+
+    def broken(self: Dedup) -> Any:
+        given, first, watermark = on_watermark(self), self._first, self.context.watermark
+        if watermark != NEVER:
+            kept = first._ends[: len(first)] - self._spec.ttl >= watermark
+            first._move_together(np.flatnonzero(kept).astype(np.int32))
+        return given
+
+    patch.setattr(Dedup, "on_watermark", broken)
 
 
 def ranks_equal_rows_by_arrival(patch: Patch) -> None:

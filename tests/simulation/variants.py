@@ -96,6 +96,7 @@ from tests.simulation.mixes import (
 )  # fmt: skip
 from tests.simulation.outside import AHEAD_OF_ALL
 from tests.simulation.timed_kinds import LEFT_OUT
+from tests.simulation.timed_relations import ONCE_IN
 
 Patch = pytest.MonkeyPatch
 #: How a row that is lost, doubled or out of order shows.
@@ -583,6 +584,8 @@ VARIANTS = [
     Variant(times.takes_waiting_for_idleness, BELOW, AHEAD_FAULTLESS),
     Variant(times.forgets_lost_readers, {RUNS_AWAY}, AHEAD_REPAIRS),
     Variant(relations.drops_rows_by_their_own_watermark, {ANSWER}, RELATED_FAULTLESS),
+    Variant(relations.gives_outer_rows_too_early, {ANSWER}, RELATED_FAULTLESS),
+    Variant(relations.forgets_keys_with_their_first_rows, {ONCE_IN}, RELATED_FAULTLESS),
     Variant(relations.ranks_equal_rows_by_arrival, {ANSWER}, RELATED_FAULTLESS),
 ]
 
