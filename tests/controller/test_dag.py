@@ -215,7 +215,7 @@ def test_an_aggregate_without_a_key_lives_in_one_partition() -> None:
 
     assert compiled(flux.stage(Total)).stages[0].partitions == 1
     with pytest.raises(
-        flux.UsageError, match="an aggregate without a key has one group, so partitions must be 1, got 4"
+        flux.UsageError, match="Total: without a key there is one group, so partitions must be 1, got 4"
     ):
         compiled(flux.stage(partitions=4)(Total))
 
