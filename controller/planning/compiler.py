@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from controller.planning.columns import leave_out_columns
 from controller.planning.event_time_edges import (
     InputTime,
     check_window,
-    narrowed,
     timed_inputs,
     times_given,
     with_quanta,
 )
-from controller.planning.inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, some_of, source_plan
+from controller.planning.inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, source_plan
 from controller.planning.joins import PlanJoins, PlanTable, ToJoin, ToTable, check_once, split
 from controller.planning.names import check_cases, check_names, place_of_errors
 from controller.planning.ranks import Nodes, resolved_ranking
@@ -33,9 +33,7 @@ from flux.dataflow.event_time import event_time, same_time
 from flux.dataflow.flow import Flow, FunctionOperator, Stage, StepsOperator, check_recovery
 from flux.dataflow.grouping import GroupFlow, Grouping, ResolvedGrouping
 from flux.dataflow.plan import (
-    DataFrameSourcePlan,
     EdgePlan,
-    EventTime,
     FromDataFrame,
     FromMicroBatches,
     FromSource,
@@ -55,7 +53,6 @@ from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import MapRows, RowSteps
-from flux.joins.join import Join
 from flux.operators.aggregate import Aggregate, columns_read, computed_columns, takes_any_input
 from flux.operators.collect import Collect
 from flux.operators.operator import Chain, Operator, never_gives, says_needs
@@ -203,12 +200,7 @@ class _Compiler:
         for given in flows:
             if isinstance(given, FlowTo):
                 self._add_sink(self._stage_ids[id(given.flow)], given.sink)
-        for source in self.sources:
-            if source.event_time is not None:
-                self._narrow_event_time(source, source.event_time)
-        for source in self.sources:
-            if isinstance(source, DataFrameSourcePlan) or (isinstance(source, StreamSourcePlan) and not source.written):
-                self._read_in_part(source)
+        leave_out_columns(self.sources, self.stages, self.edges)
         stages = [
             replace(stage, edges_out=tuple(edge.id for edge in self.edges if self._leaves(edge, stage)))
             for stage in self.stages
@@ -328,7 +320,7 @@ class _Compiler:
         """Note whether the next stage gives a row for each change. UsageError: it would aggregate or join such rows."""
         origins = [each.origin for each in inputs]
         found = [each for each in origins if isinstance(each, StagePlan) and each.id in self._changing]
-        if found and (operator._flux_counts_rows or isinstance(operator, Join)):
+        if found and operator._flux_counts_rows:
             raise UsageError(
                 f"stage {name}: stage {found[0].name} gives a row for each change of a group or rank, because a stage is in "
                 'output mode "update", and each of them would be counted again. Put this in front of that stage, or let it '
@@ -645,36 +637,6 @@ class _Compiler:
                 make, producers, states = FromDataFrame, 0, False  # it tells nothing before its end
         self.edges.append(make(*where, producers, origin.id, columns=columns, steps=steps, timed=timed, states=states))
         return edge_id
-
-    def _read_in_part(self, source: DataFrameSourcePlan | StreamSourcePlan) -> None:
-        """Leave out columns of a DataFrame that no stage reads, so that Spark neither reads them nor brings them to Python."""
-        edges = [edge for edge in self._edges_of(source) if edge.timed is Timed.ALL]
-        wanted = [edge.columns for edge in edges]
-        time = source.event_time
-        if time is not None:
-            wanted.append(time.columns)
-        if not wanted or None in wanted:
-            return
-        read = tuple(sorted({column for columns in wanted for column in columns or ()}))
-        schema, columns = some_of(source.schema, read)
-        if time is not None:
-            places = tuple(read.index(column) for column in time.columns or ())
-            time = replace(time, columns=some_of(schema, places)[1])
-        self.sources[source.id] = replace(source, schema=schema, columns=columns, event_time=time)
-        for edge in edges:
-            places = tuple(read.index(column) for column in edge.columns or ())
-            self.edges[edge.id] = replace(edge, columns=some_of(schema, places)[1])
-
-    def _narrow_event_time(self, source: SourcePlan, time: EventTime) -> None:
-        """Leave out columns that no edge of on-time or late rows looks at."""
-        edges = [edge for edge in self._edges_of(source) if edge.timed is not Timed.ALL]
-        narrow, edges = narrowed(source.schema, time, edges)
-        self.sources[source.id] = replace(source, event_time=narrow)
-        for edge in edges:
-            self.edges[edge.id] = edge
-
-    def _edges_of(self, source: SourcePlan) -> list[FromSource]:
-        return [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source.id]
 
     @staticmethod
     def _leaves(edge: EdgePlan, stage: StagePlan) -> bool:

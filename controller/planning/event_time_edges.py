@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from controller.planning.inputs import places_among
 from flux.dataflow.flow import Stage
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
@@ -259,11 +260,4 @@ def narrowed(schema: pa.Schema, time: EventTime, edges: Sequence[FromSource]) ->
         steps=steps,
         columns=None if len(needs) == len(schema) else needs,
     )
-    return made, [replace(edge, columns=_places(read, edge.columns)) for edge in edges]
-
-
-def _places(read: Sequence[int], columns: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the places of columns among those that are read; None: all of these, in order."""
-    if columns is None or list(columns) == list(read):
-        return None
-    return tuple(list(read).index(column) for column in columns)
+    return made, [replace(edge, columns=places_among(read, edge.columns)) for edge in edges]

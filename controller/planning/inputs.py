@@ -38,12 +38,7 @@ class PlanInput(NamedTuple):
     def through(self, columns: Sequence[int] | None) -> tuple[pa.Schema, tuple[int, ...] | None, RowSteps | None]:
         """Return the schema of these columns alone, the columns of the origin that they need (None: all of them), and the steps
         that make them. ``columns``: None for all."""
-        if self.steps is None:
-            schema, found = some_of(self.schema, None if columns is None else tuple(columns))
-            return schema, found, None
-        steps = self.steps if columns is None else self.steps.only([self.schema.names[at] for at in columns])
-        needs = tuple(map(steps.schema.names.index, steps.needs()))
-        return steps.output, None if len(needs) == len(steps.schema) else needs, steps
+        return in_part(self.schema, self.steps, columns)
 
     def behind(self, steps: RowSteps | None) -> PlanInput:
         """Return the rows with steps behind them; None: there are none."""
@@ -59,6 +54,25 @@ class Operation(NamedTuple):
     #: By input, the names of the key columns.
     keys: list[tuple[str, ...]]
     inputs: list[PlanInput]
+
+
+def in_part(
+    schema: pa.Schema, steps: RowSteps | None, columns: Sequence[int] | None
+) -> tuple[pa.Schema, tuple[int, ...] | None, RowSteps | None]:
+    """Return the schema of some columns of rows behind steps, the columns of the origin that they need, and the steps that make
+    them alone. None stands for all columns, and for no steps."""
+    if steps is None:
+        return *some_of(schema, None if columns is None else tuple(columns)), None
+    steps = steps if columns is None else steps.only([schema.names[at] for at in columns])
+    needs = tuple(map(steps.schema.names.index, steps.needs()))
+    return steps.output, None if len(needs) == len(steps.schema) else needs, steps
+
+
+def places_among(read: Sequence[int], columns: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return the places of columns among those that are read; None: all of these, in order."""
+    if columns is None or list(columns) == list(read):
+        return None
+    return tuple(list(read).index(column) for column in columns)
 
 
 def some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Schema, tuple[int, ...] | None]:

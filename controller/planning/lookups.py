@@ -20,16 +20,24 @@ _BOOLEAN = pa.bool_()
 def lookup_steps(resolved: ResolvedJoin, left: pa.Schema, rows: pa.Table, name: str) -> RowSteps:
     """Return the steps that look up rows in a table, with those behind the join. ``left``: the columns of the rows that come.
     UsageError: rows of the table have the same key, and which of them is meant makes a difference."""
-    spec, before = resolved.spec, resolved.before[LEFT]
+    before = resolved.before[LEFT]
     given = left if before is None else before.output
     rows = _through(resolved.before[RIGHT], rows)
     table = _table(resolved, rows, name, given.names)
+    behind = _behind(resolved, given, table)
+    table = table.only(behind.needs())
+    looked_up = MapRows(table, given, pa.schema([*given, *table.added]), table.read_by)
+    return RowSteps.of(left, [*(() if before is None else before.chain), looked_up, *behind.chain], behind.output)
+
+
+def _behind(resolved: ResolvedJoin, given: pa.Schema, table: LookupTable) -> RowSteps:
+    """Return the steps behind a lookup. ``given``: the columns of the rows that look up."""
+    spec = resolved.spec
     columns = [Column(field.name, field.type) for field in (*given, *table.added)]
     found: Expression = columns[-1]
     if spec.rest is not None:
         found = And(found, spec.rest.replaced({str(at): column for at, column in enumerate(columns[:-1])}))
-    looked_up = MapRows(table, given, pa.schema([*given, *table.added]), adds=True)
-    chain: list[RowStep] = [*(() if before is None else before.chain), looked_up]
+    chain: list[RowStep] = []
     outputs: list[tuple[str, Expression]] = [(output, columns[at]) for output, at in spec.outputs]
     if spec.how in ("inner", "left_semi"):
         chain.append(Where(found))
@@ -38,7 +46,7 @@ def lookup_steps(resolved: ResolvedJoin, left: pa.Schema, rows: pa.Table, name: 
     elif spec.rest is not None:
         own = len(given)
         outputs = [(output, columns[at] if at < own else _if(found, columns[at])) for output, at in spec.outputs]
-    steps = RowSteps.of(left, [*chain, Select(tuple(outputs))])
+    steps = RowSteps.of(pa.schema([*given, *table.added]), [*chain, Select(tuple(outputs))])
     return steps if resolved.after is None else steps.then(resolved.after)
 
 

@@ -51,26 +51,35 @@ class Select:
 
 @dataclass(frozen=True)
 class MapRows:
-    """A function from a batch to one with a row for each row, in the same order: one of the user's, or a table in which rows are
-    looked up. It is given all columns that come."""
+    """A function from a batch to one with a row for each row, in the same order: one of the user's, which is given all columns
+    that come, or a table in which rows are looked up."""
 
     function: Callable[[pa.RecordBatch], pa.RecordBatch]
     #: The columns that come, and those that leave.
     schema: pa.Schema
     output: pa.Schema
-    #: Whether columns leave as they came, under the same names, with others behind them.
-    adds: bool = False
+    #: The columns at which it looks, if columns leave as they came, under the same names, with others behind them: it is given
+    #: those and the columns that are wanted behind it. None: columns that leave are others.
+    looks_at: tuple[str, ...] | None = None
 
-    def columns(self) -> list[str]:
-        return list(self.schema.names)
+    def needs(self, wanted: Iterable[str]) -> set[str]:
+        """Return the columns that have to come so that these can leave."""
+        return set(self.schema.names) if self.looks_at is None else {*self.looks_at, *wanted} & self.kept()
 
     def kept(self) -> set[str]:
         """Return the names of the columns that leave as they came."""
-        return set(self.schema.names) if self.adds else set()
+        return set() if self.looks_at is None else set(self.schema.names)
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows behind the function, in the place of those that come."""
+        if self.looks_at is None:
+            return self.function(batch.select(self.schema.names))
+        there = set(batch.schema.names)
+        return self.function(batch.select([name for name in self.schema.names if name in there]))
 
     def __str__(self) -> str:
         columns = ", ".join(f"{Column(field.name, field.type)} {field.type}" for field in self.output)
-        if self.adds:
+        if self.looks_at is not None:
             return f"look up {getattr(self.function, 'name', 'rows')}"
         return f"mapInArrow {getattr(self.function, 'name', 'function')} as {columns}"
 
@@ -120,7 +129,7 @@ class RowSteps:
             if isinstance(step, Select):
                 names = set(step.wanted(names).columns())
             elif isinstance(step, MapRows):
-                names = set(step.columns())
+                names = step.needs(names)
             else:
                 names |= set(step.columns())
         return [name for name in self.schema.names if name in names] or self.schema.names[:1]
@@ -165,7 +174,7 @@ class RowSteps:
                 batch = _selected(batch, step)
                 continue
             if isinstance(step, MapRows):
-                batch = step.function(batch.select(step.schema.names))
+                batch = step.apply(batch)
                 continue
             passing = step.condition.evaluate(batch)
             if passing.null_count == 0 and passing.true_count == len(passing):
@@ -177,9 +186,12 @@ class RowSteps:
     def _wanted_behind(self, at: int) -> set[str] | None:
         """Return the columns that are looked at behind a step of the chain; None: all that are there."""
         names: set[str] = set()
-        for step in self.chain[at + 1 :]:
+        for place, step in enumerate(self.chain[at + 1 :], at + 1):
+            if isinstance(step, MapRows):
+                behind = set() if step.looks_at is None else self._wanted_behind(place)
+                return None if behind is None else names | step.needs(behind)
             names |= set(step.columns())
-            if not isinstance(step, Where):
+            if isinstance(step, Select):
                 return names
         return None
 
@@ -250,7 +262,7 @@ def _pruned(chain: Sequence[RowStep]) -> list[RowStep]:
             step = step if needed is None else step.wanted(needed or {step.outputs[0][0]})
             needed = set(step.columns())
         elif isinstance(step, MapRows):
-            needed = set(step.columns())
+            needed = step.needs(step.schema.names if needed is None else needed)
         elif needed is not None:
             needed |= set(step.columns())
         done.append(step)

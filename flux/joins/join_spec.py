@@ -12,11 +12,12 @@ hold if its time or its column is null.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from flux.errors import UsageError
-from flux.expressions.tree import Expression
+from flux.expressions.tree import Column, Expression
 
 LEFT, RIGHT = 0, 1
 #: The event time of given rows is that of the left row, or of the right row where there is no left one: full outer joins.
@@ -103,6 +104,31 @@ class JoinSpec:
         if self.time_of is None:
             return ()
         return (LEFT, RIGHT) if self.time_of == EITHER else (self.time_of,)
+
+    def only(self, wanted: Sequence[int], width: int) -> tuple[JoinSpec, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the join that gives these of its columns alone, and by side the columns of the input at which it looks: its
+        positions are those among them. ``width``: the number of columns of the left input."""
+        outputs = [self.outputs[at] for at in wanted]
+        named = [] if self.rest is None else [each for each in self.rest.walk() if isinstance(each, Column)]
+        rest = {each.name: each for each in named if each.name.isdigit()}  # others are parts that it computes once
+        joint = {*(at for _, at in outputs), *map(int, rest)}
+        read = []
+        for side, first in ((LEFT, 0), (RIGHT, width)):
+            time, bounds = self.times[side], [each.column for each in self.bounds if each.side != side]
+            own = {at - first for at in joint if (at >= width) == (side == RIGHT)}
+            read.append(tuple(sorted(own.union(self.keys[side], bounds, () if time is None else (time,)))))
+        left, right = ({at: place for place, at in enumerate(each)} for each in read)
+        one, other = (None if at is None else own[at] for own, at in zip((left, right), self.times, strict=True))
+        places = left | {width + at: len(left) + place for at, place in right.items()}
+        return replace(
+            self,
+            keys=(tuple(left[at] for at in self.keys[LEFT]), tuple(right[at] for at in self.keys[RIGHT])),
+            outputs=tuple((name, places[at]) for name, at in outputs),
+            times=(one, other),
+            bounds=tuple(each._replace(column=(right, left)[each.side][each.column]) for each in self.bounds),
+            rest=self.rest
+            and self.rest.replaced({name: Column(str(places[int(name)]), each.type) for name, each in rest.items()}),
+        ), (read[LEFT], read[RIGHT])
 
     def judges(self, side: int) -> bool:
         """Return whether event times of this side count, in bounds or as those of given rows, so that rows behind the watermark

@@ -7,7 +7,7 @@ rows are numbered as they are read, and a step that gives several rows for one h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,20 @@ class LookupTable:
     @property
     def name(self) -> str:
         return self._text
+
+    @property
+    def read_by(self) -> tuple[str, ...]:
+        """The columns of the rows that come with the keys."""
+        return self._read_by
+
+    def only(self, names: Collection[str]) -> LookupTable:
+        """Return the table without the columns that are neither keys nor have these names."""
+        width = len(self._rows.schema)
+        kept = [at for at in range(width) if at in self._key or self._names[at] in names]
+        if len(kept) == width:
+            return self
+        called, key = [*(self._names[at] for at in kept), self._names[-1]], list(map(kept.index, self._key))
+        return LookupTable(self._rows.select(kept), key, called, self._read_by, self._text)
 
     @property
     def added(self) -> list[pa.Field]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,12 +18,13 @@ from controller.planning.lookups import lookup_steps
 from flux.dataflow.plan import Plan
 from flux.dataflow.relations.joining import Joining, JoinInput, ResolvedJoin
 from flux.errors import SchemaError, UsageError
-from flux.expressions.steps import RowSteps, Select
+from flux.expressions.steps import MapRows, RowSteps, Select
 from flux.expressions.tree import Column, FunctionCall, Literal
 from flux.joins.join import Join
 from flux.joins.join_spec import LEFT, JoinSpec, TimeBound
 from flux.joins.join_text import told_join
 from flux.joins.lookup import LookupTable
+from flux.operators.operator import Chained
 from flux.settings import Settings
 from spark_integration.query.same_plan import description
 
@@ -276,6 +278,26 @@ def test_each_kind_of_join_is_steps_behind_a_lookup(how: str, rest: bool) -> Non
     assert steps.names_of("x") == ["x"], "a time in front of it is the same time behind it"
 
 
+def test_a_lookup_reads_the_columns_that_are_wanted_and_keeps_those_of_the_table() -> None:
+    left = pa.schema([("ad", LONG), ("x", LONG), ("p", pa.string()), ("q", pa.string())])
+    rows = TABLE.append_column("more", pa.array(["m"] * 4)).append_column("unread", pa.array(["u"] * 4))
+    outputs = tuple((name, at) for at, name in enumerate([*left.names, *rows.column_names]))
+    spec = JoinSpec("left_outer", ((0,), (0,)), outputs)
+    given = Join(spec, left, rows.schema).output_schema((), ())
+    after = to_steps(given, lambda chosen: chosen.select("p", "name", "more"))
+    resolved = ResolvedJoin((None, None), (("ad",), ("id",)), spec, partial(Join, spec, left, rows.schema), after, None)
+    steps = lookup_steps(resolved, left, rows, "t")
+    assert steps.needs() == ["ad", "p"]
+    assert steps.only(["name"]).needs() == ["ad"]
+    (looked_up,) = (step for step in steps.chain if isinstance(step, MapRows))
+    assert looked_up.output.names == [*left.names, "id", "name", "more", "found"]
+    batch = pa.record_batch({"ad": pa.array([3, 9], LONG), "p": ["v", "w"]})
+    expected = [{"p": "v", "name": "c", "more": "m"}, {"p": "w", "name": None, "more": None}]
+    assert steps.apply(batch).to_pylist() == expected
+    whole = pa.record_batch({"ad": pa.array([3, 9], LONG), "x": [1, 2], "p": ["v", "w"], "q": ["", ""]})
+    assert steps.apply(whole).to_pylist() == expected
+
+
 def test_a_key_that_is_there_twice_is_refused_unless_it_makes_no_difference() -> None:
     rows = pa.table({"id": [1, 1], "name": ["a", "b"]})
     left = pa.schema([("ad", LONG)])
@@ -290,3 +312,94 @@ def test_a_key_that_is_there_twice_is_refused_unless_it_makes_no_difference() ->
         steps("inner")
     assert steps("left_semi").apply(pa.record_batch({"ad": [1, 2]})).column("ad").to_pylist() == [1]
     assert "look up id in table ads" in str(steps("left_semi"))
+
+
+# ---- columns that something looks at
+
+WIDE = [("p", pa.string()), ("q", pa.string())]
+
+
+def to_steps(schema: pa.Schema, operators: Any) -> RowSteps:
+    """Choose the columns that ``select`` names."""
+
+    class Chosen:
+        def select(self, *names: str) -> RowSteps:
+            return RowSteps.of(schema, [Select(tuple((name, Column(name, schema.field(name).type)) for name in names))])
+
+    found: RowSteps = operators(Chosen())
+    return found
+
+
+def chosen(left: JoinInput, right: JoinInput, joining: Joining, behind: Any) -> ResolvedJoin:
+    """Join ``ad`` with ``id``, and take the columns that ``select`` names behind it."""
+    found = to_join(left, right, joining, behind)
+    given = found.make().output_schema((left.schema, right.schema), ())
+    after = behind(type("All", (), {"select": lambda _, *names: names})())
+    steps = to_steps(given, lambda rows: rows.select(*after)) if isinstance(after, tuple) else None
+    return replace(found, after=steps)
+
+
+def wide(kind: Any = source) -> Any:
+    clicks = kind(pa.schema([*CLICKS, *WIDE]), "clicks").withWatermark("at", "1 second")
+    views = kind(pa.schema([*VIEWS, ("r", pa.string())]), "views").withWatermark("seen", "1 hour")
+    return clicks, views
+
+
+def test_columns_at_which_nothing_looks_do_not_travel_to_a_join() -> None:
+    clicks, views = wide()
+    plan = compiled(clicks.join(views, "ad").select("y", "p").to(Keep()), resolver=chosen, to_steps=to_steps)
+    (stage,) = plan.stages
+    left, right = (plan.edges[edge] for edge in stage.edges_in)
+    assert left.schema.names == ["ad", "at", "p"]
+    assert right.schema.names == ["id", "y", "seen"]
+    assert [edge.key for edge in (left, right)] == [(0,), (0,)]
+    assert stage.schemas == (left.schema, right.schema)
+    assert stage.output_schema is not None
+    assert stage.output_schema.names == ["y", "p"]
+    text = explain(plan)
+    assert "rows by hash of ad; no columns but ad, at, p" in text
+    assert "bounds: left.at >= right.seen and left.at <= right.seen + 1 minute" in text
+    rows = pa.record_batch(
+        [pa.nulls(3, type_) for type_ in CLICKS.types] + [pa.array(["a", "b", "c"])] * 2, [*CLICKS.names, "p", "q"]
+    )
+    assert left.rows_of(rows, lambda: "")[0].schema.names == ["ad", "at", "p"]
+
+
+def test_a_join_in_front_of_a_join_gives_the_columns_that_both_need() -> None:
+    def keyed(left: JoinInput, right: JoinInput, joining: Joining, behind: Any) -> ResolvedJoin:
+        return replace(chosen(left, right, joining, behind), keys=(("ad",), (right.schema.names[0],)))
+
+    clicks, views = wide()
+    others = source(pa.schema([("other", LONG), ("z", LONG), ("w", LONG)]), "others")
+    both = clicks.join(views, "ad").select("ad", "x", "at", "p", "r").join(others, "ad", ttl=None)
+    plan = compiled(both.select("p", "z").to(Keep()), resolver=keyed, to_steps=to_steps)
+    first, second = plan.stages
+    between, right = (plan.edges[edge] for edge in second.edges_in)
+    assert between.schema.names == ["ad", "at", "p"]
+    assert right.schema.names == ["other", "z"]
+    assert [plan.edges[edge].schema.names for edge in first.edges_in] == [["ad", "at", "p"], ["id", "seen"]]
+    assert first.output_schema is not None
+    assert first.output_schema.names == ["ad", "at", "p"]
+    rows = pa.record_batch([pa.nulls(2, type_) for type_ in first.output_schema.types], schema=first.output_schema)
+    assert between.rows_of(rows, lambda: "")[0].schema.equals(between.schema)
+    assert isinstance(second.make(), Chained)
+
+
+def test_all_columns_of_a_join_are_there_where_somebody_gets_all() -> None:
+    clicks, views = wide()
+    flow = clicks.join(views, "ad")
+
+    @flux.stage(key="x", window=flux.window("at", "1 hour"))
+    class Counts(flux.Aggregate):
+        n = flux.count()
+
+    names = ["ad", "x", "at", "p", "q", "id", "y", "seen", "r"]
+    for given in ([flow.to(Keep())], [flow.to(Keep()), Counts(flow).to(Keep())]):
+        plan = compiled(*given, resolver=chosen)
+        assert plan.stages[0].output_schema is not None
+        assert plan.stages[0].output_schema.names == names
+    plan = compiled(Counts(flow).to(Keep()), resolver=chosen)
+    assert plan.stages[0].output_schema is not None
+    assert plan.stages[0].output_schema.names == ["x", "at"]
+    assert plan.edges[plan.stages[1].edges_in[0]].columns is None, "the stage reads both"
+    assert [field.name for field in plan.edges[1].schema] == ["id", "seen"]

@@ -435,6 +435,36 @@ def test_pairs_and_rows_without_any_are_those_of_a_batch_join_whatever_the_inter
     assert sorted(said(found)) == sorted(said(expected))
 
 
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_join_of_the_columns_that_are_wanted_gives_the_same_rows(seed: int) -> None:
+    draw = Random(seed)
+    keys = draw.choice(["number", "several"])
+    schema = schema_of(keys)
+    spec = draw.choice([bounded, unbounded])(draw, keys)
+    wanted = sorted(draw.sample(range(len(spec.outputs)), draw.randint(1, 4)))
+    fewer, reads = spec.only(wanted, len(schema))
+    assert [name for name, _ in fewer.outputs] == [spec.outputs[at][0] for at in wanted]
+    whole, narrow = opened(spec, schema), Join(fewer, *(pa.schema([schema.field(at) for at in read]) for read in reads))
+    open_operator(narrow, replace(whole.context, schemas=narrow._schemas, watermarks=[NEVER, NEVER]))
+    for kind, side, rows in steps_of(draw, keys, spec):
+        found = []
+        for operator in (whole, narrow):
+            given_: Any = ()
+            if kind == "clock":
+                operator.context.now = side / 1_000_000
+            elif kind == "marks":
+                marks = [mark if at is not None else END_OF_TIME for mark, at in zip(side, spec.times, strict=True)]
+                given_ = move_watermarks(operator, operator.context, marks)
+            else:
+                operator.context.input = side
+                batch = batch_of(schema, rows)
+                given_ = operator.process(batch if operator is whole else batch.select(reads[side]))
+            found.append([row for each in given_batches(given_) for row in rows_of(each)])
+        assert said([tuple(row[at] for at in wanted) for row in found[0]]) == said(found[1])
+        assert whole.output_watermark() == narrow.output_watermark()
+
+
 def _equal(model: Model, left: tuple, right: tuple) -> bool:
     return model.key(left) is not None and model.key(left) == model.key(right)
 

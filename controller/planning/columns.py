@@ -1,0 +1,125 @@
+"""Columns of a plan that something looks at: others are neither read, nor sent, nor kept by joins (design: columns-read).
+
+A stage has said which columns of its inputs it reads when its edges were added. The columns that a join gives, and with them
+those that travel to it and wait in it, are known when everything behind it is there: the walk goes from the last stage to the
+sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from controller.planning.event_time_edges import narrowed
+from controller.planning.inputs import in_part, places_among, some_of
+from flux.dataflow.flow import StepsOperator
+from flux.dataflow.plan import (
+    DataFrameSourcePlan,
+    EdgePlan,
+    EventTime,
+    FromSource,
+    FromStage,
+    SourcePlan,
+    StagePlan,
+    StreamSourcePlan,
+    Timed,
+)
+from flux.joins.join import Join
+from flux.operators.operator import Chain
+
+
+def leave_out_columns(sources: list[SourcePlan], stages: list[StagePlan], edges: list[EdgePlan]) -> None:
+    """Leave out columns of a plan at which nothing looks. ``stages``: each after its inputs."""
+    columns = _Columns(sources, stages, edges)
+    for stage in reversed(stages):
+        columns.narrow_join(stage)
+    for source in list(sources):
+        if source.event_time is not None:
+            columns.narrow_event_time(source, source.event_time)
+    for source in list(sources):
+        if isinstance(source, DataFrameSourcePlan) or (isinstance(source, StreamSourcePlan) and not source.written):
+            columns.read_in_part(source)
+
+
+class _Columns:
+    """The columns of sources, stages and edges, which it replaces in their lists."""
+
+    def __init__(self, sources: list[SourcePlan], stages: list[StagePlan], edges: list[EdgePlan]) -> None:
+        self._sources, self._stages, self._edges = sources, stages, edges
+
+    # ---- joins
+
+    def narrow_join(self, stage: StagePlan) -> None:
+        """Leave out columns of a join, and of the edges to it. A stage without a join stays as it is."""
+        chain = stage.make if isinstance(stage.make, Chain) else None
+        join = (stage.make if chain is None else chain.first)()
+        if not isinstance(join, Join):
+            return
+        given = stage.output_schema if chain is None else chain.schema
+        assert given is not None, "a join gives rows"
+        wanted = self._given_on(stage) if chain is None else _read_by(chain)
+        wanted = range(len(given)) if wanted is None else wanted
+        spec, reads = join.spec.only(wanted, len(stage.schemas[0]))
+        for number, edge, read in zip(stage.edges_in, map(self._edges.__getitem__, stage.edges_in), reads, strict=True):
+            schema, columns, steps = in_part(edge.schema, edge.steps, read)
+            key = tuple(read.index(at) for at in edge.key)
+            self._edges[number] = replace(edge, schema=schema, columns=columns, steps=steps, key=key)
+        schemas = tuple(self._edges[number].schema for number in stage.edges_in)
+        narrow, _ = some_of(given, tuple(wanted))
+        make = partial(Join, spec, *schemas)
+        if chain is not None:
+            stage = replace(stage, make=replace(chain, first=make, schema=narrow), schemas=schemas)
+        else:
+            stage = replace(stage, make=make, schemas=schemas, output_schema=narrow)
+            for edge in self._behind(stage):
+                self._edges[edge.id] = replace(edge, columns=places_among(wanted, edge.columns))
+        self._stages[stage.id] = stage
+
+    def _given_on(self, stage: StagePlan) -> Sequence[int] | None:
+        """Return the columns of a stage that those behind it read, at least one; None: all."""
+        wanted = [edge.columns for edge in self._behind(stage)]
+        if stage.sink is not None or not wanted or None in wanted:
+            return None
+        return sorted({column for columns in wanted for column in columns or ()}) or [0]
+
+    def _behind(self, stage: StagePlan) -> list[EdgePlan]:
+        return [edge for edge in self._edges if isinstance(edge, FromStage) and edge.stage == stage.id]
+
+    # ---- sources
+
+    def narrow_event_time(self, source: SourcePlan, time: EventTime) -> None:
+        """Leave out columns that no edge of on-time or late rows looks at."""
+        edges = [edge for edge in self._of(source) if edge.timed is not Timed.ALL]
+        narrow, edges = narrowed(source.schema, time, edges)
+        self._sources[source.id] = replace(source, event_time=narrow)
+        for edge in edges:
+            self._edges[edge.id] = edge
+
+    def read_in_part(self, source: DataFrameSourcePlan | StreamSourcePlan) -> None:
+        """Leave out columns of a DataFrame that no stage reads, so that Spark neither reads them nor brings them to Python."""
+        edges = [edge for edge in self._of(source) if edge.timed is Timed.ALL]
+        wanted = [edge.columns for edge in edges]
+        time = self._sources[source.id].event_time
+        if time is not None:
+            wanted.append(time.columns)
+        if not wanted or None in wanted:
+            return
+        read = tuple(sorted({column for columns in wanted for column in columns or ()}))
+        schema, columns = some_of(source.schema, read)
+        if time is not None:
+            time = replace(time, columns=places_among(read, time.columns))
+        self._sources[source.id] = replace(source, schema=schema, columns=columns, event_time=time)
+        for edge in edges:
+            self._edges[edge.id] = replace(edge, columns=places_among(read, edge.columns))
+
+    def _of(self, source: SourcePlan) -> list[FromSource]:
+        return [edge for edge in self._edges if isinstance(edge, FromSource) and edge.source == source.id]
+
+
+def _read_by(chain: Chain) -> Sequence[int] | None:
+    """Return the columns that the second operator of a chain looks at; None: all."""
+    then = chain.then()
+    if not isinstance(then, StepsOperator):
+        return None
+    return list(map(chain.schema.names.index, then.steps.needs()))
