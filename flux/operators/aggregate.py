@@ -27,7 +27,7 @@ from flux.errors import SchemaError, UsageError
 from flux.operators.attributes import put_state, state_of
 from flux.operators.operator import Batches, Context, JointOutput, Operator
 from flux.operators.schema import position, positions
-from flux.operators.windowed_groups import CLOCK_TYPE, TIMER, WindowedGroups, check_time, window_columns
+from flux.operators.windowed_groups import CLOCK_TYPE, TIMER, WindowedGroups, check_time, window_columns, window_type
 from flux.windows.window import END_OF_TIME, NEVER, Closing, SessionWindow, Window
 from partitioning.accumulators import accumulator
 from partitioning.errors import StateMismatchError
@@ -217,7 +217,7 @@ class Aggregate(Operator):
                     f"{name}: column {column!r} is {fields[0].type} in input 0 but {field.type} in input {number}; cast one of "
                     "them"
                 )
-        return fields[0].type
+        return window_type(fields[0].type)
 
     def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
         def said(measure: Measure) -> str:

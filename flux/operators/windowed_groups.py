@@ -75,6 +75,13 @@ def window_columns(window: Window | SessionWindow) -> tuple[str, ...]:
     return (str(window.column),) if isinstance(window, Closing) else WINDOW_COLUMNS
 
 
+def window_type(times: pa.DataType) -> pa.DataType:
+    """Return the type of the columns of a window over times of this type: microseconds, whatever the unit of the rows. A window
+    may begin between two whole seconds, and the end of one that has the last nanosecond of 64 bits fits into no number of
+    nanoseconds."""
+    return pa.timestamp("us", times.tz)
+
+
 def times_as(at: np.ndarray, kind: pa.DataType) -> pa.Array:
     """Return microseconds since the epoch as a column of times."""
     return pa.array(at.astype(np.int64, copy=False)).view(pa.timestamp("us", kind.tz)).cast(kind, safe=False)

@@ -30,6 +30,7 @@ from flux.operators.windowed_groups import (
     WindowedPartition,
     check_time,
     times_as,
+    window_type,
 )
 from flux.windows.kept_rows import GroupRows
 from flux.windows.row_panes import RowPanes
@@ -128,7 +129,7 @@ class WindowFunction(Operator):
         schemas = context.schemas
         self._input = schemas[0]
         times_at = [] if window.column is None else [position(schema, window.column) for schema in schemas]
-        self._time_type = CLOCK_TYPE if window.column is None else schemas[0].field(times_at[0]).type
+        self._time_type = CLOCK_TYPE if window.column is None else window_type(schemas[0].field(times_at[0]).type)
         keys_at = [position(self._input, column) for column in context.key]
         self._flux_rows = WindowedRows(window, times_at, self._input, keys_at, self._outputs)
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from flux.errors import SchemaError
 from flux.operators.operator import Batches, Context, Operator
 from flux.operators.schema import position
-from flux.operators.windowed_groups import RESULT_ROWS_MAX, WINDOW_COLUMNS
+from flux.operators.windowed_groups import RESULT_ROWS_MAX, WINDOW_COLUMNS, times_as, window_type
 from flux.ranks.best_rows import BestOrder, BestRows, RankedRows
 from flux.ranks.order_keys import SortColumn, check_order
 from flux.ranks.warm_up import warm_up
@@ -141,7 +141,7 @@ class TopOfWindow(_Ranks):
     def _added(self, schema: pa.Schema) -> list[pa.Field]:
         if (window := self._spec.window) is None:
             return super()._added(schema)
-        type_ = schema.field(position(schema, str(window.column))).type
+        type_ = window_type(schema.field(position(schema, str(window.column))).type)
         return [*(pa.field(name, type_) for name in WINDOW_COLUMNS), *super()._added(schema)]
 
     def open(self, context: Context) -> None:
@@ -221,9 +221,7 @@ class TopOfWindow(_Ranks):
         added: list[pa.Array] = []
         if self._spec.window is not None:
             type_ = self._output.field(WINDOW_COLUMNS[0]).type
-            for at in (start, end):
-                made = pa.array(np.full(len(found.ranks), at)).view(pa.timestamp("us", type_.tz))
-                added.append(made.cast(type_, safe=False))
+            added = [times_as(np.full(len(found.ranks), at), type_) for at in (start, end)]
         return self._given(found, *added, pa.array(found.ranks))
 
     def needs_from(self) -> int:

@@ -332,6 +332,14 @@ def test_rows_that_come_too_late_or_without_a_window_are_counted() -> None:
     assert stepped.move(END_OF_TIME) == [("1.0", 10, 20, 1)]
 
 
+def test_bounds_of_windows_are_exact_whatever_the_unit_of_the_times() -> None:
+    rows = pa.record_batch({"a": [1], "ts": pa.array([5]).cast(pa.timestamp("s", "UTC"))})
+    spec = RankSpec(1, (OrderColumn("a"),), ("a",), False, Window("ts", 1_500_000, 1_500_000))
+    stepped = Stepped(partial(TopOfWindow, spec), [rows.schema])
+    stepped.give(rows)
+    assert stepped.move(6_000_000) == [(1, 4_500_000, 6_000_000, 1)]
+
+
 @pytest.mark.parametrize("names", [("window",), ("window_start", "window_end")])
 def test_windows_of_an_earlier_stage_are_closed_by_their_ends(names: tuple[str, ...]) -> None:
     start, end = (pa.array(times, pa.int64()).cast(TIME) for times in ([0, 0, 10, None], [10, 10, 20, None]))

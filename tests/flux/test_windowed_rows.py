@@ -23,7 +23,7 @@ from flux.windows import kept_rows, row_panes, session_rows, session_state
 from flux.windows.times import microseconds_of
 from flux.windows.window import SessionWindow, Window
 from partitioning.errors import StateMismatchError
-from tests.flux.test_windows import BASE_S, BASE_US, SCHEMA, WINDOWS, Row, applied_from, batch, steps_of, streams
+from tests.flux.test_windows import BASE_S, BASE_US, OF_UNITS, SCHEMA, WINDOWS, Row, applied_from, batch, steps_of, streams
 
 GIVEN = "user BIGINT, start BIGINT, end BIGINT, amounts STRING, call BIGINT"
 SESSIONS = st.builds(SessionWindow, st.just("ts"), st.integers(1, 9))
@@ -97,6 +97,15 @@ def test_functions_get_the_groups_of_the_model_and_each_once(drawn: tuple, decla
     wanted = expected([row for rows in drawn[0] for row in rows], declared)
     assert {group[:3]: group[3] for group in groups} == {group: str(amounts) for group, amounts in wanted.items()}
     assert len(groups) == len(wanted)
+
+
+@pytest.mark.parametrize(("unit", "declared", "times", "wanted"), OF_UNITS)
+def test_functions_get_exact_bounds_whatever_the_unit_of_the_times(
+    unit: str, declared: Any, times: list[int], wanted: list[tuple[int, int]]
+) -> None:
+    kind = pa.timestamp(unit, "Europe/Berlin")
+    rows = pa.record_batch({"user": [1] * len(times), "ts": pa.array(times).cast(kind), "amount": [1] * len(times)})
+    assert [group[1:3] for group in found_in(flux.testing.apply(stage(declared), rows))] == wanted
 
 
 @settings(max_examples=60, deadline=None)

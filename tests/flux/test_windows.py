@@ -607,6 +607,31 @@ def test_a_column_without_times_is_refused(schema: pa.Schema, said: str) -> None
         flux.testing.apply(stage(Window("ts", 10, 10)), pa.RecordBatch.from_pylist([], schema=schema))
 
 
+#: A unit, a window, times in this unit, and start and end of the windows of these times in microseconds: they lie between two
+#: whole seconds, or fit into no number of nanoseconds.
+OF_UNITS = [
+    ("s", Window("ts", 1_500_000, 1_500_000), [5, 7], [(4_500_000, 6_000_000), (6_000_000, 7_500_000)]),
+    ("s", SessionWindow("ts", 1_500_000), [5], [(5_000_000, 6_500_000)]),
+    ("ms", Window("ts", 600, 600), [1], [(600, 1_200)]),
+    ("ns", Window("ts", 10**6, 10**6), [(1 << 63) - 1], [(9_223_372_036 * 10**6, 9_223_372_037 * 10**6)]),
+    ("ns", Window("ts", 10**6, 10**6), [-(1 << 63)], [(-9_223_372_037 * 10**6, -9_223_372_036 * 10**6)]),
+    ("ns", SessionWindow("ts", 1_000), [(1 << 63) - 1], [(9_223_372_036_854_775, 9_223_372_036_855_775)]),
+]
+
+
+@pytest.mark.parametrize(("unit", "declared", "times", "wanted"), OF_UNITS)
+def test_bounds_of_windows_are_exact_whatever_the_unit_of_the_times(
+    unit: str, declared: Any, times: list[int], wanted: list[tuple[int, int]]
+) -> None:
+    """A window of a second and a half that begins at 4.5 s was given as one from 4 s to 6 s, and the end of one that has the last
+    nanosecond of 64 bits as a time in 1677."""
+    kind = pa.timestamp(unit, "Europe/Berlin")
+    rows = pa.record_batch({"user": [1] * len(times), "ts": pa.array(times).cast(kind), "amount": [1] * len(times)})
+    table = flux.testing.apply(stage(declared), rows)
+    assert [row[1:3] for row in rows_of(table)] == wanted
+    assert table.schema.field("window_end").type == pa.timestamp("us", "Europe/Berlin")
+
+
 class Alarm(flux.Operator):
     """Timers of event time: one for each row, and one that always sets the next."""
 
