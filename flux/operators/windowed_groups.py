@@ -76,8 +76,8 @@ def window_columns(window: Window | SessionWindow) -> tuple[str, ...]:
 
 
 def window_type(times: pa.DataType) -> pa.DataType:
-    """Return the type of the columns of a window over times of this type: microseconds, whatever the unit of the rows. A window
-    may begin between two whole seconds, and the end of one that has the last nanosecond of 64 bits fits into no number of
+    """Return the type of the columns of a window over times of this type: microseconds, for times of any unit. A window
+    may begin between two whole seconds, and the end of a window with the last nanosecond of 64 bits fits into no number of
     nanoseconds."""
     return pa.timestamp("us", times.tz)
 

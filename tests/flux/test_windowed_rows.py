@@ -23,7 +23,18 @@ from flux.windows import kept_rows, row_panes, session_rows, session_state
 from flux.windows.times import microseconds_of
 from flux.windows.window import SessionWindow, Window
 from partitioning.errors import StateMismatchError
-from tests.flux.test_windows import BASE_S, BASE_US, OF_UNITS, SCHEMA, WINDOWS, Row, applied_from, batch, steps_of, streams
+from tests.flux.test_windows import (
+    BASE_S,
+    BASE_US,
+    OF_UNITS,
+    SCHEMA,
+    WINDOWS,
+    Row,
+    applied_from,
+    batch,
+    steps_of,
+    streams,
+)
 
 GIVEN = "user BIGINT, start BIGINT, end BIGINT, amounts STRING, call BIGINT"
 SESSIONS = st.builds(SessionWindow, st.just("ts"), st.integers(1, 9))

@@ -665,7 +665,7 @@ def test_a_time_of_an_event_timer_is_a_whole_number(at: Any) -> None:
 
 @pytest.mark.parametrize("at", [flux.NEVER - 7, flux.NEVER, flux.NEVER + 1])
 def test_an_event_timer_before_the_first_watermark_fires_with_it(at: int) -> None:
-    """At or below the least number of 64 bits it never fired, not at the end either, and a copy of the state could not be made."""
+    """At or below the least number of 64 bits it never fired, not at the end either, and no copy could be made of the state."""
 
     @flux.stage(schema="name STRING, watermark BIGINT")
     class Early(Alarm):
@@ -674,7 +674,7 @@ def test_an_event_timer_before_the_first_watermark_fires_with_it(at: int) -> Non
 
     for watermarks, fired in ([[4], 4], [[None], flux.END_OF_TIME]):
         table = flux.testing.apply(Early, [batch((5, 1, 1))], watermarks=watermarks, restart_after=1)
-        assert list(zip(*table.to_pydict().values(), strict=True))[0] == ("early", fired)
+        assert next(zip(*table.to_pydict().values(), strict=True)) == ("early", fired)
     timers = EventTimers()
     timers.set(at, "early")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(timers.pending)) == timers.pending
