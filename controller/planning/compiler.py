@@ -31,7 +31,7 @@ from controller.planning.unions import united
 from controller.replicas.kinds import NEEDS_UNKNOWN
 from flux.dataflow.event_time import event_time, same_time
 from flux.dataflow.flow import Flow, FunctionOperator, Stage, StepsOperator, check_recovery
-from flux.dataflow.grouping import GroupFlow, Grouping, ResolvedGrouping
+from flux.dataflow.grouping import APPLY, GroupFlow, Grouping, ResolvedGrouping
 from flux.dataflow.plan import (
     EdgePlan,
     FromDataFrame,
@@ -45,7 +45,7 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
-from flux.dataflow.relations.joining import JoinFlow, LookupFlow, ResolvedJoin
+from flux.dataflow.relations.joining import Frame, JoinFlow, LookupFlow, ResolvedJoin
 from flux.dataflow.relations.ranking import RankFlow, ToOrder
 from flux.dataflow.row_flow import RowFlow, UnionFlow, applied
 from flux.dataflow.row_operators import RowOperator
@@ -68,8 +68,8 @@ from partitioning.ids import ACTIVE, UPSTREAM
 ToArrow = Callable[[Any], pa.Schema]
 #: A function from the schema of rows, and the operators that a user has put behind them, to the steps that these are.
 ToSteps = Callable[[pa.Schema, Callable[[Any], Any]], RowSteps]
-#: A function from the schema of rows, and a grouping of them, to the grouping as workers compute it.
-ToGroups = Callable[[pa.Schema, Grouping], ResolvedGrouping]
+#: A function from the schema of rows, a grouping of them, and their aliases, to the grouping as workers compute it.
+ToGroups = Callable[[pa.Schema, Grouping, Frame | None], ResolvedGrouping]
 
 
 def topological(flows: Sequence[Flow]) -> list[Flow]:
@@ -366,14 +366,15 @@ class _Compiler:
     def _groups(self, flow: GroupFlow) -> Operation:
         """Return the work of groups. UsageError has the words of Spark."""
         (before,) = flow.inputs
-        inputs = self._rows_of(before)
+        # A function gets all columns, by their names.
+        inputs = self._rows_of(before, unique=flow.grouping.method != APPLY)
         given = inputs[0]
         where = f"stage {flow.stage.name}"
         check_names(given.schema, where)
         if self._to_groups is None:
             raise UsageError(f"{where}: keys and aggregates are resolved by Spark, and there is no session")
         with place_of_errors(where):
-            resolved = self._to_groups(given.schema, flow.grouping)
+            resolved = self._to_groups(given.schema, flow.grouping, self._joins.aliases(before, given.schema))
         if resolved.after is not None:
             check_names(resolved.after.output, where)
             if not self.case_sensitive:
@@ -501,8 +502,8 @@ class _Compiler:
             self._add_stage(flow)
         return self._stage_ids[id(flow)]
 
-    def _rows_of(self, given: Flow | Source) -> list[PlanInput]:
-        """Return an input, or those that a union has in its place, all with the same columns."""
+    def _rows_of(self, given: Flow | Source, unique: bool = False) -> list[PlanInput]:
+        """Return an input, or those that a union has in its place, all with the same columns. ``unique``: as for an input."""
         if isinstance(given, RowFlow) and isinstance(given.inputs[0], UnionFlow) and id(given) not in self._stage_ids:
             union = given.inputs[0]
             if id(union) not in self._stage_ids:
@@ -510,7 +511,7 @@ class _Compiler:
                 steps = self._steps(inputs[0].schema, given.operators, f"stage {union.stage.name}")
                 return [each.behind(steps) for each in inputs]
         if not isinstance(given, UnionFlow) or id(given) in self._stage_ids:
-            return [self._input(given)]
+            return [self._input(given, unique)]
         inputs = [rows for each in given.inputs for rows in self._rows_of(each)]
         targets = united([each.schema for each in inputs], given.stage.name, self._to_steps)
         return [each.behind(steps) for each, steps in zip(inputs, targets, strict=True)]

@@ -103,6 +103,17 @@ class PlanJoins:
             steps = lookup_steps(resolved, rows.schema, _behind(found, table), right.name)
         return rows.behind(steps), resolved
 
+    def aliases(self, given: Flow | Source, schema: pa.Schema) -> Frame | None:
+        """Return a function that makes an empty DataFrame whose columns, those of ``schema``, may be called by the aliases of a
+        flow; None: their names say all."""
+        if not isinstance(given, RowFlow):
+            return None
+        operators, others = split(_operators(given))
+        if not others and isinstance(given.inputs[0], JoinFlow | LookupFlow):
+            return self.frame(given)
+        names = [each.arguments[0] for each in others or operators if each.name == "alias"]
+        return (lambda empty: empty(schema).alias(names[-1])) if names else None
+
     def frame(self, given: Flow | Source) -> Frame:
         """Return the function that makes an empty DataFrame with the columns, names and aliases of a flow."""
         if isinstance(given, JoinFlow | LookupFlow):
@@ -114,13 +125,18 @@ class PlanJoins:
                 return lambda empty: empty(given.dataframe)  # which may have an alias
             schema = self._schema_of(given)
             return lambda empty: empty(schema)
-        operators = (*(given.watermark.before if given.watermark is not None else ()), *given.operators)
+        operators = _operators(given)
         for at in reversed(range(len(operators))):
             if operators[at].name == "mapInArrow":
                 declared = self._to_arrow(operators[at].arguments[1])
                 return lambda empty: applied(operators[at + 1 :], empty(declared))
         below = self.frame(given.inputs[0])
         return lambda empty: applied(operators, below(empty))
+
+
+def _operators(flow: RowFlow) -> tuple[RowOperator, ...]:
+    """Return all operators of a flow, also those in front of its watermark."""
+    return (*(() if flow.watermark is None else flow.watermark.before), *flow.operators)
 
 
 def _behind(rows: pa.Table | None, table: PlanTable) -> pa.Table:

@@ -56,12 +56,15 @@ REMEDY = (
 )
 
 
-def groups_of(spark: SparkSession, schema: pa.Schema, grouping: Grouping) -> ResolvedGrouping:
-    """Return a grouping of rows of a schema as workers compute it. UsageError has the words of Spark for a name or type that is
-    wrong, and names an aggregate or an expression that is not there."""
+def groups_of(
+    spark: SparkSession, schema: pa.Schema, grouping: Grouping, rows: DataFrame | None = None
+) -> ResolvedGrouping:
+    """Return a grouping of rows of a schema as workers compute it. ``rows``: a DataFrame without rows, with the same
+    columns and the aliases by which they may be called; None: there are none. UsageError has the words of Spark for a name or
+    type that is wrong, and names an aggregate or an expression that is not there."""
     applies = grouping.method == APPLY
     with sparks_errors(schema):
-        df, windows = _with_window(empty(spark, schema), grouping.window)
+        df, windows = _with_window(empty(spark, schema) if rows is None else rows, grouping.window)
         stand_in = F.col(_quoted(windows.stand_in or TIME))
         groups = df.groupBy(*(stand_in if isinstance(key, WindowKey) else key for key in grouping.keys))
         arguments = map(_aggregate, grouping.arguments) if grouping.method == "agg" else grouping.arguments
@@ -111,7 +114,7 @@ def _with_window(df: DataFrame, key: WindowKey | None) -> tuple[DataFrame, _Wind
     if isinstance(key.time, str):
         time = key.time if key.time in df.columns else names.get(key.time.lower(), TIME)
     if time == TIME:
-        df = df.withColumn(TIME, F.col(_quoted(key.time)) if isinstance(key.time, str) else key.time)
+        df = df.withColumn(TIME, F.col(key.time) if isinstance(key.time, str) else key.time)
     kind = df.schema[time].dataType
     if isinstance(kind, StructType) and kind.names == ["start", "end"]:  # a window of an earlier aggregate
         df = df.withColumn(TIME, F.expr(f"{_quoted(time)}.end - INTERVAL '0.000001' SECOND"))

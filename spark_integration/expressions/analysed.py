@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from controller.planning.names import free_names
+from flux.dataflow.relations.joining import Frame
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowStep, RowSteps, Select, Where
 from flux.expressions.tree import Column, Expression, FunctionCall
@@ -54,6 +56,16 @@ def empty_like(spark: SparkSession, given: pa.Schema | DataFrame) -> DataFrame:
     qualified = {str(output.apply(at).qualifier().mkString("\0")) for at in range(output.size())}
     alias = qualified.pop().rsplit("\0", 1)[-1] if len(qualified) == 1 else ""
     return empty(spark, to_arrow(spark, given), alias or None)
+
+
+def with_aliases(spark: SparkSession, frame: Frame) -> DataFrame:
+    """Return a DataFrame without rows, with the columns of a flow and the aliases by which they may be called: a relation of its
+    own, whatever joins and operators made them."""
+    jvm: Any = spark._jvm
+    output: Any = frame(partial(empty_like, spark))._jdf.queryExecution().analyzed().output()
+    relations = getattr(jvm.org.apache.spark.sql.catalyst.plans.logical, "LocalRelation$")
+    relation = getattr(relations, "MODULE$").apply(output)
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, relation), spark)
 
 
 def steps_of(

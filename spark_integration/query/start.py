@@ -35,7 +35,7 @@ from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
 from spark_integration.expressions.aggregates import groups_of
-from spark_integration.expressions.analysed import steps_of
+from spark_integration.expressions.analysed import steps_of, with_aliases
 from spark_integration.expressions.joins import join_of
 from spark_integration.expressions.orders import order_of
 from spark_integration.query import running_queries
@@ -327,7 +327,7 @@ def _compiled(
         is_case_sensitive(spark),
         began_with,
         lambda schema, operators: steps_of(spark, schema, operators),
-        lambda schema, grouping: groups_of(spark, schema, grouping),
+        lambda schema, grouping, frame: groups_of(spark, schema, grouping, frame and with_aliases(spark, frame)),
         lambda schema, by: order_of(spark, schema, by),
         lambda left, right, joining, behind: join_of(spark, left, right, joining, behind),
         None if tables is None else tables.rows,

@@ -19,6 +19,9 @@ class Steps:
     def where(self, condition: Expression) -> Steps:
         return Steps(*self.chain, Where(condition))
 
+    def alias(self, name: str) -> Steps:
+        return self
+
     def select(self, *outputs: tuple[str, Expression]) -> Steps:
         return Steps(*self.chain, Select(outputs))
 

@@ -43,7 +43,7 @@ def above(limit: int, of: Expression = X) -> Expression:
     return FunctionCall("greater", (of, Literal(limit, LONG)), pa.bool_())
 
 
-def to_groups(schema: pa.Schema, grouping: Grouping) -> ResolvedGrouping:
+def to_groups(schema: pa.Schema, grouping: Grouping, frame: Any = None) -> ResolvedGrouping:
     """Sum twice x by the keys, which are names, and give twice the sum."""
     key = tuple(each for each in grouping.keys if not isinstance(each, WindowKey))
     window = None if grouping.window is None else grouping.window.window
@@ -73,6 +73,32 @@ def compiled(*flows: Any, resolver: Any = to_groups, collect: int = 0) -> Plan:
 @flux.stage(partitions=1)
 def same(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
+
+
+def test_groups_are_resolved_with_the_aliases_of_the_flow() -> None:
+    class Named:
+        def __init__(self, schema: pa.Schema) -> None:
+            self.schema, self.name = schema, ""
+
+        def alias(self, name: str) -> Named:
+            self.name = name
+            return self
+
+    seen: list[Any] = []
+
+    def resolver(schema: pa.Schema, grouping: Grouping, frame: Any) -> ResolvedGrouping:
+        made = None if frame is None else frame(Named)
+        seen.append(made and (made.schema.equals(schema), made.name))
+        return to_groups(schema, grouping)
+
+    sums = lambda flow: compiled(flow.groupBy("key").agg("sum").to(Keep()), resolver=resolver)  # noqa: E731
+    plain = source()
+    sums(plain)
+    sums(plain.alias("a"))
+    sums(plain.alias("a").alias("b").withWatermark("ts", "1 second"))
+    plan = sums(plain.union(source()).alias("u"))
+    assert seen == [None, (True, "a"), (True, "b"), (True, "u")]
+    assert len(plan.stages) == 1, "a union is no stage of its own for an alias"
 
 
 class Keep(flux.Sink):
@@ -137,7 +163,7 @@ def test_without_a_key_there_is_one_partition() -> None:
 
 
 def test_columns_that_groups_do_not_read_do_not_travel() -> None:
-    def counts(schema: pa.Schema, grouping: Grouping) -> ResolvedGrouping:
+    def counts(schema: pa.Schema, grouping: Grouping, frame: Any = None) -> ResolvedGrouping:
         return ResolvedGrouping(None, ("key",), partial(grouped_rows, {"n": Measure("count")}, None), None)
 
     plan = compiled(source().groupBy("key").count().to(Keep()), resolver=counts)
@@ -168,7 +194,7 @@ def first_rows(table: pa.Table) -> pa.Table:
 def test_a_function_over_windows_is_a_stage_with_all_columns() -> None:
     window = flux.window("ts", "1 minute")
 
-    def applied(schema: pa.Schema, grouping: Grouping) -> ResolvedGrouping:
+    def applied(schema: pa.Schema, grouping: Grouping, frame: Any = None) -> ResolvedGrouping:
         function, declared = grouping.arguments
         assert (grouping.method, declared) == ("applyInArrow", "key BIGINT")
         key = GroupKey((None, 1), len(schema))
@@ -190,7 +216,7 @@ def test_a_function_over_windows_is_a_stage_with_all_columns() -> None:
     update = sums(source(), "key").in_mode("update")
     behind = update.groupBy(window, "key").applyInArrow(first_rows, "key BIGINT")
     with pytest.raises(UsageError, match="would be counted again"):
-        compiled(behind.to(Keep()), resolver=lambda schema, each: (applied if each.window else to_groups)(schema, each))
+        compiled(behind.to(Keep()), resolver=lambda *given: (applied if given[1].window else to_groups)(*given))
 
 
 def test_a_function_over_windows_of_a_source_without_end_wants_a_watermark() -> None:
@@ -274,7 +300,7 @@ def test_flows_copied_for_a_trigger_are_the_same_groups() -> None:
 
 
 def test_a_checkpoint_location_tells_other_aggregates() -> None:
-    def other(schema: pa.Schema, grouping: Grouping) -> ResolvedGrouping:
+    def other(schema: pa.Schema, grouping: Grouping, frame: Any = None) -> ResolvedGrouping:
         found = to_groups(schema, grouping)
         make = partial(grouped_rows, {"sum": Measure("max", "2x")}, None)
         return ResolvedGrouping(found.before, found.key, make, found.after)

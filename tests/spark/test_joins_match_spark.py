@@ -137,6 +137,13 @@ QUERIES = {
     ).select("c.k", "v.until"),
     "equal times": lambda a, b: a.join(b.select("k", "ts", F.col("x").alias("y")), ["ts", "k"]),
     "windows": windows,
+    "groups by aliases": lambda a, b: (
+        joined(*named(a, b), F.expr("c.k = v.k AND c.word <> v.word")).withColumn("y", F.expr("c.x + v.x")).where("c.k > 2")
+        .groupBy("v.word", F.window("c.ts", "20 minutes"), F.col("c.word").alias("w"))
+        .agg(F.count("*").alias("n"), F.min("v.money").alias("m"), F.max("y").alias("y"))
+        .select("window.start", "word", "w", "n", "m", "y")
+    ),
+    "sums by aliases": lambda a, b: joined(*named(a, b), F.expr("c.word = v.word")).groupBy("v.word").max("c.k", "v.money"),
     "three": three,
 }  # fmt: skip
 
