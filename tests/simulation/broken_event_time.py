@@ -28,7 +28,7 @@ from flux.wire.statistics import SourceTime
 from flux.worker import watermarks
 from flux.worker.source_scheduler import SourceScheduler
 from flux.worker.watermarks import WatermarkScheduler
-from partitioning.ids import SourcePartition, StreamId
+from partitioning.ids import StreamId
 
 Patch = pytest.MonkeyPatch
 
@@ -183,16 +183,6 @@ def inputs_without_watermark_hold_nothing(patch: Patch) -> None:
 def needs_no_rows_of_open_windows(patch: Patch) -> None:
     """A replay point leaves out rows of windows that are not final."""
     patch.setattr(Aggregate, "needs_from", lambda self: self.context.step + 1)
-
-
-def holds_back_readers_that_give_rows_again(patch: Patch) -> None:
-    """A reader waits for others though an ordered step waits for its rows."""
-    wants = SourceScheduler.wants
-
-    def broken(self: SourceScheduler, key: SourcePartition) -> bool:
-        return wants(self, key) and not self._is_ahead(self.sources[key])
-
-    patch.setattr(SourceScheduler, "wants", broken)
 
 
 def waits_for_readers_without_a_watermark(patch: Patch) -> None:

@@ -48,6 +48,7 @@ from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS,
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
     AHEAD_FAULTLESS,
+    AHEAD_LIVES,
     AHEAD_REPAIRS,
     ANEW,
     ANEW_FAILING,
@@ -579,6 +580,7 @@ VARIANTS = [
     Variant(times.inputs_without_watermark_hold_nothing, {LEFT_OUT}, EVENT_TIME_FAULTLESS),
     Variant(times.numbers_what_is_left, ALIKE | {LATE, ANSWER}, EVENT_TIME_LIVES),
     Variant(times.needs_no_rows_of_open_windows, ALIKE | {ANSWER}, EVENT_TIME_STANDBYS),
+    Variant(times.reads_again_without_doubted_rows, ALIKE | BELOW | {LATE}, AHEAD_LIVES),
     Variant(times.believes_each_time, {LATE}, AHEAD_FAULTLESS),
     Variant(times.waits_for_readers_without_a_watermark, {FOR_NOTHING} | STUCK, AHEAD_FAULTLESS),
     Variant(times.takes_waiting_for_idleness, BELOW, AHEAD_FAULTLESS),
