@@ -31,10 +31,18 @@ def context_conf(spark: SparkSession) -> SparkConf:
 
 
 def given_settings(spark: SparkSession) -> dict[str, str]:
-    """Return the ``spark.flux.*`` of a session. It takes two hundred calls to the JVM: ask once for each query."""
-    # The context's own configuration has the settings given at start; the session's may have been changed since.
-    conf = {key: value for key, value in context_conf(spark).getAll() if key.startswith(PREFIX)}
-    return conf | {key: value for key, value in spark.conf.getAll.items() if key.startswith(PREFIX)}
+    """Return the ``spark.flux.*`` of a session."""
+    # The context's own configuration has the settings given at start; the session's may have been changed since. It alone is
+    # asked for these settings only: PySpark's methods make several calls to the JVM for each of all settings.
+    given = context_conf(spark)._jconf.getAllWithPrefix(PREFIX)
+    conf = {f"{PREFIX}{each._1()}": str(each._2()) for each in given}
+    pairs = (each[1:-1].partition(",") for each in session_text(spark).split("\0"))
+    return conf | {key: value for key, _, value in pairs if key.startswith(PREFIX)}
+
+
+def session_text(spark: SparkSession) -> str:
+    """Return all settings of a session, as ``(key,value)`` with zero bytes between them, in two calls to the JVM."""
+    return str(spark._jsparkSession.conf().getAll().mkString("\0"))
 
 
 def decides_on_shared_executors(given: Mapping[str, str], options: dict[str, Any]) -> bool:

@@ -47,7 +47,7 @@ from flux.dataflow.plan import (
 )
 from flux.dataflow.relations.joining import Frame, JoinFlow, LookupFlow, ResolvedJoin
 from flux.dataflow.relations.ranking import RankFlow, ToOrder
-from flux.dataflow.row_flow import RowFlow, UnionFlow, applied
+from flux.dataflow.row_flow import Applied, RowFlow, UnionFlow
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source
@@ -391,7 +391,7 @@ class _Compiler:
         if self._to_steps is None:
             raise UsageError(f"stage {name}: where=... of a measure is resolved by Spark, and there is no session")
         with place_of_errors(f"stage {name}, where=... of a measure"):
-            return given.behind(self._to_steps(given.schema, lambda df: df.selectExpr("*", *texts)))
+            return given.behind(self._to_steps(given.schema, Applied((RowOperator("selectExpr", ("*", *texts)),))))
 
     def _add_collect(self, stage_id: int, partitions: int) -> None:
         stage = self.stages[stage_id]
@@ -584,7 +584,7 @@ class _Compiler:
         if self._to_steps is None:
             raise UsageError(f"conditions and columns behind {where} are resolved by Spark, and there is no session")
         with place_of_errors(where):
-            steps = self._to_steps(schema, lambda dataframe: applied(operators, dataframe))
+            steps = self._to_steps(schema, Applied(operators))
         self._check_output(steps.output, f"{where}, {operators[-1].name}()")
         return steps
 

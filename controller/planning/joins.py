@@ -14,8 +14,17 @@ from controller.planning.names import check_names, place_of_errors
 from controller.planning.ranks import Nodes
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import StagePlan
-from flux.dataflow.relations.joining import Frame, JoinFlow, Joining, JoinInput, LookupFlow, ResolvedJoin, name_of
-from flux.dataflow.row_flow import RowFlow, applied
+from flux.dataflow.relations.joining import (
+    FlowFrame,
+    Frame,
+    JoinFlow,
+    Joining,
+    JoinInput,
+    LookupFlow,
+    ResolvedJoin,
+    name_of,
+)
+from flux.dataflow.row_flow import Applied, RowFlow
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import SchemaError, UsageError
@@ -73,7 +82,7 @@ class PlanJoins:
         origin = rows.origin
         check_names(rows.schema, f"{'stage' if isinstance(origin, StagePlan) else 'source'} {origin.name}")
         delay, ends = self._nodes.delay_of(origin), self._nodes.all_end(origin)
-        return JoinInput(origin.name, rows.schema, self.frame(flow), rows.steps, times, delay, ends)
+        return JoinInput(origin.name, rows.schema, self.frame(flow), rows.steps, times, delay, ends, flow)
 
     def behind(self, flow: JoinFlow, operators: Sequence[RowOperator]) -> ResolvedJoin:
         """Return a join with other operators behind it: they may call its columns by the names and aliases of both sides."""
@@ -86,7 +95,7 @@ class PlanJoins:
         if self._to_join is None:
             raise UsageError(f"{where}: the condition is resolved by Spark, and there is no session")
         with place_of_errors(where):
-            return self._to_join(*sides, flow.joining, lambda joined: applied(operators, joined))
+            return self._to_join(*sides, flow.joining, Applied(tuple(operators)))
 
     def looked_up(
         self, flow: LookupFlow, rows: PlanInput, table: PlanTable, operators: Sequence[RowOperator]
@@ -96,7 +105,7 @@ class PlanJoins:
         twice."""
         check_names(table.output, f"stage {flow.stage.name}, table")
         left = self._side(flow.inputs[0], rows, ())._replace(ends=True, delay=0)
-        right = JoinInput(name_of(flow.table), table.output, self.frame(flow.table), None, (), 0, True)
+        right = JoinInput(name_of(flow.table), table.output, self.frame(flow.table), None, (), 0, True, flow.table)
         resolved = self._resolved(flow, (left, right), operators)
         found = None if self._to_table is None else self._to_table(flow)
         with place_of_errors(f"stage {flow.stage.name}"):
@@ -110,9 +119,9 @@ class PlanJoins:
             return None
         operators, others = split(_operators(given))
         if not others and isinstance(given.inputs[0], JoinFlow | LookupFlow):
-            return self.frame(given)
+            return FlowFrame(given, self.frame(given))
         names = [each.arguments[0] for each in others or operators if each.name == "alias"]
-        return (lambda empty: empty(schema).alias(names[-1])) if names else None
+        return FlowFrame(given, lambda empty: empty(schema).alias(names[-1])) if names else None
 
     def frame(self, given: Flow | Source) -> Frame:
         """Return the function that makes an empty DataFrame with the columns, names and aliases of a flow."""
@@ -129,9 +138,9 @@ class PlanJoins:
         for at in reversed(range(len(operators))):
             if operators[at].name == "mapInArrow":
                 declared = self._to_arrow(operators[at].arguments[1])
-                return lambda empty: applied(operators[at + 1 :], empty(declared))
+                return lambda empty: Applied(operators[at + 1 :])(empty(declared))
         below = self.frame(given.inputs[0])
-        return lambda empty: applied(operators, below(empty))
+        return lambda empty: Applied(operators)(below(empty))
 
 
 def _operators(flow: RowFlow) -> tuple[RowOperator, ...]:

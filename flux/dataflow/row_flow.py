@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -133,9 +134,14 @@ class UnionFlow(Flow):
         return f"{first}{''.join(f'.union({each})' for each in others)}"
 
 
-def applied(operators: Sequence[RowOperator], dataframe: DataFrame) -> DataFrame:
-    """Return a DataFrame with operators behind it."""
-    return functools.reduce(lambda df, each: each.of(df), operators, dataframe)
+@dataclass(frozen=True)
+class Applied:
+    """A function that puts operators behind a DataFrame."""
+
+    operators: tuple[RowOperator, ...]
+
+    def __call__(self, dataframe: DataFrame) -> DataFrame:
+        return functools.reduce(lambda df, each: each.of(df), self.operators, dataframe)
 
 
 def _passed(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -159,8 +159,11 @@ class AnalysedPlan:
         return tree_of(self.levels[level]["condition"], self._part(level, "condition"))
 
     def attribute_ids(self) -> list[int]:
-        """Return Spark's ids of the columns of the lowest operator."""
-        return ids_of(self.leaf().output())
+        """Return Spark's ids of the columns of the lowest operator. That of an empty DataFrame lists them."""
+        listed = self.levels[-1].get("output")
+        if listed is None:
+            return ids_of(self.leaf().output())
+        return [int(each[0]["exprId"]["id"]) for each in listed]
 
     def leaf(self) -> Any:
         """Return Spark's lowest operator: that of a join has two below it."""

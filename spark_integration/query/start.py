@@ -34,17 +34,15 @@ from flux.operators.user_code import text_of
 from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
-from spark_integration.expressions.aggregates import groups_of
-from spark_integration.expressions.analysed import steps_of, with_aliases
-from spark_integration.expressions.joins import join_of
-from spark_integration.expressions.orders import order_of
+from spark_integration.expressions.analysed import steps_of
+from spark_integration.expressions.remembered import KNOWN, Analyses
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.follow import follow
 from spark_integration.query.lookup_tables import LookupTables
 from spark_integration.query.query import Query
 from spark_integration.query.source_setup import prepared
-from spark_integration.schema import for_spark, to_arrow
+from spark_integration.schema import for_spark
 from spark_integration.session import session_stopped
 from spark_integration.settings import (
     Need,
@@ -317,19 +315,20 @@ def _compiled(
 ) -> Plan:  # fmt: skip
     """Compile flows with the types, names and expressions of a session. ``tables`` reads those of lookups; None: the flow is only
     being written, and nothing is read."""
+    asked = Analyses(spark, KNOWN if tables is None else None)
     return compile_plan(
         flows,
         settings,
-        lambda declared: to_arrow(spark, declared),
+        asked.to_arrow,
         query,
         secret,
         collect,
         is_case_sensitive(spark),
         began_with,
-        lambda schema, operators: steps_of(spark, schema, operators),
-        lambda schema, grouping, frame: groups_of(spark, schema, grouping, frame and with_aliases(spark, frame)),
-        lambda schema, by: order_of(spark, schema, by),
-        lambda left, right, joining, behind: join_of(spark, left, right, joining, behind),
+        asked.steps,
+        asked.groups,
+        asked.order,
+        asked.join,
         None if tables is None else tables.rows,
         tables is None,
     )
@@ -372,8 +371,9 @@ def column(given: Flow | Source, name: str) -> Column | None:
 def check_columns(flow: Flow) -> None:
     """Raise the errors of Spark for conditions and columns of a flow that is being written, if there is a session by now.
 
-    Compiled whole, because the schema before its steps depends on all stages there. The result is thrown away: settings of the
-    session may change before the query starts, as they may for a temporary view."""
+    Compiled whole, because the schema before its steps depends on all stages there; Spark is asked about the last declaration
+    alone. The result is thrown away: settings of the session may change before the query starts, as they may for a temporary
+    view."""
     sources = sources_of([flow])
     try:
         spark = session_of(sources)

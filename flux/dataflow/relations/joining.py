@@ -63,6 +63,17 @@ class Joining:
 Frame = Callable[[Callable[[Any], Any]], Any]
 
 
+@dataclass(frozen=True)
+class FlowFrame:
+    """A ``Frame`` that follows from a flow and the columns of its rows."""
+
+    flow: Flow
+    make: Frame
+
+    def __call__(self, empty: Callable[[Any], Any]) -> Any:
+        return self.make(empty)
+
+
 class JoinInput(NamedTuple):
     """One side of a join, as it is resolved."""
 
@@ -79,6 +90,8 @@ class JoinInput(NamedTuple):
     delay: int
     #: Whether all rows are those of batch DataFrames, which end.
     ends: bool
+    #: The flow or source; its declarations say what ``frame`` and ``steps`` are.
+    flow: Flow | Source
 
 
 @dataclass(frozen=True)
