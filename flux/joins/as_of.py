@@ -2,7 +2,8 @@
 
 A left row waits until the watermark of both inputs is above its time, because until then a right row of its time may come. So
 its partner follows from the rows alone. Left rows are given by time, and those of one time in the order of their arrival; they
-keep their times. Among right rows of one key and one time the last one by all columns counts, whichever came first.
+keep their times. A left row without a time has no partner, and is given at once if rows without one are given. Among right rows
+of one key and one time the last one by all columns counts, whichever came first.
 
 The state is the rows that wait, and for each key the newest right row below the watermark. With a tolerance, keys whose newest
 row is too old for any left row are forgotten.
@@ -105,6 +106,9 @@ class AsOfJoin(Operator):
         number = self.context.input
         rows = self._rows[number]
         rows.advance(self.context.watermark)
+        alone = self._without_time(batch) if number == 0 and self._spec.outer else None
+        if alone is not None:
+            batch = batch.filter(batch.column(self._times_at[0]).is_valid())
         batch, times = rows.take(batch, batch.column(self._times_at[number]))
         if number == 1:
             there = _without_nulls(batch, self._keys_at[1])
@@ -112,7 +116,17 @@ class AsOfJoin(Operator):
                 batch, times = batch.filter(pa.array(there)), times[there]
         if len(times):
             self._waiting[number].add(batch, times)
-        return None
+        return alone
+
+    def _without_time(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Return the left rows without a time, with nulls in place of a partner. None: all have one."""
+        times = batch.column(self._times_at[0])
+        if not times.null_count:
+            return None
+        left = batch.filter(times.is_null())
+        others = self._output.types[len(left.columns) :]
+        columns = [*left.columns, *(pa.nulls(len(left), type_) for type_ in others)]
+        return pa.RecordBatch.from_arrays(columns, schema=self._output)
 
     def on_watermark(self) -> Iterator[pa.RecordBatch]:
         watermark = self.context.watermark

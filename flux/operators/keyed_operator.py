@@ -281,9 +281,13 @@ class KeyedOperator(Operator):
     def _note_timers(self, slot: int, state: KeyState) -> None:
         if state.timer is not None:
             state.timer = seconds_at(state.timer, "timer")
+            if type(self).on_key_timer is KeyedOperator.on_key_timer:
+                self.on_key_timer(self._keys[slot], state)  # raises: the timer would fire in vain, perhaps hours later
             heapq.heappush(self._due, (state.timer, slot))
         if state.event_timer is not None:
             state.event_timer = _microseconds(state.event_timer)
+            if type(self).on_key_event_timer is KeyedOperator.on_key_event_timer:
+                self.on_key_event_timer(self._keys[slot], state)
             heapq.heappush(self._event_due, (state.event_timer, slot))
         self._set_timers()
 

@@ -24,6 +24,8 @@ from flux.windows.durations import microseconds
 
 #: Times before all others, and after all others: a watermark that is not known yet, and that of an input that has ended.
 NEVER, END_OF_TIME = -(1 << 63), (1 << 63) - 1
+#: The most windows that one row may be in. A group has a result for each of them.
+OVERLAPPING_MAX = 65_536
 
 
 class ProcessingTime:
@@ -146,6 +148,11 @@ def window(
         raise UsageError(
             f"flux.window: slideDuration {slideDuration!r} is longer than windowDuration {windowDuration!r}: rows between two "
             "windows would be in none"
+        )
+    if size // slide > OVERLAPPING_MAX:
+        raise UsageError(
+            f"flux.window: with windows of {windowDuration!r} every {slideDuration!r} each row is in {size // slide:,} windows; "
+            f"at most {OVERLAPPING_MAX:,} are possible: choose a longer slideDuration"
         )
     start = 0 if startTime is None else microseconds(startTime, "flux.window, startTime")
     if abs(start) >= slide:

@@ -8,6 +8,7 @@ none of these depends. The effect of a function, and the code of an operator, ar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from flux.dataflow.event_time import told
@@ -43,7 +44,10 @@ def _source(source: SourcePlan) -> dict[str, Any]:
         partitions = source.partitions
     said = {"name": source.name, "schema": str(source.schema).splitlines(), "partitions": partitions}
     said |= {"positions": True} if source.positions else {}
-    return said if source.event_time is None else said | {"event time": told(source.event_time)}
+    if source.event_time is not None:
+        # Idleness is judged anew in each life, and makes no row late: it may be declared when a watermark is held back.
+        said["event time"] = told(replace(source.event_time, idle=None, advance=False))
+    return said
 
 
 def _stage(plan: Plan, stage: StagePlan) -> dict[str, Any]:

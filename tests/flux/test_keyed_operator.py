@@ -207,10 +207,18 @@ def test_attributes_of_a_subclass_travel_with_its_state() -> None:
         assert table.column("seen").to_pylist() == [1, 2, 3]
 
 
+class WithTimers(flux.KeyedOperator):
+    """An operator with timers of both clocks, which do nothing."""
+
+    def on_key_timer(self, key: tuple, state: Any) -> None: ...
+
+    def on_key_event_timer(self, key: tuple, state: Any) -> None: ...
+
+
 def test_timers_are_the_same_on_a_copy_whose_outdated_ones_are_gone() -> None:
     """The heap of the first replica still had the earlier time of a timer that was put off, and set that."""
 
-    class PutOff(flux.KeyedOperator):
+    class PutOff(WithTimers):
         def on_row(self, key: tuple, row: Any, state: Any) -> None:
             state.timer = float(row.amount)
             state.event_timer = row.amount
@@ -226,7 +234,7 @@ def test_timers_are_the_same_on_a_copy_whose_outdated_ones_are_gone() -> None:
 
 
 def test_a_timer_that_is_taken_back_calls_nobody() -> None:
-    class Once(flux.KeyedOperator):
+    class Once(WithTimers):
         def on_row(self, key: tuple, row: Any, state: Any) -> None:
             state.timer = state.event_timer = row.amount or None
 
@@ -296,6 +304,18 @@ def test_event_timers_that_keys_set_in_their_timers_fire_in_the_order_of_time() 
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["timer", "event_timer"])
+def test_a_timer_without_its_method_is_refused_when_it_is_set(name: str) -> None:
+    """It was refused when it fired, perhaps hours later."""
+
+    class Timed(flux.KeyedOperator):
+        def on_row(self, key: tuple, row: Any, state: Any) -> None:
+            setattr(state, name, 1)
+
+    with pytest.raises(NotImplementedError, match=f"must define on_key_{name}"):
+        trial(Timed).process(batch(("a", 1)))
+
+
 @pytest.mark.parametrize("at", [float("nan"), float("inf"), "soon"])
 def test_the_time_of_a_timer_is_a_number_of_seconds(at: Any) -> None:
     class Timed(flux.KeyedOperator):
@@ -351,7 +371,7 @@ def test_names_that_the_operator_uses_itself_are_refused() -> None:
 
 
 def test_timers_of_a_key_whose_time_is_over_are_taken_off_on_copies_too() -> None:
-    class Late(flux.KeyedOperator):
+    class Late(WithTimers):
         time_to_live = "10 seconds"
 
         def on_row(self, key: tuple, row: Any, state: Any) -> None:

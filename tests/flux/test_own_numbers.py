@@ -494,11 +494,10 @@ class Ahead:
 def test_the_end_of_a_log_is_believed_after_a_long_time_and_counts_what_was_given_before_it() -> None:
     reader = Ahead()
     core = reading_of(reader)
-    (streams,) = core.sources.values()
 
     def at_end(now: float) -> bool:
         core.read(True, now)
-        return streams.producers[0]._at_end
+        return next(iter(core.sources.values())).producers[0]._at_end
 
     assert not at_end(2.0)
     assert not at_end(2.0 + END_PATIENCE), "it has not come to the end, as when its broker does not answer"

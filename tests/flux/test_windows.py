@@ -569,6 +569,7 @@ def test_durations_are_those_of_spark(text: str, length: int) -> None:
         (lambda: flux.window("ts", "ten minutes"), "expected numbers with units"),
         (lambda: flux.window("ts", "0 seconds"), "expected a duration above zero"),
         (lambda: flux.window("ts", "5 seconds", "10 seconds"), "longer than windowDuration"),
+        (lambda: flux.window("ts", "1 day", "1 microsecond"), "each row is in 86,400,000,000 windows; at most 65,536"),
         (lambda: flux.window("ts", "5 seconds", startTime="5 seconds"), "shorter than the distance"),
         (lambda: flux.window("ts", timedelta(minutes=1)), "a duration as text"),
         (lambda: flux.session_window("ts", "-1 second"), "expected a duration above zero"),

@@ -72,6 +72,9 @@ class EventTimeLaws:
         #: By stream and partition: the least time of each batch that was given, by its number.
         self._times: dict[tuple[StreamId, int], dict[int, int]] = defaultdict(dict)
         self._idles: dict[str, bool] = {}
+        #: By stage and partition: rows left out behind the newest such step. A stage that ended in an earlier life has no
+        #: replica that knows it.
+        self.left_behind: dict[tuple[str, int], int] = {}
 
     def begin(self, ledger: Ledger) -> None:
         """Begin a life."""
@@ -372,6 +375,7 @@ class _ReplicaWatch:
                     f"{self._replica.where}, step {step.number}: {behind} rows are left out",
                 )
             self._laws._ledger.counts["steps behind which rows were left out"] += 1
+            self._laws.left_behind[stage.name, self._replica.partition] = behind
 
 
 # ---- names of the product
@@ -416,7 +420,8 @@ def left_out(sim: Simulation, name: str) -> int:
         found: list[Any] = sim.ledger.replicas_of(stage.id, partition)
         done = [replica for replica in found if replica.complete] or found
         groups = groups_of(max(done, key=lambda replica: replica.applied)) if done else None
-        count += 0 if groups is None else groups.behind_watermark
+        earlier = sim.ledger.event_time.left_behind.get((name, partition), 0)
+        count += earlier if groups is None else groups.behind_watermark
     return count
 
 
