@@ -36,12 +36,12 @@ def given_settings(spark: SparkSession) -> dict[str, str]:
     # asked for these settings only: PySpark's methods make several calls to the JVM for each of all settings.
     given = context_conf(spark)._jconf.getAllWithPrefix(PREFIX)
     conf = {f"{PREFIX}{each._1()}": str(each._2()) for each in given}
-    pairs = (each[1:-1].partition(",") for each in session_text(spark).split("\0"))
+    pairs = (each.partition(" -> ") for each in session_text(spark).split("\0"))
     return conf | {key: value for key, _, value in pairs if key.startswith(PREFIX)}
 
 
 def session_text(spark: SparkSession) -> str:
-    """Return all settings of a session, as ``(key,value)`` with zero bytes between them, in two calls to the JVM."""
+    """Return all settings of a session, as ``key -> value`` with zero bytes between them, in two calls to the JVM."""
     return str(spark._jsparkSession.conf().getAll().mkString("\0"))
 
 
