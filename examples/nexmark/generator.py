@@ -56,11 +56,11 @@ FIRST_ID, FIRST_CATEGORY, CATEGORIES = 1000, 10, 5
 AUCTIONS_OPEN, PEOPLE_ACTIVE, AHEAD = 100, 1000, 10
 #: One in this many bids goes to any auction, and so on; the others to the hot one of each hundred.
 ANY_AUCTION, ANY_SELLER, ANY_BIDDER, HOT_ONE_OF = 2, 4, 4, 100
-#: How late a late event is: so many milliseconds at least, and up to so many more. The delay of the queries is four seconds.
+#: Lateness of a late event: the least, in milliseconds, and the most that is added. The delay of the queries is four seconds.
 LATE_MS, LATE_MORE_MS = 5_000, 20_000
 #: Disorder within a group of events: the stride by which their places are mixed.
 STRIDE = 953
-#: A piece of a partition has the events of so many seconds of event time, and so many events at most.
+#: Bounds of a piece of a partition: seconds of event time, and number of events.
 PIECE_S, PIECE_MAX = 1.0, 20_000
 
 _CHANNELS = 10_000
@@ -327,7 +327,7 @@ class Generator(flux.SourceReader):
     schema = SCHEMA
 
     def __init__(self, events: int = 1_000_000, partitions: int = 2, pace: float | None = None, **options: Any) -> None:
-        """Make the events. ``pace``: so many per second of the clock at most, and without it as fast as they are read. Options
+        """Make the events. ``pace``: the most events per second of the clock; without it reading sets the pace. Options
         are those of ``Events``."""
         if pace is not None and not pace > 0:
             raise flux.UsageError(f"pace is a number of events per second above 0, got {pace!r}")

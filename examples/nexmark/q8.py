@@ -1,4 +1,4 @@
-"""q8, new users: the people who have opened an auction within the ten seconds in which they registered.
+"""q8, new users: people with an auction in the window of ten seconds in which they registered.
 
 Both sides are windows, and are joined on them: a window is joined when it is final on both sides, and then forgotten."""
 

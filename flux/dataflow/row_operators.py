@@ -255,7 +255,7 @@ _PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and 
 OF_DATAFRAMES: dict[str, str] = {
     **dict.fromkeys(
         ("dropDuplicates", "distinct"),
-        "flow.dropDuplicatesWithinWatermark([...]) and flux.dedup(flow, key=..., ttl=...) leave out what came a while before",
+        "flow.dropDuplicatesWithinWatermark([...]) and flux.dedup(flow, key=..., ttl=...) leave out rows that have come before",
     ),
     **dict.fromkeys(("limit", "withColumnsRenamed"), _STEP.format("...")),
     **dict.fromkeys(("mapInPandas", "transform", "map"), _STEP.format("...")),

@@ -19,7 +19,7 @@ EVENTS = (NOTHING, COPY, CHECKPOINT, CHECKPOINT, FROM_CHECKPOINT)
 
 
 def events(steps: int) -> st.SearchStrategy[list[str]]:
-    """Draw one event before each of so many steps."""
+    """Draw one event for each step, which happens before it."""
     return st.lists(st.sampled_from(EVENTS), min_size=steps, max_size=steps)
 
 

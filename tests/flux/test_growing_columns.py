@@ -1,4 +1,4 @@
-"""Growing columns: what is taken out of them is what was appended, for every type."""
+"""Growing columns: they give the appended values back, for every type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declarations of joins: what bounds say of both sides, and what is refused."""
+"""Declarations of joins: the ranges that bounds make for both sides, and refused declarations."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Model:
         return self.forget()
 
 
-# ---- what is drawn
+# ---- drawn rows and steps
 
 
 def spec_of(how: str, keys: str, bounds: tuple[TimeBound, ...] = (), **more: Any) -> JoinSpec:
@@ -298,7 +298,7 @@ class Applied:
         self.spec, self.schema, self.draw = spec, schema, draw
         self.operator = opened(spec, schema)
         self.standby: Join | None = None
-        #: What has been said of the times of later rows.
+        #: The watermarks that were stated for later rows.
         self.stated = NEVER
 
     def apply(self, step: Step) -> list[tuple]:

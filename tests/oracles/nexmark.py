@@ -40,7 +40,7 @@ class Answer:
     #: For a query in update mode: the part of SQL that takes the last rows out of all that it has given. Counts only grow, and
     #: a rank only gets better bids.
     last: str = ""
-    #: What is compared instead of all columns of the output.
+    #: The compared columns, in place of all columns of the output.
     compared: str = "*"
 
 

@@ -289,7 +289,7 @@ class _Builder:
         self.sinks.append(sink)
 
 
-#: A log of so many bytes takes some rows, and then waits until they are in a checkpoint of every standby.
+#: Bytes of a log that takes some rows, and then waits until they are in a checkpoint of every standby.
 TINY_LOG = 300
 
 
