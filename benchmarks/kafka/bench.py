@@ -33,6 +33,7 @@ from benchmarks.kafka import peers as peers_
 from benchmarks.kafka.cores import Meter, Roots, await_compiled
 from benchmarks.kafka.echo import echoing
 from benchmarks.kafka.fastest import fastest
+from benchmarks.kafka.watch import Visible, watching
 from benchmarks.operating import until
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from flux.connectors.kafka.client.cluster import LATEST, Client, addresses
@@ -171,11 +172,17 @@ def measured(
     roots: Roots,
     strike: Callable[[], None] | None,
     each_row: bool = True,
+    watched: bool = False,
 ) -> Run:
     """Apply load, with a fault in the middle, and measure the output. The measured system runs already: it is ``roots`` and the
-    processes that they have started."""
+    processes that they have started. With ``watched``, a reader follows the output, which costs a part of a core at high
+    rates."""
     fault_at: float | None = None
-    with loading(topics, rate, WARM_UP_S + seconds) as flowing:
+    with ExitStack() as ends:
+        seen = Visible()
+        if watched:
+            seen = ends.enter_context(watching(topics.address, topics.out, topics.partitions))
+        flowing = ends.enter_context(loading(topics, rate, WARM_UP_S + seconds))
         start = flowing.start + WARM_UP_S
         end = start + seconds
         others = (*topics.broker, flowing.pid)
@@ -195,11 +202,11 @@ def measured(
         _sleep_until(end)
         meter.mark()
         flowing.end(max(end - time.time(), 0) + LOAD_EXTRA_S + seconds)
-    still_s = STILL_AFTER_FAULT_S if strike is not None else STILL_S if each_row else STILL_SHARED_S
-    topics.await_output(still_s, seconds + 4 * still_s, each_row)
+        still_s = STILL_AFTER_FAULT_S if strike is not None else STILL_S if each_row else STILL_SHARED_S
+        topics.await_output(still_s, seconds + 4 * still_s, each_row)
     given = written.read(topics.address, topics.given, topics.partitions)
     got = written.read(topics.address, topics.out, topics.partitions)
-    figures: dict[str, Any] = written.statistics(got, start, end)
+    figures: dict[str, Any] = written.statistics(got, start, end) | seen.statistics(start, end)
     figures |= {f"load_{name}": value for name, value in written.statistics(given, start, end).items()}
     figures |= written.exactness(given, got, each_row) | meter.cores()
     return Run(figures, line_of(name, got, start, end, fault_at))
@@ -355,6 +362,7 @@ def _flux(
     rows: int,
     fault: bool,
     console: Console,
+    watched: bool = True,
 ) -> Run:
     # With a fault, two workers share an executor, so that the remaining executors have room for all replicas.
     spark, _ = session.start(
@@ -363,7 +371,7 @@ def _flux(
     )  # fmt: skip
     try:
         console.print(f"Flux, {rate:,} rows/s{', an executor is killed' if fault else ''}")
-        found = with_flux(spark, topics.pair(f"flux-{rate}"), rate, seconds, workers, replicas, fault)
+        found = with_flux(spark, topics.pair(f"flux-{rate}"), rate, seconds, workers, replicas, fault, watched)
         if rows:
             console.print(f"Flux, a backlog of {rows:,} rows")
             found.figures["rows_per_s"] = work_off(spark, topics, rows)
@@ -388,9 +396,9 @@ def _fastest(
         def at(rate: int, system: str = system) -> dict[str, Any]:
             try:
                 if system == "flux":
-                    found = _flux(topics, rate, seconds, workers, replicas, 0, False, console).figures
+                    found = _flux(topics, rate, seconds, workers, replicas, 0, False, console, False).figures
                 else:
-                    found = _peer(system, topics, rate, seconds, 0, False, console).figures
+                    found = _peer(system, topics, rate, seconds, 0, False, console, False).figures
             except (FluxError, TimeoutError, AssertionError) as error:  # the rate is too high
                 found = {"failed": str(error)}
             console.print(f"  {found}", highlight=False)
@@ -402,7 +410,16 @@ def _fastest(
     return runs
 
 
-def _peer(peer: str, topics: TopicFactory, rate: int, seconds: float, rows: int, fault: bool, console: Console) -> Run:
+def _peer(
+    peer: str,
+    topics: TopicFactory,
+    rate: int,
+    seconds: float,
+    rows: int,
+    fault: bool,
+    console: Console,
+    watched: bool = True,
+) -> Run:
     pair = topics.pair(f"{peer}-{rate}")
     console.print(f"{peers_.title(peer)}, {rate:,} rows/s")
     try:
@@ -417,6 +434,7 @@ def _peer(peer: str, topics: TopicFactory, rate: int, seconds: float, rows: int,
                 lambda: running.roots,
                 running.strike if fault else None,
                 each_row,
+                watched,
             )
         found.figures["guarantee"] = peers_.guarantee(peer)
         if peer == "micro" and rows:
@@ -439,6 +457,7 @@ def with_flux(
     workers: int,
     replicas: int,
     fault: bool,
+    watched: bool = False,
     **options: Any,
 ) -> Run:
     query = count.start(
@@ -448,7 +467,9 @@ def with_flux(
         query.wait_until_running(START_S)
         until(query.is_whole, START_S, "all replicas are there")
         strike = (lambda: kill_executor(query)) if fault else None
-        return measured("flux", topics, rate, seconds, lambda: [os.getpid()], strike)  # driver, executors, workers
+        return measured(
+            "flux", topics, rate, seconds, lambda: [os.getpid()], strike, watched=watched
+        )  # driver, executors, workers
     finally:
         query.stop()
 
