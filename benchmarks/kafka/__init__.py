@@ -4,6 +4,7 @@ bench        The runs: latency, a killed executor, a backlog
 count        The query: a running count per key, exactly once, in the executors
 load         Paced rows into a topic, or a backlog as fast as possible
 written      Contents of the topics after a run, read by another client (librdkafka), and the figures that follow from them
+watch        Rows of a topic as a reader of committed records meets them, while they are written
 peers        Spark's real-time mode, its micro-batches, and Kafka Streams
 spark_count  A running count in Spark Structured Streaming, in a process with executors of its own
 echo         The warm-up of a broker before anything is measured
