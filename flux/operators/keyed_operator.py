@@ -325,6 +325,7 @@ class KeyedOperator(Operator):
         if name == EXPIRY:
             self._expire()
         else:
+            self.context._flux_method = "on_key_timer"
             for slot in self._take_due():
                 self._call(slot, self.on_key_timer, out)
             self._set_timers()
@@ -355,6 +356,7 @@ class KeyedOperator(Operator):
         out: list[Any] = []
         if not self._noted:
             self._note_loaded()
+        self.context._flux_method = "on_key_event_timer"
         due, now = self._event_due, self.context.watermark
         fired: dict[int, int] = {}  # by slot, the time of its last timer
         waiting: list[tuple[int, int]] = []

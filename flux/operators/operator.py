@@ -155,6 +155,8 @@ class Context:
     timers: Timers = field(default_factory=Timers, repr=False, compare=False)
     watermarks: list[int] = field(default_factory=list)
     event_timers: EventTimers = field(default_factory=EventTimers, repr=False, compare=False)
+    #: The method that the step calls, for messages: a watermark fires timers first, and the end moves the watermark first.
+    _flux_method: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def watermark(self) -> int:
@@ -457,7 +459,7 @@ def move_watermarks(operator: Operator, context: Context, watermarks: Sequence[i
     now, timers = context.watermark, context.event_timers
     if now == before and not (operator._flux_each_watermark and each_before != context.watermarks):
         return
-    fired = NEVER
+    fired, context._flux_method = NEVER, "on_event_timer"
     while names := [name for name in timers.due(now) if timers.pending[name] > fired]:
         fired = max(int(timers.pending[name]) for name in names)
         for name in names:
@@ -465,12 +467,14 @@ def move_watermarks(operator: Operator, context: Context, watermarks: Sequence[i
                 yield from given_batches(operator.on_event_timer(name))
         if now == END_OF_TIME:
             timers.replace({})
+    context._flux_method = "on_watermark"
     yield from given_batches(operator.on_watermark())
 
 
 def last_output(operator: Operator, context: Context) -> Iterator[pa.RecordBatch]:
     """Yield the output at the end of all inputs: the watermark is at the end of time, then comes ``finish``."""
     yield from move_watermarks(operator, context, [END_OF_TIME] * max(len(context.schemas), 1))
+    context._flux_method = "finish"
     yield from given_batches(operator.finish())
 
 

@@ -20,7 +20,7 @@ from flux.exchange.checksum import extend
 from flux.exchange.log import LogRoom
 from flux.exchange.producer import Producer, state_watermark
 from flux.operators.batches import BATCH_BYTES, conform, given_batches, is_tiny, logical_bytes, split
-from flux.operators.operator import Batches
+from flux.operators.operator import Batches, Context
 from flux.operators.schema import picked
 from flux.replica.order_log import Peer
 from flux.replica.output_checksums import OutputChecksums
@@ -296,14 +296,16 @@ def fits(output: Batches, stage: StagePlan, limits: Settings) -> TypeGuard[list[
     return small and stage.output_schema is not None and bool(batch.schema.equals(stage.output_schema))
 
 
-def cut_output(output: Batches, stage: StagePlan, limits: Settings, where: str) -> Iterator[pa.RecordBatch]:
-    """Yield the output batches of an operator, checked and cut to size. ``where`` names their origin in errors."""
+def cut_output(
+    output: Batches, stage: StagePlan, limits: Settings, where: Callable[[], str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the output batches of an operator, checked and cut to size. ``where`` tells their origin for errors."""
     takes_empty = stage.sink is not None and stage.sink.traits.takes_empty
     for batch in given_batches(output):
         try:
             checked = conform(batch, stage.output_schema, f"output of stage {stage.name}")
         except SchemaError as error:  # no row is at fault
-            raise UserCodeError(f"{where}: {error}") from None
+            raise UserCodeError(f"{where()}: {error}") from None
         if takes_empty and not checked.num_rows:
             yield checked
         yield from split(checked, limits.batch_max_rows, limits.batch_max_bytes)
@@ -320,12 +322,12 @@ class ReplicaOutput:
 
     def __init__(
         self, stage: StagePlan, outlets: list[EdgeOutput], policy: ReleasePolicy, limits: Settings, where: str,
-        compared: bool,
+        context: Context, compared: bool,
     ) -> None:  # fmt: skip
-        """Begin without output. ``where``: stage and partition, for messages."""
+        """Begin without output. ``where``: stage and partition, for messages; ``context``: that of the operator."""
         self._stage = stage
         self._limits = limits
-        self._where = where
+        self._where, self._context = where, context
         self._policy = policy
         self.outlets = outlets
         #: The logs of all outlets tell it when they fill and drain, and on the primary the output kept for the outside. A
@@ -424,7 +426,7 @@ class ReplicaOutput:
             return iter(())
         if fits(output, self._stage, self._limits):
             return iter(output)
-        return cut_output(output, self._stage, self._limits, f"{self._where}, {step.method}()")
+        return cut_output(output, self._stage, self._limits, lambda: f"{self._where}, {self._context._flux_method}()")
 
     def fill(self, step: ReplicaStep) -> None:
         """Give an empty batch in place of the output of a step that had nothing to do, because rows are gone. It takes the number
@@ -448,9 +450,12 @@ class ReplicaOutput:
             if known is not None:
                 outlet.producer.append(known, step.entry.created)
             else:
-                outlet.send(batch, step.entry.created, lambda: f"{self._where}, output of {step.method}()")
+                outlet.send(batch, step.entry.created, self._origin)
         if self.exit is not None:
             self.exit.add(step.number, batch)
+
+    def _origin(self) -> str:
+        return f"{self._where}, output of {self._context._flux_method}()"
 
     def finish(self, created: float) -> None:
         """End the streams of the partition."""

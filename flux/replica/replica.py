@@ -62,8 +62,11 @@ class Replica:
         self.where = f"stage {stage.name}, partition {partition}"
         self.incarnation = incarnation
         self.outlets = outlets
+        self.context = Context(
+            stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
+        )  # fmt: skip
         self.output = ReplicaOutput(
-            stage, outlets, kind.release(outlets), limits, self.where, compared(stage)
+            stage, outlets, kind.release(outlets), limits, self.where, self.context, compared(stage)
         )  # fmt: skip
         self.finished = False
         self.rows_in = 0
@@ -83,9 +86,6 @@ class Replica:
         self.gathers = False
         #: Copies of its state that are being taken now. It takes no step until they are done.
         self.frozen = 0
-        self.context = Context(
-            stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
-        )  # fmt: skip
         self.primary = True
         #: The epoch in which it became primary; -1: it has led in no epoch yet.
         self.leads_since = -1
@@ -349,6 +349,7 @@ class Replica:
             self.output.hold_back(step.number)
         entry, context = step.entry, self.context
         context.now, context.created, context.step = entry.now, entry.created, step.number
+        context._flux_method = step.method
         self._vain, self.output.given = False, 0
         if step.gone:
             self._pass_over(step)
@@ -388,7 +389,7 @@ class Replica:
 
     def conclude(self, step: ReplicaStep, output: Batches) -> bool:
         """Emit output of a step, and once all of it is emitted, count the step as applied. Return False if more is to come."""
-        if not self.guard.call(step.method, step, self.output.emit, step, output):
+        if not self.guard.call("", step, self.output.emit, step, output):
             return False
         if step.gone or self._vain:
             self.output.fill(step)

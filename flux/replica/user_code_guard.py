@@ -102,7 +102,8 @@ class UserCodeGuard:
     # ---- errors
 
     def call(self, doing: str, step: ReplicaStep | None, code: Callable[..., T], *given: Any) -> T:
-        """Call user code. UserCodeError, for any error that it raises. ``step``: the step that is applied, if there is one."""
+        """Call user code. UserCodeError, for any error that it raises. ``doing``: its method; empty: the one that the context
+        names. ``step``: the step that is applied, if there is one."""
         try:
             return code(*given)
         except SnapshotError as error:  # a state that does not fit; this error does not know its place
@@ -110,7 +111,7 @@ class UserCodeGuard:
         except UserCodeError:
             raise
         except BaseException as error:  # also sys.exit() in it: a worker that obeys looks like a lost one
-            raise self.error(doing, step, error) from error
+            raise self.error(doing or self._context._flux_method, step, error) from error
 
     def error(self, doing: str, step: ReplicaStep | None, error: BaseException) -> UserCodeError:
         """Make the error that ``call`` raises from an existing one."""

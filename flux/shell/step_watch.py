@@ -71,7 +71,7 @@ class StepWatch:
         if under_way is None:
             return
         message = InStep(
-            node=self._core.worker, stage=stage, partition=partition, step=number, method=under_way.method,
+            node=self._core.worker, stage=stage, partition=partition, step=number, method=replica.context._flux_method,
             row=first_row(under_way),
         )  # fmt: skip
         # Not while the loop goes on: then the step is over, and there is nothing to report.

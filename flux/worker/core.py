@@ -45,6 +45,7 @@ from flux.wire.messages import (
     Installed,
     Orders,
     OrdersSeen,
+    PartitionOrder,
     Passed,
     Press,
     Pull,
@@ -374,9 +375,27 @@ class WorkerCore:
     # ---- order of steps
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
+        for item in message.items:
+            self._check_watermarks(item)
         answers = self.order_exchange.on_orders(message)
         if answers:
             self._answer(connection, OrdersSeen(answers))
+
+    def _check_watermarks(self, item: PartitionOrder) -> None:
+        """Check that steps for watermarks have one for each input, and other steps have none. ProtocolError: they have not; a
+        replica that took them would end with an error of its own at the step, or as the next primary."""
+        if not 0 <= item.stage < len(self.plan.stages):
+            return  # no replica will take it
+        stage = self.plan.stages[item.stage]
+        inputs = len(stage.edges_in) if stage.timed_inputs else 0
+        for number, entry in enumerate(item.entries, item.first):
+            moves = entry.kind is StepKind.WATERMARK
+            if len(entry.watermarks) != (inputs if moves else 0) or (moves and not inputs):
+                raise ProtocolError(
+                    f"stage {stage.name}, partition {item.partition}: step {number} of kind {entry.kind.name} has "
+                    f"{len(entry.watermarks)} watermarks; steps for watermarks have {inputs}, one for each input, or the stage "
+                    "has no event time, and others have none"
+                )
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
         for report in self.order_exchange.on_orders_seen(worker, message, now):

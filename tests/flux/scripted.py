@@ -76,8 +76,8 @@ def scripted(**script: Any) -> Any:
     return type("Scripted", (Scripted,), {name: staticmethod(do) for name, do in script.items()})
 
 
-def made(operator: Any, replicas: int = 1, log_bytes: int = 1 << 20, **options: Any) -> Replica:
-    flow = flux.stage(partitions=1, replicas=replicas)(operator)(DataFrameSource("rows", SCHEMA))
+def made(operator: Any, replicas: int = 1, log_bytes: int = 1 << 20, key: str | None = None, **options: Any) -> Replica:
+    flow = flux.stage(key=key, partitions=1, replicas=replicas)(operator)(DataFrameSource("rows", SCHEMA))
     settings = Settings.of(**({"step_max_rows": STEP_ROWS} | options))
     plan = compile_plan([flow], settings, lambda schema: schema, "q", b"")
     schema = plan.stages[0].output_schema

@@ -39,7 +39,8 @@ class Replicas:
         self.asked += 1
         if self.asked == 1:
             raise RuntimeError("the loop changes something just now")
-        return SimpleNamespace(under_way=step(pa.record_batch({"x": [1]})))
+        context = SimpleNamespace(_flux_method="on_watermark")
+        return SimpleNamespace(under_way=step(pa.record_batch({"x": [1]})), context=context)
 
 
 def test_it_goes_on_after_a_step_that_cannot_be_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +53,8 @@ def test_it_goes_on_after_a_step_that_cannot_be_told(caplog: pytest.LogCaptureFi
         watch.start()
         watch.quiet.release()
         try:
-            assert said.get(timeout=LIMIT_S).row == "{'x': 1}"
+            told = said.get(timeout=LIMIT_S)
+            assert (told.row, told.method) == ("{'x': 1}", "on_watermark")
         finally:
             watch.stop()
     assert "a step that takes long cannot be told: RuntimeError: the loop changes" in caplog.text

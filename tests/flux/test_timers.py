@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from scripted import OTHER, Plain, alone, calls, feed, made, pair, scripted, told, work
 
@@ -349,6 +350,68 @@ def test_an_error_in_a_timer_names_the_method_and_the_partition() -> None:
     work(replica, 10.0)
     with pytest.raises(UserCodeError, match=r"^stage Scripted, partition 0: on_timer\(\) raised ValueError: no luck\n"):
         work(replica, 11.0)
+
+
+def raises(what: str) -> Any:
+    def method(self: Any, *_: Any) -> None:
+        raise ValueError(what)
+
+    return method
+
+
+def sets_an_event_timer(self: Any, batch: pa.RecordBatch) -> None:
+    self.context.set_event_timer(5)
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+@pytest.mark.parametrize("method", ["on_event_timer", "on_watermark", "finish"])
+def test_an_error_where_the_watermark_moves_names_the_method_that_raised_it(method: str, at_the_end: bool) -> None:
+    """The end of the input moves the watermark first."""
+    methods = {"process": sets_an_event_timer, "on_event_timer": lambda *_: None, method: raises("no luck")}
+    replica = made(type("Moved", (Plain,), methods))
+    feed(replica, 0, 7)
+    work(replica, 10.0)
+    if at_the_end or method == "finish":
+        feed(replica, 1)
+    else:
+        replica.order.append(OrderEntry(10.0, 10.0, [], StepKind.WATERMARK, watermarks=[5]))
+    with pytest.raises(UserCodeError, match=rf"^stage Moved, partition 0: {method}\(\) raised ValueError: no luck\n"):
+        work(replica, 10.0)
+
+
+def test_output_of_other_columns_at_the_end_names_the_method_that_gave_it() -> None:
+    def gives(self: Any) -> Any:
+        yield pa.record_batch({"y": [1]})
+
+    for method in ("on_watermark", "finish"):
+        replica = made(type("Moved", (Plain,), {method: gives}))
+        feed(replica, 0)
+        with pytest.raises(UserCodeError, match=rf"^stage Moved, partition 0, {method}\(\): output of stage Moved"):
+            work(replica, 10.0)
+
+
+@pytest.mark.parametrize("method", ["on_key_timer", "on_key_event_timer"])
+def test_an_error_in_a_timer_of_a_key_names_the_method_of_the_key(method: str) -> None:
+    """The timer by the clock is due at once, the other one at the end of the input."""
+
+    class Totals(flux.KeyedOperator):
+        schema = pa.schema([("x", pa.int64())])
+        state_schema = "n BIGINT"
+
+        def on_rows(self, key: tuple, rows: list[Any], state: Any) -> None:
+            state.timer = self.context.now + (method != "on_key_timer")
+            state.event_timer = 5
+
+        def on_key_timer(self, key: tuple, state: Any) -> None: ...
+
+        def on_key_event_timer(self, key: tuple, state: Any) -> None: ...
+
+    replica = made(type("Totals", (Totals,), {method: raises("no luck")}), key="x")
+    feed(replica, 0, 7)
+    replica.apply(replica.next_step(10.0))
+    feed(replica, 1)
+    with pytest.raises(UserCodeError, match=rf"^stage Totals, partition 0: {method}\(\) raised ValueError: no luck\n"):
+        work(replica, 10.0)
 
 
 def test_an_operator_that_sets_a_timer_has_to_say_what_it_is_for() -> None:

@@ -9,18 +9,20 @@ from math import inf
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import flux
 from flux.dataflow.plan import EventTime, FromSource, Plan, Timed
 from flux.dataflow.source_reader import FunctionReader, opened
-from flux.wire.messages import Bound, OrdersSeen, PartitionSeen, Reset
+from flux.errors import ProtocolError
+from flux.wire.messages import Bound, OrderEntry, Orders, OrdersSeen, PartitionOrder, PartitionSeen, Reset, StepKind
 from flux.wire.statistics import ReaderState
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
 from flux.worker.report import stats as stats_of
 from partitioning.ids import SourcePartition
 from partitioning.table import ReplicaAt, Table
-from tests.flux.one_worker import planned, table
+from tests.flux.one_worker import SINK, planned, table, worker
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
 OUTPUT = pa.schema([("end", pa.int64()), ("rows", pa.int64())])
@@ -138,6 +140,39 @@ def test_a_window_closes_when_the_watermark_has_passed_it_and_no_row_of_it_is_mi
     windows.script.given[0] += [rows(13)]
     windows.run()
     assert windows.counts == {10: 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "watermarks", "complains"),
+    [
+        (StepKind.WATERMARK, [5], False),
+        (StepKind.WATERMARK, [], True),
+        (StepKind.WATERMARK, [5, 5], True),
+        (StepKind.TICK, [], False),
+        (StepKind.TICK, [5], True),
+    ],
+)
+def test_an_order_with_another_number_of_watermarks_than_inputs_is_malformed(
+    kind: StepKind, watermarks: list[int], complains: bool
+) -> None:
+    core, entry = Windows().core, OrderEntry(1.0, 1.0, [], kind, watermarks=watermarks)
+    orders = Orders([PartitionOrder(0, 0, 0, 1, 0, [OrderEntry(1.0, 1.0, []), entry], 0)])
+    if complains:
+        with pytest.raises(ProtocolError, match=r"^stage Counted, partition 0: step 1 of kind .* has . watermarks"):
+            core.on_data_plane("peer", orders, [], 0.0)
+    else:
+        core.on_data_plane("peer", orders, [], 0.0)
+    assert core.counters.stale == (not complains), "it is the primary itself"
+
+
+def test_an_order_with_watermarks_for_a_stage_without_event_time_is_malformed() -> None:
+    core = worker(planned(SINK))
+    for watermarks in ([5], []):
+        entry = OrderEntry(1.0, 1.0, [], StepKind.WATERMARK, watermarks=watermarks)
+        with pytest.raises(ProtocolError, match="no event time"):
+            core.on_data_plane("peer", Orders([PartitionOrder(0, 0, 0, 1, 0, [entry], 0)]), [], 0.0)
+    core.on_data_plane("peer", Orders([PartitionOrder(77, 0, 0, 1, 0, [entry], 0)]), [], 0.0)
+    assert core.counters.stale == 1
 
 
 def test_a_worker_reports_before_its_first_table() -> None:

@@ -12,7 +12,7 @@ from harness import LIMIT_S, Peer
 
 from flux.wire.control import Failure, Heartbeat, PartitionFinished, TableSeen
 from flux.wire.frames import MAGIC, PREFIX, VERSION, encode
-from flux.wire.messages import Ack, Fetch, Install, Orders, PartitionOrder, Refuse, Reset, Resume
+from flux.wire.messages import Ack, Fetch, Install, OrderEntry, Orders, PartitionOrder, Refuse, Reset, Resume, StepKind
 
 
 def test_rows_before_hello_are_refused() -> None:
@@ -138,14 +138,20 @@ def test_an_offset_out_of_range_in_a_fetch_is_malformed_and_changes_nothing() ->
 
 def test_absurd_numbers_of_primaries_and_answers_that_nobody_asked_for_are_malformed_and_change_nothing() -> None:
     absurd = 1 << 63
-    orders = Orders([PartitionOrder(0, 0, 0, 0, absurd, [], 0)]), Orders([PartitionOrder(0, 0, 0, -2, 0, [], 0)])
+    moved = OrderEntry(1.0, 1.0, [], StepKind.WATERMARK, watermarks=[5])  # of a stage without event time
+    items = (
+        PartitionOrder(0, 0, 0, 0, absurd, [], 0),
+        PartitionOrder(0, 0, 0, -2, 0, [], 0),
+        PartitionOrder(0, 0, 0, 0, 0, [moved], 0),
+    )
+    orders = [Orders([item]) for item in items]
     installs = Install(0, 0, 0, absurd, 0, 64), Install(0, 0, 0, 1, 0, -1)
     answers = Ack(0, 0, 1, 0, absurd, [], 0), Ack(0, 0, 1, 0, 1, [], 0)
     with attacked_half_way() as query, Peer(query.ports()[0]) as peer:
         for message in (hello(incarnation=absurd), *orders, *installs, *answers):
             peer.send(encode(message), *([b"part"] if isinstance(message, Install) else []))
-        query.until_counted("malformed", 7)
-        assert query.counters()["malformed"] == 7
+        query.until_counted("malformed", 8)
+        assert query.counters()["malformed"] == 8
 
 
 def test_frames_beyond_the_limit_close_the_connection_and_nothing_else() -> None:
