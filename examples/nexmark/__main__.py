@@ -12,7 +12,7 @@ from examples.nexmark.flows import Nexmark
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("query", help="q0 to q22")
+    parser.add_argument("query", choices=[f"q{number}" for number in range(23)], metavar="query", help="q0 to q22")
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--rows", type=int, default=20, help="rows of the answer that are printed")
     parser.add_argument("--master", default="local[4]", help="Spark master")

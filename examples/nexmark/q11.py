@@ -1,6 +1,11 @@
-"""q11, user sessions: how often each user bids without a pause of more than ten seconds.
+"""q11, user sessions: the bids of each user without a pause of more than ten seconds.
 
-A session is given once, when the watermark has passed its end: then no bid can come that would belong to it."""
+Question  How often does a user bid at a stretch?
+Flow      Bids are grouped by bidder and session. A session grows with each bid, and two become one when a bid comes between
+          them.
+Answer    Append mode: a session once, when the watermark has passed its end, because then no bid can come that would belong to
+          it. bidder, bid_count, starttime, endtime: ten seconds after the last bid.
+"""
 
 from __future__ import annotations
 

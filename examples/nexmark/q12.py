@@ -1,7 +1,10 @@
-"""q12, windows of processing time: how often each user bids within ten seconds of the clock.
+"""q12, windows of processing time: the bids of each user within ten seconds of the clock.
 
-The time of a row is that of the step in which it is applied. It is the same on every replica, and a take-over changes no window
-that was given. Another run has other windows, but each bid is in one of them."""
+Question  How often does a user bid while the clock of the query goes on by ten seconds?
+Flow      As q5, with ``F.current_timestamp()`` in place of a column. The time of a row is that of the step that applies it.
+          It is the same on every replica, and a take-over changes no window that was given.
+Answer    Append mode: bidder, bid_count, starttime, endtime. Another run has other windows, but each bid is in one of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""q13, a join with a small table: each bid with the value of its key in a table, which every worker has."""
+"""q13, a join with a small table: each bid with the value of its key.
+
+Question  What does a table that does not change say about each bid?
+Flow      ``flux.batch`` sends a DataFrame of Spark into every worker as a table, so bids find their rows without an exchange. The
+          table is kept in the checkpoint location: a query that is started again has the same one.
+Answer    A row for each bid: auction, bidder, price, dateTime, value.
+"""
 
 from __future__ import annotations
 

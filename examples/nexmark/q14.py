@@ -1,6 +1,9 @@
 """q14, calculation: bids of a middling price, with the time of day and the number of letters c in their text.
 
-Spark resolves names, types and casts, and the workers compute on whole columns."""
+Question  When of the day do bids of one to fifty million come?
+Flow      A condition and functions of Spark SQL: Spark resolves names, types and casts, and the workers compute on whole columns.
+Answer    A row for each such bid: auction, bidder, price in euros, bidTimeType, dateTime, extra, c_counts.
+"""
 
 from __future__ import annotations
 

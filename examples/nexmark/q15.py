@@ -1,6 +1,11 @@
 """q15, statistics of a day: bids, bidders and auctions, in all and by rank of price.
 
-There is no window: the counts of a day are given again whenever they have changed (update mode)."""
+Question  How many different people bid on a day, for how many auctions, and how many of them high, middling or low?
+Flow      Twelve counts per day, eight of them of different values and nine with a condition. Different values are counted
+          exactly: each is kept once per day. A day is one key, so one partition counts; the others are there for the next days.
+Answer    Update mode: there is no window, and the counts of a day are given again whenever they have changed. day, four
+          counts of bids, four of bidders, four of auctions.
+"""
 
 from __future__ import annotations
 

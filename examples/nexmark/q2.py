@@ -1,4 +1,9 @@
-"""q2, selection: the bids for one auction in 123. The condition is computed where bids are read, before they travel."""
+"""q2, selection: the bids for one auction in 123.
+
+Question  How much is bid for the auctions whose number is a multiple of 123?
+Flow      The condition is computed where bids are read, so the other bids never travel.
+Answer    A row for each bid that is left: auction, price.
+"""
 
 from __future__ import annotations
 

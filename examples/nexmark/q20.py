@@ -1,6 +1,10 @@
 """q20, bids with their auctions, in one category.
 
-Nothing says how long an auction may be asked for, so ``ttl=None`` keeps both sides for ever."""
+Question  Which bids are there for category 10, and for what?
+Flow      A join without a bound of time. Nothing says how long an auction may be asked for, so ``ttl=None`` keeps both sides for
+          ever; auctions of other categories are left out before the exchange.
+Answer    A row for each pair, as soon as both are there: the columns of the bid, then those of the auction.
+"""
 
 from __future__ import annotations
 

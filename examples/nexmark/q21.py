@@ -1,4 +1,10 @@
-"""q21, channel ids: the number of each bid's channel, by name or out of the page. Bids whose page names none are left out."""
+"""q21, channel ids: the number of each bid's channel, by its name or out of the page.
+
+Question  Through which channel did a bid come?
+Flow      CASE and a regular expression of Spark SQL, computed on whole columns where bids are read; a condition on the new column
+          leaves out the bids whose page names no channel.
+Answer    A row for each bid that is left: auction, bidder, price, channel, channel_id.
+"""
 
 from __future__ import annotations
 

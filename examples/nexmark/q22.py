@@ -1,4 +1,9 @@
-"""q22, folders of pages: the first three folders of the page of each bid."""
+"""q22, folders of pages: the first three folders of the page of each bid.
+
+Question  Where in the shop was the bid made?
+Flow      ``split_part`` of Spark SQL three times over one column, computed where bids are read.
+Answer    A row for each bid: auction, bidder, price, channel, dir1, dir2, dir3.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""q3, local items: who sells in a category, in three states.
+"""q3, local items: sellers of a category in three states.
 
-No bound of time ends the wait for a match, so ``ttl=None`` says that people and auctions are kept for ever."""
+Question  Who in Oregon, Idaho or California sells something of category 10, and what?
+Flow      Two flows, each with its condition, are joined on the seller. People may come before or after their auctions, so the
+          join keeps both sides. No bound of time ends the wait for a match, and ``ttl=None`` keeps both for ever.
+Answer    A row for each auction that has found its seller, as soon as both are there: name, city, state, id of the auction.
+"""
 
 from __future__ import annotations
 

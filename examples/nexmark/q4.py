@@ -1,7 +1,12 @@
 """q4, average price of a category: the mean of the highest bids of its auctions that have closed.
 
-Bids wait for their auction, and an auction for its bids, no longer than the watermark allows. ``closes="expires"`` gives each
-auction once, when no bid can come any more. The mean of a category is given again whenever it has changed."""
+Question  For how much do the auctions of each category go?
+Flow      Bids are joined with their auctions while these are open: the condition bounds the time of a bid by two columns of the
+          auction, so each side is forgotten when no partner can come any more. Then the highest bid of each auction:
+          ``closes="expires"`` gives an auction once, when no bid can come any more. Last, the mean of each category.
+Answer    Update mode: a category is given again whenever another auction has closed. category, auctions, final. The last row
+          of a category is its answer.
+"""
 
 from __future__ import annotations
 

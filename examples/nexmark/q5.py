@@ -1,6 +1,11 @@
-"""q5, hot items: the auctions with the most bids of the last ten seconds, every two seconds; several, if they have as many.
+"""q5, hot items: the auctions with the most bids in the last ten seconds.
 
-The counts of a window are final when the watermark has passed its end, and so is their order."""
+Question  Every two seconds: for which auction were there the most bids within ten seconds?
+Flow      Bids are counted per auction in windows of ten seconds that begin every two seconds, so a bid is in five of them. Then
+          the first rank within each window; ``ties=True`` keeps all auctions with as many bids.
+Answer    Append mode: each window once, when the watermark has passed its end, because only then its counts and ranks are
+          final. auction, num, starttime of the window.
+"""
 
 from __future__ import annotations
 

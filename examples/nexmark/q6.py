@@ -1,8 +1,13 @@
 """q6, average price of a seller: for each auction that has closed, the mean of the seller's last ten.
 
-``SellingPrice`` is an operator of one's own. Auctions come to it when they have closed, those of one step in no order; it keeps
-them until the watermark has passed their end, and then takes them in the order of their ends. Its state is what its attributes
-hold, and travels with its partition."""
+Question  How well do the last ten auctions of a seller do?
+Flow      As in q4, bids are joined with their auctions, and ``closes="expires"`` gives each auction with its highest bid when it
+          is over. The rest is an operator of one's own, ``SellingPrice``: a Python class with its state in attributes, which
+          travels with its partition and is kept in replicas and checkpoints like any other. Auctions come to it when they have
+          closed, those of one step in no order; it holds them until the watermark has passed their ends, and takes them in the
+          order of these.
+Answer    A row for each auction that had a bid: seller, id, expires, price.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""q7, highest bid: the bids with the highest price of each ten seconds; all of them, if several are as high."""
+"""q7, highest bid of each ten seconds.
+
+Question  Which bid was the highest within ten seconds?
+Flow      The first rank within each window by price, without counting anything before; ``ties=True`` keeps all bids that are as
+          high. Only the best bids so far are state.
+Answer    Append mode: each window once, when the watermark has passed its end. auction, price, bidder, dateTime, extra.
+"""
 
 from __future__ import annotations
 

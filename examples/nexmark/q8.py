@@ -1,6 +1,10 @@
 """q8, new users: people with an auction in the window of ten seconds in which they registered.
 
-Both sides are windows, and are joined on them: a window is joined when it is final on both sides, and then forgotten."""
+Question  Who registers and sells something at once?
+Flow      People are grouped by window and id, auctions by window and seller, and the two are joined on window and person. A
+          window is joined when it is final on both sides, and then forgotten.
+Answer    Append mode: a row for each such person and window. id, name, starttime of the window.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 """q9, winning bids: each auction with its highest bid; the first one, if several are as high.
 
-An auction is given again whenever there is a better bid, so the last row of each is its winner. The join forgets an auction when
-the watermark has passed its end."""
+Question  Who wins an auction, and for how much?
+Flow      Bids are joined with their auctions while these are open, as in q4. Each auction keeps its best pair, by price, time and
+          bidder.
+Answer    Update mode: an auction is given again whenever there is a better bid, so its last row is its winner. All columns of the
+          auction, then those of the bid.
+"""
 
 from __future__ import annotations
 
