@@ -71,3 +71,16 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     plain = {each.lower().replace("_", ""): each for each in known}
     found = difflib.get_close_matches(name.lower().replace("_", ""), plain, 1)
     return f", did you mean {prefix + plain[found[0]]!r}?" if found else ""
+
+
+def partition_names(given: Any) -> tuple[str, ...]:
+    """Return names of columns as ``partitionBy`` of PySpark takes them. Raises UsageError with the form that is wanted."""
+    names = () if given is None else (given,) if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+        raise UsageError(
+            f"partitionBy must be the name of a column, or a list of names, as in partitionBy=['day']; got {given!r:.100}. "
+            "Values that have to be computed first are columns in front of it, as in flow.withColumn('day', F.to_date('at'))"
+        )
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"partitionBy names column {twice[0]!r} twice; name each column once")
+    return tuple(names)

@@ -1,11 +1,14 @@
-"""Checks of whole plans: output that would never come, output that nothing takes, and stages that cannot be kept."""
+"""Checks of whole plans: output that would never come, output that nothing takes, folders with files of several kinds, and stages
+that cannot be kept."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from controller.planning.compiler import topological
 from controller.planning.event_time_edges import check_rows_come, check_timers_fire, check_windows_close
+from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import FromStage, Plan, SourcePlan, StagePlan, StreamSourcePlan
 from flux.dataflow.sink import FlowTo, flow_of
@@ -82,6 +85,32 @@ def check_taken(plan: Plan) -> None:
                 "to_parquet(path), to_kafka(topic, servers), foreach_batch(function), to(sink) or to_readers() before start(), "
                 "or start it with keep_output=True for query.toDF(), where the input ends. keep_output=False throws the rows away"
             )
+
+
+def check_folders(plan: Plan) -> None:
+    """Check that the files of a folder have the same columns. UsageError: stages write rows of other columns into one folder, and
+    a reader of it would find either some of the files, or columns that others lack."""
+    found: dict[str, StagePlan] = {}
+    for stage in plan.stages:
+        if not isinstance(stage.sink, ParquetFiles):
+            continue
+        other = found.setdefault(stage.sink.path, stage)
+        if _layout(other) != _layout(stage):
+            raise UsageError(
+                f"stages {other.name} and {stage.name} write different rows into one folder, {stage.sink.path}: "
+                f"({_columns(other)}) and ({_columns(stage)}). Give each a folder of its own, or make their columns the same"
+            )
+
+
+def _layout(stage: StagePlan) -> tuple[Any, ...]:
+    assert isinstance(stage.sink, ParquetFiles)
+    return stage.output_schema, stage.sink.partition_by
+
+
+def _columns(stage: StagePlan) -> str:
+    assert isinstance(stage.sink, ParquetFiles)
+    by = f" by {', '.join(stage.sink.partition_by)}" if stage.sink.partition_by else ""
+    return f"{', '.join(f'{field.name} {field.type}' for field in stage.output_schema or ())}{by}"
 
 
 def check_durable(flows: Sequence[Flow | FlowTo]) -> None:

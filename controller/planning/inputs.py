@@ -107,9 +107,8 @@ def check_sink(stage: StagePlan, sink: Sink, settings: Settings) -> pa.Schema:
     try:
         sink.check(schema)
     except (Exception, SystemExit) as error:
-        raise SchemaError(
-            f"stage {stage.name}: its output cannot go to {text_of(sink, repr)}: {text_of(error)}"
-        ) from error
+        kind = UsageError if type(error) is UsageError else SchemaError
+        raise kind(f"stage {stage.name}: its output cannot go to {text_of(sink, repr)}: {text_of(error)}") from error
     holds = sink.traits.holds_bytes
     if holds and holds + 2 * settings.batch_max_bytes > most:
         raise UsageError(

@@ -1,6 +1,7 @@
-"""q10, log to files: every bid with its day and its minute, by which the files of a table would be arranged.
+"""q10, log to files: every bid with its day and its minute, by which files are arranged.
 
-``sink`` writes Parquet files, each row once. A file ends after ten seconds, or when it has its size."""
+``sink`` writes Parquet files, each row once, into folders such as ``dt=2015-07-15/hm=00%3A00``. Files end after ten seconds, or
+when they have their size together."""
 
 from __future__ import annotations
 
@@ -18,4 +19,4 @@ def query(nexmark: Nexmark) -> flux.Flow:
 
 
 def sink(flow: flux.Flow, folder: Path) -> flux.FlowTo:
-    return flow.to_parquet(folder, roll_every="10s")
+    return flow.to_parquet(folder, partitionBy=["dt", "hm"], roll_every="10s")

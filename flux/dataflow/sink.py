@@ -358,6 +358,7 @@ class Outputs:
         self,
         path: str | os.PathLike[str],
         *,
+        partitionBy: str | Sequence[str] | None = None,  # noqa: N803
         partitions: int = 1,
         roll_bytes: int | str = "32m",
         roll_every: float | str = "10s",
@@ -365,7 +366,14 @@ class Outputs:
         """Write the output as parquet files into a folder; see ``flux.to_parquet``."""
         from flux.connectors.files.parquet_sink import to_parquet
 
-        return to_parquet(self, path, partitions=partitions, roll_bytes=roll_bytes, roll_every=roll_every)  # type: ignore[arg-type]
+        return to_parquet(
+            self,  # type: ignore[arg-type]
+            path,
+            partitionBy=partitionBy,
+            partitions=partitions,
+            roll_bytes=roll_bytes,
+            roll_every=roll_every,
+        )
 
     @checked("to_readers")
     def to_readers(self, *, max_bytes: int | str = "128m") -> FlowTo:

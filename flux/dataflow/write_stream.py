@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import flux
+from flux.arguments import partition_names
 from flux.dataflow.flow import Flow, check_mode
 from flux.dataflow.sink import FlowTo
 from flux.dataflow.source import Source, StreamSource, checked_trigger
@@ -52,6 +53,7 @@ class FlowWriter:
         self._mode: str | None = None
         self._trigger: tuple[tuple[str, Any], ...] = ()
         self._options: dict[str, Any] = {}
+        self._partition_by: tuple[str, ...] = ()
 
     def format(self, source: str) -> FlowWriter:
         """Choose the format: "parquet" or "kafka"."""
@@ -119,10 +121,10 @@ class FlowWriter:
     def foreach(self, *_: Any) -> FlowWriter:
         raise UsageError("writeStream.foreach calls for each row; use foreachBatch(function), with batch.to_pylist()")
 
-    def partitionBy(self, *_: Any) -> FlowWriter:  # noqa: N802
-        raise UsageError(
-            "writeStream.partitionBy: files are not split by columns; option('partitions', 4) writes four at the same time"
-        )
+    def partitionBy(self, *cols: Any) -> FlowWriter:  # noqa: N802
+        """Put the rows of parquet files into folders by the values of these columns: names, or one list of them."""
+        self._partition_by = partition_names(cols[0] if len(cols) == 1 else cols)
+        return self
 
     def toTable(self, *_: Any, **__: Any) -> Any:  # noqa: N802
         raise UsageError("writeStream.toTable: there are no tables; format('parquet') writes files into a folder")
@@ -187,6 +189,8 @@ class FlowWriter:
         return self._flow.in_mode(self._mode)
 
     def _ended(self, flow: Flow, given: dict[str, Any]) -> FlowTo:
+        if self._partition_by and (self._function is not None or self._format not in (None, "parquet")):
+            raise UsageError("writeStream.partitionBy: only format('parquet') puts rows into folders by columns")
         if self._function is not None:
             if self._format is not None:
                 raise UsageError(
@@ -206,7 +210,7 @@ class FlowWriter:
             if isinstance(options.get(name), str):
                 options[name] = _number(name, options[name])
         if self._format == "parquet":
-            return flow.to_parquet(self._needed(options, "path"), **options)
+            return flow.to_parquet(self._needed(options, "path"), partitionBy=self._partition_by or None, **options)
         if servers is None:
             raise UsageError(f"writeStream.format('kafka') needs option({SERVERS!r}, 'host:9092')")
         return flow.to_kafka(self._needed(options, "topic"), servers, **options)

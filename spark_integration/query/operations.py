@@ -68,7 +68,10 @@ class Operations:
         """List every replica of every partition: ``stage``, ``partition``, ``worker``, ``role`` ("primary", "secondary",
         "standby" or "new"), ``kind`` ("active" or "standby"), ``safe``, ``load`` (busy seconds per second), ``queued``,
         ``state_bytes`` (of a standby: its newest checkpoint), ``checkpoint_behind_s`` (seconds that this lacks, None
-        without one), ``rows_per_s``, ``movable``, ``behind`` (steps, of a replica that is not safe because it lags)."""
+        without one), ``rows_per_s``, ``movable``, ``behind`` (steps, of a replica that is not safe because it lags). A query that
+        has ended has none."""
+        if self._server.phase == "ended":
+            return []
         return [msgspec.to_builtins(row) for row in all_partitions(self._page).replicas]
 
     def members(self) -> dict[int, Member]:

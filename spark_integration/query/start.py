@@ -17,8 +17,9 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 
-from controller.planning.checks import check_durable, check_ends, check_taken
+from controller.planning.checks import check_durable, check_ends, check_folders, check_taken
 from controller.planning.compiler import compile_plan, topological
 from controller.planning.explain import explain
 from flux.connectors.files.parquet_sink import ParquetFiles
@@ -148,7 +149,7 @@ def _started(
     if keep_output and all(isinstance(flow, FlowTo) for flow in flows):
         raise UsageError("keep_output=True keeps the output for toDF(), but all output goes into sinks: leave it out")
     sources = sources_of(flows)
-    spark = spark or session_of(sources)
+    spark = _session(spark, sources)
     given = given_settings(spark)
     settings = Settings.of(given, **options)
     read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, QueryReaders) for flow in flows)  # perhaps by Spark
@@ -171,6 +172,7 @@ def _started(
             None if location is None else location.partitions, tables,
         )  # fmt: skip
         check_ends(plan, goes_on=location is not None)
+        check_folders(plan)
         if location is not None:
             location = location.for_sinks_of(plan)
             plan = _kept_in(plan, location, began_with)
@@ -273,11 +275,25 @@ def session_of(sources: list[Source]) -> SparkSession:
     for source in sources:
         dataframe = source.dataframe if isinstance(source, DataFrameSource | StreamSource) else None
         if isinstance(dataframe, DataFrame):  # tests give a schema in its place
-            return dataframe.sparkSession
+            return _running(dataframe.sparkSession, f"that of the DataFrame of source {source.name}")
     # A session is active in the thread that made it; the default session is that of the whole program.
     session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if session is None or session_stopped(session):
         raise UsageError("there is no SparkSession: make one with SparkSession.builder, or give spark=...")
+    return session
+
+
+def _session(given: SparkSession | None, sources: list[Source]) -> SparkSession:
+    """Return the session of a query: the given one, or else that of its sources."""
+    return session_of(sources) if given is None else _running(given, "the one given as spark=...")
+
+
+def _running(session: SparkSession, which: str) -> SparkSession:
+    """Return a session. UsageError: it is stopped, and every question to it would fail with an error of another kind."""
+    if session_stopped(session):
+        raise UsageError(
+            f"the SparkSession is stopped, {which}: make a new one with SparkSession.builder.getOrCreate(), and DataFrames of it"
+        )
     return session
 
 
@@ -299,13 +315,14 @@ def _tell_of_one_executor(spark: SparkSession, plan: Plan) -> None:
 
 def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **options: Any) -> str:
     """Explain flows. Checks the same as ``start``, but for task slots, and raises its errors; runs nothing."""
-    session = spark or session_of(sources_of(flows))
+    session = _session(spark, sources_of(flows))
     given = given_settings(session)
     settings = Settings.of(given, **options)
     if has_one_executor(session) and not decides_on_shared_executors(given, options):
         settings = replace(settings, same_executor=True)
     plan = _compiled(session, flows, settings, tables=LookupTables(settings.lookup_max_bytes))
     check_ends(plan)
+    check_folders(plan)
     return explain(plan)
 
 
@@ -343,6 +360,29 @@ def computed(schema: pa.Schema, texts: Sequence[str]) -> RowSteps | None:
     return steps_of(spark, schema, lambda df: df.selectExpr("*", *texts))
 
 
+def _looked_at(given: Flow | Source) -> Plan:
+    """Compile a flow, or a source by itself, for its columns. Nothing is read."""
+    flow = given if isinstance(given, Flow) else RowFlow(given, ())
+    before, _looks_up.now = getattr(_looks_up, "now", False), True
+    try:
+        spark = session_of(sources_of([flow]))
+        return _compiled(spark, [flow], Settings.of(given_settings(spark)))
+    finally:
+        _looks_up.now = before
+
+
+def schema_of(given: Flow | Source) -> StructType:
+    """Return the columns of a flow or a source, as a DataFrame of its rows has them."""
+    stage = _looked_at(given).stages[-1]
+    if stage.output_schema is None:
+        raise UsageError(f"stage {stage.name} gives no rows, so it has no columns")
+    return for_spark(stage.output_schema, f"stage {stage.name}")[0]
+
+
+def is_streaming(given: Flow | Source) -> bool:
+    return any(source.endless for source in _looked_at(given).sources)
+
+
 #: Whether this thread compiles a flow to find its columns: attributes that the compiler looks up are none.
 _looks_up = threading.local()
 
@@ -352,20 +392,26 @@ def column(given: Flow | Source, name: str) -> Column | None:
     mistake, which is told where it is started."""
     if getattr(_looks_up, "now", False):
         return None
-    flow = given if isinstance(given, Flow) else RowFlow(given, ())
-    _looks_up.now = True
     try:
-        spark = session_of(sources_of([flow]))
-        schema = _compiled(spark, [flow], Settings.of(given_settings(spark))).stages[-1].output_schema
+        spark = session_of(sources_of([given] if isinstance(given, Flow) else [RowFlow(given, ())]))
+        schema = _looked_at(given).stages[-1].output_schema
         found = [] if schema is None else positions(schema, name, is_case_sensitive(spark))
         if not found or schema is None:
             return None
-        quoted = schema.names[found[0]].replace("`", "``")
-        return F.col(f"`{quoted}`")
+        parts = [*_alias_of(given), schema.names[found[0]]]
+        return F.col(".".join("`" + part.replace("`", "``") + "`" for part in parts))
     except FluxError:
         return None
-    finally:
-        _looks_up.now = False
+
+
+def _alias_of(given: Flow | Source) -> list[str]:
+    """Return the alias behind a flow, if there is one: its columns are told by it from those of another flow in a join."""
+    for each in reversed(given.operators if isinstance(given, RowFlow) else ()):
+        if each.name == "alias":
+            return [str(each.arguments[0])]
+        if each.name not in ("where", "filter"):
+            break
+    return []
 
 
 def check_columns(flow: Flow) -> None:

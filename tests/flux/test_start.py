@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from harness import Rows, ThreadQuery, dataframe
 from pyspark.sql import DataFrame, SparkSession
 
 import flux
-from controller.planning.checks import check_taken
+from controller.planning.checks import check_folders, check_taken
 from controller.planning.compiler import compile_plan
 from controller.server import Server
 from flux.dataflow.source import DataFrameSource
@@ -22,6 +23,7 @@ from flux.settings import Settings
 from spark_integration.query import query, start
 from spark_integration.query import running_queries as active
 from spark_integration.query.operations import Operations, checked_timeout
+from spark_integration.query.source_setup import prepared
 from spark_integration.query.start import check_shipping
 from spark_integration.tasks.jobs import reason_of
 
@@ -48,6 +50,20 @@ def test_a_thread_without_an_active_session_takes_the_default_one(monkeypatch: p
         monkeypatch.setattr(SparkSession, "_instantiatedSession", none)
         with pytest.raises(flux.UsageError, match=r"no SparkSession: .*spark=\.\.\."):
             start.session_of([])
+
+
+def test_a_stopped_session_is_told_as_such_however_it_was_given() -> None:
+    class Frame(DataFrame):
+        sparkSession = session(stopped=True)  # noqa: N815
+
+    flow = flux.stage(lambda batch: batch)(flux.source(lambda partition: iter(()), "user STRING, n BIGINT", 1))
+    for run in (flux.start, flux.explain):
+        with pytest.raises(
+            flux.UsageError, match=r"SparkSession is stopped, the one given as spark=\.\.\.: make a new one"
+        ):
+            run(flow, spark=session(stopped=True))
+    with pytest.raises(flux.UsageError, match="is stopped, that of the DataFrame of source rows"):
+        start.session_of([DataFrameSource("rows", object.__new__(Frame))])
 
 
 def test_the_session_of_a_query_is_that_of_a_dataframe_and_a_schema_in_its_place_has_none(
@@ -236,7 +252,12 @@ def test_a_query_whose_workers_have_not_joined_is_waited_for(change: Any) -> Non
 def test_a_change_is_made_once_the_workers_have_joined() -> None:
     counts = flux.stage(key="k", partitions=2, name="Counts")(type("C", (flux.Aggregate,), {"n": flux.count()}))
     with ThreadQuery(Rows().stage(counts(dataframe(SCHEMA))), replicas_allow_same_executor=True) as query:
-        assert Operating(query.plan, query.server).rebalance("even", dry_run=True) == []
+        operating = Operating(query.plan, query.server)
+        assert operating.rebalance("even", dry_run=True) == []
+        assert {each["stage"] for each in operating.partitions()} >= {"Counts"}
+        query.feed([[]])
+        query.wait()
+        assert operating.partitions() == [], "an ended query has no replicas"
 
 
 class Sums(flux.Aggregate):
@@ -258,6 +279,44 @@ def test_rows_that_no_sink_takes_are_refused_with_all_that_can_be_done() -> None
         check_taken(each)
     with pytest.raises(flux.UsageError, match="stage Sums gives rows"):
         check_taken(compile_plan([sums(dataframe(SCHEMA)), Rows().stage(first)], Settings.of(), to_arrow, "q", b"s"))
+
+
+def test_rows_of_other_columns_in_one_folder_are_refused(tmp_path: Path) -> None:
+    @flux.stage
+    def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    wide = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us"))])
+    one, other, third = (same(dataframe(schema, name)) for name, schema in (("a", SCHEMA), ("b", wide), ("c", SCHEMA)))
+
+    def compiled(*flows: Any) -> Any:
+        return compile_plan(list(flows), Settings.of(), lambda schema: schema, "q", b"s")
+
+    check_folders(compiled(one.to_parquet(tmp_path), third.to_parquet(tmp_path), other.to_parquet(tmp_path / "b")))
+    with pytest.raises(
+        flux.UsageError,
+        match=rf"same.files and same.files#2 write different rows into one folder, {tmp_path}: \(k int64\) and \(k int64, at",
+    ):
+        check_folders(compiled(one.to_parquet(tmp_path), other.to_parquet(f"{tmp_path}/")))
+    with pytest.raises(flux.UsageError, match=r"\(k int64, at .*\) and \(k int64, at .* by k\)"):
+        check_folders(compiled(other.to_parquet(tmp_path), other.to_parquet(tmp_path, partitionBy="k")))
+
+
+def test_a_folder_that_cannot_be_made_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "below", "/proc/flux"):
+        with pytest.raises(flux.UsageError, match=f"to_parquet cannot write to {path}: .* Give the path of a folder"):
+            prepared(plan_to(path), None)
+    prepared(plan_to(tmp_path / "new" / "folder"), None)
+    assert (tmp_path / "new" / "folder").is_dir()
+    with pytest.raises(flux.UsageError, match="is not a folder; give the path of one") as told:
+        plan_to(tmp_path / "file")
+    assert type(told.value) is flux.UsageError
+
+
+def plan_to(path: Any) -> Any:
+    flow = flux.stage(lambda batch: batch)(dataframe(SCHEMA)).to_parquet(path)
+    return compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"s")
 
 
 def test_what_cannot_travel_is_refused_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

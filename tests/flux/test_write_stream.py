@@ -61,6 +61,12 @@ def test_the_path_of_one_start_is_not_that_of_the_next(started: list[Any], tmp_p
         writer.start()
 
 
+def test_files_go_into_folders_by_columns(started: list[Any], tmp_path: Any) -> None:
+    flow().writeStream.format("parquet").partitionBy("x").start(str(tmp_path))
+    flow().writeStream.start(str(tmp_path), "parquet", partitionBy=["x"])
+    assert [to.sink.destination() for to, _ in started] == [f"parquet files in {tmp_path} by x"] * 2
+
+
 def test_foreach_batch_calls_a_function(started: list[Any]) -> None:
     def write(batch: Any, position: Any) -> None: ...
 
@@ -159,7 +165,8 @@ def test_a_trigger_is_that_of_the_streaming_dataframe(started: list[Any], tmp_pa
         (lambda w: w.foreachBatch(3).start(), "wants a function"),
         (lambda w: w.foreachBatch(lambda b, p: None).start(path="/x"), "foreachBatch has no option 'path'"),
         (lambda w: w.foreach(print), "use foreachBatch"),
-        (lambda w: w.partitionBy("day"), "not split by columns"),
+        (lambda w: w.partitionBy(3), "must be the name of a column"),
+        (lambda w: w.foreachBatch(lambda b, p: None).start(partitionBy="x"), "only format.'parquet'. puts rows into"),
         (lambda w: w.toTable("t"), "no tables"),
     ],
 )

@@ -1,4 +1,5 @@
-"""The cost of writing a flow: Spark analyses each declaration once, and once more where settings of the session have changed."""
+"""Flows as they are written: names and columns, and the cost. Spark analyses each declaration once, and once more where settings
+of the session have changed."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import flux
+from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.row_operators import RowOperator
 from flux.settings import Settings
 from spark_integration.expressions import remembered
@@ -110,3 +112,45 @@ def test_answers_hold_for_the_settings_of_their_call(spark: Any) -> None:
         spark.conf.unset("spark.sql.caseSensitive")
     assert str(start._compiled(spark, [flow.where("v > 1")], Settings.of({})).edges[0].steps)
     assert str(start._compiled(spark, [flow], Settings.of({})).edges[0].steps) == before
+
+
+def test_spark_reads_folders_by_columns_as_it_reads_its_own(spark: Any, tmp_path: Any) -> None:
+    """Written by the sink alone: tests/flux shows what it does in a query."""
+    values = (
+        "(1, 'a', DATE'2013-01-01', true, 1.5D, 2.50BD, TIMESTAMP_NTZ'2013-01-01 05:30:00'), "
+        "(2, NULL, NULL, NULL, NULL, NULL, NULL), "
+        "(3, '', DATE'0099-12-31', false, 1e10D, -1.00BD, TIMESTAMP_NTZ'2013-01-01 05:30:00.5'), "
+        "(4, '5:6/7=8 %[]{}^?*#\"\\\\', DATE'2013-01-01', true, double('NaN'), 0.10BD, TIMESTAMP_NTZ'1900-01-01 00:00:00')"
+    )
+    names = ["s", "d", "b", "f", "n", "t"]
+    df = spark.sql(f"SELECT * FROM VALUES {values} AS rows(x, {', '.join(names)})").coalesce(1)
+    df.write.partitionBy(names).parquet(str(tmp_path / "spark"))
+    sink = ParquetFiles(str(tmp_path / "flux"), 0, names)
+    sink.open(flux.SinkContext("q", 0, "last", 0, 1))
+    (batch,) = df.toArrow().to_batches()
+    sink.check(batch.schema)
+    sink.write(batch, flux.Position(0, 0))
+    sink.write(batch.slice(0, 0), flux.Position(0, 1))
+    folders = [
+        sorted(str(path.parent.relative_to(tmp_path / where)) for path in (tmp_path / where).rglob("part-*.parquet"))
+        for where in ("spark", "flux")
+    ]
+    assert folders[0] == folders[1]
+    for reader in (spark.read, spark.read.schema(df.schema)):
+        theirs, ours = (reader.parquet(str(tmp_path / where)) for where in ("spark", "flux"))
+        assert theirs.schema == ours.schema
+        assert sorted(map(str, theirs.collect())) == sorted(map(str, ours.collect()))
+
+
+def test_attributes_of_a_flow_behind_an_alias_are_those_of_the_alias(spark: Any) -> None:
+    a, b = read().alias("a"), read().alias("b").where("v > 0")
+    near = a.join(b, (a.k == b.k) & (a.ts >= b.ts) & (a["ts"] <= b.ts + F.expr("INTERVAL 1 MINUTE")), "left")
+    text = flux.explain(same(near.where(a.v > b.v).select(a.k, b.ts)), spark=spark)
+    assert "keys: left.k = right.k" in text
+    assert "bounds: left.ts >= right.ts and left.ts <= right.ts + 1 minute" in text
+    best = flux.top(a, 3, key="k", by=[a.v.desc(), a.ts], window=F.window("ts", "1 minute"))
+    assert "v DESC" in flux.explain(best.where(best.v > 0), spark=spark)
+    assert same(a).where(a.select("k").k > 3).columns == ["k", "v", "ts"]
+    unnamed, other = read(), read()
+    with pytest.raises(flux.UsageError, match=r"AMBIGUOUS_REFERENCE.*alias"):
+        unnamed.join(other, unnamed.k == other.k, ttl="1 hour")

@@ -3,6 +3,8 @@
 A stage of its own passes rows on, and ends a file with a batch without rows when the file has its size or its time is over. The
 sink collects the rows of a file, writes them under a hidden name, and renames it: a file appears whole. Its name has the
 positions of its rows, so that a new primary knows where to go on.
+
+With ``partitionBy`` the rows between two ends go into several files, one for each folder (design: partition-columns).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from flux.arguments import checked
-from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
+from flux.arguments import checked, partition_names
+from flux.connectors.files.partition_columns import PartitionColumns
+from flux.dataflow.sink import FlowTo, Position, Sink, SinkAhead, SinkContext, SinkTraits
 from flux.errors import UsageError
 from flux.operators.batches import BATCH_BYTES, logical_bytes, split
 from flux.operators.operator import Operator
@@ -37,6 +40,7 @@ def to_parquet(
     flow: Flow,
     path: str | os.PathLike[str],
     *,
+    partitionBy: str | Sequence[str] | None = None,  # noqa: N803
     partitions: int = 1,
     roll_bytes: int | str = "32m",
     roll_every: float | str = "10s",
@@ -44,27 +48,31 @@ def to_parquet(
     """Write the output of a flow as parquet files into a folder, each row once, even if processes are lost meanwhile. Spark may
     read the folder at any moment: files appear whole. A query that is started again adds files of its own.
 
-    path        a path that all workers reach, or a URI that pyarrow.fs knows; a relative path begins at the current folder
-    partitions  number of partitions that write at the same time, 1 to 4096
-    roll_bytes  size of a file before compression, at which the file ends
-    roll_every  time from the first row of a file to its end, in seconds or as "10s", also if nothing more comes
+    path         a path that all workers reach, or a URI that pyarrow.fs knows; a relative path begins at the current folder
+    partitionBy  columns by whose values rows go into folders such as ``day=2013-01-01``, as in PySpark. Their values are in the
+                 names of the folders alone
+    partitions   number of partitions that write at the same time, 1 to 4096
+    roll_bytes   size of a file before compression, at which the file ends; with ``partitionBy`` that of the files that end
+                 together
+    roll_every   time from the first row of a file to its end, in seconds or as "10s", also if nothing more comes
     """
     from flux.dataflow.flow import StageWith, stage
 
     path = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(path, str) or not path:
         raise UsageError(f"to_parquet wants the path of a folder, got {path!r}")
+    names = partition_names(partitionBy)
     size, seconds = parse_bytes("roll_bytes", roll_bytes), parse_seconds("roll_every", roll_every)
     if size < 1 or seconds <= 0:
         raise UsageError(f"roll_bytes and roll_every must be above zero, got {roll_bytes!r} and {roll_every!r}")
-    where = path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    where = path.rstrip("/") if "://" in path else os.path.abspath(os.path.expanduser(path))
     try:
         fs.FileSystem.from_uri(where)
     except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"to_parquet cannot write to {path!r}: {error}") from error
     files = stage(partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.files")(ParquetFolder)
     ended = StageWith(files, (size, seconds), {})(flow)
-    return FlowTo(ended, ParquetFiles(where, 2 * size))  # a file that lacks one byte gets one more part
+    return FlowTo(ended, ParquetFiles(where, 2 * size, names))  # a file that lacks one byte gets one more part
 
 
 class ParquetFolder(Operator):
@@ -113,7 +121,8 @@ class ParquetFolder(Operator):
 
 
 class ParquetFiles(Sink):
-    """The sink of files in the folder ``path``. The name of a file tells its positions, from ``first`` to below ``next``."""
+    """The sink of files in the folder ``path``. The name of a file tells its positions, from ``first`` to below ``next``, and
+    with ``partition_by`` its number among the files of these positions."""
 
     traits = SinkTraits(
         exactly_once=True,
@@ -121,15 +130,19 @@ class ParquetFiles(Sink):
         takes_empty=True,
     )
 
-    def __init__(self, path: str, holds_bytes: int) -> None:
+    def __init__(self, path: str, holds_bytes: int, partition_by: Sequence[str] = ()) -> None:
         self.path = path
         self.traits = replace(ParquetFiles.traits, holds_bytes=holds_bytes)
+        #: Names of the columns by whose values rows go into folders.
+        self.partition_by = tuple(partition_by)
+        self._by = PartitionColumns(partition_by) if partition_by else None
 
     def __repr__(self) -> str:
-        return f"parquet files in {self.path}"
+        return self.destination()
 
     def destination(self) -> str:
-        return f"parquet files in {self.path}"
+        by = f" by {', '.join(self.partition_by)}" if self.partition_by else ""
+        return f"parquet files in {self.path}{by}"
 
     def check(self, schema: pa.Schema) -> None:
         if not len(schema):
@@ -137,9 +150,24 @@ class ParquetFiles(Sink):
         names = [name.lower() for name in schema.names]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"Spark could not read its columns: {', '.join(twice)} is there twice but for case")
+        if self._by is not None:
+            self._by.check(schema)
         if "://" not in self.path and os.path.exists(self.path) and not os.path.isdir(self.path):
-            raise ValueError(f"{self.path} is not a folder")
+            raise UsageError(f"{self.path} is not a folder; give the path of one, which is made if it is not there")
         pq.write_table(schema.empty_table(), pa.BufferOutputStream())
+
+    def prepare(self, partitions: int, kept: Any) -> None:
+        """Make the folder, before anything runs. UsageError: it cannot be made, or nothing can be written into it."""
+        try:
+            files, folder = fs.FileSystem.from_uri(self.path)
+            files.create_dir(folder, recursive=True)
+            if isinstance(files, fs.LocalFileSystem) and not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(f"nothing can be written into {folder}")
+        except (OSError, pa.ArrowException) as error:
+            raise UsageError(
+                f"to_parquet cannot write to {self.path}: {error}. Give the path of a folder that this program and all workers "
+                "can make and write to"
+            ) from error
 
     def open(self, context: SinkContext) -> None:
         self._whose = f"{context.query}-{context.number}"  # several stages may write to the same folder
@@ -148,27 +176,46 @@ class ParquetFiles(Sink):
         self._rows: list[pa.RecordBatch] = []
         self._first = 0  # position of the first of ``_rows``
         self._next = 0  # position behind the last of them
+        self._begun = 0  # position behind the files that were there in part when ``committed`` was asked
 
     def committed(self, partition: int) -> int:
-        """Return the position after the files of this query that follow each other from the start."""
-        name = re.compile(rf"(\.?)part-{partition:05}-{self._whose}-(\d+)-(\d+)\.parquet(?:\.\w+)?")
-        spans = {}
-        for info in self._fs.get_file_info(fs.FileSelector(self._folder)):
+        """Return the position after the files of this query that follow each other from the start. Positions whose files are not
+        all there are still to be written; if a writer was lost between two of them, the next one writes the same."""
+        name = re.compile(
+            rf"(\.?)_?part-{partition:05}-{self._whose}-(\d{{10,}})-(\d{{10,}})(?:-\d+-(\d+))?\.parquet(?:\.\w+)?"
+        )
+        whole: dict[int, int] = {}
+        lacking: dict[tuple[int, int], int] = {}  # number of missing files by positions
+        for info in self._fs.get_file_info(fs.FileSelector(self._folder, recursive=self._by is not None)):
             found = name.fullmatch(info.base_name)
-            if found is not None and found[1]:
+            if found is None:
+                continue
+            if found[1]:
                 # A file of a lost writer; if that writer is only slow, its writes do not count any more.
                 self._delete(info.path)
-            elif found is not None:
-                spans[int(found[2])] = int(found[3])
+                continue
+            positions = int(found[2]), int(found[3])
+            lacking[positions] = lacking.get(positions, max(int(found[4] or 1), 1)) - 1
+            if not lacking[positions]:
+                whole[positions[0]] = positions[1]
         at = 0
-        while at in spans:
-            at = spans.pop(at)
-        if spans:
+        while at in whole:
+            at = whole.pop(at)
+        in_part = [positions for positions, missing in lacking.items() if missing]
+        behind = [*whole, *(first for first, _ in in_part if first > at)]
+        if behind:
             raise FileNotFoundError(
                 f"{self._folder}: a file of partition {partition} that begins with position {at} is missing, files from "
-                f"{min(spans)} on are there. Do not remove files while the query runs"
+                f"{min(behind)} on are there. Do not remove files while the query runs"
             )
+        self._begun = max((end for _, end in in_part), default=0)
         return at
+
+    def recovered(self, sequence: int) -> None:
+        if self._begun > sequence:
+            raise SinkAhead(
+                f"there are files with the first {self._begun} batches, and the location knows of {sequence}"
+            )
 
     def write(self, batch: pa.RecordBatch, position: Position) -> int | None:
         if not self._rows:
@@ -184,20 +231,55 @@ class ParquetFiles(Sink):
         return None
 
     def _write(self, position: Position, schema: pa.Schema) -> None:
-        name = f"part-{position.partition:05}-{self._whose}-{self._first:010}-{position.sequence + 1:010}.parquet"
-        hidden, shown = f"{self._folder}/.{name}.{uuid.uuid4().hex}", f"{self._folder}/{name}"
-        with self._fs.open_output_stream(hidden) as out:
-            pq.write_table(pa.Table.from_batches(self._rows, schema), out)
-        # A primary that was given up may do the same at this moment: its file has the same rows.
-        if self._fs.get_file_info(shown).type is fs.FileType.File:
-            self._delete(hidden)
-        elif isinstance(self._fs, fs.LocalFileSystem):
-            _to_disk(hidden)
-            self._fs.move(hidden, shown)
-            _to_disk(self._folder)
-        else:
-            self._fs.move(hidden, shown)
+        """Write the collected rows into one file, or into one of each folder. Files of lost writers are found in part, so that
+        they are renamed when all of them are written."""
+        name = f"part-{position.partition:05}-{self._whose}-{self._first:010}-{position.sequence + 1:010}"
+        rows = pa.Table.from_batches(self._rows, schema)
+        files = [(f"{self._folder}/{name}.parquet", rows)]
+        if self._by is not None:
+            parts = self._by.folders(rows) if rows.num_rows else []
+            # A file at the top would be no part of a partitioned table: Spark overlooks one that begins with an underscore.
+            files = (
+                [(f"{self._folder}/_{name}-00000-00000.parquet", rows.slice(0, 0))]
+                if not parts
+                else [
+                    (f"{self._folder}/{folder}/{name}-{number:05}-{len(parts):05}.parquet", part)
+                    for number, (folder, part) in enumerate(parts, 1)
+                ]
+            )
+        hidden = [self._hidden(shown, part) for shown, part in files]
+        for path, (shown, _) in zip(hidden, files, strict=True):
+            # A primary that was given up may do the same at this moment: its file has the same rows.
+            if self._fs.get_file_info(shown).type is fs.FileType.File:
+                self._delete(path)
+            else:
+                self._fs.move(path, shown)
+        if isinstance(self._fs, fs.LocalFileSystem):
+            for folder in self._above(shown for shown, _ in files):
+                _to_disk(folder)
         self._rows = []
+
+    def _hidden(self, shown: str, rows: pa.Table) -> str:
+        """Write a file under a hidden name; return its path."""
+        folder, _, name = shown.rpartition("/")
+        if folder != self._folder:
+            self._fs.create_dir(folder, recursive=True)
+        path = f"{folder}/.{name}.{uuid.uuid4().hex}"
+        with self._fs.open_output_stream(path) as out:
+            pq.write_table(rows, out)
+        if isinstance(self._fs, fs.LocalFileSystem):
+            _to_disk(path)
+        return path
+
+    def _above(self, paths: Iterable[str]) -> set[str]:
+        """Return the folders of files up to that of the sink: each may be new."""
+        found = {self._folder}
+        for path in paths:
+            folder = path.rpartition("/")[0]
+            while folder not in found:
+                found.add(folder)
+                folder = folder.rpartition("/")[0]
+        return found
 
     def _delete(self, path: str) -> None:
         try:
