@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
 
     import flux.testing as testing
     from flux.connectors.files.errors import BadFile, FileChanged, FileGone
@@ -253,6 +254,20 @@ def _column(given: Flow | Source, name: str) -> Column | None:
 
         return column(given, name)
     return None
+
+
+def _schema(given: Flow | Source) -> StructType:
+    """Return the columns of a flow or a source. UsageError, SchemaError: there is no session, or the flow has a mistake."""
+    from spark_integration.query.start import schema_of
+
+    return schema_of(given)
+
+
+def _is_streaming(given: Flow | Source) -> bool:
+    """Return whether rows of a flow come from a source that never ends."""
+    from spark_integration.query.start import is_streaming
+
+    return is_streaming(given)
 
 
 def _computed(schema: pa.Schema, texts: list[str]) -> RowSteps:

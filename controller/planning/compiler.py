@@ -342,7 +342,10 @@ class _Compiler:
         """Return the work of ranks and duplicates."""
         inputs = [self._input(each) for each in flow.inputs]
         given = [(each.schema, self._time_of(each)) for each in inputs]
-        resolved = resolved_ranking(flow, given, self._nodes, self._to_order)
+        aliases, to_order = self._joins.aliases(flow.inputs[0], inputs[0].schema), self._to_order
+        if to_order is not None and aliases is not None:
+            to_order = partial(to_order, frame=aliases)  # type: ignore[call-arg]
+        resolved = resolved_ranking(flow, given, self._nodes, to_order)
         behind = [each.behind(before) for each, before in zip(inputs, resolved.before, strict=True)]
         return Operation(resolved.make, [resolved.key] * len(inputs), behind)
 

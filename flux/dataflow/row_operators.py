@@ -12,6 +12,7 @@ from flux.errors import SchemaError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
     from flux.dataflow.flow import Flow
     from flux.dataflow.grouping import GroupedData
@@ -47,7 +48,36 @@ class RowOperator:
         return f"{self.name}({', '.join(repr(each) for each in self.arguments)})"
 
 
-class RowOperators:
+class FlowSchema:
+    """Properties of flows and sources that tell the columns of their rows. Each asks Spark, so they need a session."""
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the rows, with their types in Spark."""
+        return flux._schema(self)  # type: ignore[arg-type]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, in their order."""
+        return list(self.schema.names)
+
+    @property
+    def dtypes(self) -> list[tuple[str, str]]:
+        """The names of the columns, each with its type in words."""
+        return [(field.name, field.dataType.simpleString()) for field in self.schema.fields]
+
+    def printSchema(self, level: int | None = None) -> None:  # noqa: N802
+        """Print the columns as a tree, down to ``level``; None: to the leaves."""
+        schema = self.schema
+        print(schema.treeString() if level is None else schema.treeString(level))
+
+    @property
+    def isStreaming(self) -> bool:  # noqa: N802
+        """Whether rows come from a source that never ends."""
+        return flux._is_streaming(self)  # type: ignore[arg-type]
+
+
+class RowOperators(FlowSchema):
     """Methods of flows and sources that give at most one row for each row.
 
     Names, types and casts are resolved by Spark: where a session is active, at the call, and again when the query starts, by the
@@ -249,7 +279,6 @@ _STEP = (
     "a stage does that, as in @flux.stage over def step(batch): return batch.{}, or do it in the DataFrame before it"
 )
 _WRITES = "flow.to_parquet(path) and flow.writeStream write its output"
-_LOOKS = "flow.explain() shows its stages and keys"
 _PARTS = "@flux.stage(partitions=...) says how many partitions a stage has, and key=... which rows go where"
 #: Names of methods of DataFrames that a flow does not have, each with its replacement in Flux.
 OF_DATAFRAMES: dict[str, str] = {
@@ -272,7 +301,6 @@ OF_DATAFRAMES: dict[str, str] = {
     **dict.fromkeys(
         ("foreach", "foreachPartition", "foreachBatch"), "flow.foreach_batch(function) calls a function for each batch"
     ),
-    **dict.fromkeys(("schema", "columns", "dtypes", "printSchema"), _LOOKS),
     **dict.fromkeys(("repartition", "coalesce", "rdd"), _PARTS),
     **dict.fromkeys(
         ("toPandas", "toArrow", "take", "head", "first", "tail", "toLocalIterator"),

@@ -126,7 +126,8 @@ def as_usage_error(error: Exception, schema: pa.Schema) -> UsageError:
     if "AMBIGUOUS_REFERENCE" in text:
         text = (
             f"{text.rstrip('.')}. Tell both sides of a join apart by alias, as in "
-            "clicks.alias('c').join(views.alias('v'), F.expr('c.ad = v.ad')).select('c.ad')"
+            "clicks.alias('c').join(views.alias('v'), F.expr('c.ad = v.ad')).select('c.ad'). Attributes of flows behind alias do "
+            "so, too: c, v = clicks.alias('c'), views.alias('v'), and c.ad == v.ad"
         )
     if "UNRESOLVED_USING_COLUMN_FOR_JOIN" in text:
         text = (

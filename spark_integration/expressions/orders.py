@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -26,10 +26,11 @@ from spark_integration.expressions.classes import Translator
 COMPUTED = "_flux_by_"
 
 
-def order_of(spark: SparkSession, schema: pa.Schema, by: Any) -> ResolvedOrder:
-    """Return an order of rows of a schema. UsageError has the words of Spark for a name or a text that is wrong."""
+def order_of(spark: SparkSession, schema: pa.Schema, by: Any, rows: DataFrame | None = None) -> ResolvedOrder:
+    """Return an order of rows of a schema. UsageError has the words of Spark for a name or a text that is wrong. ``rows``: a
+    DataFrame without rows, with the aliases by which columns may be called; None: their names say all."""
     with sparks_errors(schema):
-        numbered = empty(spark, schema).select("*", _row_number(by).alias("_flux_row"))
+        numbered = (empty(spark, schema) if rows is None else rows).select("*", _row_number(by).alias("_flux_row"))
         plan = AnalysedPlan(numbered._jdf.queryExecution().analyzed())
     if "Window" not in plan.names:
         raise UsageError(f"by={by!r:.200} is no order of rows")

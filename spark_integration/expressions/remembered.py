@@ -127,8 +127,11 @@ class Analyses:
         flow = frame.flow if isinstance(frame, FlowFrame) else frame
         return self._answer(("groups", schema, grouping, flow), ask)
 
-    def order(self, schema: pa.Schema, by: Any) -> ResolvedOrder:
-        return self._answer(("order", schema, by), lambda: order_of(self._spark, schema, by))
+    def order(self, schema: pa.Schema, by: Any, frame: Frame | None = None) -> ResolvedOrder:
+        def ask() -> ResolvedOrder:
+            return order_of(self._spark, schema, by, None if frame is None else with_aliases(self._spark, frame))
+
+        return self._answer(("order", schema, by, frame.flow if isinstance(frame, FlowFrame) else frame), ask)
 
     def join(
         self, left: JoinInput, right: JoinInput, joining: Joining, behind: Callable[[DataFrame], DataFrame]

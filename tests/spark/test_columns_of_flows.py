@@ -231,3 +231,22 @@ def test_a_start_goes_on_from_the_checkpoint_location_with_the_same_steps_alone(
     assert len(found) == len([key for key in range(KEYS * PARTITIONS) if key % 30 == 7]) * ROUNDS
     assert found.groupby(["key", "sequence"]).size().max() == 1
     assert (found["sequence"] == found["seen"]).all(), "each row has met the state of all before it"
+
+
+def test_a_flow_tells_its_columns_as_a_dataframe_does(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    df = spark.createDataFrame([(1, 2.0, "a")], SCHEMA)
+    for given in (df, flux.source(batches, SCHEMA, 1)):
+        for ask in (lambda rows: rows.schema.names, lambda rows: rows.columns, lambda rows: rows.dtypes):
+            assert ask(stepped(flux.batch(given) if given is df else given)) == ask(stepped(df))
+    stepped(flux.source(batches, SCHEMA, 1)).printSchema()
+    ours_printed = capsys.readouterr().out
+    stepped(df).printSchema()
+    assert ours_printed == capsys.readouterr().out
+    totals = Totals(stepped(flux.source(batches, SCHEMA, 1)))
+    assert totals.dtypes == [("short", "string"), ("n", "bigint"), ("total", "double")]
+    assert not totals.isStreaming
+    rate = spark.readStream.format("rate").load()
+    assert flux.stream(rate).where("value > 0").isStreaming
+    assert flux.stream(rate).columns == rate.columns
+    with pytest.raises(flux.SchemaError, match="no_such"):
+        same(flux.source(batches, SCHEMA, 1).select("no_such")).schema  # noqa: B018

@@ -144,7 +144,7 @@ def top(
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= TOP_MAX:
         raise UsageError(f"{called}: n must be a whole number from 1 to {TOP_MAX:,}, got {n!r:.100}")
     _check_by(called, by)
-    if within not in (None, "window"):
+    if within is not None and not (isinstance(within, str) and within == "window"):  # a Column has no truth
         raise UsageError(f"{called}: within must be 'window', or left out; got {within!r:.100}")
     if not isinstance(ties, bool):
         raise UsageError(f"{called}: ties must be True or False, got {ties!r:.100}")
