@@ -142,10 +142,11 @@ def check_window(name: str, operator: Operator, inputs: Sequence[InputTime], cas
             and steps.came_as(_found(steps.output, window.column, case_sensitive)) is None
         ):
             continue
-        kept_as = f"is called {', '.join(kept)} there" if kept else "is not there any more"
+        kept_as = f", which is called {', '.join(kept)} there" if kept else ", which is not there any more"
+        kept_as = "" if set(kept) >= set(each.columns) else kept_as
         raise UsageError(
             f"stage {name} has windows of {window.column!r}, and the watermark of {'stage' if of_stage else 'source'} "
-            f"{each.origin.name} is that of {' or '.join(map(repr, each.columns))}, which {kept_as}. Windows close by the "
+            f"{each.origin.name} is that of {' or '.join(map(repr, each.columns))}{kept_as}. Windows close by the "
             "watermark of their own column: keep the column as it is, and name it in both places. A time that has to be computed "
             "comes in front of withWatermark"
         )

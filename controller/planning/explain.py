@@ -136,7 +136,7 @@ def _then(operator: Operator) -> str:
 
 
 def _steps(steps: RowSteps) -> str:
-    return shortened(str(steps))
+    return shortened(steps.sql)
 
 
 def _in_part(edge: EdgePlan) -> str:

@@ -16,6 +16,7 @@ from flux.dataflow.plan import EventTime
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import Source, StreamSource
 from flux.errors import SchemaError, UsageError
+from flux.expressions.sql import steps_in_sql
 from flux.operators.schema import positions
 from flux.windows.durations import microseconds, words
 
@@ -195,12 +196,14 @@ def same_time(source: str, was: EventTime, now: EventTime) -> None:
         )
 
 
-def told(time: EventTime) -> str:
-    """Return an event time in words."""
+def told(time: EventTime, stable: bool = False) -> str:
+    """Return an event time in words. ``stable``: with the text form of expressions, which tells them apart."""
     said = f"{time.column} less {words(time.delay)}"
     if time.idle is not None:
         said += f", idle after {words(time.idle)}"
         said += ", then with the clock" if time.advance else ""
     if time.max_ahead is not None:
         said += f", believed up to {words(time.max_ahead)} ahead" + (f" of {time.ahead_of}" if time.ahead_of else "")
-    return said if time.steps is None else f"{said}, behind {time.steps}"
+    if time.steps is None:
+        return said
+    return f"{said}, behind {str(time.steps) if stable else steps_in_sql(time.steps)}"

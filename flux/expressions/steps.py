@@ -204,6 +204,13 @@ class RowSteps:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.output)
 
+    @property
+    def sql(self) -> str:
+        """The text of SQL, for people."""
+        from flux.expressions.sql import steps_in_sql  # it knows steps
+
+        return steps_in_sql(self)
+
     def __str__(self) -> str:
         return "; ".join(map(str, self.chain))
 

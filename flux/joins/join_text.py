@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from flux.expressions.sql import sql
 from flux.expressions.tree import Column
 from flux.joins.join_spec import LEFT, RIGHT, JoinSpec, TimeBound
 from flux.operators.user_code import shortened
 from flux.windows.durations import words
 
 _SIDES = ("left", "right")
+#: A column of a side as one quoted name.
+_QUALIFIED = r"`(left|right)\.([A-Za-z_]\w*)`"
 
 
 def told_join(spec: JoinSpec, schemas: Sequence[pa.Schema]) -> Iterator[str]:
@@ -28,7 +32,8 @@ def told_join(spec: JoinSpec, schemas: Sequence[pa.Schema]) -> Iterator[str]:
         names = [named(side, at) for side in (LEFT, RIGHT) for at in range(len(schemas[side]))]
         types = {column.name: column.type for each in spec.rest.walk() if isinstance(column := each, Column)}
         rest = spec.rest.replaced({name: Column(names[int(name)], types[name]) for name in types if name.isdigit()})
-        yield f"rest of the condition, for each pair: {shortened(str(rest))}"
+        text = re.sub(_QUALIFIED, r"\1.\2", sql(rest))
+        yield f"rest of the condition, for each pair: {shortened(text)}"
     for side in (LEFT, RIGHT):
         yield f"{_SIDES[side]} rows wait {_waits(spec, side)}"
 

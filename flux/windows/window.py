@@ -20,7 +20,7 @@ import numpy as np
 
 from flux.arguments import checked
 from flux.errors import UsageError
-from flux.windows.durations import microseconds
+from flux.windows.durations import microseconds, words
 
 #: Times before all others, and after all others: a watermark that is not known yet, and that of an input that has ended.
 NEVER, END_OF_TIME = -(1 << 63), (1 << 63) - 1
@@ -90,9 +90,9 @@ class Window:
         return self.column is None
 
     def __str__(self) -> str:
-        slide = "" if self.slide == self.size else f" every {self.slide} us"
-        start = f" from {self.offset} us" if self.offset else ""
-        return f"windows of {self.size} us of {_named(self.column)}{slide}{start}"
+        slide = "" if self.slide == self.size else f" every {words(self.slide)}"
+        start = f" from {words(self.offset)}" if self.offset else ""
+        return f"windows of {words(self.size)} of {_named(self.column)}{slide}{start}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class SessionWindow:
         return self.column is None
 
     def __str__(self) -> str:
-        return f"sessions of {_named(self.column)} with gaps of {self.gap} us"
+        return f"sessions of {_named(self.column)} with gaps of {words(self.gap)}"
 
 
 @dataclass(frozen=True, slots=True)

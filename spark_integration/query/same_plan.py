@@ -7,6 +7,7 @@ none of these depends. The effect of a function, and the code of an operator, ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,9 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
+from flux.expressions.sql import steps_in_sql
 from flux.operators.operator import Operator, chain_of
+from flux.windows.durations import words
 from flux.wire.safe_pickle import names_of
 
 #: Stages that a sentence names.
@@ -46,7 +49,8 @@ def _source(source: SourcePlan) -> dict[str, Any]:
     said |= {"positions": True} if source.positions else {}
     if source.event_time is not None:
         # Idleness is judged anew in each life, and makes no row late: it may be declared when a watermark is held back.
-        said["event time"] = told(replace(source.event_time, idle=None, advance=False))
+        time = replace(source.event_time, idle=None, advance=False)
+        said |= {"event time": told(time, stable=True), "event time in words": told(time)}
     return said
 
 
@@ -70,7 +74,7 @@ def _read(plan: Plan, edge: EdgePlan) -> dict[str, Any]:
     said = {"from": plan.origin(edge).name, "schema": str(edge.schema).splitlines()}
     if isinstance(edge, FromSource) and edge.timed is not Timed.ALL:
         said["rows"] = edge.timed.value
-    return said if edge.steps is None else said | {"steps": str(edge.steps)}
+    return said if edge.steps is None else said | {"steps": str(edge.steps), "steps in words": steps_in_sql(edge.steps)}
 
 
 def _name(operator: Operator) -> str:
@@ -137,7 +141,8 @@ def _of_sources(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterato
                 yield f"source {one['name']!r}: its {what} were {one.get(what)!r} and are {other.get(what)!r}"
         times = [each.get("event time", "not declared") for each in (one, other)]
         if times[0] != times[1]:
-            yield f"source {one['name']!r}: its event time was {times[0]} and is {times[1]}"
+            was, is_ = (each.get("event time in words", said) for each, said in zip((one, other), times, strict=True))
+            yield f"source {one['name']!r}: its event time was {was} and is {is_}"
 
 
 def _of_stage(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
@@ -168,7 +173,9 @@ def _of_inputs(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator
         if rows[0] != rows[1]:
             yield f"it read the rows of {one['from']} that are {rows[0]}, and reads those that are {rows[1]}"
         if one.get("steps") != other.get("steps"):
-            given = [each.get("steps", "no conditions and columns") for each in (one, other)]
+            given = [
+                each.get("steps in words", each.get("steps", "no conditions and columns")) for each in (one, other)
+            ]
             yield f"it read {one['from']} through {given[0]} and reads it through {given[1]}"
 
 
@@ -179,11 +186,17 @@ def _of_state(was: dict[str, Any], now: dict[str, Any], known: bool) -> Iterator
         yield f"state_version was {version!r} and is {now.get('version')!r}"
     parts = [name for name in {**was, **now} if name != "version"] if known else []
     for name in parts:
-        if was.get(name) != now.get(name):
-            yield f"{name} was {was.get(name, 'not there')} and is {now.get(name, 'not there any more')}"
+        old, new = _in_words(was.get(name, "not there")), _in_words(now.get(name, "not there any more"))
+        if old != new:
+            yield f"{name} was {old} and is {new}"
     order = [[name for name in each if name != "version"] for each in (was, now)]
     if known and order[0] != order[1]:
         yield f"the order of its measures was {', '.join(order[0])} and is {', '.join(order[1])}"
+
+
+def _in_words(text: str) -> str:
+    """Return the text of a location that has lengths of time in microseconds, as they were written once, in today's words."""
+    return re.sub(r"\b(\d+) us\b", lambda found: words(int(found[1])), text)
 
 
 def _columns(schema: list[str]) -> str:

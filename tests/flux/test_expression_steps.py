@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 
 from flux.expressions.kernels.values import ExpressionError
+from flux.expressions.sql import sql
 from flux.expressions.steps import RowStep, RowSteps, Select, Where
-from flux.expressions.tree import Column, Expression, FunctionCall, Literal
+from flux.expressions.tree import And, Case, Coalesce, Column, Expression, FunctionCall, Literal, Or, With
+from flux.expressions.types import DATE, TIMESTAMP
 
 LONG, BOOLEAN = pa.int64(), pa.bool_()
 SCHEMA = pa.schema({"a": LONG, "b": LONG, "c": LONG, "s": pa.string()})
@@ -138,3 +140,41 @@ def test_steps_have_a_text_form_and_travel() -> None:
     steps = chain(Where(above(B, 5)), select(t=A))
     assert str(steps) == "where greater(`b`, 5:BIGINT):BOOLEAN; select `a` as `t`"
     assert pickle.loads(pickle.dumps(steps)) == steps
+
+
+def call(name: str, *given: Expression, type_: pa.DataType = BOOLEAN, **options: object) -> FunctionCall:
+    return FunctionCall(name, given, type_, tuple(options.items()))
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (above(A, 3), "a > 3"),
+        (And(Or(above(A, 3), above(B, 4)), call("not", call("is_null", A))), "(a > 3 OR b > 4) AND NOT a IS NULL"),
+        (plus(call("multiply", plus(A, B), B, type_=LONG, mode="ansi"), A), "(a + b) * b + a"),
+        (plus(A, plus(A, B)), "a + (a + b)"),
+        (call("equal", Column("my col", pa.string()), Literal("it's", pa.string())), r"`my col` = 'it\'s'"),
+        (call("cast", A, type_=pa.int32(), mode="ansi", zone="UTC"), "CAST(a AS INT)"),
+        (call("in", A, Literal(1, LONG), Literal(None, LONG)), "a IN (1, NULL)"),
+        (call("field", Column("w", pa.struct({"start": LONG})), type_=LONG, ordinal=0), "w.start"),
+        (call("date_part", A, type_=LONG, part="year", zone="UTC"), "date_part(a, part => 'year')"),
+        (call("less", Column("d", DATE), Literal(15706, DATE)), "d < DATE '2013-01-01'"),
+        (
+            call("add", Column("t", TIMESTAMP), Literal(60_000_000, pa.duration("us")), type_=TIMESTAMP),
+            "t + INTERVAL 1 MINUTE",
+        ),
+        (
+            Case(((above(A, 1), Literal(True, BOOLEAN)),), Literal(None, BOOLEAN), BOOLEAN),
+            "CASE WHEN a > 1 THEN true ELSE NULL END",
+        ),
+        (With("\0x", plus(A, B), plus(Column("\0x", LONG), Column("\0x", LONG))), "a + b + (a + b)"),
+        (Coalesce((A, B), LONG), "coalesce(a, b)"),
+    ],
+)
+def test_people_read_expressions_as_they_would_write_them(expression: Expression, text: str) -> None:
+    assert sql(expression) == text
+
+
+def test_people_read_steps_as_sql() -> None:
+    steps = chain(Where(above(B, 5)), select(t=plus(A, B), s=Column("s", pa.string())))
+    assert steps.sql == "where b > 5; select a + b AS t, s"

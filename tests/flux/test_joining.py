@@ -197,7 +197,7 @@ def test_a_join_tells_its_rest_and_for_how_long_rows_wait() -> None:
     assert list(told_join(spec, (CLICKS, VIEWS))) == [
         "keys: left.ad = right.id",
         "bounds: left.at <= right.seen - 5 seconds",
-        "rest of the condition, for each pair: less(`left.x`, `right.y`):BOOLEAN",
+        "rest of the condition, for each pair: left.x < right.y",
         "left rows wait for 1 hour (ttl)",
         "right rows wait until the watermark of the left side has passed their bounds or for 1 hour (ttl)",
     ]
