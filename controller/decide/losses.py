@@ -31,6 +31,8 @@ from partitioning.table import ReplicaAt, Table
 OTHERS_S = 5.0
 #: Partitions that an error names; further ones are only counted.
 NAMED = 8
+#: A part of the reason for giving up a worker that spends more than its time in one call.
+TOO_LONG = "longer than spark.flux.step.timeout"
 
 
 def without_copies(plan: Plan) -> Plan:
@@ -267,11 +269,15 @@ class Losses:
                 f"(spark.flux.workers.timeout). Start the query again with the same checkpoint location: it "
                 "goes on where it was"
             )
-        advice = (
-            "Stages with replicas=1 do not survive the loss of a worker; replicas=2 does"
-            if not all(map(replicated, wished))
-            else f"More losses at once than replicas={fewest} survives; a higher number, or more executors, would have helped"
-        )
+        if TOO_LONG in why:
+            advice = (
+                "Another worker would take as long: let the call do less, or raise spark.flux.step.timeout, the time that it may "
+                "take"
+            )
+        elif not all(map(replicated, wished)):
+            advice = "Stages with replicas=1 do not survive the loss of a worker; replicas=2 does"
+        else:
+            advice = f"More losses at once than replicas={fewest} survives; a higher number, or more executors, would have helped"
         return QueryFailed(
             f"{who} was lost ({why}), and with it the only safe replica of {some(lost, NAMED)}. {advice}"
         )
@@ -351,7 +357,7 @@ class Losses:
 
     def _too_long(self, member: Member, seconds: float) -> str:
         """Describe the reason for giving up a worker whose loop has not turned for ``seconds``, with its activity."""
-        pulse, limit = member.pulse, f"for {seconds:.1f} s, longer than spark.flux.step.timeout"
+        pulse, limit = member.pulse, f"for {seconds:.1f} s, {TOO_LONG}"
         if pulse is not None and pulse.kind == LoopActivity.READ:
             return (
                 f"source {self._plan.sources[pulse.what].name}, partition {pulse.partition} has given nothing {limit}"

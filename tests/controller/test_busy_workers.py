@@ -81,7 +81,9 @@ def test_it_is_given_up_also_where_it_has_the_only_copy() -> None:
         c.lose(victim)
     go_on(c, 6.0, at_step(3))
     assert "stage Sums, partition 0" in str(c.core.error)
-    assert "spark.flux.step.timeout" in str(c.core.error)
+    assert "longer than spark.flux.step.timeout" in str(c.core.error)
+    assert "Another worker would take as long: let the call do less, or raise spark.flux.step" in str(c.core.error)
+    assert "replicas" not in str(c.core.error), "another replica would be stuck in the same step"
 
 
 @pytest.mark.parametrize("kind", [LoopActivity.WAITS, LoopActivity.STEP])
