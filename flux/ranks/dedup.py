@@ -18,6 +18,7 @@ from flux.operators.operator import Batches, Context, Operator
 from flux.operators.schema import position
 from flux.ranks.first_rows import FirstRows
 from flux.ranks.warm_up import warm_up
+from flux.windows.durations import words
 from flux.windows.timely_rows import TimelyRows
 from flux.windows.times import microseconds_at
 from flux.windows.window import NEVER
@@ -34,7 +35,7 @@ class DedupSpec:
     time: str | None
 
     def __str__(self) -> str:
-        return f"once in {self.ttl} us of {'the clock' if self.time is None else self.time}"
+        return f"once in {words(self.ttl)} of {'the clock' if self.time is None else self.time}"
 
 
 class Dedup(Operator):
@@ -67,6 +68,8 @@ class Dedup(Operator):
             times = np.full(batch.num_rows, now)
         else:
             self._rows.advance(self.context.watermark)
+            if self._first.behind:
+                self._first.forget(self._rows.watermark)
             batch, times = self._rows.take(batch, batch.column(self._time_at))
         if not len(times):
             return None
@@ -86,6 +89,10 @@ class Dedup(Operator):
 
     def _flux_times(self, inputs: Sequence[Sequence[str]]) -> tuple[str, ...]:
         return tuple(inputs[0])
+
+    def _flux_looks_at(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> list[int]:
+        time = self._spec.time
+        return [position(schemas[0], column) for column in [*key, *([] if time is None else [time])]]
 
     def _flux_text(self) -> str:
         return f"duplicates left out, by key: {self._spec}"

@@ -84,12 +84,17 @@ def by_id_and_kind(ttl: int) -> Stepped:
     return Stepped(partial(Dedup, DedupSpec(ttl, "ts")), [SCHEMA], ("id", "kind"))
 
 
-@settings(max_examples=40, deadline=None)
+#: When keys move, when and into how many pieces they are divided, and how many a call looks at.
+DIVISIONS = {"KEYS_MIN": [1, 2, 1024], "WHOLE_MAX": [0, 3, 1 << 18], "PIECES": [2, 64], "MOVED_MAX": [1, 1 << 17]}
+
+
+@settings(max_examples=60, deadline=None)
 @given(drawn=steps(), ttl=st.integers(0, 12), data=st.data())
 def test_the_rows_are_those_of_the_model_whatever_happens_to_the_operator(drawn: list, ttl: int, data: Any) -> None:
     happening = data.draw(events(len(drawn)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(first_rows, "KEYS_MIN", data.draw(st.sampled_from([1, 2, 1024])))
+        for name, drawn_from in DIVISIONS.items():
+            patch.setattr(first_rows, name, data.draw(st.sampled_from(drawn_from)))
         stepped, model, watermark = by_id_and_kind(ttl), Model(ttl), NEVER
         for step, event in zip(drawn, happening, strict=True):
             stepped.happen(event)
@@ -127,6 +132,31 @@ def test_keys_that_never_come_back_are_forgotten() -> None:
     first.forget(1 << 40)
     assert len(first) == 0
     assert first.nbytes < 100_000
+
+
+def test_many_keys_move_in_several_steps_and_tell_their_changes_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WHOLE_MAX": 1_000, "PIECES": 8, "MOVED_MAX": 100, "KEYS_MIN": 64}.items():
+        monkeypatch.setattr(first_rows, name, value)
+    first, keys = FirstRows([pa.field("id", pa.int64())], ttl=10), np.arange(8_000)
+    for part in np.split(keys, 8):
+        assert len(first.take([pa.array(part)], np.where(part % 100, 0, 1_000))) == 1_000
+    assert first.changes() is None
+    sizes = []
+    first.forget(500)
+    while first.behind:
+        sizes.append(len(first))
+        first.forget(500)
+    assert len(sizes) >= 3, "a step moves some of the pieces"
+    assert max(np.abs(np.diff([8_000, *sizes]))) < 3_000
+    assert len(first) == 80
+    told = first.changes()
+    assert told is not None
+    assert sorted(told["whole"]) == list(range(8))
+    first.take([pa.array([100, 101, 7])], np.array([1_000, 1_000, 1_000]))
+    told = first.changes()
+    assert told is not None
+    assert not told["whole"]
+    assert 1 <= len(told["changed"]) <= 2, "101 and 7 are new, 100 is a duplicate"
 
 
 # ---- plans
