@@ -2,7 +2,7 @@
 
 A stage has said which columns of its inputs it reads when its edges were added. The columns that a join gives, and with them
 those that travel to it and wait in it, are known when everything behind it is there: the walk goes from the last stage to the
-sources.
+sources. Operators that give columns on without a look at them are asked in the same walk.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def leave_out_columns(sources: list[SourcePlan], stages: list[StagePlan], edges:
     columns = _Columns(sources, stages, edges)
     for stage in reversed(stages):
         columns.narrow_join(stage)
+        columns.narrow_given_on(stage)
     for source in list(sources):
         if source.event_time is not None:
             columns.narrow_event_time(source, source.event_time)
@@ -74,6 +75,38 @@ class _Columns:
             stage = replace(stage, make=make, schemas=schemas, output_schema=narrow)
             for edge in self._behind(stage):
                 self._edges[edge.id] = replace(edge, columns=places_among(wanted, edge.columns))
+        self._stages[stage.id] = stage
+
+    def narrow_given_on(self, stage: StagePlan) -> None:
+        """Leave out columns that a stage gives on as they come, and at which nothing behind it looks. An operator that looks at
+        all of its columns stays as it is."""
+        chain = stage.make if isinstance(stage.make, Chain) else None
+        make = stage.make if chain is None else chain.first
+        operator = make()
+        looks_at = operator._flux_looks_at(stage.schemas, stage.key)
+        wanted = self._given_on(stage) if chain is None else _read_by(chain)
+        if looks_at is None or wanted is None:
+            return
+        given = stage.output_schema if chain is None else chain.schema
+        assert given is not None, "it gives rows"
+        edge = self._edges[stage.edges_in[0]]
+        read = sorted({*looks_at, *(at for at in wanted if at < len(edge.schema))})
+        if len(read) == len(edge.schema):
+            return
+        names = [edge.schema.names[at] for at in read]
+        schema, columns, steps = in_part(edge.schema, edge.steps, read)
+        key = tuple(read.index(at) for at in edge.key)
+        self._edges[edge.id] = replace(edge, schema=schema, columns=columns, steps=steps, key=key)
+        gone = {name for name in edge.schema.names if name not in names}
+        stay = [at for at, name in enumerate(given.names) if name not in gone]
+        narrow, _ = some_of(given, tuple(stay))
+        make, schemas = operator._flux_narrowed(make, names), (schema, *stage.schemas[1:])
+        if chain is not None:
+            stage = replace(stage, make=replace(chain, first=make, schema=narrow), schemas=schemas)
+        else:
+            stage = replace(stage, make=make, schemas=schemas, output_schema=narrow)
+            for behind in self._behind(stage):
+                self._edges[behind.id] = replace(behind, columns=places_among(stay, behind.columns))
         self._stages[stage.id] = stage
 
     def _given_on(self, stage: StagePlan) -> Sequence[int] | None:

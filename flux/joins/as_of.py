@@ -27,6 +27,7 @@ from flux.operators.windowed_groups import RESULT_ROWS_MAX
 from flux.ranks.order_keys import SortColumn, check_order, order_keys
 from flux.ranks.row_arena import RowArena
 from flux.ranks.warm_up import warm_up
+from flux.windows.durations import words
 from flux.windows.timely_rows import TimelyRows
 from flux.windows.window import NEVER
 from partitioning.errors import StateMismatchError
@@ -53,7 +54,7 @@ class AsOfSpec:
 
     def __str__(self) -> str:
         said = f"the newest right row at or before {self.times[0]}, by {self.times[1]}"
-        said += "" if self.tolerance is None else f", at most {self.tolerance} us older"
+        said += "" if self.tolerance is None else f", at most {words(self.tolerance)} older"
         return said + (", or nulls" if self.outer else "")
 
 
@@ -172,6 +173,10 @@ class AsOfJoin(Operator):
 
     def _flux_times(self, inputs: Sequence[Sequence[str]]) -> tuple[str, ...]:
         return tuple(inputs[0])
+
+    def _flux_looks_at(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> list[int]:
+        # All columns of right rows decide between two of one time; left rows keep the order in which they came.
+        return [position(schemas[0], column) for column in [*key, self._spec.times[0]]]
 
     def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
         return {"as of": str(self._spec)}

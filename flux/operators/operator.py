@@ -436,6 +436,15 @@ class Operator:
         input. None: the stage tells."""
         return None
 
+    def _flux_looks_at(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> list[int] | None:
+        """Return the columns of the first input that the operator looks at, by position; the others are given on as they come, at
+        the beginning of its output, and may be left out. None: it looks at all of them, or gives others."""
+        return None
+
+    def _flux_narrowed(self, make: Callable[[], Operator], names: Sequence[str]) -> Callable[[], Operator]:
+        """Return a function that makes the operator, as ``make`` does, for a first input with these columns alone."""
+        return make
+
     def _flux_text(self) -> str | None:
         """Return the work of the operator in words, for people. None: its class and its arguments are known to them."""
         return None

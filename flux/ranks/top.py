@@ -7,8 +7,9 @@ best rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from flux.operators.windowed_groups import RESULT_ROWS_MAX, WINDOW_COLUMNS, time
 from flux.ranks.best_rows import BestOrder, BestRows, RankedRows
 from flux.ranks.order_keys import SortColumn, check_order
 from flux.ranks.warm_up import warm_up
+from flux.windows.durations import words
 from flux.windows.open_panes import PANES_MAX, TooManyPanes
 from flux.windows.pane_state import TABLE_BYTES
 from flux.windows.timely_rows import TimelyRows
@@ -73,7 +75,7 @@ class RankSpec:
         said = f"{self.limit} by {', '.join(map(str, self.by))}"
         said += ", with ties" if self.ties else ""
         said += "" if self.window is None else f", {self.window}"
-        said += "" if self.ttl is None else f", kept for {self.ttl} us of {self.time or 'the clock'}"
+        said += "" if self.ttl is None else f", kept for {words(self.ttl)} of {self.time or 'the clock'}"
         return said
 
 
@@ -150,6 +152,19 @@ class TopOfWindow(_Ranks):
         self._windows: dict[tuple[int, int], BestRows] = {}  # by end and start
         self._begun: dict[tuple[int, int], int] = {}  # the step of the first row of each
         self._told: set[tuple[int, int]] | None = None  # windows at the last call of ``changes``
+
+    def _flux_looks_at(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> list[int] | None:
+        if not self._spec.ties:
+            return None  # all columns decide between rows that are equal in the order
+        (schema,), window = schemas, self._spec.window
+        names = [*key, *(each.name for each in self._spec.by)]
+        windows = {"window", *WINDOW_COLUMNS} if window is None else {str(window.column)}
+        found = {position(schema, name) for name in names}
+        return sorted(found | {at for at, name in enumerate(schema.names) if name in windows})
+
+    def _flux_narrowed(self, make: Callable[[], Operator], names: Sequence[str]) -> Callable[[], Operator]:
+        there = set(names)
+        return partial(TopOfWindow, replace(self._spec, outputs=tuple(n for n in self._spec.outputs if n in there)))
 
     def process(self, batch: pa.RecordBatch) -> Batches:
         self._rows.advance(self.context.watermark)

@@ -85,7 +85,7 @@ def test_windows_of_its_own_are_those_of_the_event_time() -> None:
     assert top.make()._spec.window == Window("ts", 10_000_000, 10_000_000)
     assert top.output_schema.names == ["user", "price", "ts", "window_start", "window_end", "rank"]
     assert top.schemas[0].names == ["user", "price", "ts", "2x"]
-    assert repr(flow).endswith("top(3, key=['user'], by='2x DESC, ts', window=windows of 10000000 us of ts)")
+    assert repr(flow).endswith("top(3, key=['user'], by='2x DESC, ts', window=windows of 10 seconds of ts)")
 
 
 def test_changes_of_ranks_need_no_watermark_and_are_no_rows_of_their_own() -> None:
@@ -145,3 +145,64 @@ def test_ranks_of_windows_that_would_never_come_are_refused_with_the_line_to_wri
             flux.top(source(endless=True), 1, by="price", window=flux.window("ts", "1 minute")).foreach_batch(print)
         )
     )
+
+
+WIDE = pa.schema([("note", pa.string()), *SCHEMA, ("other", pa.string())])
+
+
+def wide(name: str = "bids", schema: pa.Schema = WIDE) -> Any:
+    return flux.source(lambda partition, start: iter(()), schema, 1, name).withWatermark("ts", "10 seconds")
+
+
+def rates() -> Any:
+    schema = pa.schema(
+        [("user", pa.string()), ("at", WIDE.field("ts").type), ("rate", pa.int64()), ("more", pa.int64())]
+    )
+    return flux.source(lambda partition, start: iter(()), schema, 1, "rates").withWatermark("at", "1 minute")
+
+
+@flux.stage(window=flux.window("ts", "1 minute"), key="user")
+class Dearest(flux.Aggregate):
+    price = flux.max("price")
+
+
+@pytest.mark.parametrize(
+    ("flow", "travels"),
+    [
+        (flux.dedup(wide(), key="user", ttl="1 hour"), ["user", "price", "ts"]),
+        (flux.dedup(wide(), key=("note", "user"), ttl="1 hour"), ["note", "user", "price", "ts"]),
+        (wide().dropDuplicatesWithinWatermark(), WIDE.names),
+        (flux.asof_join(wide(), rates(), on="user"), ["user", "price", "ts"]),
+    ],
+)
+def test_columns_that_are_given_on_and_looked_at_nowhere_do_not_travel(flow: Any, travels: list[str]) -> None:
+    plan = compiled(Dearest(flow))
+    first, _ = plan.stages
+    to_first, to_behind = plan.edges[0], plan.edges[-1]
+    assert to_first.schema.names == first.schemas[0].names == travels
+    assert to_first.schema.field(to_first.key[0]).name == first.key[0]
+    assert to_behind.schema.names == ["user", "price", "ts"]
+    taken = first.output_schema.names
+    assert [taken[at] for at in to_behind.columns or range(len(taken))] == ["user", "price", "ts"]
+    assert first.make().output_schema(first.schemas, first.key) == first.output_schema
+    if len(plan.edges) == 3:
+        assert plan.edges[1].schema.names == ["user", "at", "rate", "more"], "all decide between right rows of one time"
+    whole = compiled(flow.to(Kept()))
+    assert whole.stages[0].output_schema.names[: len(WIDE)] == WIDE.names
+
+
+class Kept(flux.Sink):
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None: ...
+
+
+def test_ranks_that_are_shared_need_no_other_columns_and_ranks_of_their_own_need_all() -> None:
+    window = flux.window("ts", "10 seconds")
+    for ties, travels in ((True, ["user", "price", "ts"]), (False, WIDE.names)):
+        flow = flux.top(wide(), 3, key="user", by="price DESC", window=window, ties=ties)
+        plan = compiled(
+            flux.dedup(flow, key=("user", "rank"), ttl="1 hour").select(("u", Column("user", pa.string()))).to(Kept())
+        )
+        top = plan.stages[0]
+        assert plan.edges[0].schema.names == travels
+        assert top.make().output_schema(top.schemas, top.key) == top.output_schema
+        assert top.make()._spec.outputs == (("user", "price", "ts") if ties else tuple(WIDE.names))
