@@ -14,7 +14,8 @@ run: setup
 run-kafka: setup
 	@$(BIN)/python -m examples.flights_kafka
 
-# The same flights by the time at which they were due: hopping windows, sessions and late rows, through a topic or from files.
+# The same flights by the time at which they were due: hopping windows, sessions, late rows, and the worst connections with the
+# weather of the hour, through topics or from files.
 run-windows: setup
 	@$(BIN)/python -m examples.flights_windows $(ARGS)
 

