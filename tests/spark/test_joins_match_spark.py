@@ -238,7 +238,7 @@ def test_explain_tells_keys_bounds_the_rest_and_for_how_long_rows_wait(flows: An
     assert "stage clicks.join.views: left outer join, then select" in text
     assert 'keys: left.cast(`k`, mode="ansi"):BIGINT = right.k' in text
     assert "bounds: left.ts >= right.ts - 3 minutes and left.ts <= right.ts + 10 minutes" in text
-    assert "rest of the condition, for each pair: less(`left.x`, `right.x`)" in text
+    assert "rest of the condition, for each pair: left.x < right.x" in text
     assert "left rows wait until the watermark of the right side has passed their bounds" in text
     text = flux.explain(flows[0].join(flows[1].select("k"), "k", ttl="3 days"))
     assert "right rows wait for 3 days (ttl)" in text

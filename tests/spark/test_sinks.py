@@ -25,6 +25,12 @@ def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
+@flux.stage(key="key", partitions=4, replicas=2, schema="key BIGINT, sequence BIGINT, part STRING", name="echo")
+def parted(batch: pa.RecordBatch) -> pa.RecordBatch:
+    parts = pa.array([["a:b", "", "c"][key % 3] for key in batch.column("key").to_pylist()])
+    return batch.append_column("part", parts)
+
+
 class Table(flux.Sink):
     """Rows and position in one transaction, of a database that all workers reach: a file."""
 
@@ -84,15 +90,18 @@ def struck(cluster: Any, gate: Path, flow: Any, executor: bool, stage: int) -> A
 )
 def test_spark_finds_each_row_once_in_the_files(cluster, tmp_path: Path, executor: bool) -> None:  # type: ignore[no-untyped-def]
     folder = tmp_path / "rows"
-    flow = echo(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
-    to_files = flow.to_parquet(str(folder), partitions=2, roll_bytes="64k", roll_every="200ms")
+    by = None if executor else ["part"]
+    flow = (parted if by else echo)(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
+    to_files = flow.to_parquet(str(folder), partitionBy=by, partitions=2, roll_bytes="64k", roll_every="200ms")
     status = struck(cluster, tmp_path / "gate", to_files, executor, stage=1)
-    assert status["sinks"] == [f"echo.files to parquet files in {folder}, exactly once"]
+    assert status["sinks"] == [f"echo.files to parquet files in {folder}{' by part' if by else ''}, exactly once"]
     found = cluster.read.parquet(str(folder))
     assert found.distinct().count() == found.count() == TOTAL
+    if by:
+        assert {row.part for row in found.where("key % 3 < 2").select("part").distinct().collect()} == {"a:b", None}
     assert {row.key for row in found.select("key").distinct().collect()} == set(range(KEYS * PARTITIONS))
-    assert len(list(folder.glob("*.parquet"))) > 10
-    assert not list(folder.glob(".*.parquet.*")) or executor, "hidden files are of those that were killed"
+    assert len(list(folder.rglob("part-*.parquet"))) > 10
+    assert not list(folder.rglob(".*.parquet.*")) or executor, "hidden files are of those that were killed"
 
 
 @pytest.mark.long  # tests/spark/test_postgres.py shows the same with a database
