@@ -48,7 +48,8 @@ def to_parquet(
     """Write the output of a flow as parquet files into a folder, each row once, even if processes are lost meanwhile. Spark may
     read the folder at any moment: files appear whole. A query that is started again adds files of its own.
 
-    path         a path that all workers reach, or a URI that pyarrow.fs knows; a relative path begins at the current folder
+    path         a path that this program and all workers reach, or a URI that pyarrow.fs knows; a relative path begins at the
+                 current folder. The folder is made at the start
     partitionBy  columns by whose values rows go into folders such as ``day=2013-01-01``, as in PySpark. Their values are in the
                  names of the folders alone
     partitions   number of partitions that write at the same time, 1 to 4096
