@@ -90,6 +90,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@echo "Compiling the kernels"
 	@$(BIN)/python -m partitioning.warm_up
 	@$(BIN)/python -m flux.connectors.kafka.warm_up
+	@$(BIN)/python -m flux.ranks.warm_up
 	@touch $(STAMP)
 
 clean:

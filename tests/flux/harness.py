@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,13 +17,23 @@ from flux.dataflow.flow import Flow
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import FluxError
 from flux.settings import Settings
+from flux.shell import liveness_thread
 from flux.shell.ingress_loop import Ingress
 from flux.shell.transport import Keys, Sockets
 from flux.shell.worker_loop import WorkerLoop
+from partitioning.warm_up import warm_up
 
 SECRET = b"the secret of this query"
 #: A machine under load takes its time; nothing is judged by it.
 LIMIT_S = 100.0
+
+
+@functools.cache
+def warm_up_once() -> None:
+    """Compile the kernels, or load them, before any time is measured: after an installation all workers would compile them at
+    once, which takes minutes on a loaded machine, and workers that do not join in time end a query."""
+    warm_up()
+    liveness_thread.warm_up()
 
 
 class Rows(list):
@@ -105,7 +116,9 @@ class ThreadQuery:
         **options: Any,
     ) -> None:
         # Nobody is given up because the machine is slow: losses are the business of the tests that ask for them.
-        settings = Settings.of(None, **({"heartbeat_timeout": LIMIT_S} | options))
+        patient = {"heartbeat_timeout": LIMIT_S, "workers_timeout": LIMIT_S}
+        warm_up_once()
+        settings = Settings.of(None, **(patient | options))
         self.plan = compile_plan(list(flows), settings, lambda schema: schema, "q", SECRET, collect, to_steps=to_steps)
         self.keys = Keys.make() if encrypted else None
         self.server = Server(self.plan, workers, "127.0.0.1", self.keys, "q", None)
