@@ -38,6 +38,9 @@ Out = Annotated[
     ),
 ]
 Workers = Annotated[int, typer.Option(min=1, max=64, help="Workers, each in an executor of its own.")]
+Replicas = Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition.")]
+Seconds = Annotated[float, typer.Option(min=1, max=3600, help="Time of measurement.")]
+Partitions = Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")]
 
 
 @bench.command()
@@ -45,7 +48,7 @@ def throughput(
     rows: Annotated[int, typer.Option(min=1, help="Rows to read.")] = 60_000_000,
     source: Annotated[SourceKind, typer.Option(help="Reader of the rows: the workers, or Spark.")] = SourceKind.worker,
     workers: Workers = 2,
-    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 32,
+    partitions: Partitions = 32,
     shape: Annotated[
         ShapeName, typer.Option(help="narrow: 32-byte rows; wide: 8 columns with a string key.")
     ] = ShapeName.narrow,
@@ -80,9 +83,9 @@ def throughput(
 @bench.command()
 def latency(
     rate: Annotated[int, typer.Option(min=1, help="Rows per second over all sources.")] = 100_000,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Time of measurement.")] = 20,
+    seconds: Seconds = 20,
     workers: Workers = 2,
-    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
+    partitions: Partitions = 8,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -104,8 +107,8 @@ def failover(
     fault: Annotated[FaultKind, typer.Option(help="Fault of a worker.")] = FaultKind.kill_executor,
     rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 50_000,
     times: Annotated[int, typer.Option(min=1, max=1000, help="Number of faults, one after the other.")] = 5,
-    replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition.")] = 2,
-    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 3,
+    replicas: Replicas = 2,
+    partitions: Partitions = 3,
     peer: Annotated[
         bool, typer.Option("--peer", help="Also kill an executor under Spark Structured Streaming.")
     ] = False,
@@ -129,7 +132,7 @@ def failover(
 @bench.command()
 def move(
     state_mb: Annotated[float, typer.Option(min=0.01, max=4096, help="MiB of state in each partition.")] = 64,
-    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
+    partitions: Partitions = 8,
     rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources, in the first part.")] = 20_000,
     workers: Annotated[int, typer.Option(min=2, max=64, help="Workers, each in an executor of its own.")] = 3,
     replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition; fewer than workers.")] = 1,
@@ -180,8 +183,8 @@ def small(
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="Time of measurement at each rate.")] = 6,
     sources: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the source.")] = 8,
-    partitions: Annotated[int, typer.Option(min=1, max=4096, help="Partitions of the keyed stage.")] = 8,
-    replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition.")] = 2,
+    partitions: Partitions = 8,
+    replicas: Replicas = 2,
     hold: Annotated[
         float,
         typer.Option(min=0, max=600, help="Keep all rows back for this number of seconds, then give them at once."),
@@ -272,7 +275,7 @@ def kafka(
     partitions: Annotated[
         int, typer.Option(min=1, max=1024, help="Partitions of each topic, and of the keyed stage.")
     ] = 5,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Time of measurement.")] = 20,
+    seconds: Seconds = 20,
     replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition of the query.")] = 2,
     peer: Annotated[
         list[PeerKind] | None,
