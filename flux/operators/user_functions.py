@@ -38,8 +38,12 @@ def gives_nothing(function: Any) -> bool:
     if not hasattr(function, "__code__"):  # a method has the code of its function
         function = vars(type(function)).get("__call__")
     code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType) or code.co_flags & _GIVES_LATER:
-        return False
+    return isinstance(code, CodeType) and not code.co_flags & _GIVES_LATER and _only_none(code)
+
+
+@functools.lru_cache(1000)  # each method of a flow that is being written compiles all stages again
+def _only_none(code: CodeType) -> bool:
+    """Return whether each return of a function is one of None."""
     found = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "NOP")]
     returns = [at for at, each in enumerate(found) if each.opname in ("RETURN_VALUE", "RETURN_CONST")]
     return bool(returns) and all(_is_none(found, at) for at in returns)
