@@ -36,7 +36,7 @@ from flux.worker.table_follower import TableFollower
 from partitioning.clustering import cluster_by_key
 from partitioning.table import Table, change_between
 
-SIZES = [(32, 512), (100, 1024), pytest.param(100, 4096, marks=pytest.mark.long)]
+SIZES = [(32, 512), *(pytest.param(100, partitions, marks=pytest.mark.long) for partitions in (1024, 4096))]
 SCHEMA = pa.schema([("k", pa.int64())])
 ROWS = 64
 

@@ -23,14 +23,16 @@ SECONDS = 20.0
 ORDINARY = 0.08
 
 
-def balanced(demand: Demand, copies: int = 1, faults: Faults | None = None, seed: int = 1) -> Simulation:
+def balanced(
+    demand: Demand, copies: int = 1, faults: Faults | None = None, seed: int = 1, partitions: int = PARTITIONS
+) -> Simulation:
     """A query that goes on for a while, and keeps every law."""
     sim = Simulation(
         seed,
         faults or Faults(calm_after_s=SECONDS, patient=True),
         copies,
         WORKERS,
-        lambda ledger: chain(ledger, [Watched], copies, PARTITIONS, batches=5, balance_cool_down=2.0),
+        lambda ledger: chain(ledger, [Watched], copies, partitions, batches=5, balance_cool_down=2.0),
         demand=demand,
     )
     sim.run()
@@ -86,7 +88,7 @@ def test_a_partition_heavier_than_a_worker_is_reported_and_not_moved_around() ->
 def test_balance_among_losses_keeps_every_law(seed: int) -> None:
     faults = Faults(calm_after_s=6.0, crashes_per_s=0.7, second_crash_probability=0.3, patient=True, delay_s=0.002)
     sim = balanced(
-        lambda stage, partition, worker, now: 0.15 if (partition + int(now / 3)) % 4 == 0 else 0.01, 2, faults, seed
+        lambda stage, partition, worker, now: 0.15 if (partition + int(now / 3)) % 4 == 0 else 0.01, 2, faults, seed, 12
     )
     assert sim.counts["workers that crashed"] > 0
     assert sim.counts["moves begun"] > 0

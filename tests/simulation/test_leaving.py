@@ -20,7 +20,7 @@ from tests.simulation.violation import Violation
 Patch = pytest.MonkeyPatch
 MOMENTS = [0.006 + moment * 0.005 for moment in range(12)]
 #: ``make test`` tries one of this many moments.
-STRIDE = 1 if LONG else 3
+STRIDE = 1 if LONG else 5
 
 
 def simulated(
