@@ -174,13 +174,20 @@ def test_a_sink_that_keeps_its_contract_passes(made: Callable[[Path], flux.Sink]
     check_sink(made(path), BATCHES, rows_in(path))
 
 
-def test_the_sink_of_parquet_files_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [(), ("x",)])
+def test_the_sink_of_parquet_files_passes(tmp_path: Path, by: tuple[str, ...]) -> None:
+    """Also where files of several folders end together, and a writer is lost between two of them."""
     folder = tmp_path / "out"
 
     def rows() -> list[Any]:
-        return [row for path in folder.glob("part-*.parquet") for row in pq.read_table(path).to_pylist()]
+        found = [
+            (path, row) for path in folder.rglob("part-*.parquet") for row in pq.ParquetFile(path).read().to_pylist()
+        ]
+        return [{**row, "x": path.parent.name.removeprefix("x=")} if by else row for path, row in found]
 
-    check_sink(ParquetFiles(str(folder), 1 << 20), [BATCHES[0], BATCHES[1], BATCHES[0].slice(0, 0), *BATCHES[2:]], rows)
+    check_sink(
+        ParquetFiles(str(folder), 1 << 20, by), [BATCHES[0], BATCHES[1], BATCHES[0].slice(0, 0), *BATCHES[2:]], rows
+    )
 
 
 class IgnoresQuery(Table):
