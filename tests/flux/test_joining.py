@@ -26,6 +26,7 @@ from flux.joins.join_text import told_join
 from flux.joins.lookup import LookupTable
 from flux.operators.operator import Chained
 from flux.settings import Settings
+from spark_integration.expressions.joins import with_time
 from spark_integration.query.same_plan import description
 
 LONG, TIME = pa.int64(), pa.timestamp("us", "UTC")
@@ -103,6 +104,14 @@ def test_windows_stand_behind_a_join_with_bounds_and_go_by_its_time() -> None:
         UsageError, match=r"windows of 'seen', and the watermark of stage clicks.join.views is that of 'at'"
     ):
         compiled(Seen(clicks.join(views, "ad")).to(Keep()))
+
+
+@pytest.mark.parametrize("how", ["inner", "left_outer", "right_outer", "full_outer", "left_semi"])
+def test_a_join_without_bounds_gives_old_times_with_new_rows_and_so_has_no_event_time(how: str) -> None:
+    bounds = TimeBound(LEFT, False, 2, -5), TimeBound(LEFT, True, 2, 60)
+    spec = JoinSpec(how, ((0,), (0,)), (("ad", 0),), (2, 2), ttl=60)
+    assert with_time(spec).time_of is None
+    assert with_time(replace(spec, bounds=bounds)).time_of is not None
 
 
 @pytest.mark.parametrize(

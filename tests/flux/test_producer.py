@@ -10,10 +10,11 @@ import pytest
 from clustered import clustered
 
 from flux.errors import NonDeterministicInputError, RefusedError
+from flux.exchange.bounds import WatermarkPace
 from flux.exchange.consumer_progress import MESSAGE_BYTES
-from flux.exchange.producer import Producer
+from flux.exchange.producer import Producer, state_watermark
 from flux.exchange.replay_check import START, Beginning
-from flux.wire.messages import Ack, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
+from flux.wire.messages import Ack, Bound, Data, Hello, Mark, ReadsElsewhere, Refuse, Reset, Resume
 from partitioning.clustering import Clustered
 from partitioning.ids import STANDBY, StreamId
 from partitioning.table import ReplicaAt, Table
@@ -115,6 +116,25 @@ def test_a_worker_without_credit_holds_back_nobody_else() -> None:
     assert sent(p) == [(11, 1), (11, 2)]
     p.on_answer(10, ack(0, granted=MESSAGE_BYTES + 9), 0.0)
     assert sent(p) == [(10, 1)]
+
+
+def test_a_statement_about_sent_rows_needs_no_credit() -> None:
+    def told(now: float) -> list[tuple[int, int, int]]:
+        found = [(effect.worker, effect.message) for effect in p.poll(now)]
+        return [(worker, bound.sequence, bound.watermark) for worker, bound in found if isinstance(bound, Bound)]
+
+    p = Producer(StreamId(4, 1), 0, 3, 1 << 20, resend_s=9.0, pace=WatermarkPace(0, 0.0))
+    p.on_table(table(), 0, 0.0)
+    welcomed(p, granted=1)
+    p.append(batch(1, 1, 0), 0.0)
+    assert sent(p) == [(10, 0), (11, 0)], "the credit is used up"
+    state_watermark(p, 1, 7)
+    assert told(1.0) == [(10, 1, 7), (11, 1, 7)]
+    p.append(batch(0, 1, 0), 0.0)
+    state_watermark(p, 2, 8)
+    assert told(2.0) == [], "it stands behind rows that were not sent"
+    p.on_answer(11, ack(0), 3.0)
+    assert told(3.0) == [(11, 2, 8)]
 
 
 def test_an_old_ack_does_not_take_credit_back() -> None:

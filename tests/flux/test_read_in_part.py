@@ -76,6 +76,23 @@ def test_rows_that_differ_where_nobody_looks_are_the_same_rows() -> None:
     assert checksum(Xs, Keep, note="another") != checksum(Xs, Keep), "another stage looks at it"
 
 
+def test_times_are_compared_though_they_do_not_travel() -> None:
+    schema = SCHEMA.append(pa.field("ts", pa.timestamp("us")))
+
+    def checksum(note: str = "", time: int = 1) -> int:
+        source = flux.source(lambda partition, start: iter(()), schema, 1, "rows").withWatermark("ts", "1 second")
+        plan = compile_plan(
+            [flux.stage(key="key", partitions=2)(Xs)(source)], Settings.of(), lambda given: given, "q", b""
+        )
+        assert plan.edges[0].schema.names == ["key", "x"]
+        made = streams(plan, event_time=plan.sources[0].event_time)
+        made.append(rows(1, note=note).append_column(schema.field("ts"), pa.array([time], pa.timestamp("us"))), 0.0)
+        return made.producers[0].log[0].checksum
+
+    assert checksum(note="another") == checksum()
+    assert checksum(time=2) != checksum(), "another row may be late"
+
+
 def test_a_copy_of_state_takes_along_output_that_travels_in_part() -> None:
     passed = flux.stage(name="passed", partitions=1)(lambda batch: batch)(
         flux.source(lambda partition: iter(()), SCHEMA, 1, "rows")

@@ -18,6 +18,7 @@ from flux.exchange.replay_check import Beginning
 from flux.exchange.source_streams import SourceStreams
 from flux.operators.aggregate import Aggregate
 from flux.replica.event_clock import EventClock
+from flux.replica.output import ReplicaOutput
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep, StepQueue
 from flux.windows.lateness import NOTHING, Judgement, Lateness
@@ -183,6 +184,42 @@ def inputs_without_watermark_hold_nothing(patch: Patch) -> None:
 def needs_no_rows_of_open_windows(patch: Patch) -> None:
     """A replay point leaves out rows of windows that are not final."""
     patch.setattr(Aggregate, "needs_from", lambda self: self.context.step + 1)
+
+
+def states_what_is_not_committed(patch: Patch) -> None:
+    """A statement says what steps give that are not committed."""
+    state = ReplicaOutput.state_watermark
+
+    def broken(self: ReplicaOutput, step: int, watermark: int, committed: int) -> None:
+        state(self, step, watermark, max(committed, step + 1))
+
+    patch.setattr(ReplicaOutput, "state_watermark", broken)
+
+
+def counts_no_batch_without_rows(patch: Patch) -> None:
+    """A counted batch of which nothing travels has no number."""
+    append = SourceStreams.append
+
+    def broken(self: SourceStreams, batch: Any, created: float, *more: Any) -> None:
+        judged = None if self._positions or self.timed is None else self.timed.judged(batch, [len(batch)], self._place)
+        if judged is None or any(len(rows) for rows, _ in judged.of_edges()):
+            append(self, batch, created, *more)
+        else:
+            self._accept(judged.behind[0])
+
+    def each(self: SourceStreams, batches: Any) -> int:
+        for batch, created in batches:
+            broken(self, batch, created)
+        return len(batches)
+
+    patch.setattr(SourceStreams, "append", broken)
+    patch.setattr(SourceStreams, "append_each", each)
+
+
+def rows_go_before_watermarks(patch: Patch) -> None:
+    """A watermark is ordered when no rows are pending: a worker that is never through closes no window."""
+    due = StepQueue.watermark_due
+    patch.setattr(StepQueue, "watermark_due", lambda self, order: not self.by_stream and due(self, order))
 
 
 def waits_for_readers_without_a_watermark(patch: Patch) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flux.joins.as_of import AsOfJoin
 from flux.joins.join import Join
+from flux.joins.join_spec import RIGHT
 from flux.ranks.best_rows import BestOrder
 from flux.ranks.dedup import Dedup
 from flux.windows.window import END_OF_TIME, NEVER
@@ -51,15 +53,38 @@ def gives_outer_rows_too_early(patch: Patch) -> None:
     patch.setattr(Join, "_forget", _forgetting(limit_of))
 
 
+def gives_matched_rows_alone(patch: Patch) -> None:
+    """A right row of an outer join that had a match when it came is given without one as well, at the end of its wait."""
+    keep = Join._keep
+
+    def broken(self: Join, batch: Any, side: int, rows: Any, final: Any, matched: np.ndarray) -> None:
+        keep(self, batch, side, rows, final, np.zeros_like(matched) if side == RIGHT else matched)
+
+    patch.setattr(Join, "_keep", broken)
+
+
+def joins_with_the_row_that_is_there(patch: Patch) -> None:
+    """A left row of an as-of join is joined when it comes, and not when its partner is certain."""
+    process = AsOfJoin.process
+
+    def broken(self: AsOfJoin, batch: Any) -> Iterator[Any]:
+        yield from process(self, batch) or ()
+        times = self._waiting[0].times
+        if len(times):
+            yield from self._join(int(times.max()) + 1)
+
+    patch.setattr(AsOfJoin, "process", broken)
+
+
 def forgets_keys_with_their_first_rows(patch: Patch) -> None:
     """A key may come again when the watermark has passed its last given row."""
     on_watermark = Dedup.on_watermark
 
     def broken(self: Dedup) -> Any:
-        given, first, watermark = on_watermark(self), self._first, self.context.watermark
-        if watermark != NEVER:
-            kept = first._ends[: len(first)] - self._spec.ttl >= watermark
-            first._move_together(np.flatnonzero(kept).astype(np.int32))
+        given, watermark = on_watermark(self), self.context.watermark
+        for piece in self._first._pieces if watermark != NEVER else ():
+            kept = piece._ends[: len(piece)] - self._spec.ttl >= watermark
+            piece._move_together(np.flatnonzero(kept).astype(np.int32))
         return given
 
     patch.setattr(Dedup, "on_watermark", broken)

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 from controller.replicas.addition_tracker import DIVERGENCES_MAX
 from controller.report.events import Event
 from flux.errors import QueryFailed
+from flux.joins.as_of import AsOfJoin
+from flux.operators.operator import chain_of
+from flux.ranks.dedup import Dedup
 from flux.replica.replica import Replica
 from tests.simulation import stage_kinds
 from tests.simulation.violation import Key, Violation
@@ -56,12 +59,19 @@ class Divergences:
             for key, replica in core.replicas.items()
             if replica.outlets and len(table.stages[key[0]][key[1]]) > 1 and not replica.finished
         ]
-        fit = [(key, copy) for key, copy in copies if isinstance(copy.operator, stage_kinds.Watched)]
+        fit = [(key, copy) for key, copy in copies if self._may_differ(copy)]
         again = [(key, copy) for key, copy in fit if self.named[key]]
         if again and self._rng.random() < AGAIN_SHARE:
             fit = again
         if fit:
             self._disturb(*self._rng.choice(fit))
+
+    def _may_differ(self, replica: Replica) -> bool:
+        """Tell whether other output of a replica stays where it is: operators that give rows on as they came differ, too."""
+        stages, edges = self.sim.plan.stages, self.sim.plan.edges
+        consumers = [chain_of(stages[edges[each].consumer].make())[0] for each in replica.stage.edges_out]
+        gives_on = any(isinstance(each, AsOfJoin | Dedup) for each in consumers)
+        return isinstance(replica.operator, stage_kinds.Watched) and not gives_on
 
     def _disturb(self, key: Key, replica: Replica) -> None:
         operator: Any = replica.operator

@@ -12,6 +12,8 @@
 (h) late rows are the same             in every schedule: those that a plain judgement of each partition finds, each once
 (i) shown results are shown again      after a total loss: by the laws of streams and of the outside, and by (b) and (c), whose
                                        books are kept over all lives
+(l) a due watermark goes first         a primary orders at most one step of rows before a watermark that it has to order
+(m) a rank goes to better rows only    where ranks are without a window; so replicas may not forget rows
 
 Late rows and the answer are judged in plain Python (``timed_rows``), rows and streams by the batches that producers give out.
 """
@@ -27,7 +29,6 @@ import pyarrow as pa
 from flux.dataflow.plan import EdgePlan, FromSource, FromStage
 from flux.exchange.log import LogEntry, Rows
 from flux.joins.join import Join
-from flux.joins.join_spec import LEFT
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import chain_of
 from flux.operators.windowed_groups import WindowedGroups
@@ -35,13 +36,14 @@ from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
 from flux.windows.statements import StreamBound, least
 from flux.windows.window import END_OF_TIME, NEVER, SessionWindow
+from flux.wire.messages import StepKind
 from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
 from tests.simulation import timed_kinds as kinds
 from tests.simulation.process import TURN_S
 from tests.simulation.step_watch import watch_steps
 from tests.simulation.timed_relations import ONCE_IN, OPERATORS, DedupSink, lacking
-from tests.simulation.timed_rows import TIME, WINDOW_TIME
+from tests.simulation.timed_rows import RIGHT_TIME, TIME, WINDOW_TIME
 from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ AGREE = "(c) replicas agree on the watermark"
 COMES = "(f) a watermark comes to everybody"
 ANSWER = "(g) the answer is that of a batch"
 LATE = "(h) late rows are the same"
+IN_FRONT = "(l) a due watermark goes before pending rows"
 
 
 class EventTimeLaws:
@@ -196,7 +199,7 @@ class EventTimeLaws:
             sessions = isinstance(getattr(stage.make(), "_flux_window", None), SessionWindow)
             operator = chain_of(stage.make())[0]
             if isinstance(operator, Join) and NEVER < known < END_OF_TIME:
-                return known - (operator.spec.held_back(LEFT) or 0)
+                return known - max(operator.spec.held_back(side) or 0 for side in operator.spec.sides_of_time)
             return known - 1 if sessions and NEVER < known < END_OF_TIME else known
         assert isinstance(edge, FromSource)
         return least(self._bounds(sim, edge))
@@ -226,6 +229,9 @@ class EventTimeLaws:
             if sink.kind is DedupSink:
                 self._check_once(sink, list(found.elements()), partly)
                 continue
+            if sink.some:
+                self._check_some(sink, found, expected, partly)
+                continue
             if found == expected:
                 continue
             missing, extra = expected - found, found - expected
@@ -246,9 +252,20 @@ class EventTimeLaws:
         if not partly and (detail := lacking(found, given.rows(), given.ttl)):
             raise Violation(ONCE_IN, f"{sink.name}: {detail}")
 
+    @staticmethod
+    def _check_some(sink: TimedNode, found: Counter[Any], expected: Counter[Any], partly: bool) -> None:
+        """Check rows that are given by the order in which they meet: they are there, each once, and no key is left out."""
+        lost = set() if partly else {row[1] for row in expected} - {row[1] for row in found}
+        if found - expected or lost:
+            raise Violation(
+                ANSWER, f"{sink.name}: too many {list((found - expected).items())[:3]}, lost are keys {lost}"
+            )
+
     def _found(self, sim: Simulation, sink: TimedNode, states: list[dict[str, Any]]) -> Counter[Any]:
         if sink.kind is kinds.NewestSink:
             return Counter((*window, *newest) for state in states for window, newest in state["newest"].items())
+        if sink.kind is kinds.PlaceSink:
+            return Counter(row for state in states for row in state["newest"].values())
         outside = sim.outside.rows_of(sink.name)
         in_state = bool(states) and "rows" in states[0]  # nobody is left of a query that lost all replicas
         return Counter([row for state in states for row in state["rows"]] if in_state else outside)
@@ -256,6 +273,11 @@ class EventTimeLaws:
     @staticmethod
     def _is_early(sink: TimedNode, found: Counter[Any], expected: Counter[Any]) -> bool:
         """Tell whether nothing is there that is not to come in the end."""
+        if sink.kind is kinds.PlaceSink:
+            places = sink.inputs[0].places
+            assert places is not None
+            best = {places.place(row): places.order(row) for row in expected}
+            return all(places.place(row) in best and places.order(row) >= best[places.place(row)] for row in found)
         if sink.kind is not kinds.NewestSink:
             return not found - expected
         counts = {row[:-2]: row[-2] for row in expected}
@@ -311,6 +333,8 @@ class _ReplicaWatch:
         self._behind: dict[int, tuple[int, ...]] = {}
         self._final = replica.applied
         self._before = _watermarks_of(replica)
+        #: Steps of rows that were ordered in succession while there was a watermark to order.
+        self._rows_first = 0
         #: By stream, the last number that is applied.
         self._applied: dict[StreamId, int] = {}
         for stream, inbound in core.subscriptions.streams.items():
@@ -330,7 +354,9 @@ class _ReplicaWatch:
         """Check law (a) for an entry that the primary has just ordered."""
         watermarks = ordered_watermarks(entry)
         if watermarks is None:
+            self._check_rows_first(entry)
             return
+        self._rows_first = 0
         replica, positions = self._replica, dict(self._applied)
         self._laws._ledger.counts["watermarks ordered"] += 1
         for each in replica.order.since(replica.applied):
@@ -343,6 +369,14 @@ class _ReplicaWatch:
                 for producer in range(self._laws._plan.edges[edge].producers):
                     stream = StreamId(edge, producer)
                     self._laws._claim(stream, replica.partition, positions.get(stream, -1), watermark)
+
+    def _check_rows_first(self, entry: Any) -> None:
+        """Check law (l). Watermarks are not ordered where others are too far behind."""
+        replica = self._replica
+        due = replica.watermark_offered and replica.waits._may_add(replica.order)
+        self._rows_first = (self._rows_first + (entry.kind is StepKind.SLICES)) if due else 0
+        if self._rows_first > 1:
+            raise Violation(IN_FRONT, f"{replica.where}: {self._rows_first} steps of rows in succession")
 
     def _ends(self, step: ReplicaStep, applied: bool | None) -> None:
         if not applied:
@@ -383,7 +417,7 @@ class _ReplicaWatch:
 
 def _time_of(edge: EdgePlan) -> str | None:
     """Return the column of event time of an edge, if it travels."""
-    return next((name for name in (WINDOW_TIME, TIME) if name in edge.schema.names), None)
+    return next((name for name in (WINDOW_TIME, TIME, RIGHT_TIME) if name in edge.schema.names), None)
 
 
 def _least_time(rows: pa.RecordBatch, edge: EdgePlan) -> int | None:

@@ -26,7 +26,8 @@ class Mix:
     ``losing``: these are logs that lose records, with ``log_faults`` also needed ones; ``upstream``: some operators say from
     where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
     where None and faults are given; ``event_time``: rows have event time (``timed_flows``); ``ahead``: and some sources are
-    aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once."""
+    aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all
+    kinds, and rows look up tables."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -44,6 +45,7 @@ class Mix:
     event_time: bool = False
     ahead: bool = False
     related: bool = False
+    wide: bool = False
 
 
 #: As the seed has it.
@@ -328,6 +330,13 @@ RELATED_UNEVEN = replace(EVENT_TIME_UNEVEN, related=True)
 RELATED_REPAIRS = replace(EVENT_TIME_REPAIRS, related=True)
 RELATED_STANDBYS = replace(EVENT_TIME_STANDBYS, related=True)
 RELATED_LIVES = replace(EVENT_TIME_LIVES, related=True)
+#: The same of all kinds: right and full outer joins, as-of joins, ranks without a window, tables in which rows are looked up.
+WIDE = replace(RELATED, wide=True)
+WIDE_FAULTLESS = replace(RELATED_FAULTLESS, wide=True)
+WIDE_UNEVEN = replace(RELATED_UNEVEN, wide=True)
+WIDE_REPAIRS = replace(RELATED_REPAIRS, wide=True)
+WIDE_STANDBYS = replace(RELATED_STANDBYS, wide=True)
+WIDE_LIVES = replace(RELATED_LIVES, wide=True)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

@@ -80,6 +80,8 @@ LOG_FAULTS_FROM = 6_000_000_000
 EVENT_TIME_FROM = 40_000_000_000
 #: From here on flows of event time also have alignment, and rows whose times are not believed; half of them relations.
 AHEAD_FROM = 60_000_000_000
+#: From here on all of them have relations, of all kinds.
+WIDE_FROM = 70_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
 LOSSES_OF = 2
 #: So many of those from there on have a directory, and so many lives at most.
@@ -128,6 +130,7 @@ class Simulation:
         event_time: bool = False,
         ahead: bool = False,
         related: bool = False,
+        wide: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -136,7 +139,7 @@ class Simulation:
         stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
         their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones; ``event_time``: rows have
         event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time;
-        ``related``: and rows are joined, ranked, or given once."""
+        ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all kinds."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
@@ -171,6 +174,7 @@ class Simulation:
                 lambda: self.world.now,
                 random.Random(f"ahead {seed}") if ahead or (faults is None and seed >= AHEAD_FROM) else None,
                 random.Random(f"related {seed}") if related or _has_relations(faults, seed) else None,
+                wide or (faults is None and seed >= WIDE_FROM),
             )
             if event_time or timed
             else flows.draw(
@@ -462,7 +466,7 @@ class Simulation:
 
 
 def _has_relations(faults: Faults | None, seed: int) -> bool:
-    return faults is None and seed >= AHEAD_FROM and seed % 2 == 0
+    return faults is None and seed >= AHEAD_FROM and (seed % 2 == 0 or seed >= WIDE_FROM)
 
 
 def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
@@ -503,6 +507,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
         losing=mix.losing, log_faults=mix.log_faults, event_time=mix.event_time,
         ahead=mix.ahead,
         related=mix.related,
+        wide=mix.wide,
     )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ import pytest
 import flux
 from partitioning.ids import StreamId
 from tests.simulation import event_time_laws as laws
+from tests.simulation import timed_kinds as kinds
+from tests.simulation import timed_relations as relations
 from tests.simulation.mixes import (
     AHEAD,
     AHEAD_UNEVEN,
@@ -20,8 +22,8 @@ from tests.simulation.mixes import (
     EVENT_TIME_REPAIRS,
     EVENT_TIME_STANDBYS,
     EVENT_TIME_UNEVEN,
-    RELATED,
-    RELATED_STANDBYS,
+    WIDE,
+    WIDE_STANDBYS,
 )
 from tests.simulation.runs import Runs, runs_of
 from tests.simulation.timed_rows import SECOND, Newest, judged, windows_of
@@ -36,8 +38,8 @@ MIXES = (
     EVENT_TIME_LIVES,
     EVENT_TIME_LIVES_OF_ONE,
     AHEAD_UNEVEN,
-    RELATED,
-    RELATED_STANDBYS,
+    WIDE,
+    WIDE_STANDBYS,
 )
 SEEDS = range(32)
 
@@ -116,6 +118,36 @@ def test_a_watermark_that_falls_and_one_that_differs_are_seen() -> None:
         made.committed(replica, 5, (6,))  # type: ignore[arg-type]
     with pytest.raises(Violation, match=r"\(b\)"):
         made.committed(replica, 2, (8,))  # type: ignore[arg-type]
+
+
+def test_a_rank_that_goes_to_a_worse_row_is_seen() -> None:
+    about = {"place": staticmethod(lambda row: row[0]), "order": staticmethod(lambda row: row[1]), "stage_name": "sink"}
+    sink: Any = type("Places", (kinds.PlaceSink,), about)()
+    sink.context, sink.state = SimpleNamespace(partition=0), {"newest": {}}
+    sink.keep([("a", 5), ("b", 7), ("a", 4)])
+    for row in (("a", 4), ("b", 8)):
+        with pytest.raises(Violation, match=r"\(m\)"):
+            sink.keep([row])
+
+
+def test_the_models_of_joins_and_as_of_joins_give_each_row_with_its_partners() -> None:
+    left: Any = [(1, 0, "l", 10), (2, 0, "l", 20), (3, 1, "l", None)]
+    right: Any = [(7, 0, "r", 8), (8, 0, "r", 10), (9, 2, "r", 10)]
+    given = {
+        "inner": [(*left[0], 7), (*left[0], 8)],
+        "right_outer": [(*right[0], 1), (*right[1], 1), (*right[2], None)],
+        "full_outer": [
+            (*left[0], 7, 0, 8), (*left[0], 8, 0, 10), *((*row, None, None, None) for row in left[1:]),
+            (None, None, None, None, 9, 2, 10),
+        ],
+        "left_anti": left[1:],
+    }  # fmt: skip
+    for how, expected in given.items():
+        assert relations.joined(how, 0, 5, left, right) == expected, how
+    assert relations.newest_before(None, False, left, right) == [(*left[0], 8, "r", 10), (*left[1], 8, "r", 10)]
+    assert relations.newest_before(5, True, left, right) == [
+        (*left[0], 8, "r", 10), *((*row, None, None, None) for row in left[1:])
+    ]  # fmt: skip
 
 
 def test_the_model_judges_row_by_row_and_counts_windows_and_sessions() -> None:

@@ -9,18 +9,27 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import flux
 from flux.errors import RefusedError
-from flux.exchange.inbound import Counters, Inbound
+from flux.exchange.bounds import WatermarkPace
+from flux.exchange.inbound import Counters, Inbound, Packet, RowSlice
+from flux.exchange.log import Rows
 from flux.exchange.producer import Producer
-from flux.wire.messages import Ack, Data, Hello, Mark, Resume
+from flux.replica.output import EdgeOutput
+from flux.replica.replica import Replica
+from flux.wire.messages import Ack, Bound, Data, Hello, Mark, Resume
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
+from tests.flux.scripted import OTHER as SECONDARY
+from tests.flux.scripted import SCHEMA, feed, made, told, work
 from tests.flux.test_transfers import KEY, ORDER, Two
 from tests.simulation import broken_batches as batches
+from tests.simulation import broken_event_time as of_times
 from tests.simulation import broken_lives as lives
 from tests.simulation import broken_rules as rules
 from tests.simulation.checkers import Ledger
@@ -253,6 +262,59 @@ def a_copy_is_asked_of_a_primary_that_is_still_restored() -> bool:
     return two.sender.active
 
 
+class Turning(flux.Operator):
+    """Gives a row if its last digit is not that of the row before."""
+
+    schema = SCHEMA
+    last = -1
+
+    def process(self, rows: pa.RecordBatch) -> Any:
+        for at, value in enumerate(rows.column("x").to_pylist()):
+            if value % 10 != self.last:
+                yield rows.slice(at, 1)
+            self.last = value % 10
+
+
+def timed(kind: type[flux.Operator]) -> Replica:
+    """A replica whose rows have event time. Worker 10 reads its output, and has answered."""
+    plain = made(kind, 2)
+    producer = Producer(STREAM, 0, 1, ROOM, resend_s=1.0, pace=WatermarkPace(0, 0.0))
+    producer.on_table(listed(0, OLD), 0, 0.0)
+    resumed(10, producer, 0, 0)
+    stage = replace(plain.stage, timed_inputs=(0,))
+    return Replica(stage, 0, 0, [EdgeOutput(producer, plain.outlets[0].edge)], plain.limits)
+
+
+def a_primary_dies_whose_watermark_no_other_has_heard_of() -> bool:
+    """Return whether rows behind a told watermark are above it. The primary has applied 21, which gave nothing, and ordered
+    watermark 30. The next one gets 32 of another stream before 21, so that 21 gives a row."""
+    first, second = timed(Turning), timed(Turning)
+    first.lead(0, [ReplicaAt(SECONDARY, 0, True)])
+    second.follow()
+    feed(first, 0, 11)
+    feed(second, 0, 11)
+    work(first, 1.0)
+    told(first, second)
+    work(second, 1.0)
+    feed(first, 1, 21)
+    work(first, 1.0)
+    assert first.clock is not None
+    first.clock.offer([30], 1.0)
+    work(first, 1.0)
+    given = list(first.outlets[0].producer.poll(1.0))
+    said = [each.message.watermark for each in given if isinstance(each.message, Bound)]
+    assert [each.message.sequence for each in given if isinstance(each.message, Data)] == [0]
+    second.lead(1, [])
+    other = pa.record_batch({"x": pa.array([32], pa.int64())})
+    second.add(RowSlice(StreamId(0, 1), 0, Packet(StreamId(0, 1), 0, 8), 0, 0.0, True, other))
+    feed(second, 1, 21)
+    work(second, 1.0)
+    rows = [entry.element for entry in second.outlets[0].producer.log.entries()[1:]]
+    times = [time for each in rows if isinstance(each, Rows) for time in each.data.batch.column("x").to_pylist()]
+    assert times == [32, 21]
+    return all(watermark <= min(times) for watermark in said)
+
+
 REPEATED = ["QueryFailed", "stage watched1, partition 0", "gave other output"]
 #: The story, how it ends when all rules are kept, and the variant that ends otherwise.
 STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
@@ -273,6 +335,7 @@ STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
     (a_copy_takes_longer_than_rows_can_wait, None, batches.keeps_rows_for_a_turn_that_does_not_come),
     (a_copy_is_asked_of_a_primary_that_is_still_restored, True, lives.forgets_copies_that_are_asked_early),
     (a_newcomer_has_not_heard_of_any_table, {"retain"}, rules.who_joins_need_not_confirm),
+    (a_primary_dies_whose_watermark_no_other_has_heard_of, True, of_times.states_what_is_not_committed),
 ]
 
 

@@ -18,6 +18,7 @@ import flux
 from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import Plan
+from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import QueryReaders
 from flux.dataflow.source import DataFrameSource, RowStart, Source
 from flux.windows.window import SessionWindow, Window
@@ -28,6 +29,7 @@ from tests.simulation.flows import READ_SHARE, SECRET, TINY_LOG, Dataflow, Node,
 from tests.simulation.outside import SHARE, Goes
 from tests.simulation.telling import perhaps_telling
 from tests.simulation.timed_rows import (
+    RIGHT_TIME,
     SECOND,
     TIME,
     TIMED,
@@ -65,6 +67,8 @@ LASTING_SHARE = 0.3
 #: The share of sources that do not believe each time; seconds by which a row may be ahead; rows in succession that are believed.
 DOUBT_SHARE = 0.5
 MAX_AHEAD_S, BELIEVED_AFTER = (5, 20, 60), (2, 3, 6)
+#: The share of sources with event time, in flows with relations of all kinds, whose rows look up a table.
+LOOKUP_SHARE = 0.4
 
 
 @dataclass
@@ -196,6 +200,12 @@ class TimedNode(Node):
     fold: int = 0
     #: Microseconds in which it gives one row of a key; 0: it is no deduplication.
     ttl: int = 0
+    #: Its ranks, where rows come again with the place of another; None: it gives each row once.
+    places: relations.Places | None = None
+    #: Which of its rows are given depends on the order in which they come.
+    some: bool = False
+    #: A function of the rows of a source, on-time or late, to what a table has made of them.
+    looks: Callable[[list[TimedRow]], list[TimedRow]] = list
 
     def model(self, version: dict[tuple[str, int], int]) -> list[Any]:
         return self.rows()
@@ -223,8 +233,9 @@ class _Builder:
         copies: int,
         clock: Callable[[], float],
         ahead: random.Random | None,
+        wide: random.Random | None,
     ) -> None:
-        self.ahead = ahead
+        self.ahead, self.wide = ahead, wide
         self.rng, self.ledger, self.clock = rng, ledger, clock
         chosen = [1] if copies_max == 1 else rng.choice([[2], [2], [3], [2, 3], [1, 2, 3]])
         self.copies = [copies] if copies else [min(each, copies_max) for each in chosen]
@@ -289,6 +300,10 @@ class _Builder:
                 TIME, f"{delay} seconds", idle=None if idle is None else f"{idle} microseconds", maxAhead=most
             )
             data.delay, data.idle = None if frame else delay * SECOND, idle
+            if self.wide is not None and self.wide.random() < LOOKUP_SHARE:
+                steps, node.looks = relations.lookup(self.wide)
+                node.given = node.given._with_operator(RowOperator("looks_up", tuple(steps)))
+                node.rows = lambda: node.looks(data.on_time())
         self.nodes.append(node)
         return node
 
@@ -322,6 +337,8 @@ class _Builder:
         plain = issubclass(kind, (flux.Aggregate, *relations.OPERATORS))
         if issubclass(kind, relations.DedupSink):
             about["ttl"] = inputs[0].ttl
+        if (places := inputs[0].places) is not None and issubclass(kind, kinds.PlaceSink):
+            about |= {"place": staticmethod(places.place), "order": staticmethod(places.order)}
         target = type(name, (kind,), {}) if plain else type(name, bases, about)
         partitions = partitions or self.rng.randint(1, 3)
         copies = self.rng.choice(self.copies)
@@ -332,7 +349,7 @@ class _Builder:
             node.used = True
         windowed = window is not None or any(node.windowed for node in inputs)
         flow = Flow(stage, [node.given for node in inputs])
-        return TimedNode(flow, name, kind, inputs, windowed=windowed)
+        return TimedNode(flow, name, kind, inputs, windowed=windowed, some=any(node.some for node in inputs))
 
     def _timed_inputs(self, inputs: list[TimedNode]) -> tuple[int, ...]:
         return tuple(number for number, node in enumerate(inputs) if node.time is not None)
@@ -375,14 +392,27 @@ class _Builder:
     def relation(self, rng: random.Random | None, what: str, inputs: list[TimedNode]) -> TimedNode:
         """Join the rows of two inputs, rank those of one within windows, or leave out duplicates."""
         make: Any = getattr(relations, what)
-        kind, answer = make(rng)
-        node = self._stage(kind, inputs, ("key",), "append", event_time=None if what == "top" else TIME)
-        node.time = WINDOW_TIME if what == "top" else TIME
+        kind, answer = make(rng, True) if what == "join" and self.wide is not None else make(rng)
+        node = self._stage(kind, inputs, () if what == "turns" else ("key",), "append", event_time=_time_behind(what))
+        node.time = WINDOW_TIME if what == "top" else _time_behind(what)
         if what == "dedup":
             node.ttl = answer
             node.rows = inputs[0].rows
+        elif what in ("once", "turns"):
+            node.some, node.rows = True, inputs[0].rows
+        elif isinstance(answer, relations.Places):
+            node.places = answer
+            node.rows = lambda: answer.answer(inputs[0].rows())
         else:
             node.rows = lambda: answer(*(each.rows() for each in inputs))
+        self.nodes.append(node)
+        return node
+
+    def renamed(self, given: TimedNode) -> TimedNode:
+        """Pass rows on under the names of the right side of an as-of join."""
+        key = self.rng.choice([(), ("key",), ("id",)])
+        node = self._stage(kinds.Renamed, [given], key, event_time=RIGHT_TIME)
+        node.time, node.rows = RIGHT_TIME, given.rows
         self.nodes.append(node)
         return node
 
@@ -396,8 +426,11 @@ class _Builder:
     def sink(self, node: TimedNode, late: bool = False, raw: bool = False) -> TimedNode:
         """``late``: of the late rows of a source; ``raw``: of a source without its watermark, which has all rows."""
         results = node.kind in (kinds.Counts, kinds.Sums)
-        if node.ttl:
-            kind: Any = relations.DedupSink
+        kind: Any
+        if node.places is not None:
+            kind = kinds.PlaceSink
+        elif node.ttl:
+            kind = relations.DedupSink
         elif results and node.time is None:
             kind = kinds.NewestSink
         elif results:
@@ -411,13 +444,19 @@ class _Builder:
             assert isinstance(data, TimedData)
             assert isinstance(node.given, Flow)
             given = node.given.late if late else node.raw  # type: ignore[attr-defined]
-            read = TimedNode(given, node.name, data=data, rows=data.late if late else data.all)
+            rows = (lambda: node.looks(data.late())) if late else data.all
+            read = TimedNode(given, node.name, data=data, rows=rows)
             node.used = True
         sink = self._stage(kind, [read], key, partitions=0 if key else 1)
         sink.late = late
         sink.rows = read.rows
         self.sinks.append(sink)
         return sink
+
+
+def _time_behind(relation: str) -> str | None:
+    """Return the column with the event time of the rows of a relation; None: they have none, or the operator says it."""
+    return None if relation in ("top", "best_so_far", "last") else TIME
 
 
 def _answer(rows: list[Any], window: Window | SessionWindow, results: bool, keyed: bool) -> list[Any]:
@@ -438,15 +477,17 @@ def draw(
     clock: Callable[[], float],
     ahead: random.Random | None = None,
     related: random.Random | None = None,
+    wide: bool = False,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``clock``: that of the run.
     ``ahead``: decides on alignment and times that are not believed, ``related`` on joins, ranks and deduplication: each on its
-    own, so that flows without are the same with and without it."""
-    builder = _Builder(rng, ledger, copies_max, copies, clock, ahead)
-    what = "" if related is None else related.choice(["join", "join", "top", "dedup"])
+    own, so that flows without are the same with and without it. ``wide``: relations of all kinds, and lookups."""
+    builder = _Builder(rng, ledger, copies_max, copies, clock, ahead, related if wide else None)
+    what = "" if related is None else related.choice(relations.WIDE if wide else relations.RELATIONS)
     if what:  # which rows are left out after idleness is only known of windows
         builder.idles = False
-    timed = [builder.source() for _ in range(2 if what == "join" else rng.choice([1, 1, 2]))]
+    both = what in ("join", "as_of")
+    timed = [builder.source() for _ in range(2 if both else rng.choice([1, 1, 2]))]
     other = [builder.source(timed=False)] if rng.random() < 0.25 else []
     inputs = [rng.choice(timed)]
     if len(timed) > 1 and rng.random() < 0.6:
@@ -460,7 +501,7 @@ def draw(
     if what:
         last = _related(builder, related, what, timed, last)
         inputs = [last]
-    windows = not what or (what == "join" and rng.random() < 0.5)
+    windows = not what or (both and rng.random() < 0.5)
     if windows and last.time is not None and rng.random() < 0.85:
         mode = rng.choice(["append", "append", "append", "update", "complete"])
         last = builder.windows(inputs, mode)
@@ -487,9 +528,11 @@ def _related(
 ) -> TimedNode:
     """Return the stage that joins, ranks or leaves out duplicates, over rows with times."""
     left = last if last.time == TIME else timed[0]
-    if what == "join":
-        return builder.relation(rng, what, [left, next(each for each in reversed(timed) if each is not left)])
-    return builder.relation(rng, what, [left])
+    if what not in ("join", "as_of"):
+        made = builder.relation(rng, what, [left])
+        return builder.passing([made]) if what == "turns" and builder.rng.random() < 0.5 else made
+    right = next(each for each in reversed(timed) if each is not left)
+    return builder.relation(rng, what, [left, builder.renamed(right) if what == "as_of" else right])
 
 
 def _compiled(builder: _Builder, rng: random.Random, lingers: bool, drift_s: float) -> Dataflow:
@@ -506,7 +549,7 @@ def _compiled(builder: _Builder, rng: random.Random, lingers: bool, drift_s: flo
         assert isinstance(sink.given, Flow)
         gives = issubclass(sink.kind, kinds.GivesOn)
         ends.append(sink.given.to(QueryReaders(room) if read else Goes()) if gives else sink.given)
-    plan = compile_plan(ends, settings, lambda given: given, "q", SECRET)
+    plan = compile_plan(ends, settings, lambda given: given, "q", SECRET, to_steps=relations.to_steps)
     data = {node.name: node.data for node in builder.nodes if node.data is not None}
     sources = [data[source.name] for source in plan.sources]
     for source, each in zip(plan.sources, sources, strict=True):

@@ -1,8 +1,8 @@
 """Stages of the flows with event time: operators that see to it that watermarks, timers of event time and results are right.
 
-``Timed`` passes rows on, ``Keeper`` holds each row until the watermark has reached its time, ``Counts`` and ``Sums`` count
-windows and windows of windows. Sinks keep what arrives: ``TimedSink`` rows, ``ResultSink`` results of windows that come once,
-``NewestSink`` results that are renewed.
+``Timed`` passes rows on, ``Keeper`` holds each row until the watermark has reached its time, ``Turns`` gives rows by the order in
+which they come, ``Counts`` and ``Sums`` count windows and windows of windows. Sinks keep what arrives: ``TimedSink`` rows,
+``ResultSink`` results of windows that come once, ``NewestSink`` results that are renewed, ``PlaceSink`` ranks that are renewed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import flux
 from flux.windows.window import END_OF_TIME, NEVER
 from tests.simulation.replaying import STEP_ROWS, Replaying
 from tests.simulation.stage_kinds import ELSEWHERE, Watched
-from tests.simulation.timed_rows import SECOND, TIMED, TimedRow, make_timed_batch, tuples
+from tests.simulation.timed_rows import RENAMED, SECOND, TIMED, TimedRow, make_timed_batch, tuples
 from tests.simulation.violation import Violation
 
 #: Law (d): the sentence that a row behind the watermark breaks.
@@ -25,6 +25,8 @@ LEFT_OUT = "(d) no row is behind the watermark without idleness"
 ONCE = "(e) each window of a key is given once"
 #: Law (b).
 FALLS = "(b) a watermark never falls"
+#: Law (m).
+IMPROVES = "(m) a rank without a window goes to better rows only"
 TIMER = "a timer of event time fires when the watermark reaches it"
 #: Event time between two beats of a ``Keeper``.
 BEAT = 7 * SECOND
@@ -60,6 +62,32 @@ class TimedReplaying(Replaying, Timed):
         step, given = self.context.step, self._stamped[1] if self._stamped[0] == self.context.step else 0
         self._stamped = (step, given + len(rows))
         return make_timed_batch(rows, self.context.partition + elsewhere, step * STEP_ROWS + given)
+
+
+class Renamed(Timed):
+    """Passes rows on under other names."""
+
+    schema = RENAMED
+
+    def stamped(self, rows: list[TimedRow], elsewhere: int = 0) -> pa.RecordBatch:  # type: ignore[override]
+        return super().stamped(rows, elsewhere).rename_columns(RENAMED.names)
+
+
+class Turns(Timed):
+    """Passes a row on if its key is another one than that of the row before. So its output depends on the order in which rows of
+    several streams come, and steps may give nothing that would have given rows in another order."""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.state["key"] = None
+
+    def through(self, rows: list[TimedRow]) -> Any:  # type: ignore[override]
+        kept = []
+        for row in rows:
+            if row[1] != self.state["key"]:
+                kept.append(row)
+            self.state["key"] = row[1]
+        return [self.stamped(kept)] if kept else None
 
 
 class Keeper(Timed):
@@ -208,6 +236,26 @@ class NewestSink(TimedSink):
                     "order within a stream", f"{self.stage_name}: {window} fell from {before[0]} to {count}"
                 )
             self.state["newest"][window] = row[-2:]
+
+
+class PlaceSink(TimedSink):
+    """Keeps the newest row of each place, and sees to it that each is better than the one before."""
+
+    #: Functions of a row: its place, and a value that is less for better rows.
+    place: Any = None
+    order: Any = None
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.state = {"newest": {}}
+
+    def keep(self, rows: list[Any]) -> None:
+        for row in rows:
+            place = self.place(row)
+            before = self.state["newest"].get(place)
+            if before is not None and self.order(row) >= self.order(before):
+                raise Violation(IMPROVES, f"{self.stage_name}/{self.context.partition}: {row} after {before}")
+            self.state["newest"][place] = row
 
 
 class GivesOn:

@@ -1,8 +1,9 @@
-"""Joins, ranks and deduplication in the flows of event time, and the answer of a batch in plain Python.
+"""Joins, ranks, deduplication and lookups in the flows of event time, and the answer of a batch in plain Python.
 
 The operators are those of the product. The answer of a join and of ranks follows from the rows that are not late, whatever the
 order in which they meet. The first row of a key does not follow from them alone: of a deduplication the gaps between given rows
-are checked, and that each other row has one before it (``DedupSink``).
+are checked, and that each other row has one before it (``DedupSink``); by the time of steps, that each key is given. Of rows that
+are given by the order in which they meet (``Turns``), only that they are there is checked.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 import flux
+from flux.expressions.steps import MapRows, RowStep, RowSteps, Select, Where
+from flux.expressions.tree import Case, Column
+from flux.joins.as_of import AsOfJoin, AsOfSpec
 from flux.joins.join import Join
-from flux.joins.join_spec import LEFT, JoinSpec, TimeBound
+from flux.joins.join_spec import EITHER, KINDS, LEFT, RIGHT, JoinSpec, TimeBound
+from flux.joins.lookup import LookupTable
 from flux.ranks.dedup import Dedup, DedupSpec
-from flux.ranks.top import OrderColumn, RankSpec, TopOfWindow
+from flux.ranks.top import Last, OrderColumn, RankSpec, Top, TopOfWindow
 from flux.windows.window import Window
-from tests.simulation.timed_kinds import TimedSink
-from tests.simulation.timed_rows import SECOND, TIME, TIMED, TimedRow
+from tests.simulation.timed_kinds import TimedSink, Turns
+from tests.simulation.timed_rows import RIGHT_TIME, SECOND, TIME, TIMED, TimedRow
 from tests.simulation.violation import Violation
 
 #: The columns of rows that are part of an answer, by position and name.
@@ -29,21 +36,39 @@ KEY_AT, TIME_AT = TIMED.names.index("key"), TIMED.names.index(TIME)
 #: Law (g) for a deduplication.
 ONCE_IN = "(g) one row of a key is given in each stretch of time"
 #: The operators of flows that are no aggregates.
-OPERATORS = (Join, TopOfWindow, Dedup)
+OPERATORS = (Join, AsOfJoin, TopOfWindow, Top, Dedup)
+#: The relations of a flow, by the names of functions below.
+RELATIONS = ("join", "join", "top", "dedup")
+WIDE = ("join", "join", "join", "as_of", "as_of", "top", "dedup", "once", "best_so_far", "last", "turns")
 #: An answer from the rows of each input.
 Answer = Callable[..., list[Any]]
 
 
-def join(rng: random.Random) -> tuple[type[Join], Answer]:
-    """Draw a join of rows by their key, whose times are near each other."""
-    how = rng.choice(["inner", "inner", "left_outer", "left_outer", "left_semi", "left_anti"])
+class Places(NamedTuple):
+    """The ranks of an answer that is renewed."""
+
+    #: Functions of a given row: its place, and a value that is less for better rows.
+    place: Callable[[Any], Any]
+    order: Callable[[Any], Any]
+    answer: Answer
+
+
+def join(rng: random.Random, wide: bool = False) -> tuple[type[Join], Answer]:
+    """Draw a join of rows by their key, whose times are near each other; ``wide``: of any kind."""
+    how = rng.choice(KINDS if wide else ("inner", "inner", "left_outer", "left_outer", "left_semi", "left_anti"))
     low = rng.choice([-8, -3, 0, 2]) * SECOND
     high = low + rng.choice([0, 4, 10]) * SECOND
     bounds = TimeBound(LEFT, False, TIME_AT, low), TimeBound(LEFT, True, TIME_AT, high)
+    width = len(TIMED)
     outputs = tuple((name, at) for at, name in PLAIN)
-    if how in ("inner", "left_outer"):
-        outputs += (("other", len(TIMED)),)
-    spec = JoinSpec(how, ((KEY_AT,), (KEY_AT,)), outputs, (TIME_AT, TIME_AT), bounds, time_of=LEFT)
+    if how == "right_outer":
+        outputs = (*((name, width + at) for at, name in PLAIN), ("other", 0))
+    elif how in ("inner", "left_outer"):
+        outputs += (("other", width),)
+    elif how == "full_outer":
+        outputs += (("other", width), ("other_key", width + KEY_AT), ("other_ts", width + TIME_AT))
+    time_of = {"right_outer": RIGHT, "full_outer": EITHER}.get(how, LEFT)
+    spec = JoinSpec(how, ((KEY_AT,), (KEY_AT,)), outputs, (TIME_AT, TIME_AT), bounds, time_of=time_of)
 
     class Joined(Join):
         def __init__(self) -> None:
@@ -53,18 +78,54 @@ def join(rng: random.Random) -> tuple[type[Join], Answer]:
 
 
 def joined(how: str, low: int, high: int, left: list[TimedRow], right: list[TimedRow]) -> list[Any]:
+    if how == "right_outer":
+        return joined("left_outer", -high, -low, right, left)
     by_key: dict[int, list[TimedRow]] = defaultdict(list)
     for row in right:
         if row[3] is not None:
             by_key[row[1]].append(row)
     found: list[Any] = []
+    matched = set[TimedRow]()
     for row in left:
         time = row[3]
         mine = [] if time is None else [r for r in by_key[row[1]] if r[3] + low <= time <= r[3] + high]  # type: ignore[operator]
         if how == "left_semi" or how == "left_anti":
             found += [row] * (bool(mine) == (how == "left_semi"))
+        elif how == "full_outer":
+            matched.update(mine)
+            found += [(*row, other[0], other[1], other[3]) for other in mine] or [(*row, None, None, None)]
         else:
             found += [(*row, other[0]) for other in mine] or [(*row, None)] * (how == "left_outer")
+    if how == "full_outer":
+        found += [(None,) * 4 + (row[0], row[1], row[3]) for row in right if row not in matched]
+    return found
+
+
+def as_of(rng: random.Random) -> tuple[type[AsOfJoin], Answer]:
+    """Draw an as-of join of rows with renamed ones."""
+    tolerance, outer = rng.choice([None, None, 5 * SECOND, 30 * SECOND]), rng.random() < 0.5
+
+    class Newest(AsOfJoin):
+        def __init__(self) -> None:
+            super().__init__(AsOfSpec((TIME, RIGHT_TIME), tolerance, outer))
+
+    return Newest, partial(newest_before, tolerance, outer)
+
+
+def newest_before(tolerance: int | None, outer: bool, left: list[TimedRow], right: list[TimedRow]) -> list[Any]:
+    by_key: dict[int, list[tuple[int, TimedRow]]] = defaultdict(list)
+    for row in right:
+        if row[3] is not None:
+            by_key[row[1]].append((row[3], row))
+    found: list[Any] = []
+    for row in left:
+        time = row[3]
+        older = [] if time is None else [each for each in by_key[row[1]] if each[0] <= time]
+        partner = max(older, default=None)
+        if partner is not None and (tolerance is None or time is None or partner[0] >= time - tolerance):
+            found.append((*row, partner[1][0], partner[1][2], partner[1][3]))
+        elif outer:
+            found.append((*row, None, None, None))
     return found
 
 
@@ -99,6 +160,95 @@ def best(limit: int, ties: bool, descending: bool, window: Window, rows: list[Ti
             if rank <= limit:
                 found.append((*row, start, start + window.size, rank))
     return found
+
+
+def best_so_far(rng: random.Random) -> tuple[type[Top], Places]:
+    """Draw ranks of the rows of a key until now."""
+    limit, descending = rng.choice([1, 2, 5]), rng.random() < 0.5
+    outputs = tuple(name for _, name in PLAIN)
+    spec = RankSpec(limit, (OrderColumn("word", descending, descending),), outputs)
+
+    class Ranked(Top):
+        def __init__(self) -> None:
+            super().__init__(spec)
+
+    def order(row: Any) -> Any:
+        return -len(row[2]) if descending else len(row[2]), row[0]  # words are w, ww, ...
+
+    def answer(rows: list[TimedRow]) -> list[Any]:
+        ordered = sorted(rows, key=order)
+        by_key = {row[1]: [each for each in ordered if each[1] == row[1]] for row in rows}
+        return [(*row, rank) for mine in by_key.values() for rank, row in enumerate(mine[:limit], 1)]
+
+    return Ranked, Places(lambda row: (row[1], row[4]), order, answer)
+
+
+def last(rng: random.Random) -> tuple[type[Last], Places]:
+    """Draw the last row of each key by its time."""
+    ttl = rng.choice([None, None, 10 * SECOND, 40 * SECOND])
+    outputs = tuple(name for _, name in PLAIN)
+    by = (OrderColumn(TIME, descending=True, nulls_last=True),)
+    spec = RankSpec(1, by, outputs, ttl=ttl, time=None if ttl is None else TIME, backward=True)
+
+    class Latest(Last):
+        def __init__(self) -> None:
+            super().__init__(spec)
+
+    def order(row: Any) -> Any:
+        return row[3] is None, -(row[3] or 0), -row[0]
+
+    def answer(rows: list[TimedRow]) -> list[Any]:
+        known = [row for row in rows if ttl is None or row[3] is not None]
+        return [min((each for each in known if each[1] == key), key=order) for key in {row[1] for row in known}]
+
+    return Latest, Places(lambda row: row[1], order, answer)
+
+
+def turns(rng: random.Random) -> tuple[type[Turns], None]:
+    return Turns, None
+
+
+def once(rng: random.Random) -> tuple[type[Dedup], None]:
+    """Draw a deduplication by the key and the time of the steps."""
+    ttl = rng.choice([1_000, 20_000, 1_000_000])
+
+    class Once(Dedup):
+        def __init__(self) -> None:
+            super().__init__(DedupSpec(ttl, None))
+
+    return Once, None
+
+
+def lookup(rng: random.Random) -> tuple[list[RowStep], Callable[[list[TimedRow]], list[TimedRow]]]:
+    """Draw a table with words for some keys, which take the place of those of the rows. Return the steps in which rows look
+    them up, and their answer: rows whose key is not there stay as they are, or are left out."""
+    known, inner = sorted(rng.sample(range(4), rng.randint(1, 4))), rng.random() < 0.5
+    words = {key: "w" * rng.choice([1, 2, 9]) for key in known}
+    rows = pa.table({"key": pa.array(known, pa.int64()), "label": pa.array(words.values(), pa.string())})
+    table = LookupTable(rows, [0], ["known", "label", "found"], ["key"], "key in table words")
+    found, text = Column("found", pa.bool_()), pa.string()
+    word = Case(((found, Column("label", text)),), Column("word", text), text)
+    given = tuple((each.name, word if each.name == "word" else Column(each.name, each.type)) for each in TIMED)
+    looks = MapRows(table, TIMED, pa.schema([*TIMED, *table.added]), table.read_by)
+
+    def answer(rows: list[TimedRow]) -> list[TimedRow]:
+        return [(id_, key, words.get(key, old), time) for id_, key, old, time in rows if not inner or key in words]
+
+    return [looks, *([Where(found)] if inner else []), Select(given)], answer
+
+
+class Chain:
+    """The part of a DataFrame, whose steps are those that it is given."""
+
+    def __init__(self, *steps: RowStep) -> None:
+        self.steps = steps
+
+    def looks_up(self, *steps: RowStep) -> Chain:
+        return Chain(*self.steps, *steps)
+
+
+def to_steps(schema: pa.Schema, operators: Any) -> RowSteps:
+    return RowSteps.of(schema, operators(Chain()).steps)
 
 
 def dedup(rng: random.Random) -> tuple[type[Dedup], int]:

@@ -18,8 +18,11 @@ from tests.simulation.stage_kinds import ROW
 #: The time column of source rows, and that of the results of windows.
 TIME, WINDOW_TIME = "ts", "window_end"
 TIMED = ROW.append(pa.field(TIME, pa.timestamp("us")))
+#: The columns of source rows under other names, but for the key, as the right side of an as-of join has them.
+RIGHT_TIME = "right_ts"
+RENAMED = pa.schema([field if field.name == "key" else field.with_name(f"right_{field.name}") for field in TIMED])
 #: Columns that say from where a row comes and in which order. They are no part of an answer.
-ORIGIN = ("hop", "tick")
+ORIGIN = ("hop", "tick", "right_hop", "right_tick")
 SECOND = 1_000_000
 #: A row as the model knows it: id, key, word, time in microseconds or None.
 TimedRow = tuple[int, int, str, int | None]

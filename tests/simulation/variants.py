@@ -44,7 +44,7 @@ from tests.simulation import broken_standbys as standbys
 from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.alignment import FOR_NOTHING, RUNS_AWAY
-from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, LATE
+from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, IN_FRONT, LATE
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
     AHEAD_FAULTLESS,
@@ -92,6 +92,8 @@ from tests.simulation.mixes import (
     TABLES,
     UNEVEN,
     WAITING,
+    WIDE_FAULTLESS,
+    WIDE_LIVES,
     WITNESSED,
     Mix,
 )  # fmt: skip
@@ -582,6 +584,8 @@ VARIANTS = [
     Variant(times.needs_no_rows_of_open_windows, ALIKE | {ANSWER}, EVENT_TIME_STANDBYS),
     Variant(times.reads_again_without_doubted_rows, ALIKE | BELOW | {LATE}, AHEAD_LIVES),
     Variant(times.believes_each_time, {LATE}, AHEAD_FAULTLESS),
+    Variant(times.counts_no_batch_without_rows, ALIKE | {COMES}, WIDE_LIVES),
+    Variant(times.rows_go_before_watermarks, {IN_FRONT}, EVENT_TIME_FAULTLESS),
     Variant(times.waits_for_readers_without_a_watermark, {FOR_NOTHING} | STUCK, AHEAD_FAULTLESS),
     Variant(times.takes_waiting_for_idleness, BELOW, AHEAD_FAULTLESS),
     Variant(times.forgets_lost_readers, {RUNS_AWAY}, AHEAD_REPAIRS),
@@ -589,6 +593,8 @@ VARIANTS = [
     Variant(relations.gives_outer_rows_too_early, {ANSWER}, RELATED_FAULTLESS),
     Variant(relations.forgets_keys_with_their_first_rows, {ONCE_IN}, RELATED_FAULTLESS),
     Variant(relations.ranks_equal_rows_by_arrival, {ANSWER}, RELATED_FAULTLESS),
+    Variant(relations.gives_matched_rows_alone, {ANSWER}, WIDE_FAULTLESS),
+    Variant(relations.joins_with_the_row_that_is_there, {ANSWER}, WIDE_FAULTLESS),
 ]
 
 #: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by
