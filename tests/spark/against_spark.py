@@ -13,8 +13,19 @@ import flux
 F = pytest.importorskip("pyspark.sql.functions")
 
 
+#: Settings of a session in which Spark interprets its operators. Their few rows take less time than the compilation of a query.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
 def rows(df: Any) -> list[Any]:
-    return sorted(df.collect(), key=repr)
+    conf = df.sparkSession.conf
+    try:
+        for key, value in INTERPRETED.items():
+            conf.set(key, value)
+        return sorted(df.collect(), key=repr)
+    finally:
+        for key in INTERPRETED:
+            conf.unset(key)
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
