@@ -18,7 +18,7 @@ PARTITIONS = 32
 #: The stage whose load differs; the sink after it has none.
 BUSY_STAGE = 0
 #: Long enough for a dozen rounds and for what they begin.
-SECONDS = 20.0
+SECONDS = 12.0
 #: What an ordinary partition takes of a worker.
 ORDINARY = 0.08
 
