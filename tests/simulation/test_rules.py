@@ -171,7 +171,7 @@ def a_table_comes_later_than_greetings_that_follow_it() -> bool:
 
 def a_newcomer_has_not_heard_of_any_table() -> set[str]:
     """In which phase the addition is that was begun meanwhile: who has not heard of it may forget what it will need."""
-    slow = {"heartbeat_timeout": 30.0, "batches": 400}
+    slow = {"heartbeat_timeout": 30.0, "batches": 200}
     sim = Simulation(0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, **slow))
     sim.run_until(lambda: begun(sim))
     sim.crash(sim.workers[1])
@@ -187,7 +187,7 @@ def a_newcomer_has_not_heard_of_any_table() -> set[str]:
 def a_secondary_gives_other_output() -> list[str]:
     """What the controller notes: words are longer in one copy than in the other, once."""
     sim = Simulation(
-        0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, batches=200)
+        0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, batches=100)
     )
     sim.run_until(lambda: begun(sim))
     sim.ledger.unsteady.add(StreamId(sim.plan.stages[0].edges_out[0], 0))  # whoever reads from that copy gets its rows
@@ -227,7 +227,7 @@ def primaries_move_in_the_middle_of_steps() -> str | None:
     """The law that is broken. Steps give more than the logs have room for, and somebody moves primaries without a break."""
 
     def flow(ledger: Ledger) -> Dataflow:
-        tight = {"log_max_bytes": 300, "credit_max_bytes": 600, "batches": 60}
+        tight = {"log_max_bytes": 300, "credit_max_bytes": 600, "batches": 20}
         return replace(chain(ledger, (Shatter, Watched), 2, **tight), credit_floor=1)
 
     faults = Faults(patient=True, calm_after_s=1.0)
