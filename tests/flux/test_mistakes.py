@@ -119,7 +119,6 @@ def test_an_input_that_lacks_its_decorator_is_named(given: Any) -> None:
         ("distinct", "flux.dedup"),
         ("cube", "one row for each group"),
         ("write", "flow.to_parquet"),
-        ("schema", "flow.explain"),
         ("crossJoin", "flow.join"),
         ("toPandas", "flow.collect"),
     ],
