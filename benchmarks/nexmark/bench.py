@@ -7,6 +7,7 @@ and some of them late, whose output is kept. With ``chaos`` there is only the se
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import PySparkException
 from rich.console import Console
 
 import flux
@@ -23,11 +25,15 @@ from benchmarks.nexmark import chaos, checkout, origins, picture, spark_peer
 from benchmarks.nexmark.outputs import KeptOutput, dropped, kept, late_rows
 from benchmarks.timeline import Report
 
-#: Events of the run that is compared with the oracle, and of the run that warms up.
-COMPARED_EVENTS, WARM_UP_EVENTS = 200_000, 200_000
+#: Events of the run that is compared with the oracle, which also warms up.
+COMPARED_EVENTS = 200_000
 #: Partitions of stages in a measured run.
 PARTITIONS = 8
 WAIT_S = 900.0
+#: The longest wait for the last output of a query over a topic: windows of the clock have ten seconds.
+LAST_OUTPUT_S = 30.0
+#: The guarantees of a measured run.
+FLUX = "each row counted once; one replica, no checkpoint location, state in memory"
 
 
 @dataclass
@@ -89,60 +95,69 @@ def run(
 
 def _report(lines: list[QueryFigures], this: _Run, with_chaos: bool) -> Report:
     wrong = [line.query for line in lines if not line.equal]
+    cores, shown = len(os.sched_getaffinity(0)), [line.shown() for line in lines]
     figures: dict[str, Any] = {
         "benchmark": "nexmark",
         "events": this.events,
         "source": this.source,
         "chaos": with_chaos,
-        "queries": [line.shown() for line in lines],
+        "queries": shown,
         "equal": not wrong,
     }
-    failed = f"answers differ from the oracle's: {', '.join(wrong)}; {'; '.join(this.told)}" if wrong else None
-    drawn = None if with_chaos else picture.drawer([line.shown() for line in lines])
-    return Report(figures, failed=failed, picture=drawn)
+    failed = f"answers differ from the oracle's: {', '.join(wrong)}" if wrong else None
+    if this.told:
+        failed = "; ".join([*([failed] if failed else []), *this.told])
+    if with_chaos:
+        return Report(figures, failed=failed)
+    figures |= {
+        "cores": cores,
+        "flux": FLUX,
+        "peer": spark_peer.ABOUT if this.peer else None,
+        "flink": picture.FLINK_SOURCE,
+    }
+    for line in shown:
+        line["events_per_s_per_core"] = line["events_per_s"] // cores
+        line["flink_events_per_s_per_core"] = picture.flink_per_core(line["query"])
+    return Report(figures, failed=failed, picture=picture.drawer(shown, cores))
 
 
 # ---- measured runs
 
 
 def _measured(this: _Run, names: list[str]) -> Iterator[QueryFigures]:
-    reader = checkout.events(COMPARED_EVENTS, chaos.SOURCES, **chaos.options(COMPARED_EVENTS))
-    oracle = checkout.oracle(reader)
-    with origins.origin(this.source, this.events, this.workers, this.folder) as make:
+    options = chaos.options(COMPARED_EVENTS)
+    oracle = checkout.oracle(checkout.events(COMPARED_EVENTS, chaos.SOURCES, **options))
+    with origins.origin(this.source, this.folder) as offer:
+        compared = offer("compared", COMPARED_EVENTS, chaos.SOURCES, **options)
+        measured = offer("measured", this.events, this.workers)
         for name in names:
             line = QueryFigures(name, this.events)
-            told, line.late = _compared(this, name, oracle)
+            told, line.late = _compared(this, name, compared, oracle)
             line.equal = not told
             this.told += told
-            line.rows, line.seconds = _timed(this, name, make)
+            line.rows, line.seconds = _timed(this, name, measured)
             line.events_per_s = round(this.events / line.seconds)
             this.console.print(
                 f"{name}: {line.rows:,} rows in {line.seconds:.2f} s, {line.events_per_s:,} events/s, "
                 f"{'equal' if line.equal else 'DIFFERENT'}"
             )
-            if this.peer:
+            if this.peer and name in spark_peer.QUERIES:
                 line.peer_events_per_s = _peer(this, name)
-                line.ratio = (
-                    None if line.peer_events_per_s is None else round(line.events_per_s / line.peer_events_per_s, 2)
-                )
+            if line.peer_events_per_s is not None:
+                line.ratio = round(line.events_per_s / line.peer_events_per_s, 2)
             yield line
 
 
 def _timed(this: _Run, name: str, make: Callable[[], Any]) -> tuple[int, float]:
     """Run a query over all events. Return the rows that its last stage gave, and the seconds from the first row to the end."""
-    flow = checkout.query(name, make())
-    query = flux.start(
-        flow.foreach_batch(dropped),
-        spark=this.spark,
-        workers=this.workers,
-        partitions=PARTITIONS,
-        progress_interval="500ms",
-    )
+    query = _started(this, name, make, dropped, "500ms")
     ended_at = None
     if this.source == "kafka":  # a topic has no end: it is over when all of its records have been applied
-        query.processAllAvailable(WAIT_S)
-        ended_at = time.time()
-        query.stop()
+        try:
+            query.processAllAvailable(WAIT_S)
+            ended_at = time.time()
+        finally:
+            query.stop()
     else:
         _until_the_end(query, name)
     progress = query.lastProgress
@@ -151,25 +166,34 @@ def _timed(this: _Run, name: str, make: Callable[[], Any]) -> tuple[int, float]:
     return int(rows), float((ended_at or progress["finishedAt"]) - progress["firstRowAt"])
 
 
-def _compared(this: _Run, name: str, oracle: Any) -> tuple[list[str], int]:
+def _compared(this: _Run, name: str, make: Callable[[], Any], oracle: Any) -> tuple[list[str], int]:
     """Run a query over a part of the events. Return the differences to the oracle, and the late rows."""
     folder = this.folder / f"{name}-compared"
-    nexmark = checkout.flows(checkout.generator(COMPARED_EVENTS, chaos.SOURCES, **chaos.options(COMPARED_EVENTS)))
-    query = flux.start(
-        checkout.query(name, nexmark).foreach_batch(KeptOutput(folder)),
-        spark=this.spark,
-        workers=this.workers,
-        partitions=PARTITIONS,
-        progress_interval="100ms",
-    )
-    _until_the_end(query, name)
-    late = late_rows(query)
-    found = kept(folder, oracle.answer(name).schema)
+    query = _started(this, name, make, KeptOutput(folder), "100ms")
+
+    def differences() -> list[str]:
+        return list(oracle.differences(name, kept(folder, oracle.answer(name).schema)))
+
+    if this.source == "kafka":
+        _until_it_is_there(query, lambda: not differences())
+    else:
+        _until_the_end(query, name)
+    late, told = late_rows(query), differences()
     shutil.rmtree(folder)
-    told = list(oracle.differences(name, found))
     if late != oracle.late():
         told.append(f"{name}: {late} late rows are counted, and {oracle.late()} are late")
     return told, late
+
+
+def _started(this: _Run, name: str, make: Callable[[], Any], output: Any, progress_interval: str) -> Any:
+    return flux.start(
+        checkout.query(name, make()).foreach_batch(output),
+        spark=this.spark,
+        workers=this.workers,
+        workers_timeout=f"{WAIT_S:g}s",
+        partitions=PARTITIONS,
+        progress_interval=progress_interval,
+    )
 
 
 def _until_the_end(query: Any, name: str) -> None:
@@ -180,11 +204,29 @@ def _until_the_end(query: Any, name: str) -> None:
         query.stop()
 
 
+def _until_it_is_there(query: Any, is_there: Callable[[], bool]) -> None:
+    """Stop a query over a topic when its output is there, or cannot come any more: windows of the clock come last."""
+    try:
+        query.processAllAvailable(WAIT_S)
+        until = time.monotonic() + LAST_OUTPUT_S
+        while time.monotonic() < until and not is_there():
+            time.sleep(0.5)
+    finally:
+        query.stop()
+
+
 def _peer(this: _Run, name: str) -> int | None:
+    """Return the rate of the peer; None: its rows are not those of the oracle, so it is no peer, or it cannot run."""
     began = time.monotonic()
-    rate = spark_peer.rate(this.spark, name, this.events, this.folder)
-    if rate is not None:
-        this.console.print(f"{name}: Structured Streaming {rate:,} events/s, {time.monotonic() - began:.0f} s in all")
+    options = chaos.options(COMPARED_EVENTS) | {"late": 0.0}
+    try:
+        told = spark_peer.differences(this.spark, name, COMPARED_EVENTS, this.folder, **options)
+        rate = None if told else spark_peer.rate(this.spark, name, this.events, this.folder)
+    except PySparkException as error:  # such as a query that another release of Spark refuses
+        told, rate = [f"{name}: Structured Streaming: {str(error).splitlines()[0][:300]}"], None
+    this.told += told
+    said = "gives no figure" if rate is None else f"{rate:,} events/s"
+    this.console.print(f"{name}: Structured Streaming {said}, {time.monotonic() - began:.0f} s in all")
     return rate
 
 
@@ -194,13 +236,21 @@ def _peer(this: _Run, name: str) -> int | None:
 def _among_faults(this: _Run, names: list[str]) -> Iterator[QueryFigures]:
     runs = chaos.Chaos(this.spark, this.events, this.folder)
     for name in names:
-        outcome = runs.run(name)
+        line = QueryFigures(name, this.events)
+        try:
+            outcome = runs.run(name)
+        except (AssertionError, flux.FluxError) as error:  # the other queries still have a run
+            this.told.append(f"{name}: {error}")
+            line.equal = False
+            this.console.print(f"{name}: FAILED: {error}")
+            yield line
+            continue
         this.told += outcome.differences
-        line = QueryFigures(name, this.events, outcome.rows, round(outcome.seconds, 1))
-        line.late, line.kills, line.equal = outcome.late, outcome.kills, not outcome.differences
+        line.rows, line.seconds, line.late = outcome.rows, round(outcome.seconds, 1), outcome.late
+        line.kills, line.equal = outcome.kills, not outcome.differences
         line.events_per_s = round(this.events / outcome.seconds)
         this.console.print(
             f"{name}: {line.rows:,} rows, {line.late:,} late events, {line.kills} kills and a restart, "
-            f"{'equal' if line.equal else 'DIFFERENT'}"
+            f"{outcome.recovery}, {'equal' if line.equal else 'DIFFERENT'}"
         )
         yield line

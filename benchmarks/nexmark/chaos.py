@@ -47,16 +47,18 @@ class Outcome:
     seconds: float = 0.0
     late: int = 0
     kills: int = 0
+    #: The kind of the second replica of each partition: "active" or "standby".
+    recovery: str = "active"
     #: Rows that differ from those of the oracle, in words.
     differences: list[str] = field(default_factory=list)
 
 
 class Chaos:
-    """Runs of queries among faults that follow from a seed."""
+    """Runs of queries among faults. Those of a query follow from a seed and its name, whatever else runs."""
 
     def __init__(self, spark: Any, events: int, folder: Path, kills: int = 3, seed: int = 1) -> None:
         self._spark, self._events, self._folder, self._kills = spark, events, folder, kills
-        self._random = random.Random(seed)
+        self._seed, self._random = seed, random.Random(seed)
         self._oracle = checkout.oracle(checkout.events(events, SOURCES, **options(events)))
 
     @property
@@ -66,9 +68,10 @@ class Chaos:
 
     def run(self, name: str) -> Outcome:
         """Run a query to its end. Its rows are compared with those of the oracle."""
+        self._random = random.Random(f"{self._seed} {name}")
         standby = self._random.random() < 0.5
         restart_after = self._random.randrange(self._kills + 1)
-        done, began = Outcome(), time.monotonic()
+        done, began = Outcome(recovery="standby" if standby else "active"), time.monotonic()
         query = self._start(name, standby)
         try:
             for number in range(self._kills + 1):
@@ -77,8 +80,7 @@ class Chaos:
                 if number < self._kills:
                     done.kills += self._kill(query)
             self._gate(name).touch()
-            query.awaitTermination(WAIT_S)
-            if query.isActive:
+            if not query.awaitTermination(WAIT_S):
                 raise AssertionError(f"{name} has not ended after {WAIT_S:g} s")
             done.late = late_rows(query)
         finally:
@@ -86,6 +88,8 @@ class Chaos:
         done.seconds = time.monotonic() - began
         found = kept(self._folder / name, self._schema(name))
         done.rows, done.differences = found.num_rows, self._oracle.differences(name, found)
+        if done.kills != self._kills:
+            done.differences.append(f"{name}: {done.kills} of {self._kills} kills happened")
         if done.late != self.late:
             done.differences.append(f"{name}: {done.late} late rows are counted, and {self.late} are late")
         return done
@@ -109,6 +113,7 @@ class Chaos:
             queryName=f"nexmark-{name}",
             checkpointLocation=str(self._folder / f"{name}-location"),
             workers=WORKERS,
+            workers_timeout=f"{WAIT_S:g}s",
             partitions=PARTITIONS,
             replicas=REPLICAS,
             heartbeat_timeout="5s",

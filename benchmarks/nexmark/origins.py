@@ -1,5 +1,4 @@
-"""Origins of the events of a measured run: the generator inside the workers, files, or a topic of Kafka. All have the same
-events.
+"""Origins of the events of a run: the generator inside the workers, files, or a topic of Kafka. All have the same events.
 
 Files and topics are made before the run, and its time does not count.
 """
@@ -9,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +19,64 @@ import pyarrow.parquet as pq
 import flux
 from benchmarks.nexmark import checkout
 
-SOURCES = ("generator", "parquet", "kafka")
-TOPIC = "nexmark"
 #: Records that wait to be sent while a topic is filled.
 QUEUED_MAX = 200_000
+#: The last row of a source that has no end, after which all windows and auctions are over. It is of no kind.
+END_KIND, END = 3, datetime(2100, 1, 1, tzinfo=UTC)
+
+#: A function that makes the events of a run, by its name, with the options of ``checkout.events``. It returns a function that
+#: makes fresh flows of them.
+Offer = Callable[..., Callable[[], Any]]
 
 
 @contextmanager
-def origin(source: str, events: int, partitions: int, folder: Path) -> Iterator[Callable[[], Any]]:
-    """Make the events of a run. Yield a function that returns fresh flows of them."""
+def origin(source: str, folder: Path) -> Iterator[Offer]:
+    """Yield the function that makes the events of each run."""
     flows = checkout.module("examples.nexmark.flows").Nexmark
     if source == "generator":
-        yield lambda: flows.generated(events, partitions)
+        yield lambda _, events, partitions, **options: lambda: flows.generated(events, partitions, **options)
     elif source == "parquet":
-        paths = write(events, partitions, folder)
-        yield lambda: _of_files(flows, paths)
+
+        def of_files(name: str, events: int, partitions: int, **options: Any) -> Callable[[], Any]:
+            paths = write(folder / f"events-{name}", checkout.events(events, partitions, **options))
+            return lambda: _of_files(flows, paths)
+
+        yield of_files
     else:
         from benchmarks.kafka.peers import broker
 
         found = broker()
         with found.Broker() as running:
-            ddl = _fill(found, running.address, events, partitions)
-            yield lambda: flows(flux.kafka(TOPIC, running.address, format="json", schema=ddl, name="nexmark"))
+
+            def of_topic(name: str, events: int, partitions: int, **options: Any) -> Callable[[], Any]:
+                topic = f"nexmark-{name}"
+                found.create_topic(running.address, topic, partitions)
+                ddl = _fill(running.address, topic, checkout.events(events, partitions, **options))
+                return lambda: flows(flux.kafka(topic, running.address, format="json", schema=ddl, name="nexmark"))
+
+            yield of_topic
 
 
-def write(events: int, partitions: int, folder: Path) -> list[str]:
+# ---- files
+
+
+def write(folder: Path, generated: Any) -> list[str]:
     """Write the events of each partition into a file, a group of rows for each batch. Return the paths."""
-    generated, paths = checkout.events(events, partitions), []
-    schema = checkout.module("examples.nexmark.generator").SCHEMA
-    for partition in range(partitions):
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for partition in range(generated.partitions):
         paths.append(str(folder / f"events-{partition}.parquet"))
-        if Path(paths[-1]).exists():
-            continue
-        with pq.ParquetWriter(paths[-1], schema, compression="none", use_dictionary=False) as file:
-            for batch in generated.batches(partition):
-                file.write_batch(batch)
+        if not Path(paths[-1]).exists():
+            write_file(paths[-1], generated.batches(partition))
     return paths
+
+
+def write_file(path: str | Path, batches: Iterator[pa.RecordBatch]) -> None:
+    """Write a file, with a group of rows for each batch."""
+    schema = checkout.module("examples.nexmark.generator").SCHEMA
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as file:
+        for batch in batches:
+            file.write_batch(batch)
 
 
 def _of_files(flows: Any, paths: list[str]) -> Any:
@@ -83,20 +105,23 @@ class EventFiles(flux.SourceReader):
                 yield flux.Positioned(pa.RecordBatch.from_arrays(columns, schema=self.schema), group + 1)
 
 
-def _fill(broker: Any, address: str, events: int, partitions: int) -> str:
-    """Write all events into a topic, as JSON without nulls. Return the schema of its records."""
+# ---- topics
+
+
+def _fill(address: str, topic: str, generated: Any) -> str:
+    """Write all events into a topic, as JSON without nulls, and a last record of no kind into each partition. Return the schema
+    of the records."""
     from confluent_kafka import Producer
 
-    broker.create_topic(address, TOPIC, partitions)
-    generated = checkout.events(events, partitions)
     producer = Producer({"bootstrap.servers": address, "linger.ms": 20, "queue.buffering.max.messages": QUEUED_MAX + 1})
-    for partition in range(partitions):
+    for partition in range(generated.partitions):
         for batch in generated.batches(partition):
-            for row in _texts(batch).to_pylist():
+            for text in records(batch):
                 while len(producer) >= QUEUED_MAX:
                     producer.poll(0.05)
-                record = {name: value for name, value in row.items() if value is not None}
-                producer.produce(TOPIC, json.dumps(record), partition=partition)
+                producer.produce(topic, text, partition=partition)
+        last = {"kind": END_KIND, "dateTime": f"{END:%Y-%m-%dT%H:%M:%SZ}"}
+        producer.produce(topic, json.dumps(last), partition=partition)
     producer.flush()
     names = {pa.int64(): "BIGINT", pa.int8(): "TINYINT", pa.string(): "STRING"}
     return ", ".join(
@@ -105,10 +130,11 @@ def _fill(broker: Any, address: str, events: int, partitions: int) -> str:
     )
 
 
-def _texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with its times as text."""
+def records(batch: pa.RecordBatch) -> Iterator[str]:
+    """Yield the rows of a batch as JSON: times as text, and without columns that are null in all rows."""
+    there = [name for name in batch.schema.names if batch[name].null_count < batch.num_rows]
     columns = [
-        pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ") if pa.types.is_timestamp(column.type) else column
-        for column in batch.columns
+        pc.strftime(batch[name], "%Y-%m-%dT%H:%M:%SZ") if pa.types.is_timestamp(batch[name].type) else batch[name]
+        for name in there
     ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    yield from map(json.dumps, pa.RecordBatch.from_arrays(columns, names=there).to_pylist())

@@ -1,12 +1,14 @@
-"""The oracle of Nexmark against Spark's batch engine, for the queries whose windows the two express differently."""
+"""The oracle of Nexmark against Spark's batch engine, for the queries whose windows the two express differently; and the peer of
+``flux bench nexmark`` against the oracle."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.nexmark import checkout
+from benchmarks.nexmark import checkout, spark_peer
 from tests.oracles.nexmark import KINDS, NexmarkOracle
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -63,3 +65,14 @@ def test_spark_gives_the_answer_of_the_oracle(query: str, oracle: NexmarkOracle,
         found = found.rename_columns(["bidder", "bid_count"])
     assert found.num_rows > 0
     assert oracle.differences(query, found) == []
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("peer")
+
+
+@pytest.mark.parametrize("query", spark_peer.QUERIES)
+def test_structured_streaming_gives_the_answer_of_the_oracle(query: str, files: Path, spark: Any) -> None:
+    options = {"per_second": 1_000, "disorder": 250}
+    assert spark_peer.differences(spark, query, 50_000, files, **options) == []

@@ -496,8 +496,14 @@ def _finish(report: Report, console: Console, as_json: bool, out: Path | None) -
 
 
 def _of_rows(rows: list[dict[str, Any]]) -> Table:
-    """Make a table with a column for each row, named by its first entry, because there are more figures than compared things."""
+    """Make a table with a column for each row, named by its first entry, where there are more figures than compared things; and a
+    line for each row otherwise."""
     name, *keys = rows[0]
+    if len(rows) > len(keys):
+        made = Table(*rows[0])
+        for row in rows:
+            made.add_row(*map(_shown, row.values()))
+        return made
     made = Table(title=name)
     made.add_column("")
     for row in rows:
