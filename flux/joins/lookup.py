@@ -58,6 +58,10 @@ class LookupTable:
         called, key = [*(self._names[at] for at in kept), self._names[-1]], list(map(kept.index, self._key))
         return LookupTable(self._rows.select(kept), key, called, self._read_by, self._text)
 
+    def with_rows(self, rows: pa.Table) -> LookupTable:
+        """Return the table with other rows, of the same columns."""
+        return LookupTable(rows, self._key, self._names, self._read_by, self._text)
+
     @property
     def added(self) -> list[pa.Field]:
         """The columns that it puts behind those that come."""
@@ -98,8 +102,7 @@ class LookupTable:
     def unique(self) -> LookupTable:
         """Return the table with one row of each key: the first in the order of hashes."""
         at = self._found(self._keys)
-        rows = self._rows.filter(pa.array(at == np.arange(len(at))))
-        return LookupTable(rows, self._key, self._names, self._read_by, self._text)
+        return self.with_rows(self._rows.filter(pa.array(at == np.arange(len(at)))))
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch with the rows of the table behind them; null where there is none."""

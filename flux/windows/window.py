@@ -24,6 +24,9 @@ from flux.windows.durations import microseconds, words
 
 #: Times before all others, and after all others: a watermark that is not known yet, and that of an input that has ended.
 NEVER, END_OF_TIME = -(1 << 63), (1 << 63) - 1
+#: The number of the first version of a table that is read anew: watermarks of such tables are above all times of events, so that
+#: they hold none of these back.
+FIRST_VERSION = 1 << 61
 #: The most windows that one row may be in. A group has a result for each of them.
 OVERLAPPING_MAX = 65_536
 
