@@ -10,7 +10,7 @@ that have no such form (lists, maps) are kept as pieces of Arrow, each at least 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,9 @@ from partitioning.slot_tables import grown
 
 #: Rows, or bytes, for which a new column has room.
 ROOM_MIN = 64
+#: Bytes of text that are taken at once, beside those of one row: few rows may have much, and one column of a batch has less than
+#: 2 GiB.
+TAKEN_BYTES_MAX = 1 << 26
 
 
 class GrowingBits:
@@ -37,6 +40,11 @@ class GrowingBits:
         if at + len(packed) > len(self.bytes):
             self.bytes = grown(self.bytes, 2 * (at + len(packed)))
         self.bytes[at : at + len(packed)] = packed
+
+    def at(self, rows: np.ndarray) -> np.ndarray:
+        """Return the bits of rows, uint8."""
+        bits: np.ndarray = (self.bytes[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1
+        return bits
 
     def buffer(self, rows: int) -> pa.Buffer:
         return pa.py_buffer(self.bytes[: -(-rows // 8)])
@@ -61,6 +69,15 @@ class GrowingColumn(abc.ABC):
     @abc.abstractmethod
     def nbytes(self) -> int:
         """Bytes of memory held."""
+
+    @property
+    def longest(self) -> int:
+        """A number of bytes of text that no value exceeds."""
+        return 0
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray | int:
+        """Return the bytes of text of rows, given by their numbers; 0 for null, under which replicas may have different bytes."""
+        return 0
 
     def kept(self, rows: np.ndarray) -> GrowingColumn:
         """Return a column with these rows alone, ascending; perhaps this one."""
@@ -97,6 +114,14 @@ class BufferColumn(GrowingColumn):
 
     def take(self, rows: pa.Array) -> pa.Array:
         return self.view().take(rows)
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray | int:
+        found = self._lengths(rows)
+        return found if self._valid is None else found * self._valid.at(rows)
+
+    def _lengths(self, rows: np.ndarray) -> np.ndarray | int:
+        """Return the bytes of text of rows, and anything for null."""
+        return 0
 
     @property
     def nbytes(self) -> int:
@@ -170,11 +195,21 @@ class ByteValues(BufferColumn):
         self._number = np.int64 if type_ == self._wide else np.int32
         self._ends = np.zeros(ROOM_MIN, np.int64)  # the first is the start of row 0
         self._data = np.zeros(ROOM_MIN, np.uint8)
+        self._longest = 0
+
+    @property
+    def longest(self) -> int:
+        return self._longest
+
+    def _lengths(self, rows: np.ndarray) -> np.ndarray | int:
+        found: np.ndarray = self._ends[rows + 1] - self._ends[rows]
+        return found
 
     def _add(self, array: pa.Array) -> None:
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets, self._number)[array.offset : array.offset + len(array) + 1].astype(np.int64)
         begin, size = int(ends[0]), int(ends[-1] - ends[0])
+        self._longest = max(self._longest, int(np.diff(ends).max()))
         used, end = int(self._ends[self.rows]), self.rows + len(array)
         if end >= len(self._ends):
             self._ends = grown(self._ends, 2 * end + 1)
@@ -207,6 +242,13 @@ class StructValues(BufferColumn):
     def __init__(self, type_: pa.DataType) -> None:
         super().__init__(type_)
         self._fields = [growing(field.type) for field in type_]
+
+    @property
+    def longest(self) -> int:
+        return sum(column.longest for column in self._fields)
+
+    def _lengths(self, rows: np.ndarray) -> np.ndarray | int:
+        return sum(column.lengths(rows) for column in self._fields)
 
     def _add(self, array: pa.Array) -> None:
         for at, column in enumerate(self._fields):
@@ -250,6 +292,32 @@ class PieceColumn(GrowingColumn):
         return sum(piece.nbytes for piece in self._pieces)
 
 
+def text_lengths(array: pa.Array) -> np.ndarray | int:
+    """Return the bytes of text of each value, as ``GrowingColumn.lengths`` does."""
+    type_ = array.type
+    if is_.is_struct(type_):
+        return sum(map(text_lengths, array.flatten()))
+    if is_.is_string(type_) or is_.is_binary(type_) or is_.is_large_string(type_) or is_.is_large_binary(type_):
+        lengths = pa.compute.binary_length(array).fill_null(0)
+        return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+    return 0
+
+
+def at_once(rows: int, longest: int) -> bool:
+    """Return whether rows with at most this number of bytes of text each are certainly taken at once."""
+    return rows * longest <= TAKEN_BYTES_MAX
+
+
+def cuts(lengths: np.ndarray | int, rows: int) -> Iterator[slice]:
+    """Yield parts of rows, each with at most ``TAKEN_BYTES_MAX`` of text beside that of its last row. Equal lengths give equal
+    parts."""
+    ends = np.cumsum(np.broadcast_to(lengths, rows)) // TAKEN_BYTES_MAX
+    first = 0
+    for end in [*(np.flatnonzero(np.diff(ends)) + 1).tolist(), rows]:
+        yield slice(first, end)
+        first = end
+
+
 def growing(type_: pa.DataType) -> GrowingColumn:
     """Return an empty column of a type."""
     if is_.is_boolean(type_):
@@ -280,6 +348,22 @@ class Arena:
     def take(self, at: int, rows: pa.Array) -> pa.Array:
         """Return values of one column, null where the number of the row is null."""
         return self._columns[at].take(rows)
+
+    def longest(self, at: int) -> int:
+        """Return a number of bytes of text that no value of a column exceeds."""
+        return self._columns[at].longest
+
+    def lengths(self, at: int, rows: np.ndarray) -> np.ndarray | int:
+        """Return the bytes of text of values of one column."""
+        return self._columns[at].lengths(rows)
+
+    def parts(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield rows in parts that can be taken at once."""
+        if at_once(len(rows), sum(column.longest for column in self._columns.values())):
+            yield rows
+            return
+        lengths: np.ndarray | int = sum(column.lengths(rows) for column in self._columns.values())
+        yield from (rows[part] for part in cuts(lengths, len(rows)))
 
     def rows(self, rows: pa.Array) -> list[pa.Array]:
         """Return rows: the needed columns."""

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.errors import SchemaError
+from flux.joins.arena import at_once, cuts, text_lengths
 from flux.joins.join_spec import LEFT, RIGHT, JoinSpec
 from flux.joins.waiting_rows import ArrivedRows, WaitingRows
 from flux.operators.operator import Batches, Context, Operator
@@ -95,6 +96,8 @@ class Join(Operator):
         super().open(context)
         self._output = self.output_schema(context.schemas, context.key)
         self._index = KeyIndex(self._keys)
+        self._given_at = [at for _, at in self.spec.outputs]
+        self._rest_at = [] if self.spec.rest is None else [int(name) for name in self.spec.rest.columns()]
         self._waiting = [WaitingRows(self._schemas[side], self._needed(side), self._keys) for side in (LEFT, RIGHT)]
         self._ranges = [self.spec.ranges(side) for side in (LEFT, RIGHT)]
         #: By side: no row with a time below it comes any more.
@@ -211,7 +214,8 @@ class Join(Operator):
         while done < batch.num_rows:
             mine, found, end, row = other.pairs(rows, done, row, room, len(self._index))
             if self.spec.rest is not None and len(mine):
-                holds = self._holds(batch, side, mine, found)
+                parts = self._parts(side, batch, mine, found, self._rest_at)
+                holds = np.concatenate([self._holds(batch, side, *part) for part in parts])
                 mine, found = mine[holds], found[holds]
             if self.spec.once:
                 mine, found = self._first_matches(side, mine, found, matched)
@@ -223,9 +227,28 @@ class Join(Operator):
                 alone = done + np.flatnonzero(final[done:end] & ~matched[done:end])
                 if len(alone):
                     mine, found = _merged(mine, found, alone)
-            if len(mine):
-                yield self._given(side, batch, mine, found)
+            for part in self._parts(side, batch, mine, found, self._given_at) if len(mine) else ():
+                yield self._given(side, batch, *part)
             done = end
+
+    def _parts(
+        self, side: int, batch: pa.RecordBatch, mine: np.ndarray, found: np.ndarray, columns: Sequence[int]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield pairs in parts of which concatenated columns can be taken at once: a pair repeats the text of its rows."""
+        theirs = self._waiting[1 - side].columns
+        ours = [text_lengths(batch.column(own)) for of, own in map(self._of, columns) if of == side]
+        others = [own for of, own in map(self._of, columns) if of != side]
+        longest = sum(int(np.max(each)) for each in ours) + sum(map(theirs.longest, others))
+        if at_once(len(mine), longest):
+            yield mine, found
+            return
+        there, lengths = found >= 0, np.zeros(len(mine), np.int64)
+        for each in ours:
+            lengths += each[mine] if isinstance(each, np.ndarray) else each
+        for own in others:
+            lengths[there] += theirs.lengths(own, found[there])
+        for part in cuts(lengths, len(mine)):
+            yield mine[part], found[part]
 
     def _first_matches(
         self, side: int, mine: np.ndarray, found: np.ndarray, matched: np.ndarray
@@ -291,7 +314,8 @@ class Join(Operator):
             alone = waiting.forget(*limits, everything=everything or self._ended(1 - side))
             if self.spec.outer[side]:
                 for first in range(0, len(alone), PAIRS_MAX):
-                    yield self._alone(side, alone[first : first + PAIRS_MAX])
+                    for part in waiting.columns.parts(alone[first : first + PAIRS_MAX]):
+                        yield self._alone(side, part)
         self._tidy()
 
     def _ended(self, side: int) -> bool:

@@ -295,8 +295,8 @@ class WaitingRows:
         types += [self._schema.field(at).type for at in self._needed]
         schema = pa.schema(list(zip(self._names(), types, strict=True)))
         batches = []
-        for start in range(0, len(rows), CHUNK_ROWS):
-            which = rows[start : start + CHUNK_ROWS]
+        chunks = (rows[start : start + CHUNK_ROWS] for start in range(0, len(rows), CHUNK_ROWS))
+        for which in (part for chunk in chunks for part in self.columns.parts(chunk)):
             facts = [self._numbers[which], self._begun[which], self.matched[which]]
             facts += [self._at[which, fact] for fact in (TIME, LOW, HIGH, UNTIL)]
             arrays = [pa.array(fact) for fact in facts] + index.keys(self._owners[which])

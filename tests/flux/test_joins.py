@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import flux
 from flux.errors import SchemaError
 from flux.expressions.tree import Column, FunctionCall
-from flux.joins import join, waiting_rows
+from flux.joins import arena, join, waiting_rows
 from flux.joins.join import Join
 from flux.joins.join_spec import EITHER, KINDS, LEFT, RIGHT, JoinSpec, TimeBound
 from flux.operators.attributes import open_operator
@@ -376,8 +376,9 @@ def said(rows: list[tuple]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let few rows move together, and few pairs be found at once."""
+    """Let few rows move together, few pairs be found at once, and little text be taken at once."""
     monkeypatch.setattr(join, "PAIRS_MAX", 3)
+    monkeypatch.setattr(arena, "TAKEN_BYTES_MAX", 5)
     monkeypatch.setattr(join, "KEYS_MIN", 1)
     monkeypatch.setattr(waiting_rows, "ROWS_MIN", 2)
 
@@ -547,6 +548,47 @@ def test_state_is_empty_when_all_has_expired_and_bounded_before() -> None:
     assert operator.state_bytes() < 50_000 < min(sizes[2:])
     assert not any(len(waiting) for waiting in operator._waiting)
     assert given_ == 20 * 1600  # 800 pairs, 400 rows alone on each side
+
+
+@pytest.mark.parametrize("side", [LEFT, RIGHT])
+def test_long_text_that_many_pairs_repeat_comes_in_parts_which_are_those_of_a_copy(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of a megabyte with a thousand partners is a gigabyte of output, and 2 GiB do not fit into a column."""
+    monkeypatch.setattr(join, "PAIRS_MAX", 65_536)
+    monkeypatch.setattr(arena, "TAKEN_BYTES_MAX", 1 << 16)
+    schema = pa.schema([("key", pa.int64()), ("text", pa.string()), ("within", pa.struct([("text", pa.binary())]))])
+    spec = JoinSpec("full_outer", ((0,), (0,)), tuple((f"c{at}", at) for at in range(6)), ttl=1 << 40)
+    # Bytes under a null are of no account: a copy has none.
+    null = pa.Array.from_buffers(
+        pa.string(), 1, [pa.py_buffer(b"\0"), pa.py_buffer(b"\0\0\0\0\0\1\0\0"), pa.py_buffer(bytes(256))]
+    )
+    long = pa.array([{"text": b"x" * 9_000}], schema.field(2).type)
+    wide = pa.concat_batches([
+        pa.RecordBatch.from_arrays([pa.array([1]), null, long], schema=schema),
+        pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["y" * 20_000]), pa.nulls(1, long.type)], schema=schema),
+    ])  # fmt: skip
+    many = pa.RecordBatch.from_pylist([{"key": 1, "text": str(at)} for at in range(100)], schema=schema)
+    made, copy = opened(spec, schema), opened(spec, schema)
+    made.context.input = copy.context.input = side
+    assert not list(given_batches(made.process(wide)))
+    copy.restore(travelled(made.snapshot()))
+    for first, second in ((many, 1 - side), (many, side), (wide, 1 - side)):
+        found = []
+        for operator in (made, copy):
+            operator.context.input = second
+            found.append(list(given_batches(operator.process(first))))
+        assert found[0] == found[1]
+        assert all(each.nbytes < (1 << 16) + 40_000 for each in found[0])
+    alone = opened(spec, schema)
+    alone.context.input = side
+    for _ in range(9):
+        assert not list(given_batches(alone.process(wide)))
+    kept = travelled(alone.snapshot())["sides"][side]["rows"].to_batches()
+    given_ = list(given_batches(last_output(alone, alone.context)))
+    for batches in (kept, given_):
+        assert sum(each.num_rows for each in batches) == 18
+        assert all(each.nbytes < (1 << 16) + 40_000 for each in batches)
 
 
 def test_a_declaration_that_does_not_fit_the_columns_is_refused() -> None:
