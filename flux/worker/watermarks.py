@@ -2,8 +2,8 @@
 watermark-statements).
 
 Each input's watermark is the least over its streams, each bounded by statements that this very partition may go by. It is
-looked at once a stage and interval, and not for each statement and partition; and it is handed to a replica, to be ordered, at
-once if a window may end by it, otherwise after an interval.
+handed to a replica, to be ordered, at once if a window may end by it, otherwise after an interval. All partitions of a stage are
+looked at together, and not for each statement: statements by which nothing can end are told apart by the streams alone.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from flux.exchange.bounds import WatermarkPace
 from flux.exchange.inbound import Inbound, RowSlice, WordSlice
 from flux.replica.replica import Replica
 from flux.windows.statements import StreamBound, bound_of, least
-from flux.windows.window import NEVER
+from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.statistics import StageTime
 from flux.worker.hosted_replicas import HostedReplicas
 from partitioning.ids import PartitionKey, StreamId
 
-#: Seconds between two looks at the watermarks of a stage: at least, and more for each stream of each partition, so that a look
-#: takes a small part of the time.
+#: Seconds between two looks at the streams of a stage; and between two looks at the watermarks of its partitions, for each stream
+#: of each partition, so that a look takes a small part of the time.
 LOOK_S, LOOK_STREAM_S = 0.002, 20e-6
 
 
@@ -47,18 +47,20 @@ class WatermarkScheduler:
         self._pace = {stage.id: pace_of(plan, stage.edges_in) for stage in self._timed.values()}
         #: Watermarks of edges from micro-batches, which hold for all their streams.
         self._edges_at: dict[int, int] = {}
-        #: Time of the next look, by stage with news.
+        #: Time of the next look at the streams, by stage with news: something may end by them.
         self._news: dict[int, float] = {}
-        #: Time of the last look, by stage.
+        #: Time of the next look at all partitions, by stage: a watermark has risen by which nothing ends.
+        self._risen: dict[int, float] = {}
+        #: Times of the last looks, by stage: at the streams, and at all partitions.
         self._looked: dict[int, float] = {}
+        self._looked_at_all: dict[int, float] = {}
         self.due_at = inf
 
     def note(self, stage: int, now: float) -> None:
         """Note that the watermarks of a stage's replicas may have risen."""
         if stage in self._timed and stage not in self._news:
-            at = self._looked.get(stage, -inf) + self._interval_s(self._timed[stage])
-            self._news[stage] = max(now, at)
-            self.due_at = min(self.due_at, self._news[stage])
+            self._news[stage] = at = max(now, self._looked.get(stage, -inf) + LOOK_S)
+            self.due_at = min(self.due_at, at)
 
     def note_edge(self, edge: int, watermark: int, now: float) -> None:
         """Note that all rows of an edge from micro-batches that are applied nowhere yet have at least this time."""
@@ -75,14 +77,54 @@ class WatermarkScheduler:
         return min(max(look_s, LOOK_S), max(self._pace[stage.id].interval_s, LOOK_S))
 
     def look(self, now: float) -> None:
-        """Hand watermarks that have risen to the primaries whose time has come."""
+        """Hand watermarks that have risen to the primaries whose time has come.
+
+        News do not wait for the time of a look that was due before: a window may end by them."""
         for stage in [stage for stage, at in self._news.items() if at <= now]:
             del self._news[stage]
             self._looked[stage] = now
+            all_at = self._looked_at_all.get(stage, -inf)
+            if self._may_fire(stage):
+                all_at += self._interval_s(self._timed[stage])
+            else:
+                all_at += self._pace[stage].interval_s
+            self._risen[stage] = min(max(now, all_at), self._risen.get(stage, inf))
+        for stage in [stage for stage, at in self._risen.items() if at <= now]:
+            del self._risen[stage]
+            self._looked_at_all[stage] = now
             later = min((self._offer(replica, now) for replica in self._primaries(stage)), default=inf)
             if later < inf:
-                self._news[stage] = later
-        self.due_at = min(self._news.values(), default=inf)
+                self._risen[stage] = later
+        self.due_at = min([*self._news.values(), *self._risen.values()], default=inf)
+
+    def _may_fire(self, stage: int) -> bool:
+        """Tell whether all streams of a stage have passed the time at which a window of any partition here may end, or a timer
+        fires. Partitions may still be behind these statements."""
+        quantum, fires_at, first = self._pace[stage].quantum, END_OF_TIME, None
+        for replica in self._primaries(stage):
+            assert replica.clock is not None
+            first = first or replica
+            fires_at = min(fires_at, int(replica.context.event_timers.next))
+            if quantum > 0:
+                fires_at = min(fires_at, (replica.clock.watermark // quantum + 1) * quantum)
+        if first is None:
+            return False
+        assert first.clock is not None
+        edges = [edge for number in first.clock.timed for edge in self._edges(first, number)]
+        return all(self._has_passed(first, edge, fires_at) for edge in edges)
+
+    def _has_passed(self, replica: Replica, edge: EdgePlan, at: int) -> bool:
+        """Tell whether the worker has heard of no stream of an edge that holds a replica back before this time."""
+        expected = replica.waits.expected.get(edge.id)
+        if expected is None:
+            return isinstance(edge, FromMicroBatches) and self._edges_at.get(edge.id, NEVER) >= at
+        ended = replica.waits.ended[edge.id]
+        for producer in expected:
+            inbound = self._streams.get(StreamId(edge.id, producer))
+            holds = inbound is None or (inbound.said.watermark < at and not inbound.said.idle)
+            if holds and producer not in ended:
+                return False
+        return True
 
     def _primaries(self, stage: int) -> Iterator[Replica]:
         for replica in self._hosted.of_stage.get(stage, {}).values():  # no stage is there before the first table

@@ -192,6 +192,15 @@ def test_a_late_row_is_left_out_and_counted() -> None:
     assert streams.timed.late == 1
 
 
+def test_a_window_ends_at_once_although_its_stage_is_to_look_again_later() -> None:
+    """The look for a watermark that ends no window is due 50 ms after the one before."""
+    windows = Windows()
+    for time, seconds in ((1, 0.2), (5, 0.01), (7, 0.01), (12, 0.02)):
+        windows.script.given[0] += [rows(time)]
+        windows.run(seconds)
+    assert windows.counts == {10: 3}
+
+
 def test_the_least_of_two_partitions_holds_the_watermark() -> None:
     windows = Windows(partitions=2)
     windows.script.given[0] += [rows(1, 55)]
@@ -375,7 +384,7 @@ def test_a_reader_that_is_too_far_ahead_of_another_one_of_its_worker_waits_and_t
     windows.script.given[0] += [rows(56)]
     for time in range(21, 40):
         windows.script.given[1] += [rows(time)]
-        windows.run(0.01)
+        windows.run(0.03)
     assert [len(given) for given in windows.script.given] == [1, 0]
     windows.script.given[1] += ["end"]
     windows.run(0.05)
