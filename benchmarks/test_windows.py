@@ -65,3 +65,28 @@ def test_count_and_sum_by_window(benchmark: Any, name: str, rows: int) -> None:
     assert results > ROWS // 20
     if benchmark.stats is not None:
         benchmark.extra_info["M rows/s"] = round(ROWS / benchmark.stats.stats.min / 1e6, 1)
+
+
+@pytest.mark.parametrize("partitions", [5, 64, 100])
+@pytest.mark.parametrize("way", ["each alone", "in one call"])
+def test_15_rows_for_each_of_several_partitions(benchmark: Any, partitions: int, way: str) -> None:
+    rows, random = 15, np.random.default_rng(1)
+    made: Any = flux.stage(key="key", window=WINDOWS["tumbling 10 s"])(Totals)
+    operators: list[Any] = [made.make() for _ in range(partitions)]
+    for partition, operator in enumerate(operators):
+        context = Context("totals", partition, partitions, ("key",), (SCHEMA,), "append", watermarks=[NEVER])
+        open_operator(operator, context)
+    every = rows * partitions
+    columns = [random.integers(0, 1000, every), np.arange(every), random.integers(0, 9, every)]
+    arrays = [pa.array(column).view(type_) for column, type_ in zip(columns, SCHEMA.types, strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    parts = [batch.slice(start, rows) for start in range(0, every, rows)]
+
+    def alone() -> None:
+        for operator, part in zip(operators, parts, strict=True):
+            list(operator.process(part))
+
+    def together() -> None:
+        Totals.process_many(operators, batch, [rows] * partitions)
+
+    benchmark.pedantic(alone if way == "each alone" else together, rounds=200, warmup_rounds=20)

@@ -276,8 +276,7 @@ class Aggregate(Operator):
 
     @property
     def processes_many(self) -> bool:
-        groups = self._flux_groups
-        return super().processes_many and isinstance(groups, KeyedState) and groups.joins
+        return super().processes_many and self._flux_groups.joins
 
     def on_watermark(self) -> Batches:
         groups = self._flux_groups
@@ -298,10 +297,17 @@ class Aggregate(Operator):
 
     @classmethod
     def process_many(cls, operators: Sequence[Self], batch: pa.RecordBatch, rows: Sequence[int]) -> JointOutput | None:
-        first = operators[0]
-        states = [cast(KeyedState, operator._flux_groups) for operator in operators]  # processes_many: no windows
+        first, number = operators[0], operators[0].context.input
+        if isinstance(first._flux_groups, WindowedGroups):
+            windows = [cast(WindowedGroups, operator._flux_groups) for operator in operators]
+            contexts = [operator.context for operator in operators]
+            WindowedGroups.add_each(
+                windows, contexts, batch, rows, first._keys_at[number], first._columns_at[number]
+            )  # fmt: skip
+            return None
+        states = [cast(KeyedState, operator._flux_groups) for operator in operators]
         update = JointUpdate(states, rows)
-        slots = update.slots([batch.column(i) for i in first._keys_at[first.context.input]])
+        slots = update.slots([batch.column(i) for i in first._keys_at[number]])
         update.update(slots, first._values(batch))
         if not first._updates:
             update.note(slots)

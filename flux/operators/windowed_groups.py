@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 from flux.errors import SchemaError
 from flux.operators.operator import Context
 from flux.operators.schema import position, positions
-from flux.windows.pane_state import PaneState, WindowGroups
+from flux.windows.pane_state import PaneState, WindowGroups, add_to_each
 from flux.windows.session_state import SessionState
 from flux.windows.times import TIME_MAX, microseconds_at, microseconds_of
 from flux.windows.window import NEVER, Closing, SessionWindow, Window
+from partitioning.errors import FailedPartition
 from partitioning.keyed_state import TypedMeasure
 
 #: The columns of a window in the output.
@@ -117,9 +118,14 @@ class WindowedPartition(Generic[State]):
         """Return the rows of the step that the context tells that count, and their times in microseconds."""
         if self._by_clock:
             return batch, np.full(batch.num_rows, microseconds_at(context.now))
-        # The watermark of the context counts, too: a replica that begins empty at a replay point has closed nothing yet.
-        self._watermark = builtins.max(self._watermark, context.watermark)
+        self.meet(context.watermark)
         return self._countable(batch, batch.column(self._times_at[context.input]))
+
+    def meet(self, watermark: int) -> int:
+        """Return the watermark below which rows do not count, given that of a step. It counts, too, because a replica that begins
+        empty at a replay point has closed nothing yet."""
+        self._watermark = builtins.max(self._watermark, watermark)
+        return self._watermark
 
     def _countable(self, batch: pa.RecordBatch, column: pa.Array) -> tuple[pa.RecordBatch, np.ndarray]:
         """Return the rows that count, and their times."""
@@ -242,6 +248,42 @@ class WindowedGroups(WindowedPartition[PaneState | SessionState]):
         self.set_timer(context)
         return list(self._joined(changed or ()))
 
+    @property
+    def joins(self) -> bool:
+        """Whether ``add_each`` takes these groups: they are in panes, and give nothing before windows end."""
+        return isinstance(self._state, PaneState) and not self._by_clock and self._state.joins
+
+    @classmethod
+    def add_each(
+        cls,
+        groups: Sequence[WindowedGroups],
+        contexts: Sequence[Context],
+        batch: pa.RecordBatch,
+        rows: Sequence[int],
+        keys_at: Sequence[int],
+        values_at: Sequence[int | None],
+    ) -> None:
+        """``add`` rows of a step of each of several partitions in one call: ``rows[k]`` rows, at least one, behind those of
+        partition k - 1. ``joins`` holds for all. Raises FailedPartition.
+
+        If some rows do not count, or do not fit, each partition gets its own rows in a call of ``add``."""
+        column = batch.column(groups[0]._times_at[contexts[0].input])
+        watermarks = [each.meet(context.watermark) for each, context in zip(groups, contexts, strict=True)]
+        times = None if column.null_count else microseconds_of(column)
+        if times is not None and _all_count(times, watermarks, rows):
+            states = [each._state for each in groups]
+            keys = [batch.column(i) for i in keys_at]
+            values = [None if at is None else batch.column(at) for at in values_at]
+            add_to_each(states, [context.step for context in contexts], rows, times, keys, values)  # type: ignore[arg-type]
+            return
+        begin = 0
+        for at, (each, context, count) in enumerate(zip(groups, contexts, rows, strict=True)):
+            try:
+                each.add(batch.slice(begin, count), context, keys_at, values_at)
+            except Exception as error:
+                raise FailedPartition(at, error) from error
+            begin += count
+
     def _close(self, watermark: int) -> Iterator[pa.RecordBatch]:
         if isinstance(self._state, PaneState):
             yield from self._joined(self._state.close(watermark))
@@ -279,3 +321,12 @@ class WindowedGroups(WindowedPartition[PaneState | SessionState]):
             for at in ([part.start for part in parts], [part.end for part in parts])
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._output)
+
+
+def _all_count(times: np.ndarray, watermarks: Sequence[int], rows: Sequence[int]) -> bool:
+    """Tell whether all times of several partitions, one behind the other, are fit for windows and not below the watermark of
+    theirs."""
+    least = int(times.min())
+    if not -TIME_MAX <= least <= int(times.max()) <= TIME_MAX:
+        return False
+    return least >= builtins.max(watermarks) or bool((times >= np.repeat(np.array(watermarks), rows)).all())

@@ -7,7 +7,9 @@ first.
 With ``by_window`` there is a table for each window, because results are wanted after every step.
 
 A table is a piece of the state: ``changes`` gives the pieces that changed, each by its own changes, and names those that are
-gone."""
+gone.
+
+``add_to_each`` adds small batches to the panes of several partitions in one call."""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flux.windows.open_panes import OpenPanes, taken
+from flux.windows.open_panes import OpenPanes, TooManyPanes, taken
 from flux.windows.pane_spans import PANES_MERGED_MAX, PaneSpans, merged
 from flux.windows.window import NEVER, Window
-from partitioning.keyed_state import KeyedState, TypedMeasure
+from partitioning.errors import FailedPartition
+from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
 
 #: Bytes of a table without groups.
 TABLE_BYTES = 2_000
@@ -51,6 +54,11 @@ class PaneState(OpenPanes[KeyedState]):
         """Bytes of memory that all panes hold."""
         spans = 0 if self._spans is None else self._spans.nbytes
         return spans + sum(piece.nbytes + TABLE_BYTES for piece in self._pieces.values())
+
+    @property
+    def joins(self) -> bool:
+        """Whether ``add_to_each`` takes such a state."""
+        return not self.by_window and self._empty.joins
 
     def _make(self) -> KeyedState:
         piece = self._empty.empty()
@@ -102,6 +110,11 @@ class PaneState(OpenPanes[KeyedState]):
         touched = piece.touched(slots) if self.by_window else slots
         piece.note(touched)
         return WindowGroups(start, start + self.window.size, piece, touched)
+
+    def pieces_of(self, starts: Sequence[int], step: int) -> list[KeyedState]:
+        """Return the tables of panes, for rows of a step. Raises TooManyPanes, which leaves the state unusable."""
+        self._step = step
+        return [self._piece(start) for start in starts]
 
     # ---- ends
 
@@ -180,6 +193,40 @@ class PaneState(OpenPanes[KeyedState]):
         piece = self._empty.empty()
         piece.restore(groups)
         return piece
+
+
+def add_to_each(
+    states: Sequence[PaneState],
+    steps: Sequence[int],
+    rows: Sequence[int],
+    times: np.ndarray,
+    keys: Sequence[pa.Array],
+    columns: Sequence[pa.Array | None],
+) -> None:
+    """Add rows to several states of the same keys, measures and windows in one call: ``rows[k]`` rows of a step of state k, at
+    least one, behind those of state k - 1. Law: each state is that of a call of ``add`` with its own rows. ``joins`` holds for
+    all states. Raises FailedPartition, which leaves the states unusable."""
+    starts, owners = states[0].window.panes(times), np.repeat(np.arange(len(states)), rows)
+    changes, falls = owners[1:] != owners[:-1], starts[1:] < starts[:-1]
+    if (falls & ~changes).any():
+        order = np.lexsort((starts, owners))  # rows of one pane keep their order
+        starts, keys, columns = starts[order], taken(keys, order), taken(columns, order)
+    begins = np.flatnonzero(np.concatenate([[True], changes | (starts[1:] != starts[:-1])]))
+    of, at = owners[begins], starts[begins].tolist()
+    pieces: list[KeyedState] = []
+    ends = np.searchsorted(of, np.arange(len(states)), "right").tolist()
+    for number, (state, step, end) in enumerate(zip(states, steps, ends, strict=True)):
+        try:
+            pieces += state.pieces_of(at[len(pieces) : end], step)
+        except TooManyPanes as error:
+            raise FailedPartition(number, error) from error
+    try:
+        update = JointUpdate(pieces, np.diff(begins, append=len(times)).tolist())
+        slots = update.slots(keys)
+        update.update(slots, columns)
+    except FailedPartition as failed:
+        raise FailedPartition(int(of[failed.at]), failed.error) from failed.error
+    update.note(slots)
 
 
 def _cut(columns: Sequence[Any], begin: int, rows: int) -> list[Any]:
