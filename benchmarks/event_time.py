@@ -1,10 +1,12 @@
-"""Windows, sessions and state per key over parquet files, in Flux and in Spark Structured Streaming, side by side in one run; and
-the age of a window's result at a sink.
+"""Windows, sessions, joins and state per key over parquet files, in Flux and in Spark Structured Streaming, side by side in one
+run; the cost of a watermark; and the age of a window's result and of a joined row at a sink.
 
-    tumble   count and sum per key and 10 s, one million keys
-    hop      count per item and 10 s, every 2 s, ten thousand items
-    session  count per user and session with gaps of at most 10 s, one million users
-    keyed    a Python method per key: ``flux.KeyedOperator`` beside ``transformWithState``
+    tumble           count and sum per key and 10 s, one million keys
+    hop              count per item and 10 s, every 2 s, ten thousand items
+    session          count per user and session with gaps of at most 10 s, one million users
+    keyed            a Python method per key: ``flux.KeyedOperator`` beside ``transformWithState``
+    interval_join    rows with equal keys within 2.5 s of each other, one million keys, one million rows that wait
+    watermark_alone  count and sum per key over a source with a watermark, in turn with the same source without: no peer
 
 Both sides read the same files with the same watermark and give final rows (append mode); the peer may read a part of the files,
 because it is slower and its rate does not depend on the number of rows. Each side runs a warm-up query first. Each answer of Flux
@@ -35,10 +37,12 @@ from rich.console import Console
 
 import flux
 from benchmarks import session
+from benchmarks.join_age import measure_join_age
 from benchmarks.operating import await_any_progress
 from benchmarks.result_age import measure_age
 from benchmarks.timeline import Report
 from spark_integration.query.output import fetch_all
+from spark_integration.query.query import Query
 from spark_integration.query.start import start_query
 
 #: Events per second of event time, and rows of a file: two and a half seconds.
@@ -48,8 +52,8 @@ DISORDER_S, DELAY = 1.0, "4 seconds"
 KEYS, ITEMS, USERS, FEW_USERS = 1_000_000, 10_000, 1_000_000, 10_000
 READ_ROWS = 131_072
 PARTITIONS = 16
-#: Rows that the peer reads at most: windows, and a Python method per key.
-PEER_ROWS, PEER_KEYED_ROWS = 4_000_000, 100_000
+#: Rows that the peer reads at most: windows, joins, and a Python method per key.
+PEER_ROWS, PEER_JOIN_ROWS, PEER_KEYED_ROWS = 4_000_000, 2_000_000, 100_000
 #: Files of a micro-batch of the peer.
 PEER_FILES = 2
 PEER_SHUFFLE_PARTITIONS = 2
@@ -79,6 +83,8 @@ class Case:
     rows: float = 1.0
     peer_rows: int = PEER_ROWS
     output_mode: str = "append"
+    #: Times that each row of the files is read, once for each input.
+    inputs: int = 1
 
 
 class CountAndSum(flux.Aggregate):
@@ -149,6 +155,24 @@ def _flat(rows: DataFrame) -> DataFrame:
     )
 
 
+#: Rows of both sides that wait: those of twice this time.
+NEAR = "l.auction = r.user AND l.ts BETWEEN r.ts - INTERVAL 2500 MILLISECONDS AND r.ts + INTERVAL 2500 MILLISECONDS"
+
+
+def _joined(rows: Any) -> Any:
+    """Join rows with others of the same source: in Flux and in Spark alike."""
+    columns = F.col("l.auction"), F.col("l.ts").alias("ts"), F.col("r.ts").alias("other_ts")
+    return rows.alias("l").join(rows.alias("r"), F.expr(NEAR)).select(*columns)
+
+
+def _join_in_flux(rows: Any) -> Any:
+    return _joined(rows).withStage(partitions=PARTITIONS)
+
+
+def _join_in_spark(rows: DataFrame) -> Any:
+    return _joined(rows.withWatermark("ts", DELAY) if rows.isStreaming else rows)
+
+
 def _n() -> Any:
     return F.count("*").alias("n")
 
@@ -196,14 +220,36 @@ CASES = {
             peer_rows=PEER_KEYED_ROWS,
             output_mode="update",
         ),
+        Case(
+            "interval_join",
+            ("auction", "user", "ts"),
+            lambda: _join_in_flux,
+            _join_in_spark,
+            _same,
+            rows=0.5,
+            peer_rows=PEER_JOIN_ROWS,
+            inputs=2,
+        ),
     )
 }
+#: The case without a peer and without an answer of Spark: half of its runs have no event time.
+WATERMARK_ALONE = "watermark_alone"
+NAMES = (*CASES, WATERMARK_ALONE)
 
 
 def run(
-    names: list[str], rows: int, workers: int, peer: bool, seconds: float, rate: int, console: Console, rounds: int = 1
+    names: list[str],
+    rows: int,
+    workers: int,
+    peer: bool,
+    seconds: float,
+    rate: int,
+    console: Console,
+    rounds: int = 1,
+    join_rate: int = 20_000,
 ) -> Report:
-    """Run the cases, and then measure the age of results for ``seconds`` at ``rate`` rows per second; 0: do not."""
+    """Run the cases, and then measure the age of results for ``seconds`` at ``rate`` rows per second, and that of joined rows at
+    ``join_rate`` rows per second on each side; 0 seconds: do not."""
     settings: dict[str, Any] = {"spark.sql.session.timeZone": "UTC", "spark.sql.files.maxPartitionBytes": 1 << 30}
     spark, startup = session.start(workers, 2, **settings)
     result: dict[str, Any] = {"benchmark": "eventtime", "rows": rows, "workers": workers}
@@ -212,10 +258,14 @@ def run(
         result["peer"] = "Spark Structured Streaming, available-now, checkpoint in a local folder, default state store"
         result["peer_keyed"] = "transformWithState, RocksDB state store"
     try:
-        for case in (CASES[name] for name in names or CASES):
-            result |= _case(spark, case, rows, workers, peer, rounds, console)
+        for name in names or NAMES:
+            if name == WATERMARK_ALONE:
+                result |= _watermark_alone(spark, rows, workers, rounds, console)
+            else:
+                result |= _case(spark, CASES[name], rows, workers, peer, rounds, console)
         if seconds:
             result |= measure_age(spark, rate, seconds, workers, console)
+            result |= measure_join_age(spark, join_rate, seconds, workers, console)
     finally:
         spark.stop()
     return Report(result)
@@ -225,7 +275,7 @@ def _case(
     spark: SparkSession, case: Case, rows: int, workers: int, peer: bool, rounds: int, console: Console
 ) -> dict[str, Any]:
     paths = files(max(int(rows * case.rows) // FILE_ROWS, 1), case.name == "keyed")
-    total = len(paths) * FILE_ROWS
+    total = len(paths) * FILE_ROWS * case.inputs
     _measure(spark, case, paths[:WARM_UP_FILES], workers)
     rates = [total / _measure(spark, case, paths, workers) for _ in range(rounds)]
     found: dict[str, Any] = {f"{case.name}_rows": total, f"{case.name}_rows_per_s": round(_median(rates))}
@@ -238,6 +288,34 @@ def _case(
             return found
         found[f"{case.name}_ratio"] = round(found[f"{case.name}_rows_per_s"] / found[f"{case.name}_peer_rows_per_s"], 2)
     return found
+
+
+def _watermark_alone(spark: SparkSession, rows: int, workers: int, rounds: int, console: Console) -> dict[str, Any]:
+    """Measure a stage whose rows have a watermark and no window, in turn with the same stage without one."""
+    paths = files(max(rows // FILE_ROWS, 1), False)
+    total, columns = len(paths) * FILE_ROWS, CASES["tumble"].columns
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+
+    def rate(timed: bool, some: list[str]) -> float:
+        source: Any = flux.source(reader(some, workers, columns), schema, partitions=workers)
+        rows = source.withWatermark("ts", DELAY) if timed else source
+        flow = flux.stage(key="auction", partitions=PARTITIONS, output_mode="complete")(CountAndSum)(rows)
+        return len(some) * FILE_ROWS / _seconds(spark, flow, workers)
+
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for timed in rates:
+        rate(timed, paths[:WARM_UP_FILES])
+    for _ in range(rounds):
+        for timed, found in rates.items():
+            found.append(rate(timed, paths))
+    without, alone = _median(rates[False]), _median(rates[True])
+    console.print(f"watermark alone: {total:,} rows, {alone:,.0f} rows/s with one and {without:,.0f} without")
+    return {
+        "watermark_alone_rows": total,
+        "watermark_alone_rows_per_s": round(alone),
+        "without_watermark_rows_per_s": round(without),
+        "watermark_alone_ratio": round(alone / without, 3),
+    }
 
 
 def _median(rates: list[float]) -> float:
@@ -295,6 +373,22 @@ def _measure(spark: SparkSession, case: Case, paths: list[str], workers: int) ->
     schema = pa.schema([SCHEMA.field(name) for name in case.columns])
     source: Any = flux.source(reader(paths, workers, case.columns), schema, partitions=workers)
     flow = case.stage()(source.withWatermark("ts", DELAY))
+
+    def check(query: Query) -> None:
+        found, expected = _digest(case.shown(fetch_all(query))), _answer(spark, case.name, tuple(paths))
+        if found != expected:
+            raise AssertionError(
+                f"{case.name}: the answer differs from Spark's batch answer: {found} against {expected}"
+            )
+
+    return _seconds(spark, flow, workers, check)
+
+
+def _seconds(
+    spark: SparkSession, flow: Any, workers: int, check: Callable[[Query], None] = lambda query: None
+) -> float:
+    """Run a flow once, and return its seconds from the first row to the last result. ``check`` gets the query with its
+    output."""
     query = start_query([flow], "eventtime", spark, keep_output=True, workers=workers, progress_interval="500ms")
     try:
         progress, end = None, time.monotonic() + WAIT_S
@@ -304,11 +398,7 @@ def _measure(spark: SparkSession, case: Case, paths: list[str], workers: int) ->
         query.wait_for_output()
         last = query.lastProgress
         assert last is not None
-        found, expected = _digest(case.shown(fetch_all(query))), _answer(spark, case.name, tuple(paths))
-        if found != expected:
-            raise AssertionError(
-                f"{case.name}: the answer differs from Spark's batch answer: {found} against {expected}"
-            )
+        check(query)
         return float(last["finishedAt"] - last["firstRowAt"])
     finally:
         query.stop()
@@ -343,12 +433,12 @@ def _peer(spark: SparkSession, case: Case, paths: list[str], rounds: int, consol
     rows = count * FILE_ROWS or case.peer_rows
     try:
         _stream(spark, case, part[:WARM_UP_FILES])
-        rates = [rows / _stream(spark, case, part) for _ in range(rounds)]
+        rates = [rows * case.inputs / _stream(spark, case, part) for _ in range(rounds)]
     finally:
         for key, old in before.items():
             spark.conf.unset(key) if old is None else spark.conf.set(key, old)
     console.print(f"{case.name}: peer {rows:,} rows, {', '.join(f'{rate:,.0f}' for rate in rates)} rows/s")
-    return {f"{case.name}_peer_rows": rows, f"{case.name}_peer_rows_per_s": round(_median(rates))}
+    return {f"{case.name}_peer_rows": rows * case.inputs, f"{case.name}_peer_rows_per_s": round(_median(rates))}
 
 
 def _part(path: str, rows: int) -> str:

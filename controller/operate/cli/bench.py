@@ -383,9 +383,13 @@ class EventTimePeer(StrEnum):
 def eventtime(
     case: Annotated[
         list[str] | None,
-        typer.Option(help="tumble, hop, session or keyed; may be repeated. (default: all)"),
+        typer.Option(
+            help="tumble, hop, session, keyed, interval_join or watermark_alone; may be repeated. (default: all)"
+        ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=500_000, help="Rows to read; a quarter of them for keyed.")] = 16_000_000,
+    rows: Annotated[
+        int, typer.Option(min=500_000, help="Rows to read; a quarter of them for keyed, half for interval_join.")
+    ] = 16_000_000,
     workers: Workers = 2,
     peer: Annotated[
         EventTimePeer | None, typer.Option(help="Also run Spark Structured Streaming over the same files.")
@@ -394,17 +398,21 @@ def eventtime(
         float, typer.Option(min=0, max=3600, help="Time of measurement of the age of results; 0: none.")
     ] = 20,
     rate: Annotated[int, typer.Option(min=100, help="Rows per second during this time.")] = 100_000,
+    join_rate: Annotated[
+        int, typer.Option(min=100, help="Rows per second on each side of a join during as long a time.")
+    ] = 20_000,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Runs, also of the peer; the median counts.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Windows, sessions and state per key: rows per second, against Spark's own streaming, and the age of results."""
+    """Windows, sessions, joins and state per key: rows per second, against Spark's own streaming; the cost of a watermark; and
+    the age of results."""
     console = _prepare(as_json, None)
     from benchmarks import event_time as benchmark
 
-    unknown = sorted(set(case or ()) - benchmark.CASES.keys())
+    unknown = sorted(set(case or ()) - set(benchmark.NAMES))
     if unknown:
-        raise typer.BadParameter(f"--case {unknown[0]}: there are {', '.join(benchmark.CASES)}")
-    report = benchmark.run(case or [], rows, workers, peer is not None, seconds, rate, console, rounds)
+        raise typer.BadParameter(f"--case {unknown[0]}: there are {', '.join(benchmark.NAMES)}")
+    report = benchmark.run(case or [], rows, workers, peer is not None, seconds, rate, console, rounds, join_rate)
     _finish(report, console, as_json, None)
 
 
