@@ -91,9 +91,11 @@ class OrderExchange:
         self._tell_at = 0.0
         self._again_at = 0.0
 
-    def tell(self, key: PartitionKey) -> None:
-        """Note that a primary has something to send."""
+    def tell(self, key: PartitionKey, at_once: bool = False) -> None:
+        """Note that a primary has something to send. ``at_once``: other work does not hold it back."""
         self._untold[key] = None
+        if at_once:
+            self._tell_at = 0.0
 
     def due(self) -> float:
         """Return the time at which ``poll`` must be called again at the latest."""

@@ -500,7 +500,9 @@ class WorkerCore:
         if replica.context.timers.pending:
             self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
-            self.order_exchange.tell(replica.key)
+            # Results of windows come at once, and seldom: they do not wait until the order has company.
+            ends = step.entry.kind is StepKind.WATERMARK and replica.output.given > 0
+            self.order_exchange.tell(replica.key, at_once=ends)
         if replica.clock is not None and replica.primary:
             self.watermarks.note(replica.stage.id, now)
         if done:

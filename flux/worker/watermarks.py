@@ -23,7 +23,7 @@ from partitioning.ids import PartitionKey, StreamId
 
 #: Seconds between two looks at the streams of a stage; and between two looks at the watermarks of its partitions, for each stream
 #: of each partition, so that a look takes a small part of the time.
-LOOK_S, LOOK_STREAM_S = 0.002, 20e-6
+LOOK_S, LOOK_STREAM_S = 0.001, 20e-6
 
 
 class WatermarkScheduler:

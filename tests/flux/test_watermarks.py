@@ -15,6 +15,7 @@ import flux
 from flux.dataflow.plan import EventTime, FromSource, Plan, Timed
 from flux.dataflow.source_reader import FunctionReader, opened
 from flux.errors import ProtocolError
+from flux.exchange.producer import ToWorker
 from flux.wire.messages import Bound, OrderEntry, Orders, OrdersSeen, PartitionOrder, PartitionSeen, Reset, StepKind
 from flux.wire.statistics import ReaderState
 from flux.worker.core import WorkerCore
@@ -271,6 +272,37 @@ def test_a_watermark_that_waits_for_a_slow_secondary_goes_on_when_it_has_applied
     assert done == 2
     seen(1)
     assert core.work(0.0), "nobody else wakes it"
+
+
+def test_the_order_of_a_step_that_ends_a_window_waits_for_no_company_on_a_busy_worker() -> None:
+    script = Script()
+    counted = flux.stage(key="key", partitions=1, replicas=2, window=flux.window("ts", "10 microseconds"))(
+        Counted.target
+    )
+    plan = timed(planned(counted, flux.stage(partitions=1)(Kept), source=flux.source(script.read, SCHEMA, 1)))
+    core = WorkerCore(plan, 0)
+    both, alone = (ReplicaAt(0, 0), ReplicaAt(5, 0)), (ReplicaAt(0, 0),)
+    core.on_table(Table(0, ((both,), (alone,)), ((0,),), {0: "", 5: ""}), 0.0)
+    replica = core.replicas[0, 0]
+    core.on_answer(5, OrdersSeen([PartitionSeen(0, 0, 0, replica.leads_since, 0, 0, 0, 0)]), 0.0)
+
+    def told(now: float) -> list[StepKind]:
+        """Go on, and return the steps that worker 5 is told of while there is other work."""
+        while core.read(True, now) or core.work(now):
+            pass
+        core.turns.wake(replica.key)
+        orders = [each.message for each in core.poll(now) if isinstance(each, ToWorker) and each.worker == 5]
+        return [
+            entry.kind for each in orders if isinstance(each, Orders) for item in each.items for entry in item.entries
+        ]
+
+    script.given[0] += [rows(1)]
+    while not replica.applied:
+        told(0.0)
+    assert told(1.0) != [], "these have waited for long"
+    script.given[0] += [rows(12)]
+    kinds = [kind for tick in range(1, 6) for kind in told(1.0 + tick / 1000)]
+    assert kinds[-1:] == [StepKind.WATERMARK]
 
 
 def test_the_watermark_of_sessions_is_below_the_last_instant_of_those_that_are_open() -> None:
