@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -81,8 +82,20 @@ def happened(operator: Any, what: str, time: int) -> Any:
         return shown(move_watermarks(operator, operator.context, [max(time, operator.context.watermark)]))
     if what == "copy":
         return operator.restore(operator.snapshot())
-    changes = operator.changes()
-    return None if changes is None else repr(changes)
+    return plain(operator.changes())
+
+
+def plain(value: Any) -> Any:
+    """Return a state with lists in place of arrays, whose texts have addresses."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return (
+        repr(value.to_pydict()) if isinstance(value, pa.Table) else repr(getattr(value, "to_pylist", lambda: value)())
+    )
 
 
 def shown(batches: Any) -> list[Any]:
