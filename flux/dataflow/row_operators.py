@@ -167,7 +167,9 @@ class RowOperators(FlowSchema):
              when the watermark of the other side has passed all that could match it
         how  "inner", "left", "right", "full", "left_semi" or "left_anti", in any spelling of PySpark. A row without a match comes
              once, when it is final
-        ttl  where there are no bounds: how long a row waits, such as "1 day"; None: for ever. It has to be said"""
+        ttl  where there are no bounds, to be said: such as "1 day". With event time on both sides, rows match if their times are
+             at most a day apart, whichever side is faster; otherwise a row waits for a day, by the event time of its side or by
+             the clock, and the rows that it meets depend on when they come. None: rows wait for ever"""
         from flux.dataflow.relations.joining import joined
 
         made = joined(self, other, on, how, ttl)  # type: ignore[arg-type]
@@ -259,7 +261,8 @@ class RowOperators(FlowSchema):
     def dropDuplicatesWithinWatermark(self, subset: Any = None) -> RankFlow:  # noqa: N802
         """Leave out rows that repeat an earlier one: those with equal values in these columns, by default in all, and a time at
         most the delay of the watermark behind that of the row that was given. The row that comes first is given at once, with its
-        event time. ``flux.dedup`` has a time of its own."""
+        event time: the same one in every run if rows of equal values come in one source partition. ``flux.dedup`` has a time of
+        its own."""
         from flux.dataflow.relations.ranking import without_duplicates
 
         return without_duplicates(self, subset)  # type: ignore[arg-type]

@@ -65,7 +65,8 @@ class JoinSpec:
     bounds: tuple[TimeBound, ...] = ()
     #: The rest of the condition, with concatenated columns named by their positions.
     rest: Expression | None = None
-    #: Microseconds for which a row waits for matches, see the operator. None: as bounds say, without them for ever.
+    #: Microseconds for which a row waits for matches, see the operator. None: as bounds say, without them for ever. A user's
+    #: declaration over two event times has bounds in its place (``with_ttl_as_bounds``).
     ttl: int | None = None
     #: The side whose event time is that of given rows, or ``EITHER``. None: given rows have no event time.
     time_of: int | None = None
@@ -129,6 +130,16 @@ class JoinSpec:
             rest=self.rest
             and self.rest.replaced({name: Column(str(places[int(name)]), each.type) for name, each in rest.items()}),
         ), (read[LEFT], read[RIGHT])
+
+    def with_ttl_as_bounds(self) -> JoinSpec:
+        """Return the join with ``ttl`` as two bounds, where both sides have event time: rows match if their times are at most
+        ``ttl`` apart. A wait by the watermark of a row's own side would end before a partner comes, or long after, by the speed
+        of the other side."""
+        left, right = self.times
+        if self.ttl is None or left is None or right is None:
+            return self
+        apart = TimeBound(LEFT, False, right, -self.ttl), TimeBound(LEFT, True, right, self.ttl)
+        return replace(self, bounds=(*self.bounds, *apart), ttl=None)
 
     def judges(self, side: int) -> bool:
         """Return whether event times of this side count, in bounds or as those of given rows, so that rows behind the watermark

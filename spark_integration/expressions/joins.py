@@ -332,10 +332,11 @@ class _JoinResolution:
             self._sides[number].event_time() if at is None and self._sides[number].given.times else at
             for number, at in enumerate(self._found.times)
         ]
-        return with_time(JoinSpec(
+        spec = JoinSpec(
             self._joining.how, keys, tuple(outputs), (times[LEFT], times[RIGHT]), tuple(self._found.bounds),
             self._rest(), self._joining.ttl,
-        ))  # fmt: skip
+        )  # fmt: skip
+        return with_time(spec.with_ttl_as_bounds())
 
     def _rest(self) -> Expression | None:
         if not self._found.rest:

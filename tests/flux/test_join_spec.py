@@ -40,6 +40,18 @@ def test_one_bound_alone_leaves_rows_of_the_other_side_for_ever() -> None:
     assert spec(TimeBound(LEFT, False, 2, 0), ttl=1).forgets(RIGHT)
 
 
+def test_a_ttl_over_two_event_times_is_a_bound_of_both_sides() -> None:
+    apart = spec(ttl=60).with_ttl_as_bounds()
+    assert apart.ttl is None
+    assert apart.ranges(RIGHT) == [TimeRange(2, False, -60), TimeRange(2, True, 60)]
+    assert apart.ranges(LEFT) == [TimeRange(1, True, 60), TimeRange(1, False, -60)]
+    assert [apart.held_back(side) for side in (LEFT, RIGHT)] == [60, 60]
+    within = spec(TimeBound(LEFT, False, 2, 0), ttl=60).with_ttl_as_bounds()
+    assert [within.held_back(side) for side in (LEFT, RIGHT)] == [0, 60]
+    for times in ((1, None), (None, 2), (None, None)):
+        assert spec(times=times, ttl=60).with_ttl_as_bounds().ttl == 60, "one clock alone says nothing of two times"
+
+
 def test_the_time_of_the_earlier_of_several_bounds_counts() -> None:
     assert spec(TimeBound(LEFT, False, 2, -5), TimeBound(RIGHT, True, 1, 3)).held_back(LEFT) == 3
 

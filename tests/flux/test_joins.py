@@ -414,7 +414,7 @@ def test_a_join_gives_what_the_model_gives_in_its_order_whatever_the_cuts_and_co
 @given(seed=st.integers(0, 1 << 32))
 def test_pairs_and_rows_without_any_are_those_of_a_batch_join_whatever_the_interleaving(seed: int) -> None:
     draw = Random(seed)
-    spec = replace(bounded(draw, "number"), ttl=None)
+    spec = bounded(draw, "number").with_ttl_as_bounds()  # times at most ``ttl`` apart, whichever side is faster
     steps = steps_of(draw, "number", spec, late=False)
     applied, model = Applied(spec, schema_of("number"), draw), Model(spec, 1)
     found = [row for step in steps for row in applied.apply(step)]

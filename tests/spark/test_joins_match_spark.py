@@ -220,7 +220,10 @@ REFUSED = {
         lambda a, b: a.alias("c").join(b.inputs[0].alias("v"), F.expr(f"c.k = v.k AND {BOUNDS}")),
         r"rows of clicks would be kept for ever, because views has no event time: declare it",
     ),
-    "short ttl": (lambda a, b: a.join(b, "k", ttl="1 day"), "ttl='1 day' is shorter than the 2 days by which rows of clicks"),
+    "short ttl": (
+        lambda a, b: a.join(b.inputs[0].select("k"), "k", ttl="1 day"),
+        "ttl='1 day' is shorter than the 2 days by which rows of clicks",
+    ),
 }  # fmt: skip
 
 
@@ -242,6 +245,9 @@ def test_explain_tells_keys_bounds_the_rest_and_for_how_long_rows_wait(flows: An
     assert "left rows wait until the watermark of the right side has passed their bounds" in text
     text = flux.explain(flows[0].join(flows[1].select("k"), "k", ttl="3 days"))
     assert "right rows wait for 3 days (ttl)" in text
+    text = flux.explain(flows[0].join(flows[1].select("k", F.col("ts").alias("seen")), "k", ttl="1 day"))
+    assert "bounds: left.ts >= right.seen - 1 day and left.ts <= right.seen + 1 day" in text
+    assert "right rows wait until the watermark of the left side has passed their bounds" in text
 
 
 def test_a_join_has_event_time_where_bounds_say_how_old_its_rows_may_be(flows: Any) -> None:

@@ -199,9 +199,10 @@ def dedup(flow: Any, *, key: Any, ttl: str) -> RankFlow:
     """Leave out rows whose key came before, within ``ttl``: the first row of each key is given at once, as it is.
 
     With event time, a row is a duplicate if its time is at most ``ttl`` behind that of the last given row of its key, or before
-    it. So the rows that are given follow from the rows of a key and their order alone. A key is forgotten when the watermark
-    has passed that time. The time of a row stays its event time. Without event time, the time of the step counts; other runs have
-    others.
+    it. So the rows that are given follow from the rows of a key and their order alone. Rows of a key in one source partition have
+    the same order in every run; those in several meet in another one, and another row, and another number of rows more than
+    ``ttl`` apart, may be given then. A key is forgotten when the watermark has passed that time. The time of a row stays its
+    event time. Without event time, the time of the step counts; other runs have others.
 
     key  column or columns that make two rows duplicates; nulls equal each other
     ttl  such as "1 hour"; not shorter than the delay of the watermark"""

@@ -189,8 +189,10 @@ def last(flow: Any, *, key: Any, by: Any, ttl: str | None = None) -> RankFlow:
 
     key  column or columns
     by   as in Spark's ORDER BY: text, such as "ts", or Columns
-    ttl  a key is forgotten this long behind its newest row, by event time, or by the clock if there is none; the next row is then
-         the first one again. None: keys stay for ever"""
+    ttl  a row more than this later than the newest one of its key begins the key anew: it is the last row, whatever ``by`` says.
+         By event time, and rows without one are left out and counted; or by the clock, where there is none. The last row is the
+         same in every run if each key comes in one source partition. None: keys stay for ever, and all runs end with the same
+         rows"""
     called = "flux.last"
     names = needed_key(key, f"{called}: key must name the columns of which the last row is wanted", "key='user'")
     _check_by(called, by)
