@@ -175,7 +175,7 @@ def _files(folder: Path, generated: Any, count: int, ends: bool = False) -> Path
 
 
 def _end() -> pa.RecordBatch:
-    """Make a row of each kind in the far future, of a person, a seller and a bidder who are different.
+    """Make a row of each kind in the far future, of a person, a seller and a bidder, all different.
 
     Conditions on the kind, and that keys are not null, come in front of the watermark in Spark."""
     schema = checkout.module("examples.nexmark.generator").SCHEMA

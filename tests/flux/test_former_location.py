@@ -12,6 +12,7 @@ from flux.connectors.kafka.write.sequence_operator import SequenceOperator
 from flux.dataflow.flow import FunctionOperator
 from flux.joins.as_of import AsOfJoin
 from flux.joins.join import Join
+from flux.joins.refreshed_lookup import RefreshedLookup
 from flux.operators.collect import Collect
 from flux.operators.operator import Operator
 from flux.operators.windowed_rows import WindowFunction
@@ -37,6 +38,7 @@ STORED = {
     Dedup: "flux.ranks.dedup.Dedup",
     Join: "flux.joins.join.Join",
     AsOfJoin: "flux.joins.as_of.AsOfJoin",
+    RefreshedLookup: "flux.joins.refreshed_lookup.RefreshedLookup",
 }
 
 

@@ -172,6 +172,7 @@ def away(broker: Broker, topic: str, pause_s: float, idle: str, kill: bool) -> N
         gone_at = time.monotonic()
         broker.kill() if kill else broker.process.send_signal(signal.SIGSTOP)
         try:
+            until(lambda: {query.state(0), query.state(1)} == {"silent"}, f"{query.report}")
             until(lambda: query.held_back_by(1, "no answer from outside"), f"{query.report}")
             while time.monotonic() < gone_at + pause_s:
                 assert query.held_back_by(1, "no answer from outside")
