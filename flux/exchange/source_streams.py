@@ -240,7 +240,8 @@ class SourceStreams:
 
         If one of its streams makes rows that were there before, all streams have room beyond the bounds of their logs: an
         ordered step may need rows that were in the log together when batches were cut elsewhere, and rows go to all streams
-        alike (design: numbered-rows)."""
+        alike (design: numbered-rows). The number of a row is known when the row has been read. So one batch behind such rows goes
+        beyond the bounds as well if the last of them are gone."""
         if not self.room.full:
             return True
         full = [producer for producer in self.producers if not producer.has_room]

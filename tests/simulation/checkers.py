@@ -123,7 +123,7 @@ class Ledger:
 
         def watched_append(entry: LogEntry) -> None:
             beyond = log.bytes >= log.bytes_max and isinstance(entry.element, Rows)
-            if beyond and not makes_again(self.plan, self._kept, producer, entry):
+            if beyond and not makes_again(self.plan, self._kept, producer):
                 detail = f"stream {stream}: {log.bytes} of {log.bytes_max} bytes"
                 raise Violation("log bytes <= bound + one batch", detail)
             append(entry)

@@ -91,8 +91,11 @@ def last_of(entry: LogEntry, partition: int) -> int:
     return int(rows.column(rows.num_columns - 1)[-1].as_py())
 
 
-def makes_again(plan: Plan, watched: Iterable[Any], producer: Producer, entry: LogEntry) -> bool:
-    """Whether what is in the entry was there before, in the stream of the producer or in another one of the same reader."""
+def makes_again(plan: Plan, watched: Iterable[Any], producer: Producer) -> bool:
+    """Tell whether the next element of a producer may have been there before, in its stream or in another one of the same reader.
+
+    The reader learns the number of a row when it has read the row. So the first batch behind a gap goes beyond the bound, too:
+    rows 21 to 24 were gone from a log, all below 25 had been there, and row 25 was read to look for row 21."""
     stream = producer.stream
     origin = plan.origin(plan.edges[stream.edge])
     fronts = [
@@ -102,4 +105,4 @@ def makes_again(plan: Plan, watched: Iterable[Any], producer: Producer, entry: L
         and (each.stream.producer, each.incarnation) == (stream.producer, producer.incarnation)
         and plan.origin(plan.edges[each.stream.edge]) is origin
     ]
-    return (entry.sequence if entry.begin < 0 else entry.begin) < max(fronts)
+    return producer.next_sequence < max(fronts)

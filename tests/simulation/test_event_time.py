@@ -23,8 +23,10 @@ from tests.simulation.mixes import (
     EVENT_TIME_STANDBYS,
     EVENT_TIME_UNEVEN,
     WIDE,
+    WIDE_LIVES,
     WIDE_STANDBYS,
 )
+from tests.simulation.run import run
 from tests.simulation.runs import Runs, runs_of
 from tests.simulation.timed_rows import SECOND, Newest, judged, windows_of
 from tests.simulation.violation import Violation
@@ -78,6 +80,18 @@ def test_event_time_keeps_every_law(results: Runs) -> None:
 )
 def test_it_happens_to_rows_with_times(results: Runs, event: str) -> None:
     assert results.happens(event, 4)
+
+
+#: Seeds of lives with relations that broke a law once, and the reason.
+BROKE_ONCE = {
+    43: "the law did not know that a reader has to read a row to learn that rows before it are gone",
+}
+
+
+@pytest.mark.parametrize("seed", BROKE_ONCE)
+def test_lives_that_broke_a_law_once_break_none_now(seed: int) -> None:
+    result = run(seed, WIDE_LIVES)
+    assert result.ok, f"{BROKE_ONCE[seed]}: {result}"
 
 
 # ---- the laws themselves
