@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Chaos:
-    """Runs of queries among faults. Those of a query follow from a seed and its name, whatever else runs."""
+    """Runs of queries among faults. The faults of a query follow from a seed and its name, whatever else runs."""
 
     def __init__(self, spark: Any, events: int, folder: Path, kills: int = 3, seed: int = 1) -> None:
         self._spark, self._events, self._folder, self._kills = spark, events, folder, kills

@@ -93,7 +93,6 @@ from tests.simulation.mixes import (
     UNEVEN,
     WAITING,
     WIDE_FAULTLESS,
-    WIDE_LIVES,
     WITNESSED,
     Mix,
 )  # fmt: skip
@@ -584,7 +583,7 @@ VARIANTS = [
     Variant(times.needs_no_rows_of_open_windows, ALIKE | {ANSWER}, EVENT_TIME_STANDBYS),
     Variant(times.reads_again_without_doubted_rows, ALIKE | BELOW | {LATE}, AHEAD_LIVES),
     Variant(times.believes_each_time, {LATE}, AHEAD_FAULTLESS),
-    Variant(times.counts_no_batch_without_rows, ALIKE | {COMES}, WIDE_LIVES),
+    Variant(times.counts_no_batch_without_rows, ALIKE | {COMES}, AHEAD_LIVES),
     Variant(times.rows_go_before_watermarks, {IN_FRONT}, EVENT_TIME_FAULTLESS),
     Variant(times.waits_for_readers_without_a_watermark, {FOR_NOTHING} | STUCK, AHEAD_FAULTLESS),
     Variant(times.takes_waiting_for_idleness, BELOW, AHEAD_FAULTLESS),
