@@ -17,6 +17,7 @@ from flux.errors import UsageError
 from flux.operators.user_code import text_of
 from flux.vault.location import Place
 from spark_integration.query.checkpoint_location import CheckpointLocation
+from spark_integration.tasks.jobs import reason_of
 
 _MIB = 1 << 20
 
@@ -72,7 +73,7 @@ class LookupTables:
             plain = df.toDF(*names)
             rows = plain.mapInArrow(partial(up_to, bytes_max=self._bytes_max), plain.schema).toArrow()
         except Exception as error:
-            raise UsageError(f"{where} cannot be read: {text_of(error).splitlines()[0]:.500}") from error
+            raise UsageError(f"{where} cannot be read: {reason_of(error)}") from error
         if rows.nbytes > self._bytes_max:
             raise UsageError(
                 f"{where} has {rows.nbytes / _MIB:.1f} MiB or more, and spark.flux.lookup.maxBytes allows "

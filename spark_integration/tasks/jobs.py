@@ -131,6 +131,9 @@ OTHER_CODE = (
     "spark.sparkContext.addPyFile(path), or install it there"
 )
 
+#: Texts of the JVM: an exception that waited for another thread, and the head of a cause.
+WAITED, CAUSED = "Exception thrown in awaitResult", "Caused by: "
+
 
 class Jobs:
     """Spark jobs of one group, each in a thread of its own: one for the workers, one per DataFrame that is read. ``run`` them,
@@ -191,7 +194,10 @@ def remedy_of(line: str) -> str:
 
 
 def line_of(text: str) -> str:
-    """Return that line of an exception's text."""
+    """Return that line of an exception's text. A wait of the JVM for another thread says nothing, and its cause does."""
     lines = [line.strip(" \t:") for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     raised = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception", "Failed", "Timeout"))]
+    if raised and WAITED in raised[-1]:
+        causes = [line.removeprefix(CAUSED) for line in lines if line.startswith(CAUSED) and WAITED not in line]
+        raised = causes[:1] or raised
     return (raised[-1] if raised else lines[0] if lines else "")[:2000]

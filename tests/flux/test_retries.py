@@ -59,6 +59,14 @@ def test_a_module_that_executors_lack_is_named_at_the_first_failure_with_what_to
     assert reason == reason_of(RuntimeError(f"Traceback\n  File x\n{MISSING}")), "the same where Spark gives up first"
 
 
+def test_the_cause_of_an_error_that_the_jvm_waited_for_is_told() -> None:
+    cause = "org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file a.parquet"
+    waited = "An error occurred while calling getResult.\n: org.apache.spark.SparkException: Exception thrown in awaitResult: "
+    text = f"{waited}\n\tat x.y(Z.java)\nCaused by: {cause}\n\tat x.y\nCaused by: java.io.FileNotFoundException: File a.parquet"
+    assert reason_of(RuntimeError(text)) == cause
+    assert reason_of(RuntimeError(waited)).endswith("Exception thrown in awaitResult"), "there is no cause"
+
+
 def test_code_of_another_version_on_the_executors_ends_the_query_too(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = FailingTasks(monkeypatch, "AttributeError: Can't get attribute 'same' on <module 'app' from '/x/app.py'>")
     tasks.failed["workers"] = 1
