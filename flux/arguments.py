@@ -8,6 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from flux.errors import UsageError
+from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
+
+RECOVERIES = (ACTIVE, STANDBY, UPSTREAM)
+PARTITIONS_MAX = 4096
+REPLICAS_MAX = 3
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,3 +89,27 @@ def partition_names(given: Any) -> tuple[str, ...]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"partitionBy names column {twice[0]!r} twice; name each column once")
     return tuple(names)
+
+
+def check_recovery(recovery: Any, replicas: Any) -> None:
+    """Raise UsageError if a kind of replicas is unknown, or if it is certain that there are none of it."""
+    if recovery not in RECOVERIES:
+        raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
+    if recovery != ACTIVE and replicas == 1:
+        raise UsageError(
+            f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it, or set spark.flux.replicas"
+        )
+
+
+def check_counts(name: str, partitions: Any, replicas: Any) -> None:
+    """Raise UsageError if numbers of partitions or replicas are out of bounds. None: those of the session."""
+    if partitions is not None:
+        _check_range(name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
+    if replicas is not None:
+        most = "it counts all of them: with 1 there is no other to take over"
+        _check_range(name, "replicas", replicas, REPLICAS_MAX, most)
+
+
+def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}; {hint}")

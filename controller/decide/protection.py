@@ -15,7 +15,7 @@ from controller.replicas.moves import MoveQueue
 from controller.replicas.protection_wishes import Change, in_words, places_needed, wished
 from controller.replicas.table_changes import NextTable, dropped
 from controller.text import count
-from flux.dataflow.flow import RECOVERIES, REPLICAS_MAX
+from flux.arguments import RECOVERIES, REPLICAS_MAX
 from flux.dataflow.plan import StagePlan
 from flux.errors import UsageError
 from flux.operators.operator import says_needs

@@ -29,8 +29,9 @@ from controller.planning.names import check_cases, check_names, place_of_errors
 from controller.planning.ranks import Nodes, resolved_ranking
 from controller.planning.unions import united
 from controller.replicas.kinds import NEEDS_UNKNOWN
+from flux.arguments import check_recovery
 from flux.dataflow.event_time import event_time, same_time
-from flux.dataflow.flow import Flow, FunctionOperator, Stage, StepsOperator, check_recovery
+from flux.dataflow.flow import Flow, FunctionOperator, Stage, StepsOperator
 from flux.dataflow.grouping import APPLY, GroupFlow, Grouping, ResolvedGrouping
 from flux.dataflow.plan import (
     EdgePlan,
@@ -63,6 +64,13 @@ from flux.operators.user_code import text_of
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
 from partitioning.ids import ACTIVE, UPSTREAM
+
+#: Remedies where an aggregate, a join or ranks stand behind rows that change.
+GROUPS_ONCE = (
+    'let the stage in output mode "update" give each group once: with a window and output mode "append", or "complete" where the '
+    "input ends"
+)
+RANKS_ONCE = "rank within windows, each of which is given once: flux.top(..., window=flux.window('ts', '10 minutes'))"
 
 #: A function from a declared schema (DDL, StructType, pyarrow) to a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
@@ -166,8 +174,9 @@ class _Compiler:
         self._stage_ids: dict[int, int] = {}
         #: By flow, the steps behind the aggregate of its groups, or behind its join.
         self._behind: dict[int, RowSteps | None] = {}
-        #: Stages that give a row for each change of a group, and those that pass such rows on.
-        self._changing: set[int] = set()
+        #: Stages that give a row for each change of a group or a rank, and those that pass such rows on, each with what would
+        #: give each row once.
+        self._changing: dict[int, str] = {}
         self._names: set[str] = set()
         #: By stage: the columns that have the event time of its rows.
         self._times_given: dict[int, tuple[str, ...]] = {}
@@ -322,13 +331,15 @@ class _Compiler:
         found = [each for each in origins if isinstance(each, StagePlan) and each.id in self._changing]
         if found and operator._flux_counts_rows:
             raise UsageError(
-                f"stage {name}: stage {found[0].name} gives a row for each change of a group or rank, because a stage is in "
-                'output mode "update", and each of them would be counted again. Put this in front of that stage, or let it '
-                'give each group once: with a window and output mode "append", or "complete" where the input ends'
+                f"stage {name}: stage {found[0].name} gives a row for each change of a group or rank, and each of them would be "
+                f"counted again. Put this in front of that stage, or {self._changing[found[0].id]}"
             )
-        updates = isinstance(operator, Aggregate) and output_mode == "update"
-        if updates or operator._flux_gives_changes or (found and isinstance(operator, FunctionOperator)):
-            self._changing.add(len(self.stages))
+        if isinstance(operator, Aggregate) and output_mode == "update":
+            self._changing[len(self.stages)] = GROUPS_ONCE
+        elif operator._flux_gives_changes:
+            self._changing[len(self.stages)] = RANKS_ONCE
+        elif found and isinstance(operator, FunctionOperator):
+            self._changing[len(self.stages)] = self._changing[found[0].id]
 
     def _operation(self, flow: Flow) -> Operation:
         """Return the work of a stage, as it is declared or as Spark resolves it."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import pyarrow as pa
 
 import flux
-from flux.arguments import checked
-from flux.dataflow.row_operators import OF_DATAFRAMES, RowOperators
+from flux.arguments import check_counts, check_recovery, checked
+from flux.dataflow.row_operators import AS_THEY_COME, CHANGES, OF_DATAFRAMES, ONCE, RowOperators, gives_of_all
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import NoSuchAttribute, UsageError
@@ -26,7 +26,7 @@ from flux.operators.schema import check_columns
 from flux.operators.user_code import text_of
 from flux.operators.user_functions import gives_nothing, named, signature, takes
 from flux.windows.window import Closing, SessionWindow, Window
-from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
+from partitioning.ids import ACTIVE
 
 if TYPE_CHECKING:
     from flux.dataflow.row_flow import RowFlow
@@ -40,9 +40,6 @@ Query = Any
 OUTPUT_MODES = ("complete", "update")
 #: The modes of a stage with windows; the first is the default.
 WINDOW_MODES = ("append", "update", "complete")
-RECOVERIES = (ACTIVE, STANDBY, UPSTREAM)
-PARTITIONS_MAX = 4096
-REPLICAS_MAX = 3
 
 
 class FunctionOperator(Operator):
@@ -416,21 +413,21 @@ def check_mode(mode: str, window: Any) -> None:
         )
 
 
-def _key_columns(key: Any) -> tuple[str, ...]:
-    """Return the key as a tuple of names. Raises UsageError with the form that is wanted."""
+def _key_columns(key: Any, name: str = "key") -> tuple[str, ...]:
+    """Return the key as a tuple of names. Raises UsageError with the form that is wanted; ``name`` is that of the argument."""
     columns = () if key is None else (key,) if isinstance(key, str) else key
     if isinstance(key, list | tuple) and not key:
-        raise UsageError(f"key={key!r} names no column: leave key out, and batches go to partitions in rotation")
+        raise UsageError(f"{name}={key!r} names no column: leave {name} out, and batches go to partitions in rotation")
     if isinstance(columns, list | tuple) and all(isinstance(column, str) and column for column in columns):
         twice = sorted({column for column in columns if columns.count(column) > 1})
         if twice:
-            raise UsageError(f"key names column {twice[0]!r} twice; name each column once")
+            raise UsageError(f"{name} names column {twice[0]!r} twice; name each column once")
         return tuple(columns)
     hint = ""
     if any(type(part).__module__.startswith("pyspark.") for part in (key if isinstance(key, list | tuple) else [key])):
-        hint = ". A stage knows no Columns: compute the key in the DataFrame, as in df.withColumn('day', ...), and name it here"
+        hint = ". A stage knows no Columns: compute the key in front of it, as in df.withColumn('day', ...), and name it here"
     raise UsageError(
-        f"key must be the name of a column, or a list or tuple of names, as in key='user'; got {key!r}{hint}"
+        f"{name} must be the name of a column, or a list or tuple of names, as in {name}='user'; got {key!r}{hint}"
     )
 
 
@@ -471,30 +468,6 @@ def _check_both(decorated: type[Operator]) -> None:
         )
 
 
-def check_recovery(recovery: Any, replicas: Any) -> None:
-    """Raise UsageError if a kind of replicas is unknown, or if it is certain that there are none of it."""
-    if recovery not in RECOVERIES:
-        raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
-    if recovery != ACTIVE and replicas == 1:
-        raise UsageError(
-            f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it, or set spark.flux.replicas"
-        )
-
-
-def check_counts(name: str, partitions: Any, replicas: Any) -> None:
-    """Raise UsageError if numbers of partitions or replicas are out of bounds. None: those of the session."""
-    if partitions is not None:
-        _check_range(name, "partitions", partitions, PARTITIONS_MAX, "leave it out for spark.flux.partitions")
-    if replicas is not None:
-        most = "it counts all of them: with 1 there is no other to take over"
-        _check_range(name, "replicas", replicas, REPLICAS_MAX, most)
-
-
-def _check_range(name: str, what: str, value: Any, most: int, hint: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise UsageError(f"stage {name}: {what} must be a whole number from 1 to {most}, got {value!r}; {hint}")
-
-
 class Flow(Outputs, RowOperators):
     """A stage with its inputs. Stages chain: ``Second(First(df))``; a flow may feed several stages."""
 
@@ -511,8 +484,7 @@ class Flow(Outputs, RowOperators):
         """Return the same flow over other inputs."""
         return Flow(self.stage, inputs)
 
-    def in_mode(self, output_mode: str) -> Flow:
-        """Return the same flow with another output mode of its stage."""
+    def _in_mode(self, output_mode: str) -> Flow:
         return Flow(self.stage.in_mode(output_mode), list(self.inputs))
 
     @checked("withStage")
@@ -538,6 +510,16 @@ class Flow(Outputs, RowOperators):
     @property
     def _own_stage(self) -> Stage:
         return self.stage
+
+    @property
+    def _gives(self) -> str:
+        """The meaning of the rows: one of ``CHANGES``, ``ONCE`` and ``AS_THEY_COME``."""
+        made = self.stage.make()
+        if isinstance(made, FunctionOperator):
+            return gives_of_all(self.inputs)
+        if made._flux_grouped and self.stage.output_mode == "update":
+            return CHANGES
+        return AS_THEY_COME if self.stage.window is None else ONCE
 
     def _with_stage(self, changes: Mapping[str, Any]) -> Flow:
         made = self.copied(list(self.inputs))
@@ -654,7 +636,9 @@ def batch(dataframe: DataFrame) -> Source:
     """Make a source of a batch DataFrame, with the methods of sources: conditions, columns, ``withWatermark``. A stage takes the
     DataFrame itself, too; both are one source, which is read once."""
     if not _is_dataframe(dataframe):
-        raise UsageError(f"flux.batch: expected a DataFrame, got {type(dataframe).__name__}")
+        kind = type(dataframe)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        raise UsageError(f"flux.batch: {_no_input(dataframe) or f'expected a DataFrame, got {name}'}")
     if getattr(dataframe, "isStreaming", False):
         raise UsageError(
             "flux.batch: expected a batch DataFrame, got a streaming one (spark.readStream): flux.stream(df)"

@@ -122,7 +122,7 @@ class GroupFlow(Flow):
         made.inputs = inputs
         return made
 
-    def in_mode(self, output_mode: str) -> Flow:
+    def _in_mode(self, output_mode: str) -> Flow:
         return GroupFlow(self.inputs[0], self.grouping, self.stage.in_mode(output_mode))
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from flux.dataflow.event_time import WatermarkDeclaration, declared
 from flux.dataflow.flow import ChangedStage, Flow, Stage
-from flux.dataflow.row_operators import RowOperator
+from flux.dataflow.row_operators import RowOperator, gives_of_all
 from flux.dataflow.source import NO_LATE, Source
 from flux.errors import NoSuchAttribute, UsageError
 from partitioning.ids import ACTIVE
@@ -70,9 +70,13 @@ class RowFlow(Flow):
         made.inputs = inputs
         return made
 
-    def in_mode(self, output_mode: str) -> Flow:
+    def _in_mode(self, output_mode: str) -> Flow:
         (origin,) = self.inputs
-        return RowFlow(origin.in_mode(output_mode), self.operators) if isinstance(origin, Flow) else self
+        return RowFlow(origin._in_mode(output_mode), self.operators) if isinstance(origin, Flow) else self
+
+    @property
+    def _gives(self) -> str:
+        return gives_of_all(self.inputs)
 
     @property
     def late(self) -> RowFlow:
@@ -126,8 +130,9 @@ class UnionFlow(Flow):
     def copied(self, inputs: list[Flow | Source]) -> Flow:
         return UnionFlow(inputs, self.stage)
 
-    def in_mode(self, output_mode: str) -> Flow:
-        return self
+    @property
+    def _gives(self) -> str:
+        return gives_of_all(self.inputs)
 
     def __repr__(self) -> str:
         first, *others = map(repr, self.inputs)

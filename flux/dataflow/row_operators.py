@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from flux.dataflow.row_flow import RowFlow, UnionFlow
     from flux.dataflow.source import Source
     from flux.operators.row_function import ArrowFunction
+
+
+#: Rows of a flow: changes of rows that were given before; rows that are given when they are final; any others.
+CHANGES, ONCE, AS_THEY_COME = "changes", "once", "as they come"
 
 
 class Unsaid:
@@ -82,6 +86,11 @@ class RowOperators(FlowSchema):
 
     Names, types and casts are resolved by Spark: where a session is active, at the call, and again when the query starts, by the
     settings that the session has then. Values are Spark's, computed on Arrow in the workers. They cost no exchange."""
+
+    @property
+    def _gives(self) -> str:
+        """The meaning of the rows: one of ``CHANGES``, ``ONCE`` and ``AS_THEY_COME``."""
+        return AS_THEY_COME
 
     @checked("where")
     def where(self, condition: Column | str) -> RowFlow:
@@ -276,6 +285,12 @@ class RowOperators(FlowSchema):
         from flux.dataflow.row_flow import RowFlow
 
         return RowFlow(self, (operator,))  # type: ignore[arg-type]
+
+
+def gives_of_all(inputs: Sequence[Flow | Source]) -> str:
+    """Return the meaning of rows that are passed on."""
+    found = {given._gives for given in inputs}
+    return CHANGES if CHANGES in found else ONCE if found == {ONCE} else AS_THEY_COME
 
 
 _STEP = (

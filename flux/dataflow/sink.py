@@ -317,6 +317,15 @@ class Outputs:
 
         return FlowWriter(self)  # type: ignore[arg-type]
 
+    @checked("in_mode")
+    def in_mode(self, output_mode: str) -> Flow:
+        """Return the same flow with another output mode of the aggregate at its end, also if conditions and columns are behind:
+        "append", "update" or "complete", as in ``writeStream.outputMode``. Operators of your own find it in
+        ``context.output_mode``."""
+        from flux.dataflow.write_stream import in_mode
+
+        return in_mode(self, output_mode)  # type: ignore[arg-type]
+
     @checked("foreach_batch")
     def foreach_batch(
         self,

@@ -6,13 +6,15 @@ over must not run with another meaning.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import flux
 from flux.arguments import partition_names
-from flux.dataflow.flow import Flow, check_mode
+from flux.dataflow.flow import OUTPUT_MODES, WINDOW_MODES, Flow, Stage, check_mode
+from flux.dataflow.row_operators import AS_THEY_COME, CHANGES, ONCE
 from flux.dataflow.sink import FlowTo
 from flux.dataflow.source import Source, StreamSource, checked_trigger
 from flux.errors import UsageError
@@ -87,22 +89,21 @@ class FlowWriter:
     def outputMode(self, outputMode: str) -> FlowWriter:  # noqa: N802, N803
         """Choose the output of an aggregate at the end of the flow, also if conditions and columns are behind it: "append": each
         group once, when the watermark has passed its window; "update": the changed groups after every step; or "complete": all
-        groups once, at the end of the input. Rows of any other stage are appended."""
-        if outputMode not in ("append", "update", "complete"):
-            raise UsageError(f"writeStream.outputMode: expected append, update or complete, got {outputMode!r:.100}")
+        groups once, at the end of the input. Rows of any other stage are appended; those of ``flux.top`` without a window and of
+        ``flux.last`` are "update", because later rows take the places of earlier ones."""
         stage = self._flow._own_stage
-        aggregates = isinstance(stage.make(), Aggregate)
-        if outputMode == "append" and aggregates and stage.window is None:
+        aggregates = not stage.passes and isinstance(stage.make(), Aggregate)
+        if aggregates or outputMode not in ("append", "update"):
+            check_output_mode(stage, outputMode, "writeStream.outputMode")
+        elif outputMode == "append" and self._flow._gives == CHANGES:
             raise UsageError(
-                f"writeStream.outputMode('append'): stage {stage.name} is an aggregate without a window, whose groups change. "
-                "'update' gives the changed groups after every step, 'complete' all groups once, at the end of the input"
+                f"writeStream.outputMode('append'): rows of stage {stage.name} take the places of earlier ones. Say 'update' or "
+                "leave it out, and keep the newest row of each key by an upsert; ranks within windows are appended"
             )
-        if outputMode == "complete" and not aggregates:
+        elif outputMode == "update" and self._flow._gives == ONCE:
             raise UsageError(
-                f"writeStream.outputMode('complete'): stage {stage.name} is no aggregate; leave it out: its rows are appended"
+                f"writeStream.outputMode('update'): stage {stage.name} gives each row once, when it is final: leave it out"
             )
-        if aggregates:
-            check_mode(outputMode, stage.window)
         self._mode = outputMode if aggregates else None
         return self
 
@@ -186,7 +187,7 @@ class FlowWriter:
     def _flow_in_mode(self) -> Flow:
         if self._mode is None or self._mode == self._flow._own_stage.output_mode:
             return self._flow
-        return self._flow.in_mode(self._mode)
+        return self._flow._in_mode(self._mode)
 
     def _ended(self, flow: Flow, given: dict[str, Any]) -> FlowTo:
         if self._partition_by and (self._function is not None or self._format not in (None, "parquet")):
@@ -269,6 +270,38 @@ class FlowWriter:
                 f"writeStream.trigger: source {given.name} has another trigger already; give it in one place"
             )
         return StreamSource(given.name, given.declared, given.dataframe, replace(given.how, trigger=self._trigger))
+
+
+def in_mode(flow: Flow, output_mode: str) -> Flow:
+    """Return a flow with another output mode of its last stage. UsageError: the stage has none, or not this one."""
+    check_output_mode(flow._own_stage, output_mode, "in_mode", operators=flow._gives == AS_THEY_COME)
+    return flow._in_mode(output_mode)
+
+
+def check_output_mode(stage: Stage, mode: Any, called: str, operators: bool = False) -> None:
+    """Raise UsageError unless a stage is an aggregate that has this output mode. ``operators``: an operator of the user's may go
+    by its mode, too."""
+    if mode not in WINDOW_MODES:
+        raise UsageError(f"{called}: expected {', '.join(WINDOW_MODES[:-1])} or {WINDOW_MODES[-1]}, got {mode!r:.100}")
+    aggregates = not stage.passes and isinstance(stage.make(), Aggregate)
+    if operators and not (aggregates or stage.passes) and inspect.isclass(stage.target):
+        if mode not in OUTPUT_MODES:
+            raise UsageError(
+                f"{called}({mode!r}): stage {stage.name} has no window: expected {' or '.join(OUTPUT_MODES)}"
+            )
+        return
+    if not aggregates:
+        raise UsageError(
+            f"{called}({mode!r}): an output mode is for an aggregate, whose groups change, and "
+            + ("there is none" if stage.passes else f"stage {stage.name} is no aggregate")
+            + " at the end of this flow: leave it out"
+        )
+    if mode == WINDOW_MODES[0] and stage.window is None:
+        raise UsageError(
+            f"{called}({mode!r}): stage {stage.name} is an aggregate without a window, whose groups change. 'update' gives the "
+            "changed groups after every step, 'complete' all groups once, at the end of the input"
+        )
+    check_mode(mode, stage.window)
 
 
 def _as_in_spark(name: str) -> str:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from flux.errors import UsageError
 from flux.expressions.tree import Column, Expression
+from flux.windows.durations import UNITS, words
 
 LEFT, RIGHT = 0, 1
 #: The event time of given rows is that of the left row, or of the right row where there is no left one: full outer joins.
@@ -26,6 +27,7 @@ EITHER = 2
 KINDS = ("inner", "left_outer", "right_outer", "full_outer", "left_semi", "left_anti")
 #: Offsets of bounds, and ttl, in microseconds: sums with times stay within 64 bits.
 OFFSET_MAX = 1 << 60
+_LONGEST = f"{OFFSET_MAX // UNITS['day']:,} days"
 
 
 class TimeBound(NamedTuple):
@@ -83,9 +85,9 @@ class JoinSpec:
             if self.times[bound.side] is None:
                 raise UsageError(f"{bound}: this side has no event time")
         if any(abs(bound.offset) > OFFSET_MAX for bound in self.bounds):
-            raise UsageError(f"a bound of a join is at most {OFFSET_MAX:,} us")
+            raise UsageError(f"a bound of a join is at most {_LONGEST}")
         if self.ttl is not None and not 0 < self.ttl <= OFFSET_MAX:
-            raise UsageError(f"the ttl of a join is a duration above zero, at most {OFFSET_MAX:,} us; got {self.ttl}")
+            raise UsageError(f"the ttl of a join is a duration above zero, at most {_LONGEST}; got {words(self.ttl)}")
         if any(self.times[side] is None for side in self.sides_of_time):
             raise UsageError("the event time of given rows is that of a side that has none")
 

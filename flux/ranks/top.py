@@ -27,7 +27,7 @@ from flux.windows.durations import words
 from flux.windows.open_panes import PANES_MAX, TooManyPanes
 from flux.windows.pane_state import TABLE_BYTES
 from flux.windows.timely_rows import TimelyRows
-from flux.windows.times import microseconds_at, microseconds_of
+from flux.windows.times import as_text, microseconds_at, microseconds_of
 from flux.windows.window import NEVER, Window
 from partitioning.errors import StateMismatchError
 
@@ -203,7 +203,7 @@ class TopOfWindow(_Ranks):
         if piece is None:
             if len(self._windows) >= PANES_MAX:
                 raise TooManyPanes(
-                    f"{PANES_MAX:,} windows are open, and a row of the window from {start:,} us to {end:,} us (since 1970, UTC) "
+                    f"{PANES_MAX:,} windows are open, and a row of the window from {as_text(start)} to {as_text(end)} "
                     "would open one more: are the times right? Ranks are for windows that keys share, not for sessions"
                 )
             piece = self._windows[end, start] = self._best.empty()

@@ -21,7 +21,7 @@ UNITS = {
 CALENDAR = ("month", "year")
 #: Longer than any window: the distance between the first and the last time that Spark knows.
 LONGEST_US = 10_000 * 366 * UNITS["day"]
-_PART = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_PART = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 
 
 def microseconds(text: str, what: str) -> int:

@@ -17,6 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from flux.windows.durations import words
+from flux.windows.times import as_text
 from flux.windows.window import END_OF_TIME, NEVER, Window
 
 #: Open panes of a partition. Rows at random times would open one for nearly each row, and memory would end before the reason was
@@ -98,7 +100,7 @@ class OpenPanes(Generic[Piece]):
         if piece is None:
             if len(self._pieces) >= PANES_MAX:
                 raise TooManyPanes(
-                    f"{PANES_MAX:,} panes of {self.window.pane:,} us are open, and a row at {start:,} us (since 1970, UTC) "
+                    f"{PANES_MAX:,} panes of {words(self.window.pane)} are open, and a row at {as_text(start)} "
                     "would open one more: are the times right? A longer slide makes fewer panes, a shorter delay of the "
                     "watermark closes them sooner. All windows of a batch DataFrame are open until its end: group it by the "
                     "start of the window, as in groupBy(F.date_trunc('minute', 'ts'))"

@@ -27,3 +27,8 @@ def microseconds_of(column: pa.Array) -> np.ndarray:
 def microseconds_at(now: float) -> int:
     """Return the time of a step in whole microseconds: at a timer that was set for a whole microsecond, at least that one."""
     return round(now * 1_000_000)
+
+
+def as_text(time: int) -> str:
+    """Return microseconds since the epoch as a time for people, in UTC."""
+    return f"{np.datetime64(time, 'us')} UTC"

@@ -191,6 +191,8 @@ def test_mistakes_are_refused_with_what_to_write() -> None:
         flux.asof_join(orders, prices, on="item", how="full")
     with pytest.raises(UsageError, match="on must name the columns"):
         flux.asof_join(orders, prices, on=[])
+    with pytest.raises(UsageError, match=r"on must be the name of a column, .*as in on='user'"):
+        flux.asof_join(orders, prices, on=5)
     with pytest.raises(UsageError, match="a duration of zero or more"):
         flux.asof_join(orders, prices, on="item", tolerance="-1 second")
     with pytest.raises(SchemaError, match="key 'n' is not a column"):

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from harness import dataframe
 
 import flux
 from controller.planning.compiler import compile_plan
 from controller.planning.explain import explain
 from controller.planning.lookups import lookup_steps
 from flux.dataflow.plan import Plan
-from flux.dataflow.relations.joining import Joining, JoinInput, ResolvedJoin
+from flux.dataflow.relations.joining import JoinFlow, Joining, JoinInput, LookupFlow, ResolvedJoin
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import MapRows, RowSteps, Select
 from flux.expressions.tree import Column, FunctionCall, Literal
@@ -157,6 +158,24 @@ def test_with_stage_and_copies_keep_the_join() -> None:
     assert join.copied(list(join.inputs)).stage.name == "Both"
     assert ".join(" in repr(flow)
     assert "'ad', 'inner'" in repr(flow)
+
+
+@pytest.mark.parametrize("how", ["right", "full"])
+def test_batch_dataframes_alone_are_joined_without_bounds_and_without_ttl(how: str) -> None:
+    @flux.stage
+    def same(batch: Any) -> Any:
+        return batch
+
+    ads, views = dataframe(CLICKS, "ads"), dataframe(VIEWS, "views")
+    for left in (ads, ads.withWatermark("at", "1 second"), same(ads), ads.union(ads)):
+        found = left.join(views, "ad", how).inputs[0]
+        assert isinstance(found, JoinFlow)
+        assert not found.joining.says_ttl
+    assert isinstance(ads.join(views, "ad", "left").inputs[0], LookupFlow)
+    clicks, _ = flows()
+    for endless in (clicks, ads.union(clicks)):
+        with pytest.raises(UsageError, match="gives rows of the DataFrame without a match"):
+            endless.join(views, "ad", how)
 
 
 def test_mistakes_are_refused_at_the_call() -> None:

@@ -222,6 +222,12 @@ def test_a_batch_dataframe_is_a_source_with_these_methods() -> None:
         flux.batch(DataFrame())
     with pytest.raises(UsageError, match="expected a DataFrame, got int"):
         flux.batch(5)
+    for module, words in (
+        ("pandas.core.frame", "a pandas DataFrame; spark.createDataFrame"),
+        ("polars", "polars.*DataFrame"),
+    ):
+        with pytest.raises(UsageError, match=f"flux.batch: .*got {words}"):
+            flux.batch(type("DataFrame", (), {"__module__": module})())
 
 
 def test_a_trigger_copies_the_watermark(monkeypatch: pytest.MonkeyPatch) -> None:

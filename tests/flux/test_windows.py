@@ -497,7 +497,10 @@ def test_state_is_that_of_open_windows_alone() -> None:
 
 def test_rows_at_random_times_open_a_bounded_number_of_panes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_panes, "PANES_MAX", 100)
-    with pytest.raises(open_panes.TooManyPanes, match="100 panes of 1 us are open, and a row at 1,000 us"):
+    with pytest.raises(
+        open_panes.TooManyPanes,
+        match=r"100 panes of 1 microsecond are open, and a row at 1970-01-01T00:00:00.001000 UTC",
+    ):
         flux.testing.apply(stage(Window("ts", 1, 1)), [batch(*((10 * i, 1, 1) for i in range(101)))])
 
 
@@ -567,6 +570,7 @@ def test_durations_are_those_of_spark(text: str, length: int) -> None:
     [
         (lambda: flux.window("ts", "1 month"), "a month has no fixed length"),
         (lambda: flux.window("ts", "ten minutes"), "expected numbers with units"),
+        (lambda: flux.window("ts", "\uff19 days"), "expected numbers with units"),
         (lambda: flux.window("ts", "0 seconds"), "expected a duration above zero"),
         (lambda: flux.window("ts", "5 seconds", "10 seconds"), "longer than windowDuration"),
         (lambda: flux.window("ts", "1 day", "1 microsecond"), "each row is in 86,400,000,000 windows; at most 65,536"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from harness import dataframe
 from one_worker import SCHEMA
@@ -104,6 +105,76 @@ def test_the_output_mode_is_that_of_the_aggregate_at_the_end(started: list[Any],
             totals.writeStream.outputMode(mode)
     with pytest.raises(flux.UsageError, match="stage same is no aggregate"):
         flow().writeStream.outputMode("complete")
+
+
+@pytest.fixture
+def unresolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let flows be written without a session, whatever tests ran before."""
+    monkeypatch.setattr(flux, "_check_columns", lambda flow: None)
+
+
+def timed() -> Any:
+    schema = pa.schema([("x", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
+    return flux.source(lambda partition: iter(()), schema, 1, "rows").withWatermark("ts", "10 seconds")
+
+
+def test_rows_that_change_are_not_appended_and_those_that_come_once_are_no_update(unresolved: None) -> None:
+    counts = flux.stage(key="x", window=flux.window("ts", "1 minute"))(Totals.target)(timed())
+    changing = [
+        flux.top(timed(), 3, by="x"),
+        same(flux.last(timed(), key="x", by="ts")),
+        same(counts.in_mode("update")),
+        timed().union(flux.top(timed(), 3, by="x")),
+    ]
+    for rows in changing:
+        with pytest.raises(
+            flux.UsageError, match=r"outputMode\('append'\): rows of stage .* take the places of earlier ones"
+        ):
+            rows.writeStream.outputMode("append")
+        rows.writeStream.outputMode("update")
+    once = [
+        timed().join(timed(), "x", ttl="1 hour"),
+        flux.top(timed(), 3, by="x", window=flux.window("ts", "1 minute")),
+        flux.asof_join(timed(), timed(), on="x"),
+    ]
+    for rows in once:
+        with pytest.raises(
+            flux.UsageError, match=r"outputMode\('update'\): stage .* gives each row once, when it is final"
+        ):
+            rows.writeStream.outputMode("update")
+        rows.writeStream.outputMode("append")
+    for rows in (flow(), timed(), flux.dedup(timed(), key="x", ttl="1 hour"), same(timed())):
+        for mode in ("append", "update"):  # the same in Spark
+            rows.writeStream.outputMode(mode)
+
+
+def test_an_output_mode_is_chosen_for_an_aggregate_or_an_operator_of_ones_own(unresolved: None) -> None:
+    @flux.stage
+    class Own(flux.Operator):
+        def process(self, batch: Any) -> Any:
+            return batch
+
+    for rows, name in (
+        (timed().join(timed(), "x", ttl="1 hour"), "rows.join.rows"),
+        (flux.top(timed(), 3, by="x"), "rows.top"),
+        (flux.last(timed(), key="x", by="ts"), "rows.last"),
+        (flow(), "same"),
+    ):
+        for mode in ("append", "update", "complete"):
+            with pytest.raises(
+                flux.UsageError, match=rf"in_mode\('{mode}'\): .* stage {name} is no aggregate at the end"
+            ):
+                rows.in_mode(mode)
+    with pytest.raises(flux.UsageError, match="there is none at the end of this flow"):
+        timed().union(timed()).in_mode("update")
+    with pytest.raises(flux.UsageError, match=r"in_mode\('append'\): stage Totals is an aggregate without a window"):
+        Totals(flow()).in_mode("append")
+    with pytest.raises(flux.UsageError, match="in_mode: expected append, update or complete, got 'newest'"):
+        Totals(flow()).in_mode("newest")
+    with pytest.raises(flux.UsageError, match="stage Own has no window: expected complete or update"):
+        Own(flow()).in_mode("append")
+    assert Own(flow()).in_mode("update").stage.output_mode == "update"
+    assert Totals(flow()).in_mode("update").stage.output_mode == "update"
 
 
 def test_a_trigger_is_that_of_the_streaming_dataframe(started: list[Any], tmp_path: Any) -> None:

@@ -263,6 +263,14 @@ def test_a_real_query_joins_dataframes_as_spark_does(spark: Any, data: Any) -> N
     assert_same(interval(left, right, "full").withStage(partitions=2).toDF(), interval(*data, "full"))
 
 
+def test_right_and_full_joins_of_batch_dataframes_alone_need_no_ttl(data: Any) -> None:
+    left, right = (flux.batch(each).select("k") for each in data)
+    for how in ("right", "full"):
+        text = flux.explain(left.join(right, "k", how))
+        assert f"{how} outer join" in text
+        assert "left rows wait until the input ends (no bounds, no ttl)" in text
+
+
 # ---- tables in every worker
 
 

@@ -54,7 +54,7 @@ def asof_join(left: Any, right: Any, *, on: Any, tolerance: str | None = None, h
     tolerance    such as "1 hour": an older right row is no partner, and keys without newer ones are forgotten. Without it the
                  newest row of each key stays
     how          "inner", or "left": a left row without a partner is given with nulls"""
-    names = needed_key(on, "flux.asof_join: on must name the columns that are equal on both sides", "on='item'")
+    names = needed_key(on, "flux.asof_join: on must name the columns that are equal on both sides", "on='item'", "on")
     if not isinstance(how, str) or how.lower() not in KINDS:
         raise UsageError(
             f"flux.asof_join: how must be 'inner' or 'left', got {how!r:.100}; for the rows of the other side exchange them"

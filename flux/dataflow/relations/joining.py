@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flux.dataflow.flow import Flow, Stage, node
 from flux.dataflow.row_flow import RowFlow
-from flux.dataflow.row_operators import UNSAID
+from flux.dataflow.row_operators import ONCE, UNSAID, gives_of_all
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import UsageError
 from flux.operators.operator import Operator
@@ -130,8 +130,9 @@ class JoinFlow(Flow):
         made.inputs = inputs
         return made
 
-    def in_mode(self, output_mode: str) -> Flow:
-        return self
+    @property
+    def _gives(self) -> str:
+        return ONCE
 
     def __repr__(self) -> str:
         left, right = self.inputs
@@ -159,9 +160,13 @@ class LookupFlow(Flow):
         made.inputs = inputs
         return made
 
-    def in_mode(self, output_mode: str) -> Flow:
+    def _in_mode(self, output_mode: str) -> Flow:
         (left,) = self.inputs
-        return LookupFlow(left.in_mode(output_mode), self.table, self.joining) if isinstance(left, Flow) else self
+        return LookupFlow(left._in_mode(output_mode), self.table, self.joining) if isinstance(left, Flow) else self
+
+    @property
+    def _gives(self) -> str:
+        return gives_of_all(self.inputs)
 
     @property
     def dataframe(self) -> Any:
@@ -207,11 +212,20 @@ def joined(left: Flow | Source, other: Any, on: Any, how: Any, ttl: Any) -> RowF
     if joining.says_ttl or not _is_table(right):
         return RowFlow(JoinFlow(left, right, joining), ())
     if joining.how in ("right_outer", "full_outer"):
+        if _ends(left):  # rows of batch DataFrames alone wait for nothing but their end
+            return RowFlow(JoinFlow(left, right, joining), ())
         raise UsageError(
             f"join: how={how!r} gives rows of the DataFrame without a match, when all rows of the other side have come: say "
             "ttl=None, and rows of both sides are kept until the input ends. Without ttl the DataFrame is a table in every worker"
         )
     return RowFlow(LookupFlow(left, right, joining), ())
+
+
+def _ends(given: Flow | Source) -> bool:
+    """Tell whether all rows come from batch DataFrames."""
+    if isinstance(given, Flow):
+        return all(map(_ends, given.inputs))
+    return isinstance(given, DataFrameSource)
 
 
 def _is_table(given: Flow | Source) -> bool:

@@ -17,6 +17,7 @@ import flux
 from flux.arguments import checked
 from flux.dataflow.flow import Flow, Stage, _key_columns, node
 from flux.dataflow.row_flow import RowFlow, _passed
+from flux.dataflow.row_operators import AS_THEY_COME, ONCE
 from flux.dataflow.source import Source
 from flux.errors import UsageError
 from flux.operators.operator import Operator
@@ -86,6 +87,8 @@ class Ranking:
 
     #: Its inputs, for messages.
     takes = "the rows of one flow: call union() first"
+    #: The meaning of its rows.
+    gives = ONCE
 
     def resolved(self, inputs: Sequence[RankInput], to_order: ToOrder | None) -> ResolvedRanking:
         """Find the operator for inputs. ``to_order``: None, if there is no session. UsageError: a column is not there, or event
@@ -103,6 +106,7 @@ class Deduplication(Ranking):
     ttl: int | None
     called: str
     name: str = field(default="dedup", init=False)
+    gives = AS_THEY_COME
 
     def resolved(self, inputs: Sequence[RankInput], to_order: ToOrder | None) -> ResolvedRanking:
         from flux.ranks.dedup import Dedup, DedupSpec  # it loads kernels, which importing flux does not
@@ -148,8 +152,9 @@ class RankFlow(Flow):
         made.inputs = inputs
         return made
 
-    def in_mode(self, output_mode: str) -> Flow:
-        return self
+    @property
+    def _gives(self) -> str:
+        return self.declared.gives
 
     def __repr__(self) -> str:
         return f"{self.inputs[0]!r}.{self.declared!r}"
@@ -169,11 +174,11 @@ def ranked(declared: Ranking, *inputs: Flow | Source) -> RankFlow:
     return made
 
 
-def needed_key(given: Any, what: str, example: str) -> tuple[str, ...]:
-    """Return a key as names of columns. UsageError: it names none."""
+def needed_key(given: Any, what: str, example: str, name: str = "key") -> tuple[str, ...]:
+    """Return a key as names of columns. UsageError: it names none; ``name`` is that of the argument."""
     if given is None or (isinstance(given, list | tuple) and not given):
         raise UsageError(f"{what}, as in {example}; got {given!r}")
-    return _key_columns(given)
+    return _key_columns(given, name)
 
 
 def positive(text: Any, what: str) -> int:

@@ -23,6 +23,7 @@ from flux.dataflow.relations.ranking import (
     positive,
     ranked,
 )
+from flux.dataflow.row_operators import CHANGES, ONCE
 from flux.errors import UsageError
 from flux.operators.schema import positions
 from flux.windows.durations import words
@@ -46,6 +47,10 @@ class TopRows(Ranking):
     within: Window | bool = False
     #: Microseconds; None: keys stay for ever.
     ttl: int | None = None
+
+    @property
+    def gives(self) -> str:  # type: ignore[override]
+        return ONCE if self.within else CHANGES
 
     @property
     def name(self) -> str:  # type: ignore[override]
