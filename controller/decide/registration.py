@@ -1,5 +1,5 @@
 """Attendance: processes that register, and are admitted, turned away or left waiting (design: incarnation,
-given-up-worker)."""
+given-up-worker, started-elsewhere)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from controller.decide.query_phases import QueryPhase
 from controller.decide.slots import Slots
 from controller.decide.sweep import Sweep
 from controller.replicas.membership import Member, goes_on
+from controller.replicas.spread import WorkerPlace
 from controller.replicas.table_changes import with_worker
 from flux.wire.control import Register, Rejected, Stop, Welcome
 
 #: A worker that was heard within this time is alive: another attempt of its task is a speculative one and has to wait.
 ALIVE_S = 2.0
+#: The most workers in succession that are started elsewhere. Spark chooses among executors with a free core, and rarely misses
+#: one without a worker as often as that.
+ELSEWHERE_MAX = 8
+#: Seconds until the next one is started elsewhere; they double, up to the second number, or ``spark.flux.controller.timeout`` if
+#: that is less, as a worker without an answer ends then. That is some twenty seconds in all: another executor may be on its way
+#: in place of one that was lost.
+ELSEWHERE_S, ELSEWHERE_MOST_S = 0.25, 5.0
 
 
 class Registration:
@@ -42,6 +50,8 @@ class Registration:
         self._balancer = balancer
         self._all_here = all_here
         self._workers_at_first = board.plan.began_with or slots.count
+        #: Workers that have been started elsewhere since replicas had executors enough, and the earliest time for the next one.
+        self._elsewhere, self._elsewhere_at = 0, 0.0
 
     def register(self, connection: Hashable, message: Register, now: float) -> None:
         """Answer a process that registers: greet it again, admit it, or turn it away. A newer attempt gets no answer while the
@@ -103,6 +113,8 @@ class Registration:
             slots.vacate(message.index)
             board.answer(connection, Stop(reason=f"slot {message.index} was closed: the query has shrunk"))
             return
+        if message.role == "worker" and self._is_started_elsewhere(connection, message, now):
+            return
         member = board.members.admit(connection, message, now)
         if goes_on(board.plan, message):
             member.left = False  # it may have rows of another batch than the attempt before
@@ -121,6 +133,38 @@ class Registration:
             board.disks.open(member.node, message.endpoint, message.first_epoch)
         if board.table is None and len(board.members.workers) >= len(slots.open) and self._has_vault:
             self._all_here(now)
+
+    def _is_started_elsewhere(self, connection: Hashable, message: Register, now: float) -> bool:
+        """Tell whether a worker is not admitted, because it has come to the executor of another worker, and replicas lack
+        executors: another slot is opened in the place of its own, and it ends. Before that is due it gets no answer, registers
+        again, and is admitted if there are executors enough by then (design: started-elsewhere)."""
+        board = self._board
+        if board.phase != QueryPhase.RUNNING or board.plan.settings.same_executor:
+            return False
+        needed = max((board.wishes.places(stage) for stage in board.wishes.plan.stages), default=0)
+        executor = WorkerPlace.of(message.domain, message.host, message.executor).executor
+        staying = [member for member in board.members.workers.values() if not member.leaving]
+        beside = [member.node for member in staying if member.place.executor == executor]
+        if not beside or board.placement().room() >= needed:
+            self._elsewhere, self._elsewhere_at = 0, 0.0
+            return False
+        if now < self._elsewhere_at:
+            return True
+        if self._elsewhere == ELSEWHERE_MAX:
+            board.note(
+                f"slot {message.index} gets a worker on the executor of worker {beside[0]}, and replicas of a partition may not "
+                f"share one: Spark has started none on another executor in {ELSEWHERE_MAX} attempts. If one has a free core by "
+                "now, flux scale adds a worker",
+                now,
+            )
+            return False
+        most = min(ELSEWHERE_MOST_S, board.plan.settings.controller_timeout)
+        self._elsewhere_at = now + min(ELSEWHERE_S * 2**self._elsewhere, most)
+        self._elsewhere += 1
+        self._slots.renew(message.index)
+        self._slots.vacate(message.index)
+        board.answer(connection, Stop(reason="replicas need another executor: a worker is started in another slot"))
+        return True
 
     @property
     def _has_vault(self) -> bool:

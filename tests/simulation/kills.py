@@ -108,6 +108,14 @@ class Kills(Simulation):
         self._hosts_of[name] = host
         return name
 
+    def executor_for(self, slot: int) -> str:
+        return self._rng.choice(self._free() or self._running)
+
+    def _free(self) -> list[str]:
+        """List the executors that run and have a free slot."""
+        taken = [worker.executor for worker in self.workers if not worker.dead]
+        return [name for name in self._running if taken.count(name) < self.shape.slots]
+
     def host_of(self, executor: str) -> str:
         return self._hosts_of.get(executor, "host 0")
 
@@ -131,8 +139,7 @@ class Kills(Simulation):
         self.world.after(TASK_S * self._rng.random(), self._place, gone)
 
     def _place(self, gone: WorkerProcess) -> None:
-        taken = [worker.executor for worker in self.workers if not worker.dead]
-        free = [name for name in self._running if taken.count(name) < self.shape.slots]
+        free = self._free()
         if free:
             self.executors[gone.index] = self._rng.choice(free)
             self._return(gone)
@@ -154,10 +161,11 @@ class Kills(Simulation):
         for _ in range(times):
             self._wait_for_a_moment()
             self.counts["killed during a move"] += bool(self.controller.moving.under_way)
+            alive = [worker for worker in self.workers if not worker.dead]  # others were started elsewhere
             if self._rng.random() < 0.8:
-                self.kill_executor(self._rng.choice(sorted({worker.executor for worker in self.workers})))
+                self.kill_executor(self._rng.choice(sorted({worker.executor for worker in alive})))
             else:
-                self.crash(self._rng.choice(self.workers))
+                self.crash(self._rng.choice(alive))
             self._recover()
         self._batches = int((self.world.now - 1000.0) / PERIOD_S) + 50
         for data in self.dataflow.sources:
@@ -179,7 +187,7 @@ class Kills(Simulation):
         self.run_until(lambda: self.world.now >= end or unless())
 
     def _recover(self) -> None:
-        self.run_until(lambda: self._failed or self.all_in)
+        self.run_until(lambda: self._failed or (self.all_in and not self.controller.driver.awaits_workers))
         self._wait(self.whole_s, unless=lambda: self._failed or self.replicated)
         if self._failed:
             raise Violation("no kill at full replication fails a query", str(self.controller.error))

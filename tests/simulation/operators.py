@@ -163,7 +163,7 @@ class Operators:
         for slot in slots:
             if slot in sim.executors:
                 raise Violation("a closed slot stays closed", f"slot {slot} is to have another task")
-            sim.executors[slot] = f"executor of slot {slot}"
+            sim.executors[slot] = sim.executor_for(slot)
             sim.workers.append(self._worker(slot))
         return slots
 

@@ -370,6 +370,10 @@ class Simulation:
         replicas = table.stages[stage][partition] if table is not None else ()
         return replicas[0].worker if replicas else None
 
+    def executor_for(self, slot: int) -> str:
+        """Return the executor on which Spark starts the task of a further slot."""
+        return f"executor of slot {slot}"
+
     def host_of(self, executor: str) -> str:
         """All are on one unless a story says otherwise."""
         return "host"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from controller.decide.registration import Registration
 from controller.decide.sweep import Sweep
 from controller.replicas.placement import FarApart
 from tests.simulation import variants
@@ -84,6 +85,23 @@ def test_copies_on_one_host_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         sim.kill_again_and_again(TIMES)
 
 
+def workers_stay_where_spark_starts_them(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Registration, "_is_started_elsewhere", lambda *given: False)
+
+
+#: As many workers as replicas, and executors that could hold both.
+TWO, SHOWS_IT = Shape(workers=2), 2
+
+
+def test_a_worker_that_comes_back_beside_the_other_one_is_started_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Kills(SHOWS_IT, *BESIDES["none"], TWO)
+    sim.kill_again_and_again(TIMES)
+    assert sim.controller.error is None
+    workers_stay_where_spark_starts_them(monkeypatch)
+    with pytest.raises(Violation, match="full replication comes back in time"):
+        Kills(SHOWS_IT, *BESIDES["none"], TWO).kill_again_and_again(TIMES)
+
+
 SHOWN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     both_copies_on_one_executor: "no kill at full replication fails a query",
     variants.never_repairs: "full replication comes back in time",
@@ -95,7 +113,7 @@ def test_what_breaks_it_is_found(
     break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    sim = Kills(102, *BESIDES["none"])
+    sim = Kills(107, *BESIDES["none"])
     with pytest.raises(Violation) as caught:
         sim.kill_again_and_again(8)
     assert caught.value.law == SHOWN[break_it]
