@@ -132,6 +132,34 @@ def test_output_without_rows_leaves_its_place_where_spark_does_not_look(tmp_path
     assert names(tmp_path)[0].startswith("_part-00000")
 
 
+def test_a_write_that_fails_leaves_no_hidden_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk stays full if each attempt leaves its files."""
+    write, calls = pq.write_table, []
+
+    def full(rows: pa.Table, out: Any) -> None:
+        calls.append(rows)
+        write(rows, out)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    made = sink(tmp_path, "day")
+    made.write(days("mo", "tu", "we"), flux.Position(0, 0))
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="No space"):
+        made.write(days(), flux.Position(0, 1))
+    assert names(tmp_path) == []
+    made.write(days(), flux.Position(0, 1))
+    assert len(names(tmp_path)) == 3
+
+
+def test_a_value_that_is_too_long_for_a_folder_is_told_with_its_column(tmp_path: Path) -> None:
+    made = sink(tmp_path, "day")
+    made.write(days("mo", "ü" * 200), flux.Position(0, 0))
+    with pytest.raises(ValueError, match=r"'day=üü.*longer than a name of a folder may be \(404 bytes\)"):
+        made.write(days(), flux.Position(0, 1))
+    assert names(tmp_path) == []
+
+
 NUMBERED = pa.schema([("x", pa.int64()), ("day", pa.int64())])
 
 

@@ -9,6 +9,8 @@ With ``partitionBy`` the rows between two ends go into several files, one for ea
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import uuid
@@ -248,29 +250,50 @@ class ParquetFiles(Sink):
                     for number, (folder, part) in enumerate(parts, 1)
                 ]
             )
-        hidden = [self._hidden(shown, part) for shown, part in files]
-        for path, (shown, _) in zip(hidden, files, strict=True):
-            # A primary that was given up may do the same at this moment: its file has the same rows.
-            if self._fs.get_file_info(shown).type is fs.FileType.File:
-                self._delete(path)
-            else:
-                self._fs.move(path, shown)
+        hidden: list[str] = []
+        try:
+            for shown, part in files:
+                hidden.append(self._hidden(shown))
+                self._put(hidden[-1], part)
+            for path, (shown, _) in zip(hidden, files, strict=True):
+                # A primary that was given up may do the same at this moment: its file has the same rows.
+                if self._fs.get_file_info(shown).type is fs.FileType.File:
+                    self._delete(path)
+                else:
+                    self._fs.move(path, shown)
+        except BaseException:
+            for path in hidden:  # the call may be repeated, and on a full disk each file counts
+                with contextlib.suppress(OSError):
+                    self._delete(path)
+            raise
         if isinstance(self._fs, fs.LocalFileSystem):
             for folder in self._above(shown for shown, _ in files):
                 _to_disk(folder)
         self._rows = []
 
-    def _hidden(self, shown: str, rows: pa.Table) -> str:
-        """Write a file under a hidden name; return its path."""
+    def _hidden(self, shown: str) -> str:
+        """Return a hidden path beside a file."""
         folder, _, name = shown.rpartition("/")
+        return f"{folder}/.{name}.{uuid.uuid4().hex}"
+
+    def _put(self, path: str, rows: pa.Table) -> None:
+        """Write a file, and make its folder."""
+        folder = path.rpartition("/")[0]
         if folder != self._folder:
-            self._fs.create_dir(folder, recursive=True)
-        path = f"{folder}/.{name}.{uuid.uuid4().hex}"
+            try:
+                self._fs.create_dir(folder, recursive=True)
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                name = max(folder.removeprefix(f"{self._folder}/").split("/"), key=len)
+                raise ValueError(
+                    f"partitionBy: {name[:60]!r}... is longer than a name of a folder may be ({len(os.fsencode(name))} bytes). "
+                    "Give a column with shorter values, as in flow.withColumn('p', F.substring('p', 1, 50))"
+                ) from error
         with self._fs.open_output_stream(path) as out:
             pq.write_table(rows, out)
         if isinstance(self._fs, fs.LocalFileSystem):
             _to_disk(path)
-        return path
 
     def _above(self, paths: Iterable[str]) -> set[str]:
         """Return the folders of files up to that of the sink: each may be new."""
