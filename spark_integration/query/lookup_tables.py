@@ -6,6 +6,7 @@ steps that are repeated would give other rows otherwise.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from functools import partial
 
@@ -20,6 +21,8 @@ from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.tasks.jobs import reason_of
 
 _MIB = 1 << 20
+#: The end of the file of a table, behind the CRC-32 of all before it; and the schema in Spark's words, in the metadata.
+_MAGIC, _SCHEMA = b"FLUXTAB1", b"spark.schema"
 
 
 class LookupTables:
@@ -29,15 +32,15 @@ class LookupTables:
         self._bytes_max = bytes_max
         self._place: Place | None = None if location is None else location.place
         self._goes_on = location is not None and location.about is not None
-        #: The rows of each table, by flow, in the order in which the compiler asks for them.
-        self._rows: dict[int, pa.Table] = {}
+        #: Each flow with the rows of its table, by its id, in the order in which the compiler asks for them.
+        self._rows: dict[int, tuple[LookupFlow, pa.Table]] = {}
 
     def rows(self, flow: LookupFlow) -> pa.Table:
         """Return the rows of a table. UsageError: there are too many, they cannot be read, or the location has lost them."""
         if id(flow) not in self._rows:
             number = len(self._rows)
-            self._rows[id(flow)] = self._kept(number, flow) if self._goes_on else self._read(flow)
-        return self._rows[id(flow)]
+            self._rows[id(flow)] = flow, self._kept(number, flow) if self._goes_on else self._read(flow)
+        return self._rows[id(flow)][1]
 
     def keep(self) -> None:
         """Write the tables of a new query into its checkpoint location: before the location is that of the query, so that there
@@ -45,24 +48,36 @@ class LookupTables:
         make a location one of a query."""
         if self._place is None or self._goes_on:
             return
-        for number, rows in enumerate(self._rows.values()):
-            out = pa.BufferOutputStream()
-            with pa.ipc.new_stream(out, rows.schema) as writer:
-                writer.write_table(rows)
+        for number, (flow, rows) in enumerate(self._rows.values()):
+            out, told = pa.BufferOutputStream(), rows.replace_schema_metadata({_SCHEMA: _schema_of(flow)})
+            with pa.ipc.new_stream(out, told.schema) as writer:
+                writer.write_table(told)
+            data = out.getvalue().to_pybytes()
             try:
-                self._place.write(_name(number), out.getvalue().to_pybytes())
+                self._place.write(_name(number), data + _end(data))
             except OSError as error:
                 raise UsageError(f"checkpointLocation={str(self._place)!r} cannot be written: {error}") from error
 
     def _kept(self, number: int, flow: LookupFlow) -> pa.Table:
         assert self._place is not None
         try:
-            return pa.ipc.open_stream(self._place.read(_name(number))).read_all()
+            data = memoryview(self._place.read(_name(number)))
+            data, end = data[: -len(_end(b""))], data[-len(_end(b"")) :]
+            if end != _end(data):
+                raise OSError("it is damaged")
+            rows = pa.ipc.open_stream(data).read_all()
         except (OSError, pa.ArrowInvalid) as error:
             raise UsageError(
                 f"checkpointLocation={str(self._place)!r}: the table of {flow.stage.name}, with which the query began, cannot be "
                 f"read ({_name(number)}): {text_of(error)}. Start the query anew in another directory"
             ) from error
+        began, now = rows.schema.metadata[_SCHEMA].decode(), _schema_of(flow)
+        if began != now:
+            raise UsageError(
+                f"join {flow.stage.name}: the query goes on with the table with which it began, {began}, and the DataFrame is "
+                f"{now} by now. Give it the same columns and types, or start the query anew in another directory"
+            )
+        return rows.replace_schema_metadata(None)
 
     def _read(self, flow: LookupFlow) -> pa.Table:
         """Read a DataFrame. Each of its partitions stops when it alone is too large."""
@@ -92,6 +107,15 @@ def up_to(batches: Iterator[pa.RecordBatch], bytes_max: int) -> Iterator[pa.Reco
         given += batch.nbytes
         if given > bytes_max:
             return
+
+
+def _schema_of(flow: LookupFlow) -> str:
+    return str(flow.dataframe.schema.simpleString())
+
+
+def _end(data: bytes | memoryview) -> bytes:
+    """Return the bytes behind those of a table."""
+    return zlib.crc32(data).to_bytes(4, "little") + _MAGIC
 
 
 def _name(number: int) -> str:

@@ -319,6 +319,18 @@ def test_tables_are_those_with_which_the_query_began(spark: Any, data: Any, flow
     assert not location.place.used(), "a table is nobody's, and a start that ends here leaves the location new"
     other = lookup(data[1].selectExpr("k", "'other' AS label"))
     assert LookupTables(1 << 20, CheckpointLocation(location.place, {})).rows(other).equals(rows)
+    wider = lookup(data[1].selectExpr("CAST(k AS STRING) AS k", "word AS label"))
+    with pytest.raises(
+        flux.UsageError, match="began, struct<k:bigint,label:string>, and the DataFrame is struct<k:string,"
+    ):
+        LookupTables(1 << 20, CheckpointLocation(location.place, {})).rows(wider)
+    whole = (tmp_path / ".table-0000").read_bytes()
+    changed = bytearray(whole)
+    changed[len(whole) // 2] ^= 1
+    for damaged in (bytes(changed), whole[:-100], b""):
+        (tmp_path / ".table-0000").write_bytes(damaged)
+        with pytest.raises(flux.UsageError, match=r"cannot be read \(.table-0000\): it is damaged"):
+            LookupTables(1 << 20, CheckpointLocation(location.place, {})).rows(other)
     (tmp_path / ".table-0000").unlink()
     with pytest.raises(
         flux.UsageError, match=r"table of clicks.join.DataFrame, with which the query began, cannot be read"
