@@ -79,6 +79,10 @@ class KeyIndex:
             raise IndexError(f"slots must be from 0 to {len(self) - 1}")
         return self._index.keys(np.ascontiguousarray(slots, np.int32))
 
+    def only(self, slots: np.ndarray) -> KeyIndex:
+        """Return an index of the keys of different slots, which get the slots 0, 1, ... in this order."""
+        return KeyIndex.from_arrow(self.table(slots))
+
     @property
     def words(self) -> WordTable | None:
         """The table of keys of one word; None for other keys."""
@@ -87,14 +91,18 @@ class KeyIndex:
 
     def to_arrow(self) -> pa.Table:
         """Return all keys in the order of their slots, perhaps as views of the index's memory."""
-        schema = pa.schema(self.fields)
         whole = self._index.all_keys()
         if whole is not None:
-            return pa.Table.from_arrays([whole], schema=schema)
-        every = np.arange(len(self), dtype=np.int32)
-        chunks = [every[i : i + CHUNK_ROWS] for i in range(0, len(every), CHUNK_ROWS)]
-        batches = [pa.RecordBatch.from_arrays(self._index.keys(chunk), schema=schema) for chunk in chunks]
-        return pa.Table.from_batches(batches, schema)
+            return pa.Table.from_arrays([whole], schema=pa.schema(self.fields))
+        return self.table(np.arange(len(self), dtype=np.int32))
+
+    def table(self, slots: np.ndarray) -> pa.Table:
+        """Return the keys of slots, in chunks: a column of a batch has less than 2 GiB of text."""
+        schema = pa.schema(self.fields)
+        chunks = [slots[i : i + CHUNK_ROWS] for i in range(0, len(slots), CHUNK_ROWS)]
+        return pa.Table.from_batches(
+            [pa.RecordBatch.from_arrays(self.keys(each), schema=schema) for each in chunks], schema
+        )
 
     @classmethod
     def from_arrow(cls, keys: pa.Table) -> KeyIndex:

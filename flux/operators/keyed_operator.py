@@ -458,7 +458,7 @@ class KeyedOperator(Operator):
     def _move_together(self) -> None:
         """Give the keys with state the lowest slots, in their order. The next changes are the whole state."""
         kept = [slot for slot, state in enumerate(self._states) if state is not None]
-        keys = pa.Table.from_arrays(self._index.keys(np.array(kept, np.int32)), schema=pa.schema(self._key_fields))
+        keys = self._index.table(np.array(kept, np.int32))
         states, expiry = [self._states[slot] for slot in kept], [self._expiry[slot] for slot in kept]
         self._forget_all()
         self._load(keys, states, expiry)

@@ -214,11 +214,9 @@ class KeyPiece:
 
     def _move_together(self, kept: np.ndarray) -> None:
         """Give these keys the lowest slots. The next changes are the whole state."""
-        keys, ends = self._index.keys(kept), self._ends[kept]
+        index, ends = self._index.only(kept), self._ends[kept]
         self._clear()
-        if len(kept):
-            self._index.slots(keys)
-        self._ends = ends
+        self._index, self._ends = index, ends
         self._told, self._changed = None, ChangedSlots()
 
     # ---- on its way

@@ -211,11 +211,7 @@ class SessionState:
         has[at[:, OWNER]] = True
         owners = np.flatnonzero(has).astype(np.int32)
         at[:, OWNER] = (np.cumsum(has) - 1)[at[:, OWNER]]
-        keys = (
-            None
-            if self._index is None
-            else pa.Table.from_arrays(self._index.keys(owners), schema=pa.schema(self._keys))
-        )
+        keys = None if self._index is None else self._index.table(owners)
         states = [made.state(kept) for made in self._accumulators]
         heads, earliest = moved[self._heads[owners]].astype(np.int32), self._earliest
         self._clear()

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning import slot_tables
+from partitioning import key_index, slot_tables
 from partitioning.errors import KeyTypeError
 from partitioning.key_index import KeyIndex
 
@@ -164,6 +164,22 @@ def test_a_snapshot_gives_every_key_its_old_slot() -> None:
     assert copy.slots(columns).tolist() == slots.tolist()
     assert len(copy) == len(index)
     assert copy.slots([pa.array([-1]), pa.array(["new"])]).tolist() == [len(index)]
+
+
+def test_keys_that_stay_are_copied_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys of a partition may have more text than a column."""
+    monkeypatch.setattr(key_index, "CHUNK_ROWS", 3)
+    words, numbers = pa.array([None, *map(str, range(9))]), pa.array(range(10))
+    for columns in ([words], [numbers], [numbers, words]):
+        index = KeyIndex([pa.field(f"c{at}", column.type) for at, column in enumerate(columns)])
+        index.slots(columns)
+        stay = np.array([0, 9, 4, 2, 5, 7, 8], np.int32)
+        table, made = index.table(stay), index.only(stay)
+        assert [batch.num_rows for batch in table.to_batches()] == [3, 3, 1]
+        expected = [column.take(pa.array(stay)) for column in columns]
+        assert [column.combine_chunks() for column in table.columns] == made.keys() == expected
+        assert made.slots(columns).tolist()[:3] == [0, 7, 3]
+        assert len(index.only(stay[:0])) == index.table(stay[:0]).num_rows == 0
 
 
 def test_a_snapshot_with_a_key_twice_is_refused() -> None:
