@@ -942,14 +942,15 @@ def link_rows(owners: Array, heads: Array, at: Array, first: int, size: int) -> 
 @kernel
 def pair_rows(
     owners: Array, times: Array, lows: Array, highs: Array, heads: Array, at: Array, limit: int,
-    first: int, row: int, mine: Array, found: Array,
+    first: int, row: int, once: bool, mine: Array, found: Array,
 ) -> Any:  # fmt: skip
     """Find the rows of the other side, in ``heads`` and ``at``, that match rows of a batch from ``first`` on: in the order of the
     batch, and the newest of the other side first.
 
     A row of the batch has the key ``owners`` (-1: none matches it), a time, and the least and greatest time of rows that match
     it. Rows that wait until a time below ``limit`` match no more. ``row`` is where to go on in the chain of the first row; -2: at
-    its begin. The pairs are put into ``mine`` and ``found`` until these are full. Return their number, and where to go on."""
+    its begin. With ``once``, the newest match of each row will do. The pairs are put into ``mine`` and ``found`` until these are
+    full. Return their number, and where to go on."""
     n, size, count = owners.size, mine.size, 0
     heads_at, rows_at = heads.ctypes.data, at.ctypes.data
     for i in range(first, n):
@@ -975,8 +976,20 @@ def pair_rows(
                     return count, i, r
                 mine[count], found[count] = i, r
                 count += 1
+                if once:
+                    break
             r = at[r, OLDER]
     return count, n, -2
+
+
+@kernel
+def skip_gone(owners: Array, gone: Array, heads: Array, at: Array) -> None:
+    """Let the chains of keys begin at a row that is not gone."""
+    for i in range(owners.size):
+        r = np.int64(heads[owners[i]])
+        while r >= 0 and gone[r]:
+            r = at[r, OLDER]
+        heads[owners[i]] = r
 
 
 @kernel

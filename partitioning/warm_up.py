@@ -78,8 +78,9 @@ def _join(one: np.ndarray, number: np.ndarray) -> None:
     heads, at, gone, least = one - 1, np.zeros((1, 8), np.int64), np.zeros(1, bool), np.zeros((1, 2), np.int64)
     kernels.put_rows(number, number, number, number, at, 0)
     kernels.link_rows(one, heads, at, 0, 1)
-    kernels.pair_rows(one, number, number, number, heads, at, 0, 0, -2, number.copy(), number.copy())
+    kernels.pair_rows(one, number, number, number, heads, at, 0, 0, -2, False, number.copy(), number.copy())
     kernels.first_of_each(number, gone.copy(), gone.copy())
+    kernels.skip_gone(one, gone, heads.copy(), at)
     kernels.note_least(at, 0, 1, least)
     kernels.forget_rows(at, gone, 1, 0, 0, least, number.copy())
 

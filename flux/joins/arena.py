@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as is_
 
+from flux.operators.batches import at_once, text_cuts, text_lengths
 from partitioning.columns import fixed_bytes
 from partitioning.slot_tables import grown
 
 #: Rows, or bytes, for which a new column has room.
 ROOM_MIN = 64
-#: Bytes of text that are taken at once, beside those of one row: few rows may have much, and one column of a batch has less than
-#: 2 GiB.
-TAKEN_BYTES_MAX = 1 << 26
+#: Bytes beyond which pieces of a column stay apart.
+PIECE_BYTES_MAX = 1 << 28
 
 
 class GrowingBits:
@@ -72,11 +72,11 @@ class GrowingColumn(abc.ABC):
 
     @property
     def longest(self) -> int:
-        """A number of bytes of text that no value exceeds."""
+        """A number of bytes, as ``text_lengths`` counts them, that no value exceeds."""
         return 0
 
     def lengths(self, rows: np.ndarray) -> np.ndarray | int:
-        """Return the bytes of text of rows, given by their numbers; 0 for null, under which replicas may have different bytes."""
+        """Return the ``text_lengths`` of rows, given by their numbers."""
         return 0
 
     def kept(self, rows: np.ndarray) -> GrowingColumn:
@@ -276,12 +276,33 @@ class PieceColumn(GrowingColumn):
     def __init__(self, type_: pa.DataType) -> None:
         super().__init__(type_)
         self._pieces: list[pa.Array] = []
+        self._lengths = np.zeros(ROOM_MIN, np.int64)
+        self._longest = 0
+
+    @property
+    def longest(self) -> int:
+        return self._longest
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray | int:
+        found: np.ndarray = self._lengths[rows]
+        return found
 
     def append(self, array: pa.Array) -> None:
+        if not len(array):
+            return
+        end, lengths = self.rows + len(array), text_lengths(array)
+        if end > len(self._lengths):
+            self._lengths = grown(self._lengths, 2 * end)
+        self._lengths[self.rows : end] = lengths
+        self._longest = max(self._longest, int(np.max(lengths)))
         self._pieces.append(pa.concat_arrays([array, array[:0]]))  # a copy: it may be a view of a larger batch
-        self.rows += len(array)
-        while len(self._pieces) > 1 and 2 * len(self._pieces[-1]) > len(self._pieces[-2]):
+        self.rows = end
+        while len(self._pieces) > 1 and self._merges(*self._pieces[-2:]):
             self._pieces[-2:] = [pa.concat_arrays(self._pieces[-2:])]
+
+    def _merges(self, piece: pa.Array, last: pa.Array) -> bool:
+        """Return whether two pieces become one: text within lists has offsets of 32 bits."""
+        return 2 * len(last) > len(piece) and piece.nbytes + last.nbytes <= PIECE_BYTES_MAX
 
     def take(self, rows: pa.Array) -> pa.Array:
         found = pa.chunked_array(self._pieces, self.type).take(rows)
@@ -289,33 +310,7 @@ class PieceColumn(GrowingColumn):
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self._pieces)
-
-
-def text_lengths(array: pa.Array) -> np.ndarray | int:
-    """Return the bytes of text of each value, as ``GrowingColumn.lengths`` does."""
-    type_ = array.type
-    if is_.is_struct(type_):
-        return sum(map(text_lengths, array.flatten()))
-    if is_.is_string(type_) or is_.is_binary(type_) or is_.is_large_string(type_) or is_.is_large_binary(type_):
-        lengths = pa.compute.binary_length(array).fill_null(0)
-        return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
-    return 0
-
-
-def at_once(rows: int, longest: int) -> bool:
-    """Return whether rows with at most this number of bytes of text each are certainly taken at once."""
-    return rows * longest <= TAKEN_BYTES_MAX
-
-
-def cuts(lengths: np.ndarray | int, rows: int) -> Iterator[slice]:
-    """Yield parts of rows, each with at most ``TAKEN_BYTES_MAX`` of text beside that of its last row. Equal lengths give equal
-    parts."""
-    ends = np.cumsum(np.broadcast_to(lengths, rows)) // TAKEN_BYTES_MAX
-    first = 0
-    for end in [*(np.flatnonzero(np.diff(ends)) + 1).tolist(), rows]:
-        yield slice(first, end)
-        first = end
+        return self._lengths.nbytes + sum(int(piece.nbytes) for piece in self._pieces)
 
 
 def growing(type_: pa.DataType) -> GrowingColumn:
@@ -363,7 +358,7 @@ class Arena:
             yield rows
             return
         lengths: np.ndarray | int = sum(column.lengths(rows) for column in self._columns.values())
-        yield from (rows[part] for part in cuts(lengths, len(rows)))
+        yield from (rows[part] for part in text_cuts(lengths, len(rows)))
 
     def rows(self, rows: pa.Array) -> list[pa.Array]:
         """Return rows: the needed columns."""

@@ -25,7 +25,7 @@ from flux.operators.operator import Batches, Context, Operator
 from flux.operators.schema import position
 from flux.operators.windowed_groups import RESULT_ROWS_MAX
 from flux.ranks.order_keys import SortColumn, check_order, order_keys
-from flux.ranks.row_arena import RowArena
+from flux.ranks.row_arena import RowArena, lengths_of, text_parts
 from flux.ranks.warm_up import warm_up
 from flux.windows.durations import words
 from flux.windows.timely_rows import TimelyRows
@@ -37,8 +37,8 @@ from partitioning.slot_tables import grown
 
 #: Below this number of keys they do not move together.
 KEYS_MIN = 1024
-#: Rows that are joined at once.
-ROWS_MAX = 262_144
+#: Rows that are joined at once, and bytes of their text.
+ROWS_MAX, TEXT_MAX = 262_144, 1 << 28
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,25 @@ class AsOfJoin(Operator):
         watermark = self.context.watermark
         for rows in self._rows:
             rows.advance(watermark)
-        every = np.concatenate([waiting.times for waiting in self._waiting])
-        ready = np.sort(every[every < watermark])
-        cuts = np.unique(ready[ROWS_MAX::ROWS_MAX]).tolist()  # as if the watermark had been there in between
-        for at in [*cuts, watermark]:
+        for at in [*self._cuts(watermark), watermark]:
             yield from self._join(at)
         if self._spec.tolerance is not None and watermark != NEVER:
             self._newest.forget(watermark - self._spec.tolerance)
+
+    def _cuts(self, watermark: int) -> list[int]:
+        """Return the times at which rows are joined, as if the watermark had stood there, so that few rows and little text are
+        joined at once."""
+        ready = [waiting.times < watermark for waiting in self._waiting]
+        every = np.concatenate([waiting.times[which] for waiting, which in zip(self._waiting, ready, strict=True)])
+        order = np.argsort(every, kind="stable")
+        times = every[order]
+        cuts = times[ROWS_MAX::ROWS_MAX]
+        if len(times) * max(waiting.longest for waiting in self._waiting) >= TEXT_MAX:
+            lengths = [waiting.lengths(which) for waiting, which in zip(self._waiting, ready, strict=True)]
+            text = np.cumsum(np.concatenate(lengths)[order]) // TEXT_MAX
+            cuts = np.concatenate([cuts, times[1:][np.diff(text) > 0]])
+        found: list[int] = np.unique(cuts).tolist()
+        return found
 
     def _join(self, watermark: int) -> Iterator[pa.RecordBatch]:
         """Join the left rows below the watermark, and keep the newest right rows."""
@@ -162,10 +174,12 @@ class AsOfJoin(Operator):
         else:
             places = found.places
         for start in range(0, len(places), RESULT_ROWS_MAX):
-            some_places = places[start : start + RESULT_ROWS_MAX]
-            partners = found.rows.take(pa.array(some_places, mask=some_places < 0))
-            columns = [*left.slice(start, RESULT_ROWS_MAX).columns, *(partners.column(at) for at in self._others_at)]
-            yield pa.RecordBatch.from_arrays(columns, schema=self._output)
+            some, some_places = left.slice(start, RESULT_ROWS_MAX), places[start : start + RESULT_ROWS_MAX]
+            for part in found.parts(some, some_places):
+                partners = found.taken(some_places[part])
+                mine = some.slice(part.start, part.stop - part.start)
+                columns = [*mine.columns, *(partners.column(at) for at in self._others_at)]
+                yield pa.RecordBatch.from_arrays(columns, schema=self._output)
 
     def _flux_left_out(self) -> tuple[int, int]:
         behind, without = zip(*(rows.left_out for rows in self._rows), strict=True)
@@ -220,13 +234,39 @@ class AsOfJoin(Operator):
 
 
 class Partners(NamedTuple):
-    """The right rows of left rows."""
+    """The right rows of left rows. A row is there once, however many left rows it is the partner of."""
 
     rows: pa.RecordBatch
-    #: For each left row, the place of its partner in ``rows``; -1: it has none.
+    #: Rows that were kept before; they stay here when others replace them.
+    kept: RowArena
+    #: For each left row, the place of its partner in ``rows``, or behind them its number in ``kept``; -1: it has none.
     places: np.ndarray
     #: The time of the partner.
     times: np.ndarray
+
+    def taken(self, places: np.ndarray) -> pa.RecordBatch:
+        """Return the rows of places; nulls for -1."""
+        before = places >= len(self.rows)
+        near, at = pa.array(places[~before], mask=places[~before] < 0), np.arange(len(places))
+        if not before.any():
+            return self.rows.take(near)
+        at[~before], at[before] = np.arange(len(near)), len(near) + np.arange(len(places) - len(near))
+        parts = [self.rows.take(near), self.kept.take(places[before] - len(self.rows))]
+        return pa.concat_batches(parts).take(pa.array(at)) if len(near) else parts[1]
+
+    def parts(self, left: pa.RecordBatch, places: np.ndarray) -> Iterator[slice]:
+        """Yield parts of left rows that can be given with the rows of these places."""
+        ours = lengths_of(left)
+        longest = int(np.max(ours)) + max(self.kept.longest, int(np.max(lengths_of(self.rows), initial=0)))
+        return text_parts(len(places), longest, lambda: ours + self.lengths(places))
+
+    def lengths(self, places: np.ndarray) -> np.ndarray:
+        """Return the bytes of text of the rows of places."""
+        found, of_rows = np.zeros(len(places), np.int64), lengths_of(self.rows)
+        before, near = places >= len(self.rows), (places >= 0) & (places < len(self.rows))
+        found[near] = of_rows[places[near]] if isinstance(of_rows, np.ndarray) else of_rows
+        found[before] = self.kept.lengths(places[before] - len(self.rows))
+        return found
 
 
 class NewestRows:
@@ -256,12 +296,16 @@ class NewestRows:
         """Return the slots of keys. Keys without a row go when the others move together."""
         if not len(keys[0]):
             return np.zeros(0, np.int64)
-        found, known = self._index.slots(keys), len(self._numbers)
+        found = self._index.slots(keys)
+        self._make_room()
+        return found.astype(np.int64)
+
+    def _make_room(self) -> None:
+        known = len(self._numbers)
         if len(self._index) > known:
             room = max(2 * known, len(self._index), 64)
             self._numbers, self._times = grown(self._numbers, room), grown(self._times, room)
             self._numbers[known:], self._times[known:] = -1, NEVER
-        return found.astype(np.int64)
 
     def partners(
         self, slots: np.ndarray, times: np.ndarray, right: pa.RecordBatch, right_times: np.ndarray
@@ -283,12 +327,12 @@ class NewestRows:
         partner_times[new] = right_times[places[new]]
         old = np.flatnonzero((places < 0) & (slots >= 0))
         old = old[self._numbers[slots[old]] >= 0]
-        kept = self._arena.take(self._numbers[slots[old]])
-        places[old], partner_times[old] = rows + np.arange(len(old)), self._times[slots[old]]
+        kept = self._arena
+        places[old], partner_times[old] = rows + self._numbers[slots[old]], self._times[slots[old]]
         of_right = order[~sorted_left]
         newest = of_right[np.append(right_slots[of_right][1:] != right_slots[of_right][:-1], True)[: len(of_right)]]
         self._keep(right, right_slots, right_times, newest)
-        return Partners(pa.concat_batches([right, kept]), places, partner_times)
+        return Partners(right, kept, places, partner_times)
 
     def _keep(self, right: pa.RecordBatch, slots: np.ndarray, times: np.ndarray, newest: np.ndarray) -> None:
         """Keep these of further rows in place of those of their keys."""
@@ -314,17 +358,19 @@ class NewestRows:
     def _move_rows(self) -> None:
         """Leave out rows of the arena that others have replaced."""
         there = np.flatnonzero(self._numbers >= 0)
-        rows = self._arena.take(self._numbers[there])
+        rows = self._arena.table(self._numbers[there])
         self._arena = RowArena(self._schema)
-        self._arena.append(rows)
+        self._arena.append_table(rows)
         self._numbers[there] = np.arange(len(there))
 
     def _move_keys(self, kept: np.ndarray) -> None:
         """Give these keys the lowest slots. The next changes are the whole state."""
         state = self._rows_of(kept)
-        keys = self._index.keys(kept.astype(np.int32))
+        index = self._index.only(kept.astype(np.int32))
         self._clear()
-        self._put(self.slots(keys), state)
+        self._index = index
+        self._make_room()
+        self._put(np.arange(len(kept)), state)
         self._told, self._changed = None, ChangedSlots()
 
     # ---- on its way
@@ -332,7 +378,7 @@ class NewestRows:
     def _rows_of(self, slots: np.ndarray) -> dict[str, Any]:
         """Return the rows of slots that have one, and which do."""
         there = self._numbers[slots] >= 0
-        rows = pa.Table.from_batches([self._arena.take(self._numbers[slots[there]])])
+        rows = self._arena.table(self._numbers[slots[there]])
         return {"there": there, "times": self._times[slots[there]], "rows": rows}
 
     def _put(self, slots: np.ndarray, state: Mapping[str, Any]) -> None:

@@ -57,12 +57,22 @@ class HeldBackRows:
                 self._new_from -= int(np.count_nonzero(ready[: self._new_from]))
             self._numbers, self.times = self._numbers[~ready], self.times[~ready]
             if len(self._arena) >= ROWS_MIN and 2 * len(self) < len(self._arena):
-                self._load(self._arena.take(self._numbers), self.times)
+                self._load(self._arena.table(self._numbers), self.times)
         return rows, times
 
-    def _load(self, rows: pa.RecordBatch, times: np.ndarray) -> None:
+    @property
+    def longest(self) -> int:
+        """A number of bytes of text that no row exceeds."""
+        return self._arena.longest
+
+    def lengths(self, ready: np.ndarray) -> np.ndarray:
+        """Return the bytes of text of some of the rows."""
+        found: np.ndarray = np.zeros(np.count_nonzero(ready), np.int64) + self._arena.lengths(self._numbers[ready])
+        return found
+
+    def _load(self, rows: pa.Table, times: np.ndarray) -> None:
         self._clear()
-        self._arena.append(rows)
+        self._arena.append_table(rows)
         self._numbers, self.times = np.arange(rows.num_rows), times
 
     # ---- on its way
@@ -71,7 +81,7 @@ class HeldBackRows:
         return {"taken": self._taken, "times": self.times, "rows": self._table(self._numbers)}
 
     def _table(self, numbers: np.ndarray) -> pa.Table:
-        return pa.Table.from_batches([self._arena.take(numbers)])
+        return self._arena.table(numbers)
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         self._clear()

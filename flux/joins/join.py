@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from flux.errors import SchemaError
-from flux.joins.arena import at_once, cuts, text_lengths
 from flux.joins.join_spec import LEFT, RIGHT, JoinSpec
 from flux.joins.waiting_rows import ArrivedRows, WaitingRows
+from flux.operators.batches import at_once, text_cuts, text_lengths
 from flux.operators.operator import Batches, Context, Operator
 from flux.windows.times import TIME_MAX, microseconds_at, microseconds_of
 from flux.windows.window import END_OF_TIME, NEVER
@@ -210,9 +210,10 @@ class Join(Operator):
         """Yield pairs of rows that came and rows that waited, and among them rows that are final without a match. Notes both as
         ``matched``."""
         other, done, row = self._waiting[1 - side], 0, -2
+        first_is_enough = self.spec.once and side == LEFT and self.spec.rest is None
         room = min(PAIRS_MAX, max(2 * batch.num_rows, KEYS_MIN))
         while done < batch.num_rows:
-            mine, found, end, row = other.pairs(rows, done, row, room, len(self._index))
+            mine, found, end, row = other.pairs(rows, done, row, room, len(self._index), first_is_enough)
             if self.spec.rest is not None and len(mine):
                 parts = self._parts(side, batch, mine, found, self._rest_at)
                 holds = np.concatenate([self._holds(batch, side, *part) for part in parts])
@@ -247,7 +248,7 @@ class Join(Operator):
             lengths += each[mine] if isinstance(each, np.ndarray) else each
         for own in others:
             lengths[there] += theirs.lengths(own, found[there])
-        for part in cuts(lengths, len(mine)):
+        for part in text_cuts(lengths, len(mine)):
             yield mine[part], found[part]
 
     def _first_matches(
@@ -352,8 +353,7 @@ class Join(Operator):
             used = np.zeros(len(self._index), np.bool_)
             for waiting in self._waiting:
                 used[waiting.owners()] = True
-            keys = self._index.keys(np.flatnonzero(used).astype(np.int32))
-            self._index = KeyIndex.from_arrow(pa.Table.from_arrays(keys, schema=pa.schema(self._keys)))
+            self._index = self._index.only(np.flatnonzero(used).astype(np.int32))
             for waiting in self._waiting:
                 waiting.move_together(np.cumsum(used) - 1)
 

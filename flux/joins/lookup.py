@@ -15,9 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flux.errors import UsageError
 from flux.expressions.kernels.logic import equal
 from flux.expressions.kernels.values import spread
+from flux.ranks.row_arena import lengths_of
 from partitioning.hashing import hash_columns
+
+#: Bytes of text that the rows found for one batch may have: a column has less than 2 GiB.
+TEXT_MAX = 1 << 30
+_CACHES = ("_order", "_hashes", "_keys", "_lengths")
 
 
 class LookupTable:
@@ -69,11 +75,17 @@ class LookupTable:
         return [pa.field(name, type_) for name, type_ in zip(self._names, types, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_order", "_hashes", "_keys")}
+        return {name: value for name, value in vars(self).items() if name not in _CACHES}
 
     @cached_property
     def _keys(self) -> list[pa.Array]:
         return [_whole(self._rows.column(at)) for at in self._key]
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """The bytes of text of each row."""
+        every = [np.broadcast_to(lengths_of(batch), batch.num_rows) for batch in self._rows.to_batches()]
+        return np.concatenate(every) if every else np.zeros(0, np.int64)
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -109,10 +121,22 @@ class LookupTable:
         keys = [batch.column(batch.schema.get_field_index(name)) for name in self._read_by]
         at = self._found(keys)
         there = at >= 0
+        self._check_text(at[there])
         places = pa.array(at, mask=~there)
         found = [_whole(column.take(places)) for column in self._rows.columns]
         names = [*batch.schema.names, *self._names]
         return pa.RecordBatch.from_arrays([*batch.columns, *found, pa.array(there)], names=names)
+
+    def _check_text(self, rows: np.ndarray) -> None:
+        """Raise UsageError if these rows have more text together than fits into a batch."""
+        longest = int(self._lengths.max(initial=0))
+        if len(rows) * longest <= TEXT_MAX or int(self._lengths[rows].sum()) <= TEXT_MAX:
+            return
+        fits = max(TEXT_MAX // longest, 1)
+        raise UsageError(
+            f"looking up {self._text} gives {len(rows):,} rows of one batch up to {longest:,} bytes of text each, and they may "
+            f"have {TEXT_MAX:,} together: say spark.flux.batch.maxRows={fits}, or leave long columns out of the table"
+        )
 
     def _found(self, keys: Sequence[pa.Array]) -> np.ndarray:
         """Return the row of the table for each key; -1: there is none."""

@@ -152,13 +152,13 @@ class WaitingRows:
             self._heads[known:] = -1
 
     def pairs(
-        self, rows: ArrivedRows, first: int, row: int, room: int, keys: int
+        self, rows: ArrivedRows, first: int, row: int, room: int, keys: int, once: bool = False
     ) -> tuple[np.ndarray, np.ndarray, int, int]:
         """Find the rows here that match rows of the other side, as ``kernels.pair_rows`` does, at most ``room`` at once."""
         self._make_room(0, keys)
         mine, found = np.empty(room, np.int64), np.empty(room, np.int64)
         count, first, row = kernels.pair_rows(
-            rows.owners, rows.times, rows.lows, rows.highs, self._heads, self._at, self.until_limit, first, row, mine, found
+            rows.owners, rows.times, rows.lows, rows.highs, self._heads, self._at, self.until_limit, first, row, once, mine, found
         )  # fmt: skip
         return mine[:count], found[:count], first, row
 
@@ -175,6 +175,8 @@ class WaitingRows:
         """Forget rows, each named once."""
         self.gone[rows] = True
         self._at[rows, LOW], self._at[rows, HIGH] = END_OF_TIME, NEVER
+        # A key that all its rows have left would be walked through by each row that comes.
+        kernels.skip_gone(self._owners[rows], self.gone, self._heads, self._at)
         self._gone += len(rows)
 
     # ---- ends

@@ -15,6 +15,10 @@ from flux.operators.plain_columns import cast_exactly, plain_batch, plain_column
 #: Cost of a small batch beside its rows, wherever the kept batches are limited in bytes.
 BATCH_BYTES = 256
 
+#: Bytes of text and of lists that are taken out of a state at once, beside those of one row: few rows may have much, and one
+#: column of a batch has less than 2 GiB of text.
+TAKEN_BYTES_MAX = 1 << 26
+
 #: A safe factor for ``is_tiny``: the quick size of Arrow counts a buffer once, however many columns share it.
 TINY = 64
 
@@ -222,3 +226,44 @@ def _bytes(values: Any) -> float:
         return float(count * kind.bit_width / 8)
     except ValueError:  # a type that Spark does not have
         return float(values.nbytes)
+
+
+def text_lengths(values: Any) -> np.ndarray | int:
+    """Return the bytes of text and of lists of each value; 0 for null, under which replicas may have different bytes. An int: all
+    have as many."""
+    kind = values.type
+    if kind.id in _OFFSETS:
+        lengths = pc.fill_null(pc.binary_length(values), 0)
+        return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+    if pa.types.is_struct(kind):
+        return sum([text_lengths(child) for child in values.flatten()])
+    if pa.types.is_map(kind):
+        elements: list[Any] = [values.keys, values.items]
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        elements = [values.values]
+    else:
+        return 0
+    offsets = values.offsets.to_numpy()
+    found = np.zeros(len(values), np.int64)
+    for each in elements:
+        width = _WIDTHS.get(each.type.id, 8)
+        ends = np.zeros(len(each) + 1, np.int64)
+        np.cumsum(np.broadcast_to(text_lengths(each) + int(np.ceil(width)), len(each)), out=ends[1:])
+        found += ends[offsets[1:]] - ends[offsets[:-1]]
+    found[np.asarray(values.is_null())] = 0
+    return found
+
+
+def at_once(rows: int, longest: int) -> bool:
+    """Return whether rows with at most this number of bytes of text each are certainly taken at once."""
+    return rows * longest < TAKEN_BYTES_MAX
+
+
+def text_cuts(lengths: np.ndarray | int, rows: int) -> Iterator[slice]:
+    """Yield parts of rows, each with at most ``TAKEN_BYTES_MAX`` of text beside that of its last row. Equal lengths give equal
+    parts."""
+    ends = np.cumsum(np.broadcast_to(lengths, rows)) // TAKEN_BYTES_MAX
+    first = 0
+    for end in [*(np.flatnonzero(np.diff(ends)) + 1).tolist(), rows]:
+        yield slice(first, end)
+        first = end

@@ -15,7 +15,7 @@ together, as ``snapshot`` would write them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,9 +113,9 @@ class BestRows:
 
     # ---- rows
 
-    def add(self, batch: pa.RecordBatch, times: np.ndarray | None = None, tell: bool = False) -> RankedRows | None:
+    def add(self, batch: pa.RecordBatch, times: np.ndarray | None = None, tell: bool = False) -> list[RankedRows]:
         """Add rows; ``times`` are needed with ``ttl``. With ``tell``, return the rows whose rank was another row's before, or
-        free: by key in the order of their first changes, then by rank. None: there are none."""
+        free, in parts: by key in the order of their first changes, then by rank."""
         slots = self._slots(batch)
         by = order_keys(batch.columns, self._order.by, batch.num_rows)
         sizes = np.diff(by.ends)
@@ -125,7 +125,7 @@ class BestRows:
                 slots, by.heads(), self._order.limit, self._begins, self._filled, self._heads, chosen
             )
             if not found:
-                return None
+                return []
             if found < len(slots):
                 batch, slots, sizes = batch.take(pa.array(chosen[:found])), slots[chosen[:found]], sizes[chosen[:found]]
         new = self._append_keys(batch, sizes)
@@ -165,7 +165,7 @@ class BestRows:
 
     def _enter(
         self, batch: pa.RecordBatch, slots: np.ndarray, new: np.ndarray, times: np.ndarray | None, tell: bool
-    ) -> RankedRows | None:
+    ) -> list[RankedRows]:
         base, rows, order = len(self._arena), batch.num_rows, self._order
         self._mark += 1
         changed, old_ends = np.empty(rows, np.int32), np.zeros(rows + 1, np.int64)
@@ -193,7 +193,7 @@ class BestRows:
         self._changed.note(changed if order.ttl is None else slots, self._size)
         self._keep(batch, changed, alive)
         self._live += int(self._filled[changed].sum() - old_ends[-1])
-        told = self._new_ranks(changed, old_ends, old, old_heads) if tell else None
+        told = self._new_ranks(changed, old_ends, old, old_heads) if tell else []
         if len(self._arena) >= ROWS_MIN and 2 * self._live < len(self._arena):
             self._move_together(np.arange(self._size, dtype=np.int32))
         return told
@@ -219,22 +219,27 @@ class BestRows:
 
     def _new_ranks(
         self, changed: np.ndarray, old_ends: np.ndarray, old: np.ndarray, old_heads: np.ndarray
-    ) -> RankedRows | None:
+    ) -> list[RankedRows]:
         most = int(self._filled[changed].sum())
         out, ranks = np.empty(most, np.int64), np.empty(most, np.int32)
         count = kernels.new_ranks(
             changed, self._begins, self._filled, self._rows, self._heads, old_ends, old, old_heads, self._at, self._bytes,
             out, ranks,
         )  # fmt: skip
-        return RankedRows(self._arena.take(out[:count]), ranks[:count]) if count else None
+        return list(self._taken(out[:count], ranks[:count])) if count else []
 
-    def ranked(self, rows_max: int) -> list[RankedRows]:
-        """Return all rows, in parts: by key in the order of their first rows, then by rank."""
+    def _taken(self, numbers: np.ndarray, ranks: np.ndarray) -> Iterator[RankedRows]:
+        """Yield rows with their ranks, in parts that can be taken at once."""
+        first = 0
+        for part in self._arena.parts(numbers):
+            yield RankedRows(self._arena.take(part), ranks[first : first + len(part)])
+            first += len(part)
+
+    def ranked(self, rows_max: int) -> Iterator[RankedRows]:
+        """Yield all rows, in parts: by key in the order of their first rows, then by rank."""
         out, ranks = self._numbers(np.arange(self._size, dtype=np.int32))
-        return [
-            RankedRows(self._arena.take(out[start : start + rows_max]), ranks[start : start + rows_max])
-            for start in range(0, len(out), rows_max)
-        ]
+        for at in range(0, len(out), rows_max):
+            yield from self._taken(out[at : at + rows_max], ranks[at : at + rows_max])
 
     def _numbers(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the rows of slots, and their ranks."""
@@ -266,10 +271,9 @@ class BestRows:
         """Give these keys the lowest slots, and their rows the lowest numbers. If keys are forgotten, the next changes are the
         whole state."""
         state, look_at, told = self._state(kept), self._look_at, len(kept) == self._size
-        keys = None if self._index is None else self._index.keys(kept)
+        index = None if self._index is None else self._index.only(kept)
         self._clear()
-        if self._index is not None and keys is not None and len(kept):
-            self._index.slots(keys)
+        self._index = index
         self._size = len(kept)
         self._make_room_of_keys(self._size)
         self._put(np.arange(self._size, dtype=np.int32), state)
@@ -281,8 +285,8 @@ class BestRows:
 
     def _state(self, slots: np.ndarray) -> dict[str, Any]:
         """Return the rows of slots, in the order of slots and ranks, the number of each slot, and the ends."""
-        rows = self._arena.take(self._numbers(slots)[0])
-        return {"rows": pa.Table.from_batches([rows]), "counts": self._filled[slots], "ends": self._ends[slots]}
+        rows = self._arena.table(self._numbers(slots)[0])
+        return {"rows": rows, "counts": self._filled[slots], "ends": self._ends[slots]}
 
     def _put(self, slots: np.ndarray, state: Mapping[str, Any]) -> None:
         """Set the rows of slots, for which there is room, to those of a ``_state``."""
@@ -296,7 +300,7 @@ class BestRows:
             self._make_places(max(2 * len(self._rows), self._places))
         self._begins[slots], self._rooms[slots], self._filled[slots] = begins, rooms, counts
         places = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        for batch in state["rows"].combine_chunks().to_batches():
+        for batch in state["rows"].to_batches():
             by, base, rows = order_keys(batch.columns, self._order.by, batch.num_rows), len(self._arena), batch.num_rows
             heads = self._append_keys(batch, np.diff(by.ends))
             self._used += int(self._at[base : base + rows, kernels.SIZE].sum())

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flux.errors import SchemaError
+from flux.operators.batches import TAKEN_BYTES_MAX, logical_bytes
 from flux.operators.operator import Batches, Context, Operator
 from flux.operators.schema import position
 from flux.operators.windowed_groups import RESULT_ROWS_MAX, WINDOW_COLUMNS, times_as, window_type
@@ -220,14 +221,15 @@ class TopOfWindow(_Ranks):
     def _closed(self, windows: Sequence[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of windows, the earliest first, in batches that windows share."""
         parts: list[pa.RecordBatch] = []
-        count = 0
+        count = nbytes = 0
         for end, start in windows:
             for found in self._windows[end, start].ranked(RESULT_ROWS_MAX):
-                if count + len(found.ranks) > RESULT_ROWS_MAX:
+                if parts and (count + len(found.ranks) > RESULT_ROWS_MAX or nbytes > TAKEN_BYTES_MAX):
                     yield pa.concat_batches(parts)
-                    parts, count = [], 0
+                    parts, count, nbytes = [], 0, 0
                 parts.append(self._of_window(found, start, end))
                 count += len(found.ranks)
+                nbytes += logical_bytes(parts[-1])
             del self._windows[end, start], self._begun[end, start]
         if parts:
             yield pa.concat_batches(parts)
@@ -320,8 +322,7 @@ class Top(_Ranks):
     def process(self, batch: pa.RecordBatch) -> Batches:
         if not batch.num_rows:
             return None
-        found = self._best.add(batch, tell=True)
-        return None if found is None else [self._with_rank(found)]
+        return list(map(self._with_rank, self._best.add(batch, tell=True)))
 
     def _with_rank(self, found: RankedRows) -> pa.RecordBatch:
         return self._given(found, pa.array(found.ranks))
@@ -368,8 +369,7 @@ class Last(Top):
         else:
             self._rows.advance(self.context.watermark)
             batch, times = self._rows.take(batch, batch.column(position(batch.schema, self._spec.time)))
-        found = self._best.add(batch, times, tell=True) if len(times) else None
-        return None if found is None else [self._with_rank(found)]
+        return list(map(self._with_rank, self._best.add(batch, times, tell=True))) if len(times) else None
 
     def on_watermark(self) -> Batches:
         if self._spec.time is not None and self.context.watermark != NEVER:

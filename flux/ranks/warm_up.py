@@ -27,7 +27,7 @@ def warm_up() -> None:
             best = BestRows(batch.schema, [], BestOrder(1, (SortColumn(0),), ties, ttl))
             best.add(batch, times, tell=True)
             best.add(batch, times, tell=True)
-            best.ranked(1)
+            list(best.ranked(1))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ from controller.planning.checks import check_ends
 from flux.errors import SchemaError, UsageError
 from flux.joins import as_of, held_back_rows
 from flux.joins.as_of import AsOfJoin, AsOfSpec
+from flux.operators import batches
+from flux.operators.operator import move_watermarks
+from flux.ranks import row_arena
 from flux.windows.window import NEVER
 from tests.flux.ordered import compared
 from tests.flux.stepped import CHECKPOINT, FROM_CHECKPOINT, Stepped, events, rows_of
@@ -96,6 +99,9 @@ def test_each_left_row_has_the_newest_right_row_at_or_before_its_time(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(as_of, "KEYS_MIN", data.draw(st.sampled_from([1, 1024])))
         patch.setattr(as_of, "ROWS_MAX", data.draw(st.sampled_from([1, 2, 1024])))
+        patch.setattr(as_of, "TEXT_MAX", data.draw(st.sampled_from([1, 1024])))
+        patch.setattr(batches, "TAKEN_BYTES_MAX", data.draw(st.sampled_from([1, 1024])))
+        patch.setattr(row_arena, "CHUNK_BYTES_MAX", data.draw(st.sampled_from([50, 1 << 20])))
         patch.setattr(as_of, "RESULT_ROWS_MAX", data.draw(st.sampled_from([1, 1024])))
         patch.setattr(held_back_rows, "ROWS_MIN", data.draw(st.sampled_from([1, 1024])))
         stepped = Stepped(partial(AsOfJoin, AsOfSpec(("ts", "at"), tolerance, outer)), [LEFT, RIGHT], ("item",))
@@ -128,6 +134,20 @@ def test_each_left_row_has_the_newest_right_row_at_or_before_its_time(
     assert [repr(row).replace("-0.0", "0.0") for row in found] == [
         repr(row).replace("-0.0", "0.0") for row in expected(lefts, rights, tolerance, outer)
     ]
+
+
+def test_long_text_of_one_partner_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand left rows of a partner of 3 MiB are 3 GiB, and 2 GiB do not fit into a column."""
+    monkeypatch.setattr(batches, "TAKEN_BYTES_MAX", 1 << 16)
+    stepped = Stepped(partial(AsOfJoin, AsOfSpec(("ts", "at"))), [LEFT, RIGHT], ("item",))
+    stepped.give(batch(RIGHT, [(1, 0.0, "x" * 9000), (1, 1.5, "short")]), 1)
+    stepped.move(2, 2)
+    stepped.give(batch(RIGHT, [(3, 0.0, "y" * 20_000)]), 1)
+    stepped.give(batch(LEFT, [(0.0, at // 50 + 2, at) for at in range(100)] + [(1.5, 3, 100)]))
+    given_ = list(move_watermarks(stepped.operator, stepped.context, [4, 4]))
+    assert all(each.nbytes < (1 << 16) + 40_000 for each in given_)
+    prices = pa.Table.from_batches(given_).column("price").to_pylist()
+    assert [each[0] for each in prices] == ["x"] * 50 + ["y"] * 50 + ["s"]
 
 
 def test_changes_have_the_kept_rows_and_the_rows_that_wait() -> None:

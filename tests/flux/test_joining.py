@@ -255,6 +255,16 @@ def test_rows_find_those_of_their_key_in_their_order() -> None:
     assert table(TABLE)(batch.slice(0, 0)).num_rows == 0
 
 
+def test_more_text_than_a_column_holds_is_refused_with_the_setting_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flux.joins.lookup.TEXT_MAX", 1000)
+    lookup = table(pa.table({"id": pa.array([1, 2], LONG), "name": ["a" * 300, "b"], "tags": [["c"], None]}))
+    assert lookup(pa.record_batch({"ad": pa.array([1, 2, 3] * 3, LONG)})).num_rows == 9
+    with pytest.raises(
+        UsageError, match=r"id in table t gives 4 rows .* up to 309 bytes .* say spark.flux.batch.maxRows=3,"
+    ):
+        lookup(pa.record_batch({"ad": pa.array([1, 1, 3, 1, 1], LONG)}))
+
+
 def test_keys_are_equal_as_in_spark() -> None:
     nan = float("nan")
     rows = pa.table({"id": [nan, 0.0], "word": ["a", "b"], "n": [1, 2]})

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 import flux
 from flux.errors import SchemaError
 from flux.expressions.tree import Column, FunctionCall
-from flux.joins import arena, join, waiting_rows
+from flux.joins import join, waiting_rows
 from flux.joins.join import Join
 from flux.joins.join_spec import EITHER, KINDS, LEFT, RIGHT, JoinSpec, TimeBound
+from flux.operators import batches
 from flux.operators.attributes import open_operator
 from flux.operators.batches import given_batches
 from flux.operators.operator import last_output, move_watermarks, says_needs
@@ -378,7 +379,7 @@ def said(rows: list[tuple]) -> list[str]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few rows move together, few pairs be found at once, and little text be taken at once."""
     monkeypatch.setattr(join, "PAIRS_MAX", 3)
-    monkeypatch.setattr(arena, "TAKEN_BYTES_MAX", 5)
+    monkeypatch.setattr(batches, "TAKEN_BYTES_MAX", 5)
     monkeypatch.setattr(join, "KEYS_MIN", 1)
     monkeypatch.setattr(waiting_rows, "ROWS_MIN", 2)
 
@@ -550,13 +551,45 @@ def test_state_is_empty_when_all_has_expired_and_bounded_before() -> None:
     assert given_ == 20 * 1600  # 800 pairs, 400 rows alone on each side
 
 
+@pytest.mark.parametrize("how", ["left_semi", "left_anti"])
+def test_a_row_that_is_given_once_looks_for_one_partner(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key with many rows on both sides has too many pairs to look at all of them."""
+    monkeypatch.setattr(join, "PAIRS_MAX", 65_536)
+    monkeypatch.setattr(waiting_rows, "ROWS_MIN", 1 << 20)  # rows that are gone stay
+    schema = pa.schema([("key", pa.int64())])
+    spec = JoinSpec(how, ((0,), (0,)), (("key", 0),), ttl=1 << 40)
+    made, calls = opened(spec, schema), []
+    pair_rows = waiting_rows.kernels.pair_rows
+
+    def counted(*given_: Any) -> Any:
+        calls.append(pair_rows(*given_))
+        return calls[-1]
+
+    monkeypatch.setattr(waiting_rows.kernels, "pair_rows", counted)
+
+    def give(side: int, key: int, rows: int) -> int:
+        made.context.input = side
+        batch = pa.record_batch([pa.array([key] * rows)], schema=schema)
+        return sum(each.num_rows for each in given_batches(made.process(batch)))
+
+    for side in (RIGHT, LEFT):
+        give(side, 1, 1000)
+    assert sum(count for count, _, _ in calls) == 1000
+    for side, key in ((LEFT, 9), (LEFT, 2), (RIGHT, 2), (LEFT, 2)):
+        give(side, key, 1000)
+    left = made._waiting[LEFT]
+    assert left._heads[made._index.slots([pa.array([2])])[0]] == -1, "nothing is walked through"
+    assert give(LEFT, 3, 1) == 0
+    assert give(RIGHT, 3, 2) == (how == "left_semi")
+
+
 @pytest.mark.parametrize("side", [LEFT, RIGHT])
 def test_long_text_that_many_pairs_repeat_comes_in_parts_which_are_those_of_a_copy(
     side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text of a megabyte with a thousand partners is a gigabyte of output, and 2 GiB do not fit into a column."""
     monkeypatch.setattr(join, "PAIRS_MAX", 65_536)
-    monkeypatch.setattr(arena, "TAKEN_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr(batches, "TAKEN_BYTES_MAX", 1 << 16)
     schema = pa.schema([("key", pa.int64()), ("text", pa.string()), ("within", pa.struct([("text", pa.binary())]))])
     spec = JoinSpec("full_outer", ((0,), (0,)), tuple((f"c{at}", at) for at in range(6)), ttl=1 << 40)
     # Bytes under a null are of no account: a copy has none.
@@ -586,9 +619,9 @@ def test_long_text_that_many_pairs_repeat_comes_in_parts_which_are_those_of_a_co
         assert not list(given_batches(alone.process(wide)))
     kept = travelled(alone.snapshot())["sides"][side]["rows"].to_batches()
     given_ = list(given_batches(last_output(alone, alone.context)))
-    for batches in (kept, given_):
-        assert sum(each.num_rows for each in batches) == 18
-        assert all(each.nbytes < (1 << 16) + 40_000 for each in batches)
+    for each in (kept, given_):
+        assert sum(batch.num_rows for batch in each) == 18
+        assert all(batch.nbytes < (1 << 16) + 40_000 for batch in each)
 
 
 def test_a_declaration_that_does_not_fit_the_columns_is_refused() -> None:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flux.errors import SchemaError
-from flux.ranks import best_rows, first_rows, top
+from flux.operators import batches
+from flux.ranks import best_rows, first_rows, row_arena, top
 from flux.ranks.best_rows import BestOrder, BestRows
 from flux.ranks.order_keys import SortColumn, order_keys
 from flux.ranks.row_arena import RowArena
@@ -153,6 +154,31 @@ def test_rows_of_an_arena_are_taken_in_any_order() -> None:
     assert len(arena) == total
 
 
+def test_an_arena_has_more_text_than_a_column_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_arena, "CHUNK_BYTES_MAX", 1000)
+    monkeypatch.setattr(batches, "TAKEN_BYTES_MAX", 300)
+    kinds = pa.struct([("b", pa.binary()), ("of", pa.list_(pa.string()))])
+    arena = RowArena(pa.schema([("t", pa.string()), ("s", kinds)]))
+    rows = []
+    for at in range(60):
+        long = "x" * (at % 7 * 20)
+        row = {"t": long if at % 3 else None, "s": {"b": long.encode(), "of": [long, None, "a"]} if at % 5 else None}
+        rows.append(row)
+        arena.append(pa.RecordBatch.from_pylist([row], schema=arena.schema))
+    assert len(arena._chunks) > 9
+    assert all(chunk.nbytes <= 1000 for chunk in arena._chunks)
+    numbers = np.random.default_rng(1).permutation(60)
+    table = arena.table(numbers)
+    assert table.to_pylist() == [rows[at] for at in numbers]
+    assert len(list(arena.parts(numbers))) == table.column(0).num_chunks > 9
+    assert all(each.nbytes < 1000 for each in table.to_batches())
+    lengths = [len(row["t"] or "") + len(row["s"]["b"]) + len(row["s"]["b"]) + 1 + 24 if row["s"] else len(row["t"] or "")
+               for row in rows]  # fmt: skip
+    assert np.asarray(arena.lengths(numbers)).tolist() == [lengths[at] for at in numbers]
+    assert np.asarray(row_arena.lengths_of(arena._chunks[0].slice(1))).tolist() == lengths[1 : len(arena._chunks[0])]
+    assert arena.table(numbers[:0]).num_rows == 0
+
+
 # ---- the operators
 
 
@@ -190,6 +216,8 @@ def test_ranks_within_windows_are_those_of_the_model(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(best_rows, "ROWS_MIN", data.draw(st.sampled_from([2, 1024])))
         patch.setattr(top, "RESULT_ROWS_MAX", data.draw(st.sampled_from([1, 3, 1024])))
+        for of in (top, batches):
+            patch.setattr(of, "TAKEN_BYTES_MAX", data.draw(st.sampled_from([1, 1024])))
         stepped = Stepped(partial(TopOfWindow, spec), [SCHEMA], key)
         found: list[tuple] = []
         for step, event in zip(drawn, data.draw(events(len(drawn))), strict=True):
