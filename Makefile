@@ -51,11 +51,13 @@ seeds: setup
 soak: setup
 	@PYTHONPATH=. $(BIN)/python tests/spark/soak.py $(if $(WHAT),--what $(WHAT)) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED))
 
-# Windows, sessions and timers over keys that never come back, twenty minutes of event time in two: memory stays flat.
+# Windows, sessions, timers, joins, ranks and deduplication over keys that never come back, twenty minutes of event time in two:
+# memory stays flat.
 soak-windows: setup
 	@PYTHONPATH=. $(BIN)/python tests/spark/soak_windows.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SPEED),--speed $(SPEED))
 
-# One program of windows, sessions and late rows, ten times under other faults, which gives the same each time; about ten minutes;
+# One program of windows, sessions, late rows, joins, ranks and deduplication, ten times under other faults, which gives the same
+# each time; about ten minutes;
 # make every-run RUNS=3 SEED=7 KAFKA=no.
 every-run: setup
 	@$(BIN)/python -m tests.spark.every_run $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED)) $(if $(KAFKA),--no-kafka)

@@ -1,5 +1,5 @@
-"""The same in every run: windows, sessions and late rows are equal byte for byte, whatever is lost and moved, and however rows
-are cut and partitioned; and they are those of the oracle."""
+"""The same in every run: windows, sessions, late rows, joins, ranks and rows without duplicates are equal byte for byte, whatever
+is lost and moved, and however rows are cut and partitioned; and they are those of the oracle."""
 
 from __future__ import annotations
 
@@ -16,13 +16,47 @@ from outside_store import lose, until
 
 import flux
 from controller.replicas.moves import Move
-from tests.oracles.disordered import DELAY, GAP, PARTITIONS, SCHEMA, SIZE, SLIDE, answers, lines, numbered
+from flux.joins.join import Join
+from flux.joins.join_spec import LEFT, JoinSpec, TimeBound
+from flux.ranks.top import OrderColumn, RankSpec, TopOfWindow
+from flux.windows.window import Window
+from tests.oracles.disordered import (
+    BEST,
+    BEST_SIZE_US,
+    DELAY,
+    GAP,
+    JOINED,
+    OFFERS,
+    PARTITIONS,
+    SCHEMA,
+    SIZE,
+    SLIDE,
+    WITHIN,
+    WITHIN_US,
+    answers,
+    lines,
+    numbered,
+    offers,
+    part,
+)  # fmt: skip
 
-ROWS = 700
-#: The first half of the rows flows before a fault, the rest behind it: the partitions that are through with the first half.
+ROWS = 400
+#: Half of the rows flow before a fault, the rest behind it. Sources and partitions that are through with the first half.
 GATE = threading.Event()
-HALF: set[int] = set()
+HALF: set[tuple[str, int]] = set()
 KINDS = ("active", "standby")
+#: The fault of each run, by its seed: a worker is lost, partitions move, or stages get replicas of the other kind.
+MOVES, LOSS, OTHER_KINDS = range(3)
+#: Events with the offers to their users that are a little older, as Spark resolves the condition; and the best of them.
+NEAR = JoinSpec(
+    "left_outer", ((SCHEMA.names.index("user"),), (OFFERS.names.index("user"),)),
+    tuple((name, [*SCHEMA.names, *OFFERS.names].index(name)) for name in JOINED), (2, 2),
+    (TimeBound(LEFT, False, 2, 0), TimeBound(LEFT, True, 2, WITHIN_US)), time_of=LEFT,
+)  # fmt: skip
+RANKS = RankSpec(
+    BEST, (OrderColumn("price", True, True), OrderColumn("amount", True, True)), JOINED,
+    window=Window("ts", BEST_SIZE_US, BEST_SIZE_US),
+)  # fmt: skip
 
 
 class Spent(flux.Aggregate):
@@ -31,10 +65,15 @@ class Spent(flux.Aggregate):
     kinds = flux.count_distinct("amount")
 
 
-def may_go_on(partition: int, number: int) -> bool:
-    if number >= ROWS // 2:
-        HALF.add(partition)
-    return number < ROWS // 2 or GATE.is_set()
+def read(name: str, count: int, most: int, made: Any) -> Any:
+    """A reader of a source that waits at its half."""
+
+    def may_go_on(partition: int, number: int) -> bool:
+        if number >= count // 2:
+            HALF.add((name, partition))
+        return number < count // 2 or GATE.is_set()
+
+    return numbered(count, most, may_go_on, made)
 
 
 def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -46,20 +85,30 @@ def outputs(folder: Path, seed: int) -> dict[str, bytes]:
     rng = random.Random(seed)
     GATE.clear()
     HALF.clear()
-    read = numbered(ROWS, rng.choice([7, 60, 200]), may_go_on)
-    events = flux.source(read, SCHEMA, PARTITIONS, "events", positions=True).withWatermark("ts", DELAY)
+    most = rng.choice([7, 60, 200])
+    all_events = flux.source(read("events", ROWS, most, part), SCHEMA, PARTITIONS, "events", positions=True)
+    all_offers = flux.source(read("offers", ROWS // 2, most, offers), OFFERS, PARTITIONS, "offers", positions=True)
+    events, others = all_events.withWatermark("ts", DELAY), all_offers.withWatermark("at", DELAY)
 
-    def stage(target: Any, window: Any = None) -> Any:
-        kind = rng.choice(KINDS) if window else "active"
-        key = "user" if window else None
+    def stage(target: Any, key: str | None = "user", **more: Any) -> Any:
+        kind = rng.choice(KINDS) if key else "active"
         return flux.stage(
-            key=key, partitions=rng.randint(1, 4), replicas=2, recovery=kind, window=window, name=f"at{rng.random()}"
+            key=key, partitions=rng.randint(1, 4), replicas=2, recovery=kind, name=f"at{rng.random()}", **more
         )(target)
 
+    def placed(flow: Any) -> Any:
+        return flow.withStage(partitions=rng.randint(1, 4), replicas=2, recovery=rng.choice(KINDS))
+
+    joined = stage(Join)(NEAR, SCHEMA, OFFERS)(events, others)
+    once = events.dropDuplicatesWithinWatermark(["partition", "user"])
     flows = {
-        "windows": stage(Spent, flux.window("ts", SIZE, SLIDE))(events),
-        "sessions": stage(Spent, flux.session_window("ts", GAP))(events),
-        "late": stage(passed)(events.late),
+        "windows": stage(Spent, window=flux.window("ts", SIZE, SLIDE))(events),
+        "sessions": stage(Spent, window=flux.session_window("ts", GAP))(events),
+        "late": stage(passed, None)(events.late),
+        "once": placed(once),
+        "as_of": placed(flux.asof_join(events, others, on="user", tolerance=WITHIN, how="left")),
+        "joined": joined,
+        "best": stage(TopOfWindow)(RANKS)(joined),
     }
     options = {"batch_max_rows": rng.choice([10, 50, 1000]), "step_max_rows": rng.choice([5, 50, 5000])}
     sinks = [flow.to_parquet(str(folder / name), roll_every="200ms") for name, flow in flows.items()]
@@ -68,12 +117,16 @@ def outputs(folder: Path, seed: int) -> dict[str, bytes]:
     ) as query:
         query.started()
         core = query.server.core
-        until(lambda: len(HALF) == PARTITIONS, "half of the rows")
+        until(lambda: len(HALF) == 2 * PARTITIONS, "half of the rows")
         until(lambda: all(list((folder / name).glob("part-*")) for name in flows), "output of them")
-        if seed % 2:
+        if seed == LOSS:
             lose(query, rng.choice(list(core.members.workers)))
-        else:
+        elif seed == MOVES:
             query.server.command(lambda now: core.move(moves(core.table, rng), "for the test", now))
+        else:
+            for number, of in enumerate(query.plan.stages):
+                other = "standby" if of.recovery == "active" else "active"
+                query.server.command(lambda now, number=number, other=other: core.protect(number, 2, other, now))
         GATE.set()
         query.wait()
     return {name: lines(pq.read_table(folder / name)) for name in flows}
@@ -82,8 +135,8 @@ def outputs(folder: Path, seed: int) -> dict[str, bytes]:
 def moves(table: Any, rng: random.Random) -> list[Move]:
     """A move of the primary of some partitions of the stages, to a worker that has no replica of them."""
     found = []
-    for stage in range(3):
-        for partition, replicas in enumerate(table.stages[stage]):
+    for stage, partitions in enumerate(table.stages):
+        for partition, replicas in enumerate(partitions):
             free = sorted({0, 1, 2} - {each.worker for each in replicas})
             if free and rng.random() < 0.7:
                 found.append(Move(stage, partition, replicas[0].worker, free[0]))
@@ -91,8 +144,8 @@ def moves(table: Any, rng: random.Random) -> list[Move]:
 
 
 @pytest.mark.timeout(300)
-def test_windows_sessions_and_late_rows_are_the_same_in_every_run(tmp_path: Path) -> None:
+def test_all_outputs_are_the_same_in_every_run(tmp_path: Path) -> None:
     wanted = answers(ROWS)
-    for seed in range(4):
+    for seed in (MOVES, LOSS, OTHER_KINDS):
         found = outputs(tmp_path / str(seed), seed)
         assert found == wanted, f"run {seed}: {[name for name in wanted if found[name] != wanted[name]]}"

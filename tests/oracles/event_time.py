@@ -3,7 +3,7 @@
 
 Late rows follow from the numbers of rows alone: a row is late if its time is below the greatest time of the rows before it in its
 source partition, less the delay. All other rows count, whatever watermark their windows were closed by. So the oracle knows
-neither batches nor watermarks.
+neither batches nor watermarks. So do joins, duplicates and ranks (design: joins, duplicates, ranks).
 
 Times are microseconds since the epoch. Rows without a time are not late, and belong to no window.
 """
@@ -19,6 +19,8 @@ import pyarrow as pa
 
 #: The columns that the oracle adds to those of the rows.
 AT, LATE = "time_us", "is_late"
+#: The column with the time of the other row in a join.
+OTHER_AT = "other_us"
 
 _JUDGED = """
 create or replace temp table judged as
@@ -49,6 +51,39 @@ numbered as (
 )
 select {keys} min({at}) as window_start, max({at}) + {gap} as window_end, {aggregates}
 from numbered group by {keys} session
+"""
+# Of each key: its first row, and then each next row that is further behind the one chosen before than the time to live.
+_ONCE = """
+with recursive timely as (
+    select * from judged where not {late} and {at} is not null
+),
+chosen as (
+    select {keys} min("{number}") as place, arg_min({at}, "{number}") as since from timely group by all
+    union all
+    select {keys} min("{number}"), arg_min({at}, "{number}") from chosen join timely using ({names})
+    where "{number}" > place and {at} > since + {ttl} group by all
+)
+select {columns} from timely join chosen using ({names}) where "{number}" = place
+"""
+_JOINED = """
+create or replace temp table joined as
+select mine.*, others.* exclude ("{key}", {at}, {late}), others.{at} as {other_at}
+from judged mine left join others on mine."{key}" = others."{key}" and mine.{at} between others.{at} and others.{at} + {within}
+where not mine.{late}
+"""
+# Ranks of rows in tumbling windows of their own time.
+_BEST = """
+with begun as (
+    select *, {at} - (({at} % {size}) + {size}) % {size} as window_start from joined where {at} is not null
+)
+select {columns}, window_start, window_start + {size} as window_end,
+    row_number() over (partition by {keys} window_start order by {by}) as rank
+from begun where window_start + {size} <= {final} qualify rank <= {limit}
+"""
+# The newest row in a join, and of several the last one by the columns of ``by``.
+_AS_OF = """
+select {columns} from joined where coalesce({at} < {final}, true)
+qualify row_number() over (partition by "{partition}", "{number}" order by {other_at} desc, {by}) = 1
 """
 
 
@@ -99,6 +134,39 @@ class EventTimeOracle:
         return self._asked(
             _SESSIONS.format(**self._names, keys=_before(keys), aggregates=aggregates, gap=gap_us, partition_by=by)
         )
+
+    def once(self, keys: Sequence[str], ttl_us: int, *columns: str) -> list[tuple[Any, ...]]:
+        """Return these columns of the rows that are no duplicates by their keys, which have the partition among them: the order
+        of rows is that of their numbers."""
+        assert self._names["partition"] in keys
+        names = {"keys": _before(keys), "names": _listed(keys), "columns": _listed(columns)}
+        return self._asked(_ONCE.format(**self._names, **names, ttl=ttl_us))
+
+    def join(self, other: EventTimeOracle, key: str, within_us: int) -> None:
+        """Join each row that is not late with those of another source that have its key, and are at most ``within_us`` older.
+        Rows without one stay alone. Other columns have different names on both sides."""
+        self._sql.register("others", other._sql.sql(f"select * from judged where not {LATE}").to_arrow_table())
+        self._sql.execute(_JOINED.format(**self._names, key=key, within=within_us, other_at=OTHER_AT))
+
+    def joined(self, final_us: int, *columns: str) -> list[tuple[Any, ...]]:
+        """Return these columns of the joined rows: pairs, and rows alone that are older than ``final_us``, the watermark of the
+        other source."""
+        alone = f"{OTHER_AT} is null and {AT} >= {final_us}"
+        return self._asked(f"select {_listed(columns)} from joined where not coalesce({alone}, false)")
+
+    def as_of(self, final_us: int, by: str, *columns: str) -> list[tuple[Any, ...]]:
+        """Return these columns of each row that is older than ``final_us``, with the newest row that it was joined with;
+        ``by``: the order of rows of one time (SQL)."""
+        names = {"columns": _listed(columns), "other_at": OTHER_AT}
+        return self._asked(_AS_OF.format(**self._names, **names, final=final_us, by=by))
+
+    def best(
+        self, keys: Sequence[str], size_us: int, by: str, limit: int, final_us: int, *columns: str
+    ) -> list[tuple[Any, ...]]:
+        """Return these columns of the first joined rows of each key in each tumbling window, by an order (SQL), in windows that
+        end at ``final_us`` or before; with the start and the end of the window, and their ranks."""
+        names = {"keys": _before(keys), "columns": _listed(columns)}
+        return self._asked(_BEST.format(**self._names, **names, size=size_us, by=by, limit=limit, final=final_us))
 
     def _asked(self, query: str) -> list[tuple[Any, ...]]:
         return sorted(self._sql.execute(query).fetchall(), key=repr)

@@ -1,10 +1,10 @@
-"""One program of windows, sessions and late rows in real executors, again and again under other faults: its outputs are equal
-byte for byte, and equal to those of the oracle.
+"""One program of windows, sessions, late rows, joins, a deduplication and ranks in real executors, again and again under other
+faults: its outputs are equal byte for byte, and equal to those of the oracle.
 
     make every-run                       # ten runs, about ten minutes
     make every-run RUNS=3 SEED=7
 
-The rows come from a topic of Kafka, if a broker can start here, and otherwise from a reader with positions. One in twenty is
+The rows come from two topics of Kafka, if a broker can start here, and otherwise from readers with positions. One in twenty is
 late. Each run has other numbers of workers and partitions, other kinds of replicas, other sizes of batches and steps. While rows
 come, processes of workers are killed, partitions move, and the query is stopped and started again from its checkpoint location.
 Exit code 0: all runs have given the same."""
@@ -19,9 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.dataset as datasets
 import typer
 from rich.console import Console
@@ -30,12 +32,24 @@ import flux
 from benchmarks import session
 from tests.kafka import broker
 from tests.oracles import disordered
-from tests.oracles.disordered import DELAY, GAP, PARTITIONS, SCHEMA, SIZE, SLIDE
+from tests.oracles.disordered import (
+    BEST,
+    BEST_SIZE,
+    BY,
+    DELAY,
+    GAP,
+    JOINED,
+    OFFERS,
+    PARTITIONS,
+    SCHEMA,
+    SIZE,
+    SLIDE,
+    WITHIN,
+)  # fmt: skip
 
 EXECUTORS, CORES = 3, 2
-#: Rows of each partition, and how many come in a second.
+#: Events of each partition, and how many come in a second. Of the offers come half as many.
 ROWS, RATE = 12_000, 2_000
-TOPIC = "events"
 WAIT_S = 300.0
 #: Executors run in folders of their own; and no worker is given up because the machine is slow.
 CONF = {
@@ -43,7 +57,32 @@ CONF = {
     "spark.task.maxFailures": "1000",
     "spark.flux.workers.timeout": "300s",
 }
-DDL = "partition BIGINT, number BIGINT, ts TIMESTAMP, user BIGINT, amount BIGINT"
+
+
+class Rows(NamedTuple):
+    """The rows of a source."""
+
+    name: str
+    columns: str
+    schema: pa.Schema
+    made: disordered.Made
+    #: Rows of each partition, and how many come in a second.
+    count: int
+    rate: int
+
+
+SOURCES = (
+    Rows(
+        "events", "partition BIGINT, number BIGINT, ts TIMESTAMP, user BIGINT, amount BIGINT", SCHEMA, disordered.part,
+        ROWS, RATE,
+    ),
+    Rows(
+        "offers", "source BIGINT, place BIGINT, at TIMESTAMP, user BIGINT, price BIGINT", OFFERS, disordered.offers,
+        ROWS // 2, RATE // 2,
+    ),
+)  # fmt: skip
+#: The outputs that are made by stages whose replicas are of a kind that each run draws.
+DRAWN = ("windows", "sessions", "once", "joined", "as_of", "best")
 
 console = Console(highlight=False)
 
@@ -54,49 +93,92 @@ class Sums(flux.Aggregate):
     kinds = flux.count_distinct("amount")
 
 
-def produce(address: str) -> None:
-    """Write all rows into a topic."""
-    from confluent_kafka import Producer
-
-    broker.create_topic(address, TOPIC, PARTITIONS)
-    producer = Producer({"bootstrap.servers": address, "queue.buffering.max.messages": ROWS * PARTITIONS + 1})
-    for partition in range(PARTITIONS):
-        rows = disordered.part(partition, ROWS).to_pandas()
-        for line in rows.to_json(orient="records", lines=True, date_format="iso", date_unit="us").splitlines():
-            producer.produce(TOPIC, line, partition=partition)
-    producer.flush()
+@cache
+def texts(rows: Rows, partition: int) -> list[str]:
+    """The rows of a partition as JSON."""
+    given = rows.made(partition, rows.count).to_pandas()
+    return given.to_json(orient="records", lines=True, date_format="iso", date_unit="us").splitlines()
 
 
-def paced(partition: int, number: int, began: dict[int, tuple[float, int]]) -> bool:
-    """Tell whether the next row is due, by the time at which this life of the reader has begun."""
-    at, first = began.setdefault(partition, (time.monotonic(), number))
-    return number - first <= (time.monotonic() - at) * RATE
+class Feed:
+    """The sources of one run. Their rows come share by share, so that faults fall among them however slow the machine is: into
+    topics of this run, or as far as a file says."""
+
+    def __init__(self, address: str, run: str, folder: Path) -> None:
+        self.address, self.run, self.gate = address, run, folder / "gate"
+        self.share = 0.0
+        if address:
+            for each in SOURCES:
+                broker.create_topic(address, self.topic(each), PARTITIONS)
+
+    def topic(self, rows: Rows) -> str:
+        return f"{rows.name}-{self.run}"
+
+    def release(self, share: float) -> None:
+        """Let the rows come up to this share of all."""
+        before, self.share = self.share, share
+        if self.address:
+            self._produce(before)
+            return
+        self.gate.with_suffix(".new").write_text(str(share))
+        self.gate.with_suffix(".new").replace(self.gate)
+
+    def _produce(self, before: float) -> None:
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.address, "queue.buffering.max.messages": 2 * ROWS * PARTITIONS})
+        for each in SOURCES:
+            for partition in range(PARTITIONS):
+                for line in texts(each, partition)[int(before * each.count) : int(self.share * each.count)]:
+                    producer.produce(self.topic(each), line, partition=partition)
+        producer.flush()
+
+    def source(self, rows: Rows, most: int) -> Any:
+        """Return a source of rows at a pace, in batches of up to ``most``."""
+        name = rows.name
+        if self.address:
+            pace = rows.rate * PARTITIONS
+            return flux.kafka(
+                self.topic(rows), self.address, format="json", schema=rows.columns, max_rows_per_second=pace, name=name
+            )
+        read = disordered.numbered(rows.count, most, Due(str(self.gate), rows.count, rows.rate), rows.made)
+        return flux.source(read, rows.schema, PARTITIONS, name, positions=True)
 
 
-def source(address: str, most: int) -> Any:
-    if address:
-        return flux.kafka(
-            TOPIC, address, format="json", schema=DDL, max_rows_per_second=RATE * PARTITIONS, name="events"
-        )
-    began: dict[int, tuple[float, int]] = {}
-    read = disordered.numbered(ROWS, most, lambda partition, number: paced(partition, number, began))
-    return flux.source(read, SCHEMA, PARTITIONS, "events", positions=True)
+class Due:
+    """A rule that tells whether the next row of a partition is due: it has been released, and its time has come since this life
+    of the reader began."""
+
+    def __init__(self, gate: str, count: int, rate: int) -> None:
+        self.gate, self.count, self.rate = gate, count, rate
+        self.began: dict[int, tuple[float, int]] = {}
+
+    def __call__(self, partition: int, number: int) -> bool:
+        at, first = self.began.setdefault(partition, (time.monotonic(), number))
+        if number - first > (time.monotonic() - at) * self.rate:
+            return False
+        try:
+            return number < int(float(Path(self.gate).read_text()) * self.count)
+        except FileNotFoundError:
+            return False
 
 
 class Run:
     """One run of the program, under the faults that a seed gives."""
 
     def __init__(self, spark: Any, address: str, folder: Path, seed: str, wanted: dict[str, bytes]) -> None:
-        self.spark, self.address, self.folder, self.wanted = spark, address, folder, wanted
+        self.spark, self.folder, self.wanted = spark, folder, wanted
         self.random = random.Random(seed)
+        folder.mkdir()
+        self.feed = Feed(address, folder.name, folder)
         self.done: list[str] = []
         self._declare()
 
     def _declare(self) -> None:
         """Draw the parts of the plan that all lives of the query share, and write the program down."""
         rng = self.random
-        self.kinds = [rng.choice(["active", "standby"]) for _ in range(2)]
-        self.partitions = [rng.randint(1, 8) for _ in range(3)]
+        self.kinds = {name: rng.choice(["active", "standby"]) for name in DRAWN}
+        self.partitions = {name: rng.randint(1, 8) for name in (*DRAWN, "late")}
         self.cut = rng.choice([7, 100, 1000])
         self.options = {
             "batch_max_rows": rng.choice([10, 100, 5000]),
@@ -106,29 +188,47 @@ class Run:
         }
 
     def __str__(self) -> str:
-        return f"{self.options['workers']} workers, partitions {self.partitions}, {' and '.join(self.kinds)}, " + (
-            f"batches of {self.options['batch_max_rows']} rows, steps of {self.options['step_max_rows']}"
+        standby = [name for name, kind in self.kinds.items() if kind == "standby"]
+        counts = ", ".join(f"{count} of {name}" for name, count in self.partitions.items())
+        return (
+            f"{self.options['workers']} workers, partitions: {counts}; standbys of {', '.join(standby) or 'none'}; "
+            + (f"batches of {self.options['batch_max_rows']} rows, steps of {self.options['step_max_rows']}")
         )
 
-    def start(self) -> flux.Query:
+    def flows(self) -> dict[str, Any]:
         from pyspark.sql import functions as F  # noqa: N812
 
-        events = source(self.address, self.cut).withWatermark("ts", DELAY)
-        windows, sessions, late = self.partitions
+        all_events, all_offers = (self.feed.source(rows, self.cut) for rows in SOURCES)
+        events, offers = all_events.withWatermark("ts", DELAY), all_offers.withWatermark("at", DELAY)
         counted = events.groupBy("user", F.window("ts", SIZE, SLIDE)).agg(
             F.count("*").alias("n"), F.sum("amount").alias("total"), F.countDistinct("amount").alias("kinds")
         )
-        visits = flux.stage(
-            key="user", window=flux.session_window("ts", GAP), partitions=sessions, replicas=2, recovery=self.kinds[1]
-        )(Sums)
-        flows = {
-            "windows": counted.withStage(partitions=windows, replicas=2, recovery=self.kinds[0]).select(
+        visits = flux.stage(key="user", window=flux.session_window("ts", GAP))(Sums)
+        near = F.expr(f"e.user = o.user AND e.ts BETWEEN o.at AND o.at + INTERVAL {WITHIN}")
+        pairs = self.placed("joined", events.alias("e").join(offers.alias("o"), near, "left"))
+        joined = pairs.select(*(f"e.{name}" if name == "user" else name for name in JOINED))
+        as_of = flux.asof_join(events, offers, on="user", tolerance=WITHIN, how="left")
+        best = flux.top(joined, BEST, key="user", window=flux.window("ts", BEST_SIZE), by=BY)
+        once = events.dropDuplicatesWithinWatermark(["partition", "user"])
+        return {
+            "windows": self.placed("windows", counted).select(
                 "user", "window.start", "window.end", "n", "total", "kinds"
             ),
-            "sessions": visits(events),
-            "late": events.late.withStage(partitions=late, replicas=2),
+            "sessions": self.placed("sessions", visits(events)),
+            "late": self.placed("late", events.late),
+            "once": self.placed("once", once),
+            "joined": joined,
+            "as_of": self.placed("as_of", as_of),
+            "best": self.placed("best", best),
         }
-        sinks = [flow.to_parquet(str(self.folder / name), roll_every="300ms") for name, flow in flows.items()]
+
+    def placed(self, name: str, flow: Any) -> Any:
+        """Give the stage of a flow the partitions and the kind of replicas that this run has drawn."""
+        kind = {"recovery": self.kinds[name]} if name in self.kinds else {}
+        return flow.withStage(name=name, partitions=self.partitions[name], replicas=2, **kind)
+
+    def start(self) -> flux.Query:
+        sinks = [flow.to_parquet(str(self.folder / name), roll_every="300ms") for name, flow in self.flows().items()]
         query = flux.start(
             *sinks, spark=self.spark, checkpointLocation=str(self.folder / "location"), heartbeat_timeout="5s",
             progress_interval="200ms", **self.options,
@@ -137,7 +237,8 @@ class Run:
         return query
 
     def faults(self) -> list[Callable[[flux.Query], flux.Query]]:
-        return [self.random.choice([self.kill, self.move, self.restart]) for _ in range(self.random.randint(2, 4))]
+        kinds = [self.kill, self.move, self.restart, self.protect]
+        return [self.random.choice(kinds) for _ in range(self.random.randint(2, 4))]
 
     def kill(self, query: flux.Query) -> flux.Query:
         worker = self.random.choice(sorted(query.members()))
@@ -146,8 +247,9 @@ class Run:
         return query
 
     def move(self, query: flux.Query) -> flux.Query:
-        """Move a few partitions, where a worker has no replica of them."""
+        """Move a few partitions, where a worker has no replica of them. With two workers, a third one comes first."""
         moved = 0
+        query.scale(3, timeout=WAIT_S)
         for row in self.random.sample(query.partitions(), 6):
             held = {each["worker"] for each in query.partitions() if self._same(each, row)}
             free = sorted(set(query.members()) - held)
@@ -168,6 +270,18 @@ class Run:
         self.done.append(f"stopped, and started with {self.options['workers']} workers")
         return self.start()
 
+    def protect(self, query: flux.Query) -> flux.Query:
+        """Give a stage replicas of the other kind. A restart undoes it."""
+        name = self.random.choice(DRAWN)
+        kind = "standby" if self.kinds[name] == "active" else "active"
+        try:
+            query.scale(3, timeout=WAIT_S)
+            query.protect(name, recovery=kind, timeout=WAIT_S)
+            self.done.append(f"{name} protected by {kind} replicas")
+        except flux.UsageError as error:  # workers share executors
+            self.done.append(f"{name} not protected: {error}")
+        return query
+
     def outputs(self) -> dict[str, bytes]:
         found = {}
         for name in self.wanted:
@@ -177,12 +291,14 @@ class Run:
 
     def run(self) -> dict[str, bytes]:
         """Return what the program has given when it has given all that is wanted, has given more, or takes too long."""
-        query = self.start()
+        query, faults = self.start(), self.faults()
         try:
-            for fault in self.faults():
+            for number, fault in enumerate(faults):
                 self._until_whole(query)
+                self.feed.release((number + 1) / (len(faults) + 1))
                 time.sleep(self.random.uniform(0.2, 1.5))
                 query = fault(query)
+            self.feed.release(1.0)
             end = time.monotonic() + WAIT_S
             while query.isActive and time.monotonic() < end and self._missing():
                 time.sleep(0.3)
@@ -220,18 +336,18 @@ def compare(number: int, wanted: dict[str, bytes], found: dict[str, bytes]) -> b
 def main(
     runs: Annotated[int, typer.Option(help="how many")] = 10,
     seed: Annotated[int, typer.Option(help="of the faults")] = 1,
-    kafka: Annotated[bool, typer.Option(help="through a topic, where a broker can start")] = True,
+    kafka: Annotated[bool, typer.Option(help="through topics, where a broker can start")] = True,
 ) -> None:
-    why = broker.missing() if kafka else "no topic is asked for"
+    why = broker.missing() if kafka else "no topics are asked for"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flux-every-run-")))
         address = "" if why else stack.enter_context(broker.Broker()).address
-        if address:
-            produce(address)
-        wanted = disordered.answers(ROWS, disordered.watermark(ROWS)) if address else disordered.answers(ROWS)
+        final_us = [disordered.watermark(rows.count, rows.made) for rows in SOURCES] if address else []
+        wanted = disordered.answers(ROWS, *final_us)
         counts = ", ".join(f"{rows.count(10) + 1:,} {name}" for name, rows in wanted.items())
         console.print(
-            f"{ROWS * PARTITIONS:,} rows {f'from a topic at {address}' if address else why}; the oracle: {counts}"
+            f"{sum(rows.count for rows in SOURCES) * PARTITIONS:,} rows {f'from topics at {address}' if address else why}; "
+            f"the oracle: {counts}"
         )
         spark, _ = session.start(EXECUTORS, CORES, 1024, **CONF)
         equal = 0
