@@ -18,13 +18,16 @@ from rich.console import Console
 
 import flux
 from benchmarks.operating import await_any_progress
-from benchmarks.result_age import PARTITIONS, REPLICAS, TICK_S, WARM_UP_S
+from benchmarks.result_age import PARTITIONS, REPLICAS, WARM_UP_S
 from spark_integration.query.output import fetch_all
 from spark_integration.query.start import start_query
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
 #: Seconds from a row to its partner, and those that it waits for one.
 APART_S, BOUND = 0.5, "1 second"
+#: Seconds of rows in a batch of a source. At one millisecond, four source partitions give 4,000 batches a second, and the
+#: measure would be that of small batches (``flux bench small``).
+TICK_S = 0.005
 #: Microseconds of a bucket of the histogram of ages, and the number of buckets; the last one has all older pairs.
 BUCKET_US, BUCKETS = 100, 100_000
 

@@ -36,6 +36,9 @@ from partitioning.ids import PartitionKey, StreamId
 #: Slices are joined as long as their step takes at most ``STEP_S`` seconds, by the recent cost of a row here. ``STEP_ROWS`` rows
 #: are joined at any cost; above that number, at most ``STEP_BYTES`` bytes are.
 STEP_S, STEP_ROWS, STEP_BYTES = 0.005, 4096, 16 << 20
+#: Slices of other inputs that the choice of a step passes over, at most. A rare input beside a long queue of another one would
+#: cost a walk through the queue for each of its slices.
+PASSED_MAX = 256
 #: Limit of uncommitted steps above which no tick is ordered. Credit bounds the number of rows, but nothing else bounds ticks.
 UNCOMMITTED_MAX = 1024
 #: Kinds of steps under module names, because they are looked up often.
@@ -155,7 +158,7 @@ class StepQueue:
 
     def decide(self, order: OrderLog, now: float, busy_s: float) -> OrderEntry:
         """Order a tick if a timer is due, or a watermark that has risen. Otherwise order the oldest slice that is not ordered,
-        joined with the following slices of the same input while they have few rows together. If there is no slice, the input has
+        joined with later slices of the same input while they have few rows together. If there is no slice, the input has
         ended."""
         self.arrange()
         if self._timers.pending:
@@ -208,18 +211,25 @@ class StepQueue:
             self._ordered = {}
 
     def choose(self, most: int, busy_s: float) -> list[Slice]:
-        """Choose the oldest slice that is not ordered, and the following ones of the same input while they have few rows
-        together: ``most``, or fewer if a row is expensive. The chosen slices stay pending until they are taken. ``busy_s``:
-        seconds that the operator has spent on all taken rows."""
+        """Choose the oldest slice that is not ordered, and later ones of the same input while they have few rows together:
+        ``most``, or fewer if a row is expensive. Slices of other inputs between them keep their turn, so that inputs whose slices
+        alternate are not taken one slice at a time. The chosen slices stay pending until they are taken. ``busy_s``: seconds that
+        the operator has spent on all taken rows."""
         chosen: list[Slice] = []
+        passed: list[StreamId] = []
         rows, nbytes, arrivals, ordered = 0, 0, self.arrivals, self._ordered
         rows_max = self._few(most, busy_s) if arrivals and len(arrivals) > 1 else most
         while arrivals and (rows < rows_max or not chosen):
             stream = arrivals[0]
             before = ordered.get(stream, 0)
             head = self.by_stream[stream][before]
+            if chosen and head.input != chosen[0].input:
+                if len(passed) == PASSED_MAX:
+                    break
+                passed.append(arrivals.popleft())
+                continue
             few = isinstance(head, RowSlice) and rows + head.batch.num_rows <= rows_max
-            if chosen and not (few and head.input == chosen[0].input):
+            if chosen and not few:
                 break
             if chosen and rows + head.rows > STEP_ROWS:
                 nbytes = (nbytes or bytes_of(chosen)) + bytes_of([head])
@@ -231,6 +241,8 @@ class StepQueue:
             if not isinstance(head, RowSlice):
                 break
             rows += head.batch.num_rows
+        if arrivals is not None:
+            arrivals.extendleft(reversed(passed))
         return chosen
 
     def _few(self, most: int, busy_s: float) -> int:

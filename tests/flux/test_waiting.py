@@ -11,7 +11,7 @@ from flux.errors import NonDeterministicInputError
 from flux.exchange.inbound import Inbound, Packet, RowSlice, WordSlice
 from flux.exchange.log import End
 from flux.operators.operator import Timers
-from flux.replica.step_queue import STEP_BYTES, STEP_ROWS, STEP_S, StepQueue
+from flux.replica.step_queue import PASSED_MAX, STEP_BYTES, STEP_ROWS, STEP_S, StepQueue
 from flux.settings import Settings
 from flux.wire.messages import OrderEntry
 from partitioning.ids import PartitionKey, StreamId
@@ -93,3 +93,51 @@ def test_dearer_rows_count_at_once_and_cheaper_ones_by_and_by() -> None:
 def test_rows_of_many_bytes_are_not_joined_beyond_what_always_was() -> None:
     joining = Joining(text="x" * (STEP_BYTES // (3 * SLICE_ROWS)))
     assert [joining.step(), joining.step()] == [FEW, FEW], "three slices are more than so many bytes"
+
+
+def alternating(pairs: int) -> StepQueue:
+    """Slices of one row of two inputs, in turn."""
+    waits = StepQueue(PartitionKey(0, 0), [0, 1], Timers(), Settings.of(), "stage s, partition 0")
+    for sequence in range(pairs):
+        for edge in range(2):
+            waits.add(one_row(StreamId(edge, 0), edge, sequence))
+    return waits
+
+
+def one_row(stream: StreamId, input_: int, sequence: int) -> RowSlice:
+    rows = pa.record_batch({"n": pa.array([sequence])})
+    return RowSlice(stream, sequence, Packet(Inbound(stream, 0, 1, 1), 1, 1), input_, 0.0, True, rows)
+
+
+def test_slices_of_an_input_are_joined_across_those_of_another_one() -> None:
+    waits = alternating(10)
+    steps = [waits.choose(4, 0.0) for _ in range(6)]
+    assert [[(each.input, each.sequence) for each in step] for step in steps] == [
+        [(0, n) for n in range(4)],
+        [(1, n) for n in range(4)],
+        [(0, n) for n in range(4, 8)],
+        [(1, n) for n in range(4, 8)],
+        [(0, 8), (0, 9)],
+        [(1, 8), (1, 9)],
+    ]
+    assert not waits.arrivals
+
+
+def test_slices_that_are_passed_over_are_next() -> None:
+    """An input that is always busy would hold the other one up otherwise."""
+    waits = alternating(3)
+    waits.choose(100, 0.0)
+    for sequence in range(3, 9):
+        waits.add(one_row(StreamId(0, 0), 0, sequence))
+    assert [(each.input, each.sequence) for each in waits.choose(100, 0.0)] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_few_slices_of_other_inputs_are_passed_over() -> None:
+    waits = StepQueue(PartitionKey(0, 0), [0, 1], Timers(), Settings.of(), "stage s, partition 0")
+    waits.add(one_row(StreamId(1, 0), 1, 0))
+    for sequence in range(PASSED_MAX + 1):
+        waits.add(one_row(StreamId(0, 0), 0, sequence))
+    waits.add(one_row(StreamId(1, 0), 1, 1))
+    assert len(waits.choose(PASSED_MAX * 4, 0.0)) == 1
+    assert len(waits.choose(PASSED_MAX * 4, 0.0)) == PASSED_MAX + 1
+    assert len(waits.choose(PASSED_MAX * 4, 0.0)) == 1
