@@ -142,6 +142,15 @@ class Server:
         """Note the watermark of an edge from micro-batches."""
         self._commands.put(lambda: self.core.driver.on_edge_watermark(edge, watermark))
 
+    def warn(self, text: str) -> None:
+        """Note a warning of the driver, for the history and reports."""
+
+        def note() -> list[Tell]:
+            self.core.board.note(text, time.monotonic())
+            return []
+
+        self._commands.put(note)
+
     def edge_complete(self, edge: int, producers: list[int]) -> None:
         self._commands.put(lambda: self.core.driver.on_edge_complete(edge, producers))
 

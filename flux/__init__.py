@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from flux.dataflow.flow import Flow, Stage, batch, stage
     from flux.dataflow.grouping import WindowKey
     from flux.dataflow.relations.as_of import asof_join
+    from flux.dataflow.relations.lookups import lookup
     from flux.dataflow.relations.ranking import dedup
     from flux.dataflow.relations.tops import last, top
     from flux.dataflow.sink import FlowTo, Position, Sink, SinkContext, SinkTraits
@@ -128,6 +129,7 @@ __all__ = [
     "follow",
     "kafka",
     "last",
+    "lookup",
     "max",
     "mean",
     "min",
@@ -151,6 +153,7 @@ __all__ = [
 _HOMES = {
     "flux.operators.aggregate": ("Aggregate", "count", "count_distinct", "max", "mean", "min", "sum"),
     "flux.dataflow.relations.as_of": ("asof_join",),
+    "flux.dataflow.relations.lookups": ("lookup",),
     "flux.dataflow.relations.ranking": ("dedup",),
     "flux.dataflow.relations.tops": ("last", "top"),
     "flux.dataflow.flow": ("Flow", "Stage", "batch", "stage"),

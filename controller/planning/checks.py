@@ -29,7 +29,7 @@ def check_ends(plan: Plan, goes_on: bool = False) -> None:
         for edge in (plan.edges[number] for number in stage.edges_in):
             origin = plan.origin(edge)
             found = endless.get(edge.stage) if isinstance(edge, FromStage) else origin
-            if isinstance(found, SourcePlan) and (found.endless or (goes_on and isinstance(found, StreamSourcePlan))):
+            if isinstance(found, SourcePlan) and _never_ends(found, goes_on):
                 endless.setdefault(stage.id, found)
                 never.setdefault(edge.id, found)
     for stage in plan.stages:
@@ -53,6 +53,11 @@ def check_ends(plan: Plan, goes_on: bool = False) -> None:
                 f"source {_named(endless[stage.id])}, so nothing would ever come. Say @flux.stage(..., "
                 'output_mode="update") or flow.writeStream.outputMode("update") for the changed groups after every step'
             )
+
+
+def _never_ends(source: SourcePlan, goes_on: bool) -> bool:
+    """Tell whether the rows of a source do not end. A table that is read anew ends with the rows that look it up."""
+    return source.endless or (goes_on and isinstance(source, StreamSourcePlan) and not source.refresh_us)
 
 
 def _named(source: SourcePlan) -> str:

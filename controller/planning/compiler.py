@@ -25,6 +25,7 @@ from controller.planning.event_time_edges import (
 )
 from controller.planning.inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, source_plan
 from controller.planning.joins import PlanJoins, PlanTable, ToJoin, ToTable, check_once, split
+from controller.planning.lookups import TABLE_ALONE, check_tables
 from controller.planning.names import check_cases, check_names, place_of_errors
 from controller.planning.ranks import Nodes, resolved_ranking
 from controller.planning.unions import united
@@ -47,6 +48,7 @@ from flux.dataflow.plan import (
     WorkerSourcePlan,
 )
 from flux.dataflow.relations.joining import Frame, JoinFlow, LookupFlow, ResolvedJoin
+from flux.dataflow.relations.lookups import VERSION, LookupSource, RefreshedFlow
 from flux.dataflow.relations.ranking import RankFlow, ToOrder
 from flux.dataflow.row_flow import Applied, RowFlow, UnionFlow
 from flux.dataflow.row_operators import RowOperator
@@ -172,6 +174,8 @@ class _Compiler:
         self._joins = PlanJoins(to_join, to_table, self.to_arrow, lambda given: self._input(given).schema, self._nodes)
         self._source_ids: dict[int, int] = {}
         self._stage_ids: dict[int, int] = {}
+        #: The tables that are read anew and that a join looks rows up in.
+        self._tables: set[int] = set()
         #: By flow, the steps behind the aggregate of its groups, or behind its join.
         self._behind: dict[int, RowSteps | None] = {}
         #: Stages that give a row for each change of a group or a rank, and those that pass such rows on, each with what would
@@ -264,6 +268,7 @@ class _Compiler:
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
         replicas = self._replicas_of(stage, name, operator)
+        check_tables(operator, inputs)
         self._check_changing(name, operator, stage.output_mode, inputs)
         inputs = [self._with_computed(name, operator, given) for given in inputs]
         schemas = tuple(given.schema for given in inputs)
@@ -317,7 +322,9 @@ class _Compiler:
         return replicas
 
     def _time_of(self, given: PlanInput) -> InputTime:
-        """Return the event time of the rows of an input."""
+        """Return the event time of the rows of an input; that of a table that is read anew is the number of its version."""
+        if isinstance(given.origin, StreamSourcePlan) and given.origin.refresh_us:
+            return InputTime(given.origin, given.timed, given.steps, (VERSION.name,))
         if isinstance(given.origin, StagePlan):
             columns = self._times_given.get(given.origin.id, ())
         else:
@@ -334,11 +341,12 @@ class _Compiler:
                 f"stage {name}: stage {found[0].name} gives a row for each change of a group or rank, and each of them would be "
                 f"counted again. Put this in front of that stage, or {self._changing[found[0].id]}"
             )
+        passes = operator._flux_passes_changes or isinstance(operator, FunctionOperator)
         if isinstance(operator, Aggregate) and output_mode == "update":
             self._changing[len(self.stages)] = GROUPS_ONCE
         elif operator._flux_gives_changes:
             self._changing[len(self.stages)] = RANKS_ONCE
-        elif found and isinstance(operator, FunctionOperator):
+        elif found and passes:
             self._changing[len(self.stages)] = self._changing[found[0].id]
 
     def _operation(self, flow: Flow) -> Operation:
@@ -373,6 +381,8 @@ class _Compiler:
 
     def _join(self, flow: JoinFlow) -> Operation:
         """Return the work of a join. UsageError has the words of Spark, or names a missing part."""
+        if isinstance(flow, RefreshedFlow):
+            self._tables.add(id(flow.source))
         inputs = [self._input(given, unique=True) for given in flow.inputs]
         operation, self._behind[id(flow)] = self._joins.resolved(flow, inputs, [self._time_of(each) for each in inputs])
         return operation
@@ -496,6 +506,8 @@ class _Compiler:
         """Return the rows of an input. ``unique``: columns that have the same name get others, as in front of a join, where
         aliases tell them apart."""
         if isinstance(given, Source):
+            if isinstance(given, LookupSource) and id(given) not in self._tables:
+                raise UsageError(TABLE_ALONE)
             source = self.sources[self._source(given)]
             return PlanInput(source, source.schema)
         if isinstance(given, RowFlow) and id(given) not in self._stage_ids:

@@ -24,7 +24,7 @@ from flux.dataflow.plan import (
 from flux.dataflow.sink import guarantee
 from flux.expressions.steps import RowSteps
 from flux.joins.join import Join
-from flux.joins.join_text import told_join
+from flux.joins.join_text import told_join, told_table
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import Chain, Operator, chain_of
 from flux.operators.user_code import shortened, text_of
@@ -56,7 +56,9 @@ def _heading(plan: Plan) -> str:
 
 def _source(source: SourcePlan) -> Iterator[str]:
     yield f"source {source.name}"
-    if isinstance(source, StreamSourcePlan):
+    if isinstance(source, StreamSourcePlan) and source.refresh_us:
+        yield f"    {told_table(source.refresh_us)}"
+    elif isinstance(source, StreamSourcePlan):
         yield "    micro-batches of Structured Streaming, read by Spark tasks, one for each partition of a batch"
     elif not isinstance(source, WorkerSourcePlan):
         yield "    read by Spark tasks, one for each partition of the DataFrame"

@@ -15,6 +15,7 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
+from flux.dataflow.relations.lookups import VERSION, LookupSource
 from flux.dataflow.sink import Sink
 from flux.dataflow.source import Source, StreamSource, WorkerSource
 from flux.errors import SchemaError, UsageError
@@ -85,6 +86,8 @@ def some_of(schema: pa.Schema, columns: tuple[int, ...] | None) -> tuple[pa.Sche
 def source_plan(given: Source, number: int, name: str, schema: pa.Schema, began_with: int | None) -> SourcePlan:
     """Return the plan of a source. ``began_with``: its partitions when the query was started for the first time; None: it is
     new."""
+    if isinstance(given, LookupSource):
+        return StreamSourcePlan(number, name, schema.append(VERSION), endless=False, refresh_us=given.refresh_us)
     if isinstance(given, StreamSource):
         ends = given.dataframe is not None and ("availableNow", True) in given.how.trigger
         return StreamSourcePlan(number, name, schema, endless=not ends, written=given.dataframe is None)

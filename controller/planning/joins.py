@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from controller.planning.event_time_edges import InputTime
 from controller.planning.inputs import Operation, PlanInput
-from controller.planning.lookups import lookup_steps
+from controller.planning.lookups import lookup_steps, refreshed_lookup, with_version
 from controller.planning.names import check_names, place_of_errors
 from controller.planning.ranks import Nodes
 from flux.dataflow.flow import Flow
@@ -24,16 +24,18 @@ from flux.dataflow.relations.joining import (
     ResolvedJoin,
     name_of,
 )
+from flux.dataflow.relations.lookups import LookupSource, RefreshedFlow
 from flux.dataflow.row_flow import Applied, RowFlow
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowSteps
+from flux.joins.join_spec import LEFT, RIGHT
 
 #: A function from both sides of a join, its call, and operators behind it, to the join as workers compute it.
 ToJoin = Callable[[JoinInput, JoinInput, Joining, Callable[[Any], Any]], ResolvedJoin]
 #: A function from a join with a table to the rows of its DataFrame.
-ToTable = Callable[[LookupFlow], pa.Table]
+ToTable = Callable[[LookupFlow | RefreshedFlow], pa.Table]
 #: A function from a declared schema (DDL, StructType, pyarrow) to a pyarrow schema.
 ToArrow = Callable[[Any], pa.Schema]
 
@@ -71,12 +73,29 @@ class PlanJoins:
     ) -> tuple[Operation, RowSteps | None]:
         """Return the work of a join, and the steps behind it. ``times``: by side, the event time of its
         rows. UsageError has the words of Spark, or names a missing part."""
+        if isinstance(flow, RefreshedFlow):
+            return self._refreshed(flow, *inputs)
         sides = zip(flow.inputs, inputs, times, strict=True)
         left, right = (self._side(given, rows, time.columns) for given, rows, time in sides)
         self._sides[id(flow)] = left, right
         found = self.behind(flow, ())
         behind = [rows.behind(steps) for rows, steps in zip(inputs, found.before, strict=True)]
         return Operation(found.make, list(found.keys), behind), found.after
+
+    def _refreshed(self, flow: RefreshedFlow, rows: PlanInput, table: PlanInput) -> tuple[Operation, RowSteps | None]:
+        """Return the work of a lookup in a table that is read anew, and the steps behind it."""
+        check_names(table.schema, f"stage {flow.stage.name}, table")
+        columns = pa.schema(list(table.schema)[:-1])
+        left = self._side(flow.inputs[0], rows, ())._replace(ends=True, delay=0)
+        right = JoinInput(name_of(flow.table), columns, self.frame(flow.table), None, (), 0, True, flow.table)
+        self._sides[id(flow)] = left, right
+        found = self.behind(flow, ())
+        first = _behind(None if self._to_table is None else self._to_table(flow), PlanTable(columns, None))
+        with place_of_errors(f"stage {flow.stage.name}"):
+            make = refreshed_lookup(found, rows.schema, first, right.name, flow.source.refresh_us)
+        before = found.before[LEFT], with_version(found.before[RIGHT], table.schema)
+        behind = [each.behind(steps) for each, steps in zip((rows, table), before, strict=True)]
+        return Operation(make, list(found.keys), behind), found.after
 
     def _side(self, flow: Flow | Source, rows: PlanInput, times: tuple[str, ...]) -> JoinInput:
         origin = rows.origin
@@ -130,7 +149,7 @@ class PlanJoins:
             left, right = map(self.frame, sides)
             return lambda empty: given.joining.of(left(empty), right(empty))
         if not isinstance(given, RowFlow):
-            if isinstance(given, DataFrameSource):
+            if isinstance(given, DataFrameSource | LookupSource):
                 return lambda empty: empty(given.dataframe)  # which may have an alias
             schema = self._schema_of(given)
             return lambda empty: empty(schema)

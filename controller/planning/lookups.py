@@ -1,20 +1,33 @@
-"""Tables in every worker: the steps of an edge that look up rows in them (design: lookup)."""
+"""Tables in every worker: the steps of an edge that look up rows in them (design: lookup), and the operator of a table that is
+read anew (design: refreshed-lookup)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
+from controller.planning.inputs import PlanInput
 from controller.planning.names import free_names
+from flux.dataflow.plan import StreamSourcePlan
 from flux.dataflow.relations.joining import ResolvedJoin
+from flux.dataflow.relations.lookups import VERSION
 from flux.errors import UsageError
 from flux.expressions.steps import MapRows, RowStep, RowSteps, Select, Where
 from flux.expressions.tree import And, Case, Column, Expression, Literal
 from flux.joins.join_spec import LEFT, RIGHT
 from flux.joins.lookup import LookupTable
+from flux.joins.refreshed_lookup import RefreshedLookup, RefreshedSpec
+from flux.operators.operator import Operator
+from flux.windows.durations import words
 
 _BOOLEAN = pa.bool_()
+#: The answer to a table that is read anew and has another place.
+TABLE_ALONE = (
+    "flux.lookup(df, refresh=...) is the right side of a join: flow.join(flux.lookup(df, refresh='10 minutes'), 'key')"
+)
 
 
 def lookup_steps(resolved: ResolvedJoin, left: pa.Schema, rows: pa.Table, name: str) -> RowSteps:
@@ -28,6 +41,35 @@ def lookup_steps(resolved: ResolvedJoin, left: pa.Schema, rows: pa.Table, name: 
     table = table.only(behind.needs())
     looked_up = MapRows(table, given, pa.schema([*given, *table.added]), table.read_by)
     return RowSteps.of(left, [*(() if before is None else before.chain), looked_up, *behind.chain], behind.output)
+
+
+def refreshed_lookup(
+    resolved: ResolvedJoin, left: pa.Schema, rows: pa.Table, name: str, refresh_us: int
+) -> Callable[[], RefreshedLookup]:
+    """Return a factory of the operators of a lookup in a table that is read anew, whose first version has these rows, without
+    the steps behind it. UsageError: as above."""
+    before = resolved.before[LEFT]
+    given = left if before is None else before.output
+    table = _table(resolved, _through(resolved.before[RIGHT], rows), name, given.names)
+    behind = _behind(replace(resolved, after=None), given, table)
+    return partial(RefreshedLookup, RefreshedSpec(table, behind, words(refresh_us), not _takes_any(resolved)))
+
+
+def check_tables(operator: Operator, inputs: Sequence[PlanInput]) -> None:
+    """Check that each table that is read anew is the right side of a lookup. UsageError: it is another input of a stage."""
+    for number, given in enumerate(inputs):
+        is_table = isinstance(given.origin, StreamSourcePlan) and given.origin.refresh_us
+        if is_table and not (isinstance(operator, RefreshedLookup) and number == RIGHT):
+            raise UsageError(TABLE_ALONE)
+
+
+def with_version(steps: RowSteps | None, schema: pa.Schema) -> RowSteps | None:
+    """Return steps of a table that pass the number of the version on, the last column of ``schema``."""
+    if steps is None:
+        return None
+    number = VERSION.name, Column(VERSION.name, VERSION.type)
+    chain = [Select((*each.outputs, number)) if isinstance(each, Select) else each for each in steps.chain]
+    return RowSteps.of(schema, chain, steps.output.append(VERSION))
 
 
 def _behind(resolved: ResolvedJoin, given: pa.Schema, table: LookupTable) -> RowSteps:
@@ -65,13 +107,18 @@ def _table(resolved: ResolvedJoin, rows: pa.Table, name: str, taken: Sequence[st
     twice = table.first_twice()
     if twice is None:
         return table
-    if spec.once and spec.rest is None:
+    if _takes_any(resolved):
         return table.unique()
     raise UsageError(
         f"join: several rows of the table {name} have {key} = {', '.join(map(repr, twice))}, and a row that looks it up would "
         "become several. Make the keys unique, as dropDuplicates() of the DataFrame does; or say ttl=None for a join that keeps "
         "rows of both sides, in a stage of its own"
     )
+
+
+def _takes_any(resolved: ResolvedJoin) -> bool:
+    """Tell whether it makes no difference which of several rows with the same key is found."""
+    return resolved.spec.once and resolved.spec.rest is None
 
 
 def _if(found: Expression, column: Column) -> Expression:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from flux.dataflow.plan import FromMicroBatches, FromSource, FromStage, Plan, SourcePlan, WorkerSourcePlan
 from flux.windows.durations import words
-from flux.windows.window import END_OF_TIME, NEVER
+from flux.windows.window import FIRST_VERSION, NEVER
 from flux.wire.statistics import ReaderState, SourceTime, StageTime
 
 #: Least number of late rows, and their share of all rows since the last look, at which a partition is told of.
@@ -119,11 +119,11 @@ class EventTimes:
         least = min(time.watermark for time in mine)
         entry: dict[str, Any] = {
             "watermark": shown(least),
-            "lagSeconds": round(wall - least / 1e6, 3) if NEVER < least < END_OF_TIME else None,
+            "lagSeconds": round(wall - least / 1e6, 3) if NEVER < least < FIRST_VERSION else None,
             "rowsBehindWatermark": sum(time.behind for time in mine),
             "rowsWithoutTime": sum(time.without_time for time in mine),
         }
-        if least != END_OF_TIME and (holder := self._holder(stage)):
+        if least < FIRST_VERSION and (holder := self._holder(stage)):
             entry["heldBackBy"] = holder
         return {"eventTime": entry}
 
@@ -186,7 +186,7 @@ class EventTimes:
             stands = self._stands.get(stage.id)
             if stands is None or stands.watermark != least:
                 self._stands[stage.id] = Standstill(least, now, rows)
-            elif not stands.told and least != END_OF_TIME and now >= stands.since + after_s and rows > stands.rows:
+            elif not stands.told and least < FIRST_VERSION and now >= stands.since + after_s and rows > stands.rows:
                 stands.told = True
                 found.append((stage.name, self._advice(stage.id, now - stands.since)))
         return found
@@ -194,7 +194,8 @@ class EventTimes:
     def _advice(self, stage: int, seconds: float) -> str:
         holder = self._holder(stage)
         return (
-            f"its watermark has not moved for {seconds:.0f} s, though rows come, so no window is final"
+            f"its watermark has not moved for {seconds:.0f} s, though rows come, so nothing that waits for it is given, such as "
+            "results of windows"
             + (f"; held back by {holder}" if holder else "")
             + ". If a partition may be without rows for long, say after which time the others go on without it: "
             "withWatermark(..., idle='1 minute')"
@@ -226,8 +227,8 @@ class EventTimes:
 
 
 def shown(time: int) -> str | None:
-    """Return a time as text; None: there is none yet, or nothing comes any more."""
-    if time in (NEVER, END_OF_TIME):
+    """Return a time as text; None: there is none yet, or nothing comes any more. Numbers of versions are no times."""
+    if time == NEVER or time >= FIRST_VERSION:
         return None
     try:
         return datetime.fromtimestamp(time / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -108,6 +108,8 @@ class SourcePlan:
     positions = False
     #: Whether it is certain that the source has no last row.
     endless = False
+    #: Microseconds between two readings of the DataFrame of a lookup, each version of which is a micro-batch; 0: it is none.
+    refresh_us = 0
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class StreamSourcePlan(SourcePlan):
     columns: tuple[int, ...] | None = None
     #: Whether the rows come from a streaming query that the program starts by itself, which writes all columns.
     written: bool = False
+    refresh_us: int = 0
 
     positions = True
 

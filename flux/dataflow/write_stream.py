@@ -14,6 +14,7 @@ from typing import Any
 import flux
 from flux.arguments import partition_names
 from flux.dataflow.flow import OUTPUT_MODES, WINDOW_MODES, Flow, Stage, check_mode
+from flux.dataflow.relations.lookups import LookupSource
 from flux.dataflow.row_operators import AS_THEY_COME, CHANGES, ONCE
 from flux.dataflow.sink import FlowTo
 from flux.dataflow.source import Source, StreamSource, checked_trigger
@@ -255,7 +256,7 @@ class FlowWriter:
             return copies[id(given)]
 
         triggered: Flow = copy(flow)
-        if not any(isinstance(each, StreamSource) and each.dataframe is not None for each in copies.values()):
+        if not any(_has_batches(each) for each in copies.values()):
             raise UsageError(
                 "writeStream.trigger: rows of this flow come without batches, so there is nothing to trigger; leave it out. It "
                 "is for flux.stream(streaming_df)"
@@ -263,13 +264,18 @@ class FlowWriter:
         return triggered
 
     def _source(self, given: Source) -> Source:
-        if not isinstance(given, StreamSource) or given.dataframe is None:
+        if not isinstance(given, StreamSource) or not _has_batches(given):
             return given
         if given.how.trigger not in ((), self._trigger):
             raise UsageError(
                 f"writeStream.trigger: source {given.name} has another trigger already; give it in one place"
             )
         return StreamSource(given.name, given.declared, given.dataframe, replace(given.how, trigger=self._trigger))
+
+
+def _has_batches(given: Any) -> bool:
+    """Tell whether an input is a streaming DataFrame, whose batches a trigger begins."""
+    return isinstance(given, StreamSource) and given.dataframe is not None and not isinstance(given, LookupSource)
 
 
 def in_mode(flow: Flow, output_mode: str) -> Flow:

@@ -54,3 +54,8 @@ def _waits(spec: JoinSpec, side: int) -> str:
     if spec.ttl is not None:
         ends.append(f"for {words(spec.ttl)} (ttl)")
     return " or ".join(ends) or "until the input ends (no bounds, no ttl)"
+
+
+def told_table(refresh_us: int) -> str:
+    """Describe a table that is read anew after these microseconds."""
+    return f"a table, read anew every {words(refresh_us)} and sent to the stage that looks rows up in it"

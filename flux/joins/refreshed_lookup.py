@@ -3,7 +3,8 @@
 Its right input brings the rows of each version of the table, with the number of the version in their last column, and the
 watermark of that input is above the number of a version when no row of it comes any more. So a version counts from an ordered
 step on: the step that moves the watermark. Law: each left row meets the version that was in force before its step, on each
-replica and in each repetition of the step. Versions that a partition passes over are not looked at.
+replica and in each repetition of the step. Versions that a partition passes over are not looked at, and a version that the end
+of the input has cut is none.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class RefreshedLookup(Operator):
     snapshot_classes = ()
     restores_in_background = True
     _flux_each_watermark = True
+    _flux_passes_changes = True
 
     def __init__(self, spec: RefreshedSpec) -> None:
         self.spec = spec
@@ -78,7 +80,7 @@ class RefreshedLookup(Operator):
     def on_watermark(self) -> Batches:
         watermark = self.context.watermarks[RIGHT]
         if watermark == END_OF_TIME:
-            self._put_in_force(max((_newest(batch) for batch in self._later), default=self.version))
+            self._later = []
         else:
             self._put_in_force(watermark - 1)
         return None
@@ -136,7 +138,3 @@ class RefreshedLookup(Operator):
 
     def state_bytes(self) -> int:
         return sum(each.nbytes for each in (*self._later, *([] if self._rows is None else [self._rows])))
-
-
-def _newest(batch: pa.RecordBatch) -> int:
-    return int(pc.max(batch.column(batch.num_columns - 1).cast(pa.int64())).as_py())

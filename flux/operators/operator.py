@@ -263,6 +263,8 @@ class Operator:
     _flux_counts_rows = False
     #: Whether each row that it gives is a change of an earlier one.
     _flux_gives_changes = False
+    #: Whether rows that it is given as changes of earlier ones leave it as such.
+    _flux_passes_changes = False
     #: Whether it gives rows by the watermark of all inputs, so that it never would without one.
     _flux_waits = False
     #: Whether all rows are one group where the stage has no key, so that they belong into one partition.

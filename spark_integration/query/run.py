@@ -292,7 +292,7 @@ class QueryRun:
             for index, source in enumerate(self._sources):
                 if isinstance(source, DataFrameSource):
                     self._start_ingress(index, source)
-            self.streams.start(self.rendezvous)
+            self.streams.start(self.rendezvous, self._spark.sparkContext)
         while not self.server.ended.wait(SLOT_LOOK_S):
             self._look()
         self._look_at_input()  # Spark may have given up the input since the last look

@@ -44,7 +44,7 @@ class Inputs:
 
     def source(self, name: str | None) -> StreamSourcePlan:
         """Return the input of that name; None: the only one. UsageError lists the inputs."""
-        inputs = [source for source in self.plan.sources if isinstance(source, StreamSourcePlan)]
+        inputs = [source for source in self.plan.sources if isinstance(source, StreamSourcePlan) and source.written]
         meant = [source for source in inputs if name in (None, source.name)]
         if len(meant) == 1:
             return meant[0]

@@ -10,10 +10,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from py4j.clientserver import ClientServer
 from pyspark import InheritableThread, SparkContext
@@ -21,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from controller.operate.all_available import AllAvailable
 from controller.server import Server
-from flux.dataflow.plan import EventTime, Plan, StreamSourcePlan
+from flux.dataflow.plan import Plan, StreamSourcePlan
 from flux.dataflow.source import Source, StreamSource
 from flux.errors import QueryFailed, QueryTimeout, UsageError
 from flux.shell.process import Rendezvous
@@ -30,115 +29,12 @@ from flux.vault.location import Place
 from flux.windows.window import NEVER
 from spark_integration.session import set_for_bulk_transfer
 from spark_integration.streaming import ingress_file
-from spark_integration.tasks.entry_points import REACHED, Reached, micro_batch_function
+from spark_integration.streaming.stream_ends import StreamEnds, quoted, watermark_of
+from spark_integration.streaming.table_refresh import TableReader, TableRefresh
+from spark_integration.tasks.entry_points import REACHED, micro_batch_function
 from spark_integration.tasks.jobs import reason_of
 
 log = logging.getLogger("flux")
-
-
-class StreamEnds:
-    """Row counts of a streaming query's partitions, kept beside the state of a query with a checkpoint location. They are
-    written before Spark commits a batch, so they may be one batch ahead of Spark; the counts before that batch are kept,
-    too. Behind Spark, after a loss of power, fewer missing rows are noticed, and none are reported wrongly.
-
-    Spark never gives the rows of a committed batch again. If the query has to go on from an older checkpoint than Spark,
-    because a newer one is damaged, these rows are missing, and the tasks of the next batch have to notice."""
-
-    def __init__(self, place: Place | None, name: str) -> None:
-        self._place = place
-        self._name = f"stream-{quoted(name)}.json"
-        self._batch = -1
-        self._before: dict[int, Reached] = {}  # by partition: its place before that batch
-        self._through: dict[int, Reached] = {}
-        self._begun = (-1, 0)  # the newest batch that was begun, and its number of partitions
-        #: The greatest time of the rows before that batch, and through it; and the number of late rows.
-        self._newest_before = self._newest = NEVER
-        self._late_before = self._late = 0
-        if place is not None:
-            try:
-                self._batch, before, through, begun, *newest = json.loads(place.read(self._name))
-                self._before, self._through = (
-                    {int(at): _reached(said) for at, said in ends.items()} for ends in (before, through)
-                )
-                self._begun = int(begun[0]), int(begun[1])
-                if newest:  # earlier releases knew no times
-                    self._newest_before, self._newest, *late = map(int, newest[0])
-                    self._late_before, self._late = late or (0, 0)
-            except FileNotFoundError:
-                pass
-            except (OSError, ValueError, AttributeError, TypeError) as error:
-                log.warning(
-                    "%s in %s cannot be read, so rows that are missing would not be noticed: %s",
-                    self._name,
-                    place,
-                    error,
-                )
-
-    def before(self, batch: int) -> dict[int, Reached]:
-        """Return the place of each partition behind the batches before this one, as far as is known."""
-        return self._through if batch > self._batch else self._before if batch == self._batch else {}
-
-    def newest_before(self, batch: int) -> int:
-        """Return the greatest time of the rows in the batches before this one (design: batch-watermarks)."""
-        return self._newest if batch > self._batch else self._newest_before if batch == self._batch else NEVER
-
-    @property
-    def newest(self) -> int:
-        """The greatest time of the rows that all consumers have applied."""
-        return self._newest
-
-    @property
-    def late(self) -> int:
-        """The number of late rows in the batches that all consumers have applied."""
-        return self._late
-
-    def begins(self, batch: int, partitions: int) -> bool:
-        """Note that a batch is about to be sent in this number of partitions. Returns whether a part of it may have been sent
-        before. QueryFailed: that was in another number of partitions, and rows would come twice by another stream."""
-        again = batch == self._begun[0]
-        if again and partitions != self._begun[1]:
-            raise QueryFailed(
-                f"batch {batch} comes again in {partitions} partitions, and was begun in {self._begun[1]}: its rows would count "
-                "twice. Start again with as many cores as before, or put repartition(n) before flux.stream"
-            )
-        if not again:
-            self._begun = batch, partitions
-            self._write()
-        return again
-
-    def note(self, batch: int, rows: Iterable[Any]) -> None:
-        """Note that all consumers have applied this batch; each of ``rows`` has ``partition``, ``end``, ``sent``, ``newest`` and
-        ``late``."""
-        before, newest, rows = self.before(batch), self.newest_before(batch), list(rows)
-        self._late_before = self._late if batch > self._batch else self._late_before if batch == self._batch else 0
-        self._late = self._late_before + sum(row.late for row in rows)
-        self._batch, self._before, self._newest_before = batch, before, newest
-        self._through = before | {row.partition: Reached(row.end, tuple(row.sent)) for row in rows if row.end}
-        self._newest = max([newest, *(row.newest for row in rows)])
-        self._write()
-
-    @property
-    def _times(self) -> list[int]:
-        return [self._newest_before, self._newest, self._late_before, self._late]
-
-    def _write(self) -> None:
-        if self._place is not None:
-            ends = [
-                {at: [each.end, *each.sent] for at, each in known.items()} for known in (self._before, self._through)
-            ]
-            said = json.dumps([self._batch, *ends, self._begun, self._times])
-            self._place.write(self._name, said.encode())
-
-
-def watermark_of(event_time: EventTime | None, newest: int) -> int:
-    """Return Spark's watermark behind batches with this greatest time (design: batch-watermarks)."""
-    return NEVER if event_time is None or newest < NEVER + event_time.delay else newest - event_time.delay
-
-
-def _reached(said: Any) -> Reached:
-    """Return a place as the file has it; releases that sent all rows kept their number alone."""
-    end, *sent = said if isinstance(said, list) else [said]
-    return Reached(int(end), tuple(map(int, sent)))
 
 
 #: Operators of streaming DataFrames that keep no state in Spark's checkpoint.
@@ -160,11 +56,6 @@ def some_columns(df: DataFrame, columns: Sequence[int] | None) -> DataFrame:
     name, and finds none whose name has a dot or is there twice."""
     names = [f"c{position}" for position in range(len(df.columns))]
     return df.toDF(*names).select([names[at] for at in range(len(names)) if columns is None or at in columns])
-
-
-def quoted(name: str) -> str:
-    """Quote a name for a part of a file's name."""
-    return quote(name, safe=" ")
 
 
 #: Text by which Spark knows that a batch was interrupted because its streaming query is stopped, which is no failure.
@@ -207,11 +98,22 @@ class Streams:
         self._location = location
         self._server = server
         self._failed = failed
-        self._given = [(i, source) for i, source in enumerate(sources) if isinstance(source, StreamSource)]
+        self._tables = [
+            TableRefresh(plan, i, TableReader(plan, i, source.dataframe), location, server)
+            for i, source in enumerate(sources)
+            if isinstance(source, StreamSource) and plan.sources[i].refresh_us
+        ]
+        self._given = [
+            (i, source)
+            for i, source in enumerate(sources)
+            if isinstance(source, StreamSource) and not plan.sources[i].refresh_us
+        ]
         #: No other source may have more when these have ended.
         self._no_other_source = all(
             isinstance(source, StreamSource) and source.dataframe is not None for source in sources
         )
+        #: All sources but the tables come to their ends.
+        self._all_end = not any(source.endless for source in plan.sources)
         self._running: dict[int, Any] = {}
         self._temporary: list[str] = []
         #: By it ``df.writeStream.format("flux")`` finds this query.
@@ -226,9 +128,9 @@ class Streams:
     @property
     def reads(self) -> bool:
         """Spark tasks read for a source, now or later."""
-        return bool(self._given)
+        return bool(self._given or self._tables)
 
-    def start(self, rendezvous: Rendezvous) -> None:
+    def start(self, rendezvous: Rendezvous, context: SparkContext) -> None:
         """Start the streaming queries. A failure ends the query."""
         for name in PY4J_LOGS:
             logging.getLogger(name).addFilter(_is_news)  # it is added once, even if this is called again
@@ -238,6 +140,8 @@ class Streams:
             for index, source in self._given:
                 if source.dataframe is not None and not self._stopping.is_set():
                     self._running[index] = self._start(index, source, rendezvous)
+            for table in self._tables:
+                table.start(rendezvous, context)
         except Exception as error:
             if not self._stopping.is_set():
                 self._failed("start of Spark's streaming query", reason_of(error))
@@ -298,7 +202,8 @@ class Streams:
 
     def job_groups(self) -> list[str]:
         """Return the groups of the Spark jobs that run micro-batches of this run's streaming queries."""
-        return [str(running.runId) for running in list(self._running.values())]
+        running = [str(running.runId) for running in list(self._running.values())]
+        return running + [table.group for table in self._tables]
 
     @property
     def fed_from_outside(self) -> bool:
@@ -320,6 +225,10 @@ class Streams:
             elif not self._running and self._no_other_source:
                 self._stopping_when_through = AllAvailable(self._plan)
         self._pause()
+        if self._tables and self._all_end and self._tables[0].others_ended():
+            for table in self._tables:
+                table.complete()
+            self._all_end = False
 
     def _pause(self) -> None:
         """Stop the query once the rows have passed all stages. All available rows were read, and the query goes on another
@@ -352,7 +261,7 @@ class Streams:
             f"Spark's streaming query for source {self._plan.sources[index].name}"
             for index, call in list(self._stops.items())
             if call.is_alive()
-        ]
+        ] + [table.group for table in self._tables if table.left]
 
     def end(self, within: float) -> None:
         """Stop the streaming queries: Spark ends its present batch, and repeats it another time. Waits for that at most
@@ -363,6 +272,8 @@ class Streams:
             for index, running in list(self._running.items()):
                 if index not in self._stops:
                     self._stops[index] = Call(running.stop)
+        for table in self._tables:
+            table.end(max(end - time.monotonic(), 0))
         for call in list(self._stops.values()):
             call.join(max(end - time.monotonic(), 0))
 
@@ -431,7 +342,7 @@ def check_checkpoints(
     if not new:
         return
     for index, source in enumerate(sources):
-        if not isinstance(source, StreamSource) or source.dataframe is None:
+        if not isinstance(source, StreamSource) or source.dataframe is None or plan.sources[index].refresh_us:
             continue
         where = checkpoint_of(plan.sources[index].name, source.how.checkpoint, location)
         if where is not None and (last := _last_commit(spark, where)) is not None:

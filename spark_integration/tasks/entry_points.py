@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import Broadcast, TaskContext
 
 from flux.dataflow.plan import Plan
 from flux.errors import QueryFailed, UsageError
@@ -38,6 +38,16 @@ class Reached(NamedTuple):
     end: int
     #: By edge that leaves the source: the number behind the last row that travelled. Empty: all did.
     sent: tuple[int, ...] = ()
+
+
+class PartitionReached(NamedTuple):
+    """A row about a partition of a batch, as ``REACHED`` has it."""
+
+    partition: int
+    end: int
+    sent: list[int]
+    newest: int
+    late: int
 
 
 #: The place of a partition that had no rows.
@@ -109,6 +119,26 @@ def micro_batch_function(
     return run
 
 
+def table_function(
+    plan: Plan, rendezvous: Rendezvous, source: int, rows: Broadcast[bytes], reached: Mapping[int, Reached], again: bool,
+    version: int,
+) -> Callable[[Iterable[int]], Iterator[PartitionReached]]:  # fmt: skip
+    """Make the function of the task that sends a version of a table that is read anew. ``rows``: an Arrow stream; the others are
+    as for a micro-batch."""
+
+    def run(numbers: Iterable[int]) -> Iterator[PartitionReached]:
+        for _ in numbers:
+            pass
+        batches = iter(pa.ipc.open_stream(rows.value))
+        name = f"table {plan.sources[source].name}"
+        found, newest, late = send_micro_batch(
+            plan, rendezvous, source, batches, reached.get(0, NOTHING), again, batch=(name, version)
+        )
+        yield PartitionReached(0, found.end, list(found.sent), newest, late)
+
+    return run
+
+
 def send_micro_batch(
     plan: Plan,
     rendezvous: Rendezvous,
@@ -117,8 +147,10 @@ def send_micro_batch(
     before: Reached = NOTHING,
     again: bool = False,
     watermark: int = NEVER,
+    batch: tuple[str, int] | None = None,
 ) -> tuple[Reached, int, int]:
-    """Send a partition of a micro-batch, in a task of a streaming query. Returns when all consumers have applied the rows: how
+    """Send a partition of a micro-batch, in a task of a streaming query, or of another ``batch``: the name of its query and its
+    number. Returns when all consumers have applied the rows: how
     far the partition is then, which is ``before`` if it has none in this one, the greatest time of its rows, and the number of
     late ones. Every other outcome raises, also a stop of the query, because Spark commits the batch otherwise."""
     given = (batch for batch in batches if batch.num_rows)
@@ -130,7 +162,7 @@ def send_micro_batch(
     context = _context()
     schema = plan.sources[source].schema
     renamed = (in_types(batch, schema) for batch in itertools.chain(() if first is None else (first,), given))
-    query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+    query, number = batch or (context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID))
     if not query or not number:
         raise UsageError("rows come that are not in a micro-batch of a streaming query: start it with writeStream")
     ingress = Ingress(

@@ -34,7 +34,7 @@ from flux.wire.messages import Data
 from partitioning.clustering import cluster_by_key
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
-from spark_integration.streaming.stream_source import StreamEnds, watermark_of
+from spark_integration.streaming.stream_ends import StreamEnds, watermark_of
 from spark_integration.tasks.entry_points import Reached
 from tests.flux.resolved import to_steps
 

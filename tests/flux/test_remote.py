@@ -77,7 +77,7 @@ def test_a_streaming_dataframe_needs_a_checkpoint_of_its_own_there(uri: str) -> 
 
 
 def test_the_ends_of_a_streaming_dataframe_are_kept_there(uri: str) -> None:
-    made = pytest.importorskip("spark_integration.streaming.stream_source").StreamEnds
+    made = pytest.importorskip("spark_integration.streaming.stream_ends").StreamEnds
     ends = made(place_of(uri), "clicks")
     assert not ends.begins(0, 2)
     assert made(place_of(uri), "clicks").begins(0, 2)

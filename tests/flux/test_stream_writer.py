@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,8 @@ from one_worker import SCHEMA, planned
 
 import flux
 from controller.operate import connection_file
+from flux.dataflow.plan import StreamSourcePlan
+from flux.errors import UsageError
 from flux.shell.process import Rendezvous
 from spark_integration.streaming import ingress_file
 from spark_integration.streaming.stream_writer import columns_for, writer_of
@@ -60,6 +63,15 @@ def test_a_writer_finds_the_query_and_its_input(query: Path) -> None:
         writer = writer_of(options, struct("x BIGINT"))
         assert writer._inputs.rendezvous == RENDEZVOUS
         assert writer._source == 0
+
+
+def test_a_table_that_is_read_anew_is_no_input() -> None:
+    table = StreamSourcePlan(1, "prices", SCHEMA, refresh_us=1)
+    plan: Any = SimpleNamespace(sources=[StreamSourcePlan(0, "clicks", SCHEMA, written=True), table])
+    inputs = ingress_file.Inputs(ingress_file.VERSION, "totals", plan, RENDEZVOUS)
+    assert inputs.source(None).name == "clicks"
+    with pytest.raises(UsageError, match="no input 'prices' that a streaming query can write into; it has 'clicks'"):
+        inputs.source("prices")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Variants of the code in which joins, ranks and deduplication go wrong."""
+"""Variants of the code in which joins, lookups, ranks and deduplication go wrong."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from flux.joins.as_of import AsOfJoin
 from flux.joins.join import Join
 from flux.joins.join_spec import RIGHT
+from flux.joins.refreshed_lookup import RefreshedLookup
 from flux.ranks.best_rows import BestOrder
 from flux.ranks.dedup import Dedup
 from flux.windows.window import END_OF_TIME, NEVER
@@ -93,3 +94,25 @@ def forgets_keys_with_their_first_rows(patch: Patch) -> None:
 def ranks_equal_rows_by_arrival(patch: Patch) -> None:
     """Of rows that are equal in the order of the user, the first to come is the best."""
     patch.setattr(BestOrder, "whole", lambda self, columns: self.by)
+
+
+def takes_the_newest_table(patch: Patch) -> None:
+    """The versions of a table are kept beside the order: a replica takes the newest one that any replica of its partition has."""
+    newest: dict[tuple[int, int], tuple[int, Any]] = {}
+    process, put_in_force = RefreshedLookup.process, RefreshedLookup._put_in_force
+
+    def process_with_newest(self: RefreshedLookup, batch: Any) -> Iterator[Any]:
+        version, rows = newest.get((id(self.spec), self.context.partition), (self.version, None))
+        if version > self.version:
+            self.version = version
+            self._use(rows)
+        yield from process(self, batch)
+
+    def put(self: RefreshedLookup, version: int) -> None:
+        put_in_force(self, version)
+        key = id(self.spec), self.context.partition
+        if self.version > newest.get(key, (0, None))[0]:
+            newest[key] = self.version, self._rows
+
+    patch.setattr(RefreshedLookup, "process", process_with_newest)
+    patch.setattr(RefreshedLookup, "_put_in_force", put)

@@ -12,6 +12,7 @@
 (h) late rows are the same             in every schedule: those that a plain judgement of each partition finds, each once
 (i) shown results are shown again      after a total loss: by the laws of streams and of the outside, and by (b) and (c), whose
                                        books are kept over all lives
+(j) replicas agree on the version      of a table that is read anew, behind each step, in each life; and versions go forwards
 (l) a due watermark goes first         a primary orders at most one step of rows before a watermark that it has to order
 (m) a rank goes to better rows only    where ranks are without a window; so replicas may not forget rows
 
@@ -29,6 +30,7 @@ import pyarrow as pa
 from flux.dataflow.plan import EdgePlan, FromSource, FromStage
 from flux.exchange.log import LogEntry, Rows
 from flux.joins.join import Join
+from flux.joins.refreshed_lookup import RefreshedLookup
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import chain_of
 from flux.operators.windowed_groups import WindowedGroups
@@ -42,7 +44,7 @@ from partitioning.ids import StreamId
 from tests.simulation import timed_kinds as kinds
 from tests.simulation.process import TURN_S
 from tests.simulation.step_watch import watch_steps
-from tests.simulation.timed_relations import ONCE_IN, OPERATORS, DedupSink, lacking
+from tests.simulation.timed_relations import ONCE_IN, OPERATORS, DedupSink, LookupSink, lacking
 from tests.simulation.timed_rows import RIGHT_TIME, TIME, WINDOW_TIME
 from tests.simulation.violation import Key, Violation
 
@@ -60,6 +62,7 @@ AGREE = "(c) replicas agree on the watermark"
 COMES = "(f) a watermark comes to everybody"
 ANSWER = "(g) the answer is that of a batch"
 LATE = "(h) late rows are the same"
+VERSIONS = "(j) replicas agree on the version of a table"
 IN_FRONT = "(l) a due watermark goes before pending rows"
 
 
@@ -70,6 +73,8 @@ class EventTimeLaws:
         self.flow = flow
         #: By partition and step, the watermarks behind committed steps.
         self._official: dict[Key, dict[int, tuple[int, ...]]] = defaultdict(dict)
+        #: The same for the version of a table in which rows are looked up.
+        self._versions: dict[Key, dict[int, int]] = defaultdict(dict)
         #: By stream and partition: positions at which watermarks were ordered, ascending, and the watermarks.
         self._claims: dict[tuple[StreamId, int], list[tuple[int, int]]] = defaultdict(list)
         #: By stream and partition: the least time of each batch that was given, by its number.
@@ -164,6 +169,12 @@ class EventTimeLaws:
                 if any(after < before for before, after in zip(official[low], official[high], strict=True)):
                     raise Violation(FALLS, f"{replica.where}, step {high}: {official[high]} after {official[low]}")
 
+    def committed_version(self, replica: Replica, step: int, version: int) -> None:
+        """Take the version of a table that is in force behind a committed step of a replica."""
+        official = self._versions[replica.stage.id, replica.partition]
+        if official.setdefault(step, version) != version:
+            raise Violation(VERSIONS, f"{replica.where}, step {step}: {version} after {official[step]}")
+
     # ---- (f)
 
     def check_known(self, sim: Simulation) -> None:
@@ -226,6 +237,9 @@ class EventTimeLaws:
             sim.counts["rows at sinks of runs that were lost" if partly else "rows at sinks"] += found.total()
             sim.counts["late rows at sinks"] += found.total() if sink.late else 0
             sim.counts["results of windows at sinks"] += found.total() if sink.windowed else 0
+            if sink.kind is LookupSink:
+                self._check_looked_up(sink, found, partly)
+                continue
             if sink.kind is DedupSink:
                 self._check_once(sink, list(found.elements()), partly)
                 continue
@@ -245,6 +259,17 @@ class EventTimeLaws:
             detail = f"{sink.name}: missing {list(missing.items())[:3]}, too many {list(extra.items())[:3]}"
             raise Violation(LATE if sink.late else ANSWER, detail)
         return None
+
+    @staticmethod
+    def _check_looked_up(sink: TimedNode, found: Counter[Any], partly: bool) -> None:
+        """Check that each row was given once, with a row of the table that has its key."""
+        given, expected = Counter(row[:-1] for row in found.elements()), Counter(sink.rows())
+        if given - expected or (not partly and given != expected):
+            raise Violation(ANSWER, f"{sink.name}: missing {expected - given}, too many {given - expected}")
+        assert sink.inputs[0].table is not None
+        keys = {row[0]: row[1] for row in sink.inputs[0].table.all()}
+        if wrong := [row for row in found if row[-1] is not None and keys[row[-1]] != row[1]]:
+            raise Violation(ANSWER, f"{sink.name}: {wrong[0]} has a row of key {keys[wrong[0][-1]]}")
 
     @staticmethod
     def _check_once(sink: TimedNode, found: list[Any], partly: bool) -> None:
@@ -331,6 +356,8 @@ class _ReplicaWatch:
     def __init__(self, laws: EventTimeLaws, core: WorkerCore, replica: Replica) -> None:
         self._laws, self._core, self._replica = laws, core, replica
         self._behind: dict[int, tuple[int, ...]] = {}
+        #: By step: the version of the table behind it, in a lookup.
+        self._versions: dict[int, int] = {}
         self._final = replica.applied
         self._before = _watermarks_of(replica)
         #: Steps of rows that were ordered in succession while there was a watermark to order.
@@ -389,9 +416,13 @@ class _ReplicaWatch:
             raise Violation(FALLS, f"{replica.where}, step {step.number}: {watermarks} after {self._before}")
         laws._ledger.counts["watermarks that secondaries took"] += watermarks != self._before and not replica.primary
         self._before = self._behind[step.number] = watermarks
+        if isinstance(operator := chain_of(replica.operator)[0], RefreshedLookup):
+            self._versions[step.number] = operator.version
         while self._final < min(replica.applied, replica.order.committed):
             if self._final in self._behind:
                 laws.committed(replica, self._final, self._behind.pop(self._final))
+            if self._final in self._versions:
+                laws.committed_version(replica, self._final, self._versions.pop(self._final))
             self._final += 1
         self._check_left_out(step)
 

@@ -27,7 +27,7 @@ class Mix:
     where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
     where None and faults are given; ``event_time``: rows have event time (``timed_flows``); ``ahead``: and some sources are
     aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all
-    kinds, and rows look up tables."""
+    kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -46,6 +46,7 @@ class Mix:
     ahead: bool = False
     related: bool = False
     wide: bool = False
+    looks_up: bool = False
 
 
 #: As the seed has it.
@@ -337,6 +338,9 @@ WIDE_UNEVEN = replace(RELATED_UNEVEN, wide=True)
 WIDE_REPAIRS = replace(RELATED_REPAIRS, wide=True)
 WIDE_STANDBYS = replace(RELATED_STANDBYS, wide=True)
 WIDE_LIVES = replace(RELATED_LIVES, wide=True)
+#: Tables that are read anew.
+LOOKUPS = replace(RELATED, looks_up=True)
+LOOKUPS_UNEVEN = replace(RELATED_UNEVEN, looks_up=True)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

@@ -131,6 +131,7 @@ class Simulation:
         ahead: bool = False,
         related: bool = False,
         wide: bool = False,
+        looks_up: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -139,7 +140,8 @@ class Simulation:
         stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
         their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones; ``event_time``: rows have
         event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time;
-        ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all kinds."""
+        ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all kinds; ``looks_up``: in place of these,
+        rows look up a table that is read anew."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
@@ -175,6 +177,7 @@ class Simulation:
                 random.Random(f"ahead {seed}") if ahead or (faults is None and seed >= AHEAD_FROM) else None,
                 random.Random(f"related {seed}") if related or _has_relations(faults, seed) else None,
                 wide or (faults is None and seed >= WIDE_FROM),
+                looks_up,
             )
             if event_time or timed
             else flows.draw(
@@ -512,6 +515,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
         ahead=mix.ahead,
         related=mix.related,
         wide=mix.wide,
+        looks_up=mix.looks_up,
     )  # fmt: skip
 
 

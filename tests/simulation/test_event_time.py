@@ -22,6 +22,8 @@ from tests.simulation.mixes import (
     EVENT_TIME_REPAIRS,
     EVENT_TIME_STANDBYS,
     EVENT_TIME_UNEVEN,
+    LOOKUPS,
+    LOOKUPS_UNEVEN,
     WIDE,
     WIDE_LIVES,
     WIDE_STANDBYS,
@@ -42,6 +44,8 @@ MIXES = (
     AHEAD_UNEVEN,
     WIDE,
     WIDE_STANDBYS,
+    LOOKUPS,
+    LOOKUPS_UNEVEN,
 )
 SEEDS = range(32)
 
@@ -76,6 +80,7 @@ def test_event_time_keeps_every_law(results: Runs) -> None:
         "moves done",
         "losses of everything",
         "lives that went on",
+        "rows that met a version",
     ],
 )
 def test_it_happens_to_rows_with_times(results: Runs, event: str) -> None:

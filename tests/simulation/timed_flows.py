@@ -206,6 +206,8 @@ class TimedNode(Node):
     some: bool = False
     #: A function of the rows of a source, on-time or late, to what a table has made of them.
     looks: Callable[[list[TimedRow]], list[TimedRow]] = list
+    #: The table in which its rows were looked up.
+    table: TimedData | None = None
 
     def model(self, version: dict[tuple[str, int], int]) -> list[Any]:
         return self.rows()
@@ -307,6 +309,28 @@ class _Builder:
         self.nodes.append(node)
         return node
 
+    def table(self, rng: random.Random) -> TimedNode:
+        """A table whose versions are the times of its rows, each with at most one row of a key."""
+        name, partitions, versions = f"source{len(self.nodes)}", rng.choice([1, 1, 2]), rng.randint(2, 9)
+        data = TimedData(name, [], clock=self.clock, delay=0)
+        for partition in range(partitions):
+            batches, due, now = list[list[TimedRow]](), list[float](), 0.0
+            for number in range(1, versions + 1):
+                keys = [key for key in range(partition, self._spread, partitions) if rng.random() < 0.8]
+                rows = [self._row(relations.FIRST_VERSION + number) for _ in keys]
+                rows = [(row[0], key, *row[2:]) for key, row in zip(keys, rows, strict=True)]
+                most = rng.choice([1, 3, 50])
+                batches += [rows[at : at + most] for at in range(0, len(rows), most)]
+                now += rng.choice((*PERIODS_S, *SPELLS_S))
+                due += [now] * (len(batches) - len(due))
+            data.batches.append(batches)  # type: ignore[arg-type]
+            data.due.append(due)
+        given = self._worker_source(data, partitions, name)
+        node = TimedNode(given, name, data=data, time=TIME, rows=data.on_time, raw=given)
+        node.given = given.withWatermark(TIME, "0 seconds")
+        self.nodes.append(node)
+        return node
+
     def _worker_source(self, data: TimedData, partitions: int, name: str) -> Source:
         rng = self.rng
         if rng.random() < POSITIONS_SHARE:
@@ -339,6 +363,10 @@ class _Builder:
             about["ttl"] = inputs[0].ttl
         if (places := inputs[0].places) is not None and issubclass(kind, kinds.PlaceSink):
             about |= {"place": staticmethod(places.place), "order": staticmethod(places.order)}
+        if issubclass(kind, relations.LookupSink):
+            table = inputs[0].table
+            assert table is not None
+            about["versions"] = {row[0]: row[3] for row in table.all()}
         target = type(name, (kind,), {}) if plain else type(name, bases, about)
         partitions = partitions or self.rng.randint(1, 3)
         copies = self.rng.choice(self.copies)
@@ -390,11 +418,11 @@ class _Builder:
         return node
 
     def relation(self, rng: random.Random | None, what: str, inputs: list[TimedNode]) -> TimedNode:
-        """Join the rows of two inputs, rank those of one within windows, or leave out duplicates."""
+        """Join the rows of two inputs, look them up in a table, rank those of one within windows, or leave out duplicates."""
         make: Any = getattr(relations, what)
         kind, answer = make(rng, True) if what == "join" and self.wide is not None else make(rng)
         node = self._stage(kind, inputs, () if what == "turns" else ("key",), "append", event_time=_time_behind(what))
-        node.time = WINDOW_TIME if what == "top" else _time_behind(what)
+        node.time = {"top": WINDOW_TIME, "refreshed": TIME}.get(what, _time_behind(what))
         if what == "dedup":
             node.ttl = answer
             node.rows = inputs[0].rows
@@ -405,6 +433,9 @@ class _Builder:
             node.rows = lambda: answer.answer(inputs[0].rows())
         else:
             node.rows = lambda: answer(*(each.rows() for each in inputs))
+        if what == "refreshed":
+            assert isinstance(inputs[1].data, TimedData)
+            node.table = inputs[1].data
         self.nodes.append(node)
         return node
 
@@ -431,6 +462,8 @@ class _Builder:
             kind = kinds.PlaceSink
         elif node.ttl:
             kind = relations.DedupSink
+        elif node.table is not None:
+            kind = relations.LookupSink
         elif results and node.time is None:
             kind = kinds.NewestSink
         elif results:
@@ -456,7 +489,7 @@ class _Builder:
 
 def _time_behind(relation: str) -> str | None:
     """Return the column with the event time of the rows of a relation; None: they have none, or the operator says it."""
-    return None if relation in ("top", "best_so_far", "last") else TIME
+    return None if relation in ("top", "best_so_far", "last", "refreshed") else TIME
 
 
 def _answer(rows: list[Any], window: Window | SessionWindow, results: bool, keyed: bool) -> list[Any]:
@@ -478,12 +511,16 @@ def draw(
     ahead: random.Random | None = None,
     related: random.Random | None = None,
     wide: bool = False,
+    looks_up: bool = False,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``clock``: that of the run.
     ``ahead``: decides on alignment and times that are not believed, ``related`` on joins, ranks and deduplication: each on its
-    own, so that flows without are the same with and without it. ``wide``: relations of all kinds, and lookups."""
+    own, so that flows without are the same with and without it. ``wide``: relations of all kinds, and lookups; ``looks_up``: in
+    their place, lookups in a table that is read anew."""
     builder = _Builder(rng, ledger, copies_max, copies, clock, ahead, related if wide else None)
-    what = "" if related is None else related.choice(relations.WIDE if wide else relations.RELATIONS)
+    what = ""
+    if related is not None:
+        what = "refreshed" if looks_up else related.choice(relations.WIDE if wide else relations.RELATIONS)
     if what:  # which rows are left out after idleness is only known of windows
         builder.idles = False
     both = what in ("join", "as_of")
@@ -501,7 +538,7 @@ def draw(
     if what:
         last = _related(builder, related, what, timed, last)
         inputs = [last]
-    windows = not what or (both and rng.random() < 0.5)
+    windows = not what or ((both or looks_up) and rng.random() < 0.5)
     if windows and last.time is not None and rng.random() < 0.85:
         mode = rng.choice(["append", "append", "append", "update", "complete"])
         last = builder.windows(inputs, mode)
@@ -526,13 +563,16 @@ def draw(
 def _related(
     builder: _Builder, rng: random.Random | None, what: str, timed: list[TimedNode], last: TimedNode
 ) -> TimedNode:
-    """Return the stage that joins, ranks or leaves out duplicates, over rows with times."""
+    """Return the stage that joins, looks up, ranks or leaves out duplicates, over rows with times."""
     left = last if last.time == TIME else timed[0]
-    if what not in ("join", "as_of"):
-        made = builder.relation(rng, what, [left])
-        return builder.passing([made]) if what == "turns" and builder.rng.random() < 0.5 else made
-    right = next(each for each in reversed(timed) if each is not left)
-    return builder.relation(rng, what, [left, builder.renamed(right) if what == "as_of" else right])
+    if what in ("join", "as_of"):
+        right = next(each for each in reversed(timed) if each is not left)
+        return builder.relation(rng, what, [left, builder.renamed(right) if what == "as_of" else right])
+    if what == "refreshed":
+        assert rng is not None
+        return builder.relation(rng, what, [left, builder.table(rng)])
+    made = builder.relation(rng, what, [left])
+    return builder.passing([made]) if what == "turns" and builder.rng.random() < 0.5 else made
 
 
 def _compiled(builder: _Builder, rng: random.Random, lingers: bool, drift_s: float) -> Dataflow:

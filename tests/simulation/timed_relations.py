@@ -3,14 +3,16 @@
 The operators are those of the product. The answer of a join and of ranks follows from the rows that are not late, whatever the
 order in which they meet. The first row of a key does not follow from them alone: of a deduplication the gaps between given rows
 are checked, and that each other row has one before it (``DedupSink``); by the time of steps, that each key is given. Of rows that
-are given by the order in which they meet (``Turns``), only that they are there is checked.
+are given by the order in which they meet (``Turns``), only that they are there is checked. The version of a table that a row
+meets follows from the order of steps: rows of a key meet versions that never go back (``LookupSink``), and replicas agree on them
+(``event_time_laws``).
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from flux.joins.as_of import AsOfJoin, AsOfSpec
 from flux.joins.join import Join
 from flux.joins.join_spec import EITHER, KINDS, LEFT, RIGHT, JoinSpec, TimeBound
 from flux.joins.lookup import LookupTable
+from flux.joins.refreshed_lookup import RefreshedLookup, RefreshedSpec
 from flux.ranks.dedup import Dedup, DedupSpec
 from flux.ranks.top import Last, OrderColumn, RankSpec, Top, TopOfWindow
 from flux.windows.window import Window
@@ -36,10 +39,14 @@ KEY_AT, TIME_AT = TIMED.names.index("key"), TIMED.names.index(TIME)
 #: Law (g) for a deduplication.
 ONCE_IN = "(g) one row of a key is given in each stretch of time"
 #: The operators of flows that are no aggregates.
-OPERATORS = (Join, AsOfJoin, TopOfWindow, Top, Dedup)
+OPERATORS = (Join, AsOfJoin, TopOfWindow, Top, Dedup, RefreshedLookup)
 #: The relations of a flow, by the names of functions below.
 RELATIONS = ("join", "join", "top", "dedup")
 WIDE = ("join", "join", "join", "as_of", "as_of", "top", "dedup", "once", "best_so_far", "last", "turns")
+#: The number of the first version: above all times of random rows, and still a time for Python.
+FIRST_VERSION = 220_000_000_000 * SECOND
+#: Law (j), as it shows at a sink.
+FORWARDS = "(j) the versions of a table go forwards"
 #: An answer from the rows of each input.
 Answer = Callable[..., list[Any]]
 
@@ -260,6 +267,44 @@ def dedup(rng: random.Random) -> tuple[type[Dedup], int]:
             super().__init__(DedupSpec(ttl, TIME))
 
     return Once, ttl
+
+
+def refreshed(rng: random.Random) -> tuple[type[RefreshedLookup], Answer]:
+    """Make a lookup of rows by their key in a table whose versions have the times of its rows."""
+    columns = pa.schema(list(TIMED)[:TIME_AT])
+    names = [*(f"table {name}" for name in columns.names), "found"]
+    first = LookupTable(columns.empty_table(), (KEY_AT,), names, ("key",), "key in table t")
+    given = pa.schema([*TIMED, *first.added])
+    outputs = [(name, Column(name, TIMED.field(at).type)) for at, name in PLAIN]
+    behind = RowSteps.of(given, [Select((*outputs, ("other", Column(names[0], columns.field(0).type))))])
+    spec = RefreshedSpec(first, behind, "spell", number=FIRST_VERSION)
+
+    class LooksUp(RefreshedLookup):
+        def __init__(self) -> None:
+            super().__init__(spec)
+
+    return LooksUp, lambda left, table: left
+
+
+class LookupSink(TimedSink):
+    """Keeps rows that have met versions of a table, and sees to it that those of a key go forwards. ``versions``: by the id of a
+    row of the table."""
+
+    versions: Mapping[int, int] = {}
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.state["met"] = {}
+
+    def keep(self, rows: list[Any]) -> None:
+        for _, key, *_, other in rows:
+            if other is not None:
+                met = self.versions[other]
+                if met < self.state["met"].get(key, met):
+                    raise Violation(FORWARDS, f"{self.stage_name}: key {key} met {met} after {self.state['met'][key]}")
+                self.state["met"][key] = met
+                self.ledger.counts["rows that met a version"] += 1
+        super().keep(rows)
 
 
 class DedupSink(TimedSink):

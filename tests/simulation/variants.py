@@ -44,7 +44,7 @@ from tests.simulation import broken_standbys as standbys
 from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.alignment import FOR_NOTHING, RUNS_AWAY
-from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, IN_FRONT, LATE
+from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, IN_FRONT, LATE, VERSIONS
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
     AHEAD_FAULTLESS,
@@ -74,6 +74,7 @@ from tests.simulation.mixes import (
     LATE_ATTEMPTS,
     LIVES,
     LIVES_OF_ONE,
+    LOOKUPS_UNEVEN,
     LOSING_LIVES,
     MANY_DIVERGENCES,
     NUMBERED,
@@ -594,6 +595,7 @@ VARIANTS = [
     Variant(relations.ranks_equal_rows_by_arrival, {ANSWER}, RELATED_FAULTLESS),
     Variant(relations.gives_matched_rows_alone, {ANSWER}, WIDE_FAULTLESS),
     Variant(relations.joins_with_the_row_that_is_there, {ANSWER}, WIDE_FAULTLESS),
+    Variant(relations.takes_the_newest_table, ALIKE | {VERSIONS}, LOOKUPS_UNEVEN),
 ]
 
 #: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by

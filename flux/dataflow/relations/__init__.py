@@ -4,4 +4,5 @@ joining  Joins of two flows, and of a flow with a table
 ranking  Flows with ranks or without duplicates, and ``flux.dedup``
 as_of    ``flux.asof_join``
 tops     ``flux.top`` and ``flux.last``
+lookups  ``flux.lookup``: tables that are read anew while the query runs
 """

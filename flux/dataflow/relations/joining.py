@@ -209,6 +209,10 @@ def joined(left: Flow | Source, other: Any, on: Any, how: Any, ttl: Any) -> RowF
     """Return the join of a flow with another input. UsageError names the argument that does not fit."""
     right = node(other)
     joining = Joining(_condition(on), _kind(how), _ttl(ttl), ttl is not UNSAID)
+    from flux.dataflow.relations.lookups import refreshed, table_of  # it imports this module
+
+    if table_of(right) is not None:
+        return refreshed(left, right, joining)
     if joining.says_ttl or not _is_table(right):
         return RowFlow(JoinFlow(left, right, joining), ())
     if joining.how in ("right_outer", "full_outer"):
