@@ -82,7 +82,11 @@ def dead_links(text: str, folder: Path, own: Path | None = None) -> Iterator[str
             continue
         name, _, fragment = link.partition("#")
         target = folder / name if name else own
-        where = anchors(text if target is None else target.read_text()) if target is None or target.is_file() else []
+        where = (
+            anchors(text if target is None else target.read_text())
+            if fragment and (target is None or target.is_file())
+            else []
+        )
         if (target is not None and not target.exists()) or (fragment and fragment not in where):
             yield link
 
