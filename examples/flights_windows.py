@@ -50,7 +50,7 @@ FLIGHTS = (
 )
 #: ``visibility`` in miles, ``rain`` in inches.
 WEATHER = "hour TIMESTAMP, station STRING, visibility DOUBLE, rain DOUBLE"
-#: Connections with fewer flights in a week say little, and so many of a week are given.
+#: The least number of flights of a connection in a week, because fewer say little; the number of connections given for a week.
 FLIGHTS_MIN, WORST_MAX = 5, 10
 TIME = pa.timestamp("us", "UTC")
 
@@ -269,7 +269,7 @@ def final(
     return answers | {"delays": delays, "stays": stays, "worst": worst}
 
 
-#: The outputs, as they are called in what is printed.
+#: Names of the outputs in the printed tables.
 TOLD = {
     "delays": "windows of airports",
     "stays": "stays of aircraft",

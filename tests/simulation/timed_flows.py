@@ -202,7 +202,7 @@ class TimedNode(Node):
     ttl: int = 0
     #: Its ranks, where rows come again with the place of another; None: it gives each row once.
     places: relations.Places | None = None
-    #: Which of its rows are given depends on the order in which they come.
+    #: The order of arrival decides which rows the stage gives.
     some: bool = False
     #: A function of the rows of a source, on-time or late, to what a table has made of them.
     looks: Callable[[list[TimedRow]], list[TimedRow]] = list
