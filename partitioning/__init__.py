@@ -10,6 +10,7 @@ key_index     Slots of the keys of one partition, so that state lives in arrays 
 slot_tables   Hash tables from keys to dense slots 0, 1, 2, ... in order of first appearance, one per shape of key
 accumulators  Count, sum, min, max and mean of columns, one value per slot, with Spark SQL's answers (ANSI mode)
 kernels       Compiled loops over rows, without any policy
+find_kernels  Compiled look-ups of keys, which enter nothing
 warm_up       Compilation of the kernels, or their loading from the disk cache, before rows wait for them
 errors        Errors about columns and keyed state, which name the column and what would work
 """

@@ -12,7 +12,7 @@ for null.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -61,15 +61,26 @@ class KeyIndex:
 
     def slots(self, columns: Sequence[pa.Array]) -> np.ndarray:
         """Return the int32 slot of every row. New keys get the next slots, in the order of their rows."""
+        out = self._checked(columns)
+        if len(out):
+            self._index.slots(columns, out)
+        return out
+
+    def find(self, columns: Sequence[pa.Array]) -> np.ndarray:
+        """Return the int32 slot of every row; -1: the index does not have its key."""
+        out = self._checked(columns)
+        if len(out):
+            self._index.find(columns, out)
+        return out
+
+    def _checked(self, columns: Sequence[pa.Array]) -> np.ndarray:
+        """Return room for the slots of rows."""
         rows = len(columns[0])
         for column, type_ in zip(columns, self.types, strict=True):
             # Checked, because kernels read by address: a wrong type or length would read outside of the column.
             if column.type != type_ or len(column) != rows:
                 raise TypeError(f"expected {rows} rows of {type_}, not {len(column)} rows of {column.type}")
-        out = np.empty(rows, np.int32)
-        if rows:
-            self._index.slots(columns, out)
-        return out
+        return np.empty(rows, np.int32)
 
     def keys(self, slots: np.ndarray | None = None) -> list[pa.Array]:
         """Return the key columns of slots, by default of all slots."""
@@ -132,6 +143,9 @@ class _Single:
     def slots(self, columns: Sequence[pa.Array], out: np.ndarray) -> None:
         self._table.slots(columns[0], out)
 
+    def find(self, columns: Sequence[pa.Array], out: np.ndarray) -> None:
+        self._table.find(columns[0], out)
+
     def all_keys(self) -> pa.Array | None:
         """Return all keys as a view of the words, or None for strings, which are copied chunk by chunk."""
         table = self._table
@@ -168,14 +182,24 @@ class _Several:
         return self._table.nbytes + sum(d.nbytes for d in self._dictionaries if d is not None)
 
     def slots(self, columns: Sequence[pa.Array], out: np.ndarray) -> None:
+        self._table.slots(self._rows(columns, out, StringTable.slots), out)
+
+    def find(self, columns: Sequence[pa.Array], out: np.ndarray) -> None:
+        # The code -1 of an unknown text is in no key.
+        self._table.find(self._rows(columns, out, StringTable.find), out)
+
+    def _rows(
+        self, columns: Sequence[pa.Array], out: np.ndarray, code: Callable[[StringTable, pa.Array, np.ndarray], None]
+    ) -> np.ndarray:
+        """Return keys as rows of words. ``code`` writes the codes of texts to ``out``."""
         rows = np.zeros((len(out), self._width), np.uint64)
         for c, (column, place, dictionary) in enumerate(zip(columns, self._places, self._dictionaries, strict=False)):
             if dictionary is None:
                 kernels.put_words(rows, place, self._places[-1] + c // 64, c % 64, *raw(column))
             else:
-                dictionary.slots(column, out)  # null has a code, too
+                code(dictionary, column, out)  # null has a code, too
                 kernels.put_codes(rows, place, out)
-        self._table.slots(rows, out)
+        return rows
 
     def all_keys(self) -> None:
         return None

@@ -6,6 +6,8 @@ Law: two rows get the same slot if and only if their keys are equal. Hashes only
     WideKeyTable  keys of several words: the table holds hashes, and the words of each slot are compared
     StringTable   keys of bytes: the table holds hashes, and the bytes in the arena are compared
 
+``slots`` enters the keys that are new, and ``find`` leaves the table as it is: the slot of such a key is -1.
+
 A table is an array of places, a power of two, and holds at most half as many keys; it doubles when full. A kernel stops at the
 first row for which there is no room, and is called again after the table has grown.
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from partitioning import kernels
+from partitioning import find_kernels, kernels
 from partitioning.columns import raw, raw_bytes
 
 #: Keys for which a new table has room. 64 words are 512 bytes, little even for a partition with few keys.
@@ -83,6 +85,9 @@ class WordTable(_Table):
                 return
             self._more()
 
+    def find(self, column: pa.Array, out: np.ndarray) -> None:
+        find_kernels.find_known_words(*raw(column), out, self.table, self.table_words, int(self.meta[1]))
+
     def reserve(self, keys: int) -> None:
         """Make room for this number of further keys."""
         while len(self) + keys > self.capacity:
@@ -122,6 +127,9 @@ class WideKeyTable(_Table):
             self.words = grown(self.words, self.capacity)
             kernels.rebuild_hashed(*old, self.table, self.table_words)
 
+    def find(self, rows: np.ndarray, out: np.ndarray) -> None:
+        find_kernels.find_known_rows(rows, out, self.table, self.table_words, self.words)
+
 
 class StringTable(_Table):
     """Keys of bytes, kept one after the other in an arena. Null has a slot with no bytes.
@@ -157,6 +165,9 @@ class StringTable(_Table):
             else:
                 wanted = int(self.meta[2] + self.meta[3])
                 self.arena = grown(self.arena, max(2 * len(self.arena), wanted))
+
+    def find(self, column: pa.Array, out: np.ndarray) -> None:
+        find_kernels.find_known_strings(*raw_bytes(column), out, self.table, self.starts, self.arena, int(self.meta[1]))
 
     def strings(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the strings of the slots, one after the other, as int64 offsets and bytes."""

@@ -11,7 +11,7 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 
-from partitioning import kernels
+from partitioning import find_kernels, kernels
 from partitioning.accumulators import accumulator
 from partitioning.clustering import Clustering, cluster_by_key
 from partitioning.key_index import KeyIndex
@@ -21,7 +21,8 @@ from partitioning.slot_tables import KEYS_MIN
 
 def is_warm() -> bool:
     """Tell whether every kernel is in the disk cache, so that ``warm_up`` only loads. False if numba's cache cannot be read."""
-    made = [kernel for name, kernel in vars(kernels).items() if hasattr(kernel, "signatures") and name[0] != "_"]
+    named = [*vars(kernels).items(), *vars(find_kernels).items()]
+    made = [kernel for name, kernel in named if hasattr(kernel, "signatures") and name[0] != "_"]
     try:
         return all(kernel._cache._cache_file._load_index() for kernel in made)
     except (AttributeError, OSError):  # this part of numba is private and may change
@@ -42,6 +43,7 @@ def warm_up() -> None:
         index = KeyIndex([pa.field("key", column.type) for column in columns])
         index.slots(columns)
         index.keys(np.zeros(1, np.int32))
+        index.find(columns)
     slots = np.zeros(rows, np.int32)
     for column in (numbers, numbers.cast(pa.float64()), decimals, strings):
         for measure in ("count", "min", "max") if column is strings else ("count", "sum", "min", "max", "mean"):

@@ -23,8 +23,8 @@ from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import NoSuchAttribute, UsageError
 from flux.operators.operator import Batches, Operator
 from flux.operators.schema import check_columns
-from flux.operators.user_code import text_of
-from flux.operators.user_functions import gives_nothing, named, signature, takes
+from flux.operators.tentative import ReadableOperator, TentativeRows
+from flux.operators.user_code import gives_nothing, named, signature, takes, text_of
 from flux.windows.window import Closing, SessionWindow, Window
 from partitioning.ids import ACTIVE
 
@@ -42,7 +42,7 @@ OUTPUT_MODES = ("complete", "update")
 WINDOW_MODES = ("append", "update", "complete")
 
 
-class FunctionOperator(Operator):
+class FunctionOperator(ReadableOperator):
     """A plain function from batch to batch (or to an iterable of batches, or to None) as a stage without state."""
 
     __former_names__: ClassVar = [("flux.dataflow.api", "FunctionOperator")]
@@ -66,6 +66,9 @@ class FunctionOperator(Operator):
     def needs_from(self) -> int:
         """Return the step after this one: a function needs no earlier row."""
         return self.context.step + 1
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Operator:
+        return self._flux_aside()
 
     def output_schema(self, schemas: Sequence[pa.Schema], key: tuple[str, ...]) -> Any:
         """Return the declared schema; without a declaration the output has the schema of the input."""

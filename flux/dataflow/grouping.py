@@ -18,7 +18,7 @@ from flux.dataflow.flow import WINDOW_MODES, Flow, Stage
 from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.source import Source
 from flux.errors import NoSuchAttribute, UsageError
-from flux.operators.user_functions import named
+from flux.operators.user_code import named
 from flux.windows.window import Closing, SessionWindow, Window
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import flux
 from flux.arguments import checked
 from flux.errors import NoSuchAttribute, UsageError
-from flux.operators.user_functions import named, signature, takes
+from flux.operators.user_code import named, signature, takes
 from flux.settings import parse_bytes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from flux.dataflow.row_operators import RowOperators
 from flux.dataflow.source_reader import FunctionReader, SourceReader
 from flux.errors import NoSuchAttribute, UsageError
 from flux.operators.schema import check_columns
-from flux.operators.user_functions import named, signature, takes
+from flux.operators.user_code import named, signature, takes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,7 +11,7 @@ from typing import IO, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from flux.operators.operator import Batches, Context, Operator
+from flux.operators.operator import BARRIER, Batches, Context, Operator
 
 #: End of an Arrow IPC stream.
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -31,6 +31,7 @@ class Collect(Operator):
     __former_names__: ClassVar = [("flux.dataflow.collect", "Collect")]
 
     snapshot_classes = ()
+    _flux_tentative = BARRIER
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes

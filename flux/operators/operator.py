@@ -11,10 +11,11 @@ repaired one repeats the steps of another. Take time, timers and randomness from
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +23,14 @@ import pyarrow as pa
 from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.operators.attributes import check_transient, empty_containers, open_operator, put_state, state_of
 from flux.operators.batches import conform, given_batches
-from flux.operators.user_functions import gives_nothing
+from flux.operators.user_code import gives_nothing
 from flux.windows.window import END_OF_TIME, NEVER, SessionWindow, Window
 
+if TYPE_CHECKING:
+    from flux.operators.tentative import TentativeRows
+
+#: Ways to tentative results (``tentative_kind``): the state is read, a copy of the operator goes on, or there are none.
+PEEK, FORK, BARRIER = "peek", "fork", "barrier"
 #: The most timers of one partition. An operator that needs more has a timer per key, which belongs in its state.
 TIMERS_MAX = 1024
 
@@ -157,6 +163,13 @@ class Context:
     event_timers: EventTimers = field(default_factory=EventTimers, repr=False, compare=False)
     #: The method that the step calls, for messages: a watermark fires timers first, and the end moves the watermark first.
     _flux_method: str = field(default="", init=False, repr=False, compare=False)
+
+    def aside(self) -> Context:
+        """Return a context with the same values, whose changes leave this one as it is."""
+        made = replace(self, timers=Timers(), event_timers=EventTimers(), watermarks=list(self.watermarks))
+        made.timers.replace(self.timers.pending)
+        made.event_timers.replace(self.event_timers.pending)
+        return made
 
     @property
     def watermark(self) -> int:
@@ -416,6 +429,24 @@ class Operator:
         """Return whether the class defines ``needs_from``."""
         return type(self).needs_from is not Operator.needs_from
 
+    def peek(self, watermark: int, overlay: Sequence[TentativeRows] = (), after: int = NEVER) -> list[pa.RecordBatch]:
+        """Return the output that the rows of ``overlay``, and then this watermark of all inputs, would give beyond the output of
+        the applied steps, in its order, and change nothing: neither state, nor context, nor timers. Called between two steps.
+
+        ``after``: an earlier tentative watermark. Left out is the output that it gives, and that of the rows through it. Only
+        operators whose state can be read so define it; of others a shadow has a copy (design: peek, fork)."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be read for tentative results")
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Operator:
+        """Return an operator with the part of the state that decides on the output of a ``peek``, and with a context of its own.
+        Changes of it leave this operator as it is."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be read in part")
+
+    @property
+    def _flux_tentative(self) -> str:
+        """The way to tentative results: ``PEEK``, ``FORK`` or ``BARRIER``, see ``tentative_kind``."""
+        return FORK if type(self).peek is Operator.peek else PEEK
+
     def state_bytes(self) -> int:
         """Return about how large the state is; asked for once a second, so it must be cheap. 0: not known, then the size of the
         last copy is taken. Load balance weighs the size, nothing else depends on it."""
@@ -552,6 +583,16 @@ class Chained(Operator):
 
     def finish(self) -> Batches:
         return self.through(self.first.finish())
+
+    def peek(self, watermark: int, overlay: Sequence[TentativeRows] = (), after: int = NEVER) -> list[pa.RecordBatch]:
+        aside = copy.copy(self)
+        aside.then = self.then._flux_part(watermark, (), after)
+        return list(aside.through(self.first.peek(watermark, overlay, after)))
+
+    @property
+    def _flux_tentative(self) -> str:
+        kinds = {self.first._flux_tentative, self.then._flux_tentative}
+        return BARRIER if BARRIER in kinds else FORK if FORK in kinds else PEEK
 
     def through(self, output: Batches) -> Iterator[pa.RecordBatch]:
         """Yield the output of the second operator for an output of the first."""

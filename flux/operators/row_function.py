@@ -11,7 +11,7 @@ import pyarrow as pa
 from flux.errors import UsageError, UserCodeError
 from flux.operators.batches import conform
 from flux.operators.schema import check_columns
-from flux.operators.user_functions import gives_nothing, named, signature, takes
+from flux.operators.user_code import gives_nothing, named, signature, takes
 
 #: A function as PySpark's ``mapInArrow`` takes it.
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]

@@ -21,7 +21,7 @@ from flux.errors import SchemaError, UsageError
 from flux.operators.batches import conform
 from flux.operators.operator import Batches, Context, Operator
 from flux.operators.schema import check_columns, position
-from flux.operators.user_functions import gives_nothing, named, signature, takes
+from flux.operators.user_code import gives_nothing, named, signature, takes
 from flux.operators.windowed_groups import (
     CLOCK_TYPE,
     RESULT_ROWS_MAX,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -69,6 +70,33 @@ def test_keys_of_all_types_together_come_back_as_they_were() -> None:
     for keys, column in zip(turned, KEYS, strict=True):
         keys.validate(full=True)
         assert keys.equals(column.take(pa.array([3, 0, 1])))
+
+
+@pytest.mark.parametrize("columns", [*([column] for column in KEYS), KEYS], ids=lambda columns: str(len(columns)))
+def test_keys_are_found_without_being_entered(columns: list[pa.Array]) -> None:
+    index = index_of(*columns)
+    asked = [column.take(pa.array([0, 2, 1, 3, 2])) for column in columns]
+    assert index.find(asked).tolist() == [-1] * 5
+    given = [column.slice(2) for column in columns]
+    index.slots(given)
+    before = index.to_arrow()
+    keys = list(zip(*(column.to_pylist() for column in given), strict=True))
+    slots = {key: list(dict.fromkeys(keys)).index(key) for key in keys}
+    wanted = [slots.get(key, -1) for key in zip(*(column.to_pylist() for column in asked), strict=True)]
+    assert index.find(asked).tolist() == wanted
+    assert index.to_arrow() == before
+    index.slots([column.slice(0, 2) for column in columns])
+    assert index.find(asked).tolist() == index.slots(asked).tolist()
+
+
+@pytest.mark.parametrize("make", [str, int, lambda n: f"{n:070000}"], ids=["text", "numbers", "long text"])
+def test_many_keys_are_found_without_being_entered(make: Any) -> None:
+    known, other = ([make(n) for n in range(first, 600, 3)] for first in (0, 1))
+    index = index_of(pa.array(known))
+    index.slots([pa.array(known)])
+    asked = pa.array([key for pair in zip(known, other, strict=True) for key in pair])
+    assert index.find([asked]).tolist() == [slot for at in range(200) for slot in (at, -1)]
+    assert len(index) == 200
 
 
 def test_more_than_64_key_columns_still_tell_their_nulls_apart() -> None:

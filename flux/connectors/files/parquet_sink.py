@@ -27,7 +27,7 @@ from flux.connectors.files.partition_columns import PartitionColumns
 from flux.dataflow.sink import FlowTo, Position, Sink, SinkAhead, SinkContext, SinkTraits
 from flux.errors import UsageError
 from flux.operators.batches import BATCH_BYTES, logical_bytes, split
-from flux.operators.operator import Operator
+from flux.operators.operator import BARRIER, Operator
 from flux.settings import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class ParquetFolder(Operator):
     __former_names__: ClassVar = [("flux.dataflow.files", "Files")]
 
     snapshot_classes = ()
+    _flux_tentative = BARRIER
 
     def __init__(self, roll_bytes: int, roll_s: float) -> None:
         self._roll_bytes = roll_bytes

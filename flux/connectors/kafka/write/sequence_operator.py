@@ -7,7 +7,7 @@ replica that takes over goes on with the next number, and a broker can tell by t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from flux.connectors.kafka.records import kernels
 from flux.connectors.kafka.records.encoder import partitions_of
 from flux.connectors.kafka.warm_up import warm_up
 from flux.errors import SchemaError
-from flux.operators.operator import Operator
+from flux.operators.tentative import ReadableOperator, TentativeRows
 
 #: Added columns: the partition of the topic (int32), and the number of the row there, from 0 (int64).
 PARTITION, SEQUENCE = "_kafka_partition", "_kafka_sequence"
@@ -25,7 +25,7 @@ PARTITION, SEQUENCE = "_kafka_partition", "_kafka_sequence"
 MURMUR2, ROUND_ROBIN = "murmur2", "round_robin"
 
 
-class SequenceOperator(Operator):
+class SequenceOperator(ReadableOperator):
     """Operator that numbers rows. ``topic_partitions`` is the number of partitions of the topic, 1 to 2^31 - 1. ``column`` has
     the partition of each row; without it ``partitioner`` chooses, and rows without a key take turns."""
 
@@ -78,6 +78,11 @@ class SequenceOperator(Operator):
             if name in schema.names:
                 raise SchemaError(f"to_kafka: the output has a column {name!r} already; name it otherwise")
         return schema.append(pa.field(PARTITION, pa.int32())).append(pa.field(SEQUENCE, pa.int64()))
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside = self._flux_aside()
+        aside._counts = self._counts.copy()
+        return aside
 
     def note_of_output(self) -> list[int]:
         """Return the number of rows until now in each partition of the topic."""
