@@ -57,6 +57,7 @@ LAYERS = {
             "tests/test_language.py",
             "tests/test_packaging.py",
             "tests/laws",
+            "tests/netlab",
             "benchmarks",
             "--benchmark-disable",
         ],
@@ -74,7 +75,7 @@ LAYERS = {
 #: What ``make test-long`` runs: tests with the marker ``long``, and every run of the simulation that a test has.
 LONG = {
     "jobs and benchmarks": [
-        [*PYTEST, "tests/spark", "tests/flux", "tests/controller", "-m", "long", "--timeout=1200"],
+        [*PYTEST, "tests/spark", "tests/flux", "tests/controller", "tests/netlab", "-m", "long", "--timeout=1200"],
         [*PYTEST, "benchmarks", "--benchmark-disable", "-m", "long", "--timeout=1200"],
     ],
     "more of kafka": [[*PYTEST, "tests/kafka", "-m", "long", "--timeout=1200"]],
