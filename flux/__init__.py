@@ -7,6 +7,9 @@ tracebacks      Tracebacks of wrong calls, without the frames of Flux
 failure_domain  The rack, zone or host of a worker, by which replicas are spread
 testing         A stage in a unit test, without workers and without Spark
 source_check    A trial of a source: the same rows under the same numbers, however often it is read
+sink_check      A trial of a sink, as queries use it among faults
+sink_lines      The lines of a sink's code that such a trial reaches, at which it breaks calls off
+tentative_view  A table by key of stable and tentative rows, which tells the rows that an undo changes
 
 Its functions reach upwards to ``spark_integration`` when they are called: importing flux imports neither pyspark nor numba nor
 Arrow, but running a flow does.
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from flux.operators.aggregate import Aggregate, count, count_distinct, max, mean, min, sum
     from flux.operators.keyed_operator import KeyedOperator, KeyState
     from flux.operators.operator import Context, Operator
+    from flux.tentative_view import TentativeView, ViewChanges
     from flux.windows.window import END_OF_TIME, NEVER, NOW, session_window, window
     from spark_integration.query.query import Query
 
@@ -115,9 +119,11 @@ __all__ = [
     "Source",
     "SourceReader",
     "Stage",
+    "TentativeView",
     "UnfitValue",
     "UsageError",
     "UserCodeError",
+    "ViewChanges",
     "asof_join",
     "batch",
     "count",
@@ -175,6 +181,7 @@ _HOMES = {
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
         "SnapshotError", "UsageError", "UserCodeError",
     ),
+    "flux.tentative_view": ("TentativeView", "ViewChanges"),
     "flux.windows.window": ("END_OF_TIME", "NEVER", "NOW", "session_window", "window"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

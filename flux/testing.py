@@ -16,7 +16,6 @@ import pyarrow as pa
 
 import flux
 from flux.dataflow.flow import Stage
-from flux.dataflow.sink_check import check_sink
 from flux.errors import ContractBroken, SchemaError, UsageError
 from flux.operators.aggregate import computed_columns
 from flux.operators.attributes import open_operator
@@ -25,6 +24,7 @@ from flux.operators.operator import Context, Operator, gives_changes, last_outpu
 from flux.operators.plain_columns import plain_schema
 from flux.operators.schema import check_key, parse_ddl
 from flux.replica.snapshot import check_snapshot, decode_snapshot, encode_snapshot
+from flux.sink_check import check_sink
 from flux.source_check import check_source
 from flux.windows.window import END_OF_TIME, NEVER
 from partitioning.errors import ColumnTypeError, KeyTypeError

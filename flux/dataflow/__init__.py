@@ -5,7 +5,6 @@ source_reader    The contract of a source that workers read, and of the reader o
 threaded_reader  A thread that reads ahead of a worker from a reader that may block
 ledger           Decisions of the readers of a source, one entry after another, in a folder that all workers reach
 sink             ``flux.Sink``: the contract of sinks, and the flow that ends in one
-sink_check       A trial of a sink, as queries use it among faults (``flux.testing.check_sink``)
 row_operators    Conditions and columns of flows and sources, under the names of DataFrames
 event_time       ``withWatermark``: the column of times of a source, and how late a row may come
 flow             The decorator ``flux.stage``, and the flow that is built of decorated stages

@@ -39,6 +39,34 @@ class Position(NamedTuple):
     sequence: int
 
 
+class TentativeRows(NamedTuple):
+    """Results for a sink that may still change: those of event time before ``through``, beyond earlier ones. Times are in
+    microseconds since the epoch."""
+
+    batch: pa.RecordBatch
+    through: int
+
+
+class TentativeUndo(NamedTuple):
+    """End of all ``TentativeRows`` of a sink with ``start < through <= end``; None: without that bound."""
+
+    start: int | None
+    end: int | None
+
+    def voids(self, rows: TentativeRows) -> bool:
+        return (self.start is None or self.start < rows.through) and (self.end is None or rows.through <= self.end)
+
+
+class TentativeEnd(NamedTuple):
+    """End of a failure: all results of event time before ``through`` are stable, and none of them comes again."""
+
+    through: int
+
+
+#: News of tentative results for a sink, in order with its stable output.
+TentativeNews = TentativeRows | TentativeUndo | TentativeEnd
+
+
 class SinkAhead(Exception):
     """Output outside that this query cannot have made yet. A sink that finds it raises this error, with a text that names it."""
 
@@ -137,6 +165,22 @@ class Sink:
         second later, and batches that have reached the outside meanwhile count as written."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, batch, position)")
 
+    def tentative(self, batch: pa.RecordBatch, through: int) -> None:
+        """Show results that may still change, because input is missing (``availability=``): those of event time before
+        ``through``, in microseconds since the epoch, beyond the ones shown already. Only a sink that defines this method gets
+        tentative results, and it defines ``undo``, too. Calls come in order with those of ``write``, and errors count as there.
+        A call that failed is left out where ``write`` or ``undo`` waits behind it: stable output does not wait for tentative."""
+        raise NotImplementedError(f"{type(self).__name__} shows no tentative results")
+
+    def undo(self, start: int | None, end: int | None) -> None:
+        """Take back the rows of each earlier call of ``tentative``, by any primary, with ``start < through <= end``; None:
+        without that bound. The stable rows of that time come by ``write``. May come twice, and for rows that were never shown.
+        Each primary but the first one of a query begins with ``undo(None, None)``: earlier ones may have shown anything."""
+        raise NotImplementedError(f"{type(self).__name__} shows no tentative results")
+
+    def corrected(self, through: int) -> None:
+        """Hear that a failure is over: all results before ``through`` are stable and written. Optional."""
+
     def recovered(self, sequence: int) -> None:
         """Hear which batch is the first that no earlier primary can have written. Called after a restart from a checkpoint
         location, before ``write`` of that batch, which has this sequence number. All earlier ones were given to ``write``, or
@@ -187,6 +231,26 @@ def _check_traits(called: str, attributes: Mapping[str, Any]) -> None:
         if trait.name in attributes:
             said = f"flux.SinkTraits({trait.name}={attributes[trait.name]!r:.100})"
             raise UsageError(f"{called}.{trait.name} is not looked at: a sink tells its abilities in traits = {said}")
+
+
+def shows_tentative(sink: Sink | None) -> bool:
+    """Return whether a sink gets tentative results: it defines ``tentative``."""
+    return sink is not None and type(sink).tentative is not Sink.tentative
+
+
+def _check_tentative(kind: type[Sink]) -> None:
+    """Raise UsageError for a sink that shows tentative results and cannot take them back, or the other way round."""
+    defined = [name for name in ("tentative", "undo", "corrected") if getattr(kind, name) is not getattr(Sink, name)]
+    if "tentative" in defined and "undo" not in defined:
+        raise UsageError(
+            f"class {kind.__name__} defines tentative() and not undo(start, end): rows that turn out wrong would stay outside. "
+            "Define both; undo() may do nothing where the outside forgets by itself"
+        )
+    if defined and "tentative" not in defined:
+        raise UsageError(
+            f"class {kind.__name__} defines {defined[0]}() and not tentative(batch, through), so nothing would ever call it: a "
+            f"sink that shows tentative results defines both; a helper needs another name, such as _{defined[0]}"
+        )
 
 
 class FunctionSink(Sink):
@@ -308,6 +372,7 @@ class Outputs:
         if type(sink).write is Sink.write:
             raise UsageError(f"class {type(sink).__name__} must define write(self, batch, position) to be a sink")
         _check_traits(type(sink).__name__, vars(sink))
+        _check_tentative(type(sink))
         return FlowTo(self, sink)  # type: ignore[arg-type]
 
     @property

@@ -23,7 +23,17 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from flux.dataflow.plan import Plan, StagePlan
-from flux.dataflow.sink import Position, Sink, SinkAhead, SinkContext, ahead
+from flux.dataflow.sink import (
+    Position,
+    Sink,
+    SinkAhead,
+    SinkContext,
+    TentativeNews,
+    TentativeRows,
+    TentativeUndo,
+    ahead,
+    shows_tentative,
+)
 from flux.errors import FluxError, QueryFailed, UserCodeError
 from flux.operators.batches import BATCH_BYTES, logical_bytes
 from flux.operators.user_code import closed, described, text_of, user_traceback
@@ -37,7 +47,7 @@ Given = tuple[Position, pa.RecordBatch]
 
 
 class SinkCall(NamedTuple):
-    """One thing to do for a partition: a write, or a call of ``do``."""
+    """One thing to do for a partition: a write, news of tentative results, or a call of ``do``."""
 
     #: The life of the primary for which the job is.
     life: int
@@ -45,6 +55,7 @@ class SinkCall(NamedTuple):
     given: tuple[Given, ...] = ()
     #: Whether it is not done in a round.
     alone: bool = False
+    news: TentativeNews | None = None
     do: Callable[[], None] = lambda: None
 
 
@@ -74,6 +85,9 @@ class SinkQueue:
         self.kept: deque[tuple[int, int]] = deque()
         #: Whether a round does the present job. A call that fails in a round is not tried again at once.
         self.in_round = False
+        #: Bytes of the tentative rows among the jobs, and the number of calls of ``tentative`` that were left out.
+        self.tentative_bytes = 0
+        self.left_out = 0
 
     @property
     def where(self) -> str:
@@ -85,6 +99,21 @@ class SinkQueue:
 
     def lives(self, life: int) -> bool:
         return self.life == life != self.broken
+
+    def leave_out(self, voids: Callable[[TentativeRows], bool]) -> None:
+        """Drop tentative rows among the jobs. The caller holds the lock."""
+        kept: deque[SinkCall] = deque()
+        for job in self.jobs:
+            if isinstance(job.news, TentativeRows) and voids(job.news):
+                self.tentative_bytes -= _cost(job.news)
+            else:
+                kept.append(job)
+        self.jobs = kept
+
+    def clear(self) -> None:
+        """Drop all jobs. The caller holds the lock."""
+        self.jobs.clear()
+        self.tentative_bytes = 0
 
     @property
     def may_join(self) -> bool:
@@ -183,8 +212,12 @@ log = logging.getLogger("flux")
 
 #: The most threads of one worker. Sinks wait for the outside, or write files without holding the interpreter.
 THREADS_MAX = 8
-#: Pause before a failed call is repeated: at first, and the longest; it is twice as long each time.
-PAUSE_S, PAUSE_MAX_S = 0.05, 5.0
+#: Pause before a failed call is repeated: at first, and the longest; it is twice as long each time. The longest one before
+#: ``tentative``, which gives way to other calls between two attempts.
+PAUSE_S, PAUSE_MAX_S, TENTATIVE_PAUSE_S = 0.05, 5.0, 0.1
+#: The most bytes of tentative rows that wait for a sink, for each partition. Beyond it the oldest are left out: they may be lost
+#: at any time, and rows of a later time say more.
+TENTATIVE_BYTES = 8 << 20
 #: The least time between two lines in the log about retries of a stage's sink: the lines are for people.
 RETRY_LINE_S = 1.0
 #: Seconds that the end of a worker waits for calls under way.
@@ -270,6 +303,20 @@ class SinkThreads:
         queue = self._queues[PartitionKey(stage, partition)]
         self._give(queue, SinkCall(queue.life, given=((Position(partition, position), batch),)))
 
+    def tell(self, stage: int, partition: int, news: TentativeNews) -> None:
+        queue = self._queues[PartitionKey(stage, partition)]
+        if not shows_tentative(self._plan.stages[stage].sink):
+            return
+        with self._lock:
+            if isinstance(news, TentativeUndo):
+                queue.leave_out(news.voids)
+            elif isinstance(news, TentativeRows):
+                queue.tentative_bytes += _cost(news)
+                while queue.tentative_bytes > TENTATIVE_BYTES and (oldest := _oldest(queue)) is not None:
+                    queue.leave_out(lambda rows: rows is oldest)
+                    queue.left_out += 1
+        self._give(queue, SinkCall(queue.life, news=news))
+
     def recovered(self, stage: int, partition: int, position: int, note: Any = None) -> None:
         queue = self._queues[PartitionKey(stage, partition)]
         self._give(queue, SinkCall(queue.life, do=partial(self._check_not_ahead, queue, queue.life, position, note)))
@@ -278,7 +325,7 @@ class SinkThreads:
         queue = self._queues[PartitionKey(stage, partition)]
         with self._lock:
             queue.life += 1
-            queue.jobs.clear()
+            queue.clear()
         self._give(queue, SinkCall(queue.life, do=partial(self._close, queue)))
 
     def _give(self, queue: SinkQueue, job: SinkCall) -> None:
@@ -318,6 +365,8 @@ class SinkThreads:
         if not queue.jobs:
             return None
         job = queue.jobs.popleft()
+        if isinstance(job.news, TentativeRows):
+            queue.tentative_bytes -= _cost(job.news)
         if not queue.jobs or not job.given or job.alone or queue.sink is None or not queue.sink.traits.joins_bytes:
             return job
         joined, left = [*job.given], queue.sink.traits.joins_bytes - logical_bytes(job.given[0][1])
@@ -334,6 +383,8 @@ class SinkThreads:
         try:
             if job.given:
                 self._write(queue, job.life, job.given)
+            elif job.news is not None:
+                self._show(queue, job.life, job.news)
             else:
                 job.do()
         except _Over:
@@ -406,6 +457,9 @@ class SinkThreads:
                 f"{queue.where}: the outside has the first {queue.first - queue.base} batches, and had {position - queue.base} "
                 "before; the batches between are lost there, and no replica keeps them any more" + self._hint()
             )
+        if not first and shows_tentative(sink):
+            # Earlier primaries may have shown rows of any time and may be gone before they could take them back.
+            self._patiently(queue, life, sink, partial(sink.undo, None, None))
         self._note(queue, life, queue.first)
 
     def _hint(self) -> str:
@@ -458,6 +512,19 @@ class SinkThreads:
             )
         self._note(queue, life, lacks)
 
+    def _show(self, queue: SinkQueue, life: int, news: TentativeNews) -> None:
+        """Tell a sink of tentative results. Rows that it cannot take now are left out where other calls wait: they are void soon,
+        and stable output does not wait for them."""
+        sink = queue.sink
+        if sink is None:
+            return
+        if isinstance(news, TentativeRows):
+            self._patiently(queue, life, sink, partial(sink.tentative, news.batch, news.through), gives_way=True)
+        elif isinstance(news, TentativeUndo):
+            self._patiently(queue, life, sink, partial(sink.undo, news.start, news.end))
+        else:
+            self._patiently(queue, life, sink, partial(sink.corrected, news.through))
+
     def _landed(self, queue: SinkQueue, life: int, sink: Sink, refused: Position) -> bool:
         """Return whether the outside has meanwhile got a batch whose write it has refused: a primary that was given up may have
         had that batch under way when this one asked. Skipped if this primary learns that it was given up itself."""
@@ -473,8 +540,11 @@ class SinkThreads:
         self._note(queue, life, has)
         return True
 
-    def _patiently(self, queue: SinkQueue, life: int, sink: Sink, call: Callable[[], Any]) -> Any:
-        """Return the result of a call, which is repeated after a transient error."""
+    def _patiently(
+        self, queue: SinkQueue, life: int, sink: Sink, call: Callable[[], Any], gives_way: bool = False
+    ) -> Any:
+        """Return the result of a call, which is repeated after a transient error. ``gives_way``: only while no other call
+        waits."""
         began, pause = time.monotonic(), PAUSE_S
         while True:
             if not queue.lives(life) or self._closing.is_set():
@@ -484,6 +554,9 @@ class SinkThreads:
             except Exception as error:
                 if queue.in_round or not _is_transient(queue, sink, error):
                     raise
+                if gives_way and self._others_wait(queue):
+                    queue.left_out += 1
+                    return None
                 tried_s = time.monotonic() - began
                 about = f"{queue.where}: {described(error)}"
                 if tried_s >= self._retry_s:
@@ -492,7 +565,12 @@ class SinkThreads:
                     ) from error
                 self._say_retry(queue, f"{about}; failing for {tried_s:.1f} s, tried again in {pause:g} s")
             self._closing.wait(pause)
-            pause = min(2 * pause, PAUSE_MAX_S)
+            pause = min(2 * pause, TENTATIVE_PAUSE_S if gives_way else PAUSE_MAX_S)
+
+    def _others_wait(self, queue: SinkQueue) -> bool:
+        """Return whether a call waits that tentative rows may not hold up: any but that of other tentative rows."""
+        with self._lock:
+            return any(not isinstance(job.news, TentativeRows) for job in queue.jobs)
 
     def _say_retry(self, queue: SinkQueue, text: str) -> None:
         with self._lock:
@@ -519,7 +597,7 @@ class SinkThreads:
         with self._lock:
             if queue.life == life:
                 queue.broken = life
-                queue.jobs.clear()
+                queue.clear()
         if self._hears_the_end(queue, life):
             if not self._closing.is_set():
                 _note_led_elsewhere(queue, error)
@@ -546,7 +624,7 @@ class SinkThreads:
         for queue in self._queues.values():
             with self._lock:
                 queue.life += 1
-                queue.jobs.clear()
+                queue.clear()
             self._give(queue, SinkCall(queue.life, do=partial(self._close, queue)))
         end = time.monotonic() + CLOSE_S
         while any(queue.served for queue in self._queues.values()) and time.monotonic() < end:
@@ -574,6 +652,14 @@ def _note_led_elsewhere(queue: SinkQueue, error: BaseException) -> None:
 def _lacking(queue: SinkQueue, given: Sequence[Given]) -> list[Given]:
     """Return the batches that the outside did not have when this life of a queue began."""
     return [(position, batch) for position, batch in given if position.sequence >= queue.first]
+
+
+def _cost(rows: TentativeRows) -> int:
+    return BATCH_BYTES + logical_bytes(rows.batch)
+
+
+def _oldest(queue: SinkQueue) -> TentativeRows | None:
+    return next((job.news for job in queue.jobs if isinstance(job.news, TentativeRows)), None)
 
 
 def _as_one(given: Sequence[Given]) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from flux.dataflow.plan import Plan
-from flux.dataflow.sink import QueryReaders, ahead
+from flux.dataflow.sink import QueryReaders, TentativeNews, ahead, shows_tentative
 from flux.errors import QueryFailed
 from flux.operators.collect import Collect
 from flux.replica.output import ReaderBuffer, SinkBuffer
@@ -143,6 +143,9 @@ class Outside(Protocol):
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:
         """Take batch ``position`` of a partition's output: one after the other from the position with which it ``begins``."""
 
+    def tell(self, stage: int, partition: int, news: TentativeNews) -> None:
+        """Take news of tentative results, in order with ``write``. Sinks that do not define ``tentative`` hear nothing."""
+
     def recovered(self, stage: int, partition: int, position: int, note: Any) -> None:
         """Note that no earlier primary can have brought outside the batch ``position`` or a later one (design: ahead). ``note``:
         the note of the operator before the sink about the earlier ones; None: there is none."""
@@ -237,6 +240,15 @@ class OutputDelivery:
         out.outside_has(outside.has(*replica.key), was_uncompared and outside.compared(*replica.key))
         if (was_full and out.has_room) or out.uncompared != was_uncompared:
             self._wake(replica.key)
+
+    def tell(self, replica: Replica, news: TentativeNews) -> None:
+        """Hand news of tentative results to the sink, behind the output that is committed by now. Only a primary shows any: all
+        rows go outside by one door."""
+        out, outside = replica.output.exit, self.outside
+        if not replica.primary or outside is None or out is None or not shows_tentative(replica.stage.sink):
+            return
+        self._hand_on(replica, out, outside)
+        outside.tell(*replica.key, news)
 
     def note_end(self, replica: Replica, wall: float) -> None:
         """Note that a replica has come to its end."""

@@ -136,6 +136,35 @@ class Sending(Table):
         return []
 
 
+class Showing(Table):
+    """A table with tentative rows in a table of their own, which readers see as well."""
+
+    def open(self, context: flux.SinkContext) -> None:
+        super().open(context)
+        self.base.execute("create table if not exists shown (place, through, k, x)")
+
+    def tentative(self, batch: pa.RecordBatch, through: int) -> None:
+        rows = [(self.place(), through, *row.values()) for row in batch.to_pylist()]
+        self.base.executemany("insert into shown values (?, ?, ?, ?)", rows)
+
+    def undo(self, start: int | None, end: int | None) -> None:
+        low, high = (-(1 << 63) if start is None else start), ((1 << 63) - 1 if end is None else end)
+        self.base.execute(
+            "delete from shown where place = ? and ? < through and through <= ?", [self.place(), low, high]
+        )
+
+
+def shown_in(path: Path) -> Callable[[], list[Any]]:
+    def rows() -> list[Any]:
+        base = sqlite3.connect(path)
+        made = base.execute("select name from sqlite_master where name = 'shown'").fetchall()
+        found = base.execute("select k, x from shown").fetchall() if made else []
+        base.close()
+        return rows_in(path)() + found
+
+    return rows
+
+
 def by_function(path: Path) -> flux.Sink:
     return flux.stage(partitions=1)(lambda batch: batch)(flow()).foreach_batch(partial(append, path)).sink
 
@@ -172,6 +201,58 @@ def test_a_sink_that_keeps_its_contract_passes(made: Callable[[Path], flux.Sink]
     path = tmp_path / "base"
     path.touch()
     check_sink(made(path), BATCHES, rows_in(path))
+
+
+def test_a_sink_that_takes_its_tentative_rows_back_passes(tmp_path: Path) -> None:
+    path = tmp_path / "base"
+    path.touch()
+    check_sink(Showing(path), BATCHES, shown_in(path))
+
+
+class NeverUndoes(Showing):
+    def undo(self, start: int | None, end: int | None) -> None: ...
+
+
+class UndoesTooMuch(Showing):
+    def undo(self, start: int | None, end: int | None) -> None:
+        super().undo(None, end if start is None else start)
+
+
+class UndoesItsOwnLife(Showing):
+    """Takes back the rows that this copy has shown, and no other one's."""
+
+    def tentative(self, batch: pa.RecordBatch, through: int) -> None:
+        self.showed = True
+        super().tentative(batch, through)
+
+    def undo(self, start: int | None, end: int | None) -> None:
+        if hasattr(self, "showed"):
+            super().undo(start, end)
+
+
+class ShowsAsWritten(Showing):
+    """Tentative rows go where stable ones go, so that no undo finds them."""
+
+    traits = flux.SinkTraits()
+
+    def tentative(self, batch: pa.RecordBatch, through: int) -> None:
+        self.store(batch)
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (NeverUndoes, "no longer count"),
+        (UndoesTooMuch, "no longer count"),
+        (UndoesItsOwnLife, r"the next one has called undo\(None, None\)"),
+        (ShowsAsWritten, "no longer count"),
+    ],
+)
+def test_tentative_rows_that_stay_are_told(made: Callable[[Path], flux.Sink], problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "base"
+    path.touch()
+    with pytest.raises(ContractBroken, match=problem):
+        check_sink(made(path), BATCHES, shown_in(path))
 
 
 @pytest.mark.parametrize("by", [(), ("x",)])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import flux
+from flux.dataflow.sink import TentativeNews
 from partitioning.ids import PartitionKey
 from tests.simulation.timed_rows import tuples
 from tests.simulation.violation import Violation
@@ -116,6 +117,9 @@ class Delivery:
         key = PartitionKey(stage, partition)
         rows = tuples(batch)
         self._give(key, self._lines[key], (self._lines[key].life, position, rows))
+
+    def tell(self, stage: int, partition: int, news: TentativeNews) -> None:
+        raise Violation("tentative results are for sinks that show them", f"{stage}/{partition}: {news}")
 
     def recovered(self, stage: int, partition: int, position: int, note: Any) -> None:
         key = PartitionKey(stage, partition)

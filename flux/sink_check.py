@@ -3,35 +3,29 @@
 Lives of primaries follow each other: some are lost, some write although they have been given up, batches come again. Each trial
 is a query of its own. After each, the rows outside are compared with the rows that were given.
 
-Errors and stops come between the lines of the sink's own code: of the files in which its classes, and functions given to it, are
-written. Lines without a call are passed over, because hardly anything can fail there, and clean-up (except and finally): a
-fault in it would leave locks behind that no real fault leaves.
+Errors and stops come between the lines of the sink's own code (``sink_lines``).
 """
 
 from __future__ import annotations
 
-import ast
 import copy
-import inspect
 import json
-import os
-import sys
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 import pyarrow as pa
 
-from flux.dataflow.sink import Position, QueryReaders, Sink, SinkContext
+from flux.dataflow.sink import Position, QueryReaders, Sink, SinkContext, shows_tentative
 from flux.errors import ContractBroken, UsageError
 from flux.operators.batches import logical_bytes
 from flux.operators.user_code import described
+from flux.sink_lines import LineError, LineStop, SinkLine, SinkLines
 
 T = TypeVar("T")
 #: The values of a row, each as its text, because not every value can be compared.
@@ -45,6 +39,8 @@ PATIENCE_S, PAUSE_S = 20.0, 0.05
 BROKEN_MAX, STOPPED_MAX = 12, 6
 #: A successor that waits for a stopped primary is believed to wait for a lock of the primary after this time.
 BLOCKED_S = 0.05
+#: Event times of tentative rows, in microseconds.
+TIMES = (1_000_000, 2_000_000)
 #: A call that takes longer than this is given up.
 HANGS_S = 120.0
 
@@ -63,6 +59,7 @@ def check_sink(
     Tried: the lives of two partitions, a primary that is lost or closed half-way, batches that come again at their positions, a
     batch behind one that has not come, a late write of a primary that was given up, before, during and behind the same write of
     its successor, several queries, and several sinks of a query, with one outside, and the abilities in the traits of the sink.
+    A sink that shows tentative results must have taken back the void ones, also those of a primary that was lost.
     An error breaks ``write`` off before lines of the sink's own files, and the batch is written again. Each call comes in another
     thread, as in a worker. A sink that is at least once may have rows twice, but must lose none.
 
@@ -86,6 +83,9 @@ def check_sink(
     trial.broken_writes(lines)
     if sink.traits.exactly_once:
         trial.simultaneous_writes(lines)
+    if shows_tentative(sink):
+        trial.tentative_rows()
+        trial.tentative_rows_of_a_lost_primary()
 
 
 class _SinkTrial:
@@ -160,8 +160,7 @@ class _SinkTrial:
         found = self._rows()
         found.subtract(self._before)
         found = +found
-        # In the form of ``_rows``.
-        expected = Counter(tuple(repr(row[name]) for name in self.names) for row in self._expected)
+        expected = self._as_rows(self._expected)
         if lost := expected - found:
             raise self.broken(f"{when}: {_some(lost)} not outside")
         more = found - expected
@@ -394,6 +393,62 @@ class _SinkTrial:
             self.expect(1)
             self.compare(f"a primary that was given up has written late, {when} the same write of its successor")
 
+    # ---- tentative results
+
+    def tentative_rows(self) -> None:
+        """Show batches that are not written yet, take one back and then the other, and write all."""
+        query, before = self.begin(), self._rows()
+        writer, given = self.writer(query, 0, fresh=True), self.batches[0]
+        writer.write(0, 1)
+        writer.show(given[1], TIMES[0])
+        writer.show(given[2], TIMES[1])
+        writer.undo(None, TIMES[0])
+        self._compare_shown("undo() of the first of two tentative batches", before, writer.has, [given[0], given[2]])
+        writer.undo(TIMES[0], None)
+        writer.undo(TIMES[0], None)
+        self._compare_shown("undo() of all tentative rows, twice", before, writer.has, given[:1])
+        writer.show(given[1], TIMES[1])
+        writer.write(1, 2)
+        writer.undo(TIMES[0], TIMES[1])
+        writer.corrected(TIMES[1])
+        self._compare_shown("a batch was shown and then written, and undo() of its time", before, writer.has, given[:2])
+        writer.write_all()
+        writer.close()
+        self.expect(0)
+        self.compare("tentative rows were shown and taken back, and everything was written")
+
+    def tentative_rows_of_a_lost_primary(self) -> None:
+        """Let a primary vanish while its tentative rows are shown. Each later primary begins with an undo of everything."""
+        query, before = self.begin(), self._rows()
+        lost, given = self.writer(query, 0, fresh=True), self.batches[0]
+        lost.write(0, 1)
+        lost.show(given[2], TIMES[1])
+        heir = self.writer(query, 0)
+        heir.undo(None, None)
+        self._compare_shown(
+            "a primary was lost, and the next one has called undo(None, None)", before, heir.has, given[:1]
+        )
+        heir.write_all()
+        lost.close_anyhow()
+        heir.close()
+        self.expect(0)
+        self.compare("a primary was lost that had shown tentative rows, and the next one has written the rest")
+
+    def _compare_shown(self, when: str, before: Counter[Row], has: int, most: list[pa.RecordBatch]) -> None:
+        """Raise ContractBroken if the trial has brought other rows outside than the first ``has`` batches of partition 0, which
+        are written, and rows of ``most``, each once."""
+        found = self._rows()
+        found.subtract(before)
+        written = self._as_rows([row for batch in self.batches[0][:has] for row in batch.to_pylist()])
+        if lost := written - found:
+            raise self.broken(f"{when}: {_some(lost)} not outside")
+        if void := +found - self._as_rows([row for batch in most for row in batch.to_pylist()]):
+            raise self.broken(f"{when}: {_some(void)} outside that no longer count")
+
+    def _as_rows(self, rows: list[dict[str, Any]]) -> Counter[Row]:
+        """Return rows in the form of ``_rows``."""
+        return Counter(tuple(repr(row[name]) for name in self.names) for row in rows)
+
     def writer(self, query: str, partition: int, fresh: bool = False, number: int = 0) -> _TrialWriter:
         return _TrialWriter(self, query, partition, fresh, number)
 
@@ -489,6 +544,15 @@ class _TrialWriter:
                 f"{trial.traits.holds_bytes}"
             )
 
+    def show(self, batch: pa.RecordBatch, through: int) -> None:
+        self._trial.call("tentative()", lambda: self._sink.tentative(batch, through))
+
+    def undo(self, start: int | None, end: int | None) -> None:
+        self._trial.call("undo()", lambda: self._sink.undo(start, end))
+
+    def corrected(self, through: int) -> None:
+        self._trial.call("corrected()", lambda: self._sink.corrected(through))
+
     def _send(self, batch: pa.RecordBatch, position: Position) -> None:
         try:
             self._trial.once("send()", lambda: self._sink.send(batch, position))
@@ -578,110 +642,3 @@ def _spread(lines: list[SinkLine], most: int) -> list[SinkLine]:
     if len(lines) <= most:
         return lines
     return [lines[(number + 1) * len(lines) // most - 1] for number in range(most)]
-
-
-class SinkLine(NamedTuple):
-    """A line of a sink's code."""
-
-    file: str
-    number: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"line {self.number} of {os.path.basename(self.file)}, in {self.function}()"
-
-
-class WriteBrokenOff(ConnectionError):
-    """Error that a trial raises before a line of ``write``."""
-
-
-class SinkLines:
-    """The lines of a sink, with calls in them, that are reached while it is called, each at its first time."""
-
-    def __init__(self, sink: Sink) -> None:
-        codes = [code for kind in type(sink).__mro__ for value in vars(kind).values() for code in _codes(value)]
-        codes += [code for value in vars(sink).values() for code in _codes(value)]
-        self._files = {code.co_filename for code in codes} - {inspect.getfile(Sink)}
-        self._calling = {file: _calling_lines(file) for file in self._files}
-        #: The lines reached until now, in order.
-        self.reached: list[SinkLine] = []
-
-    def follow(self, call: Callable[[], T], before: Callable[[SinkLine], None] = lambda line: None) -> T:
-        """Call, and tell ``before`` each line that has not been reached yet, before it runs."""
-
-        def line(frame: FrameType, event: str, _: Any) -> Any:
-            code = frame.f_code
-            at = SinkLine(code.co_filename, frame.f_lineno, code.co_name)
-            calling = self._calling[at.file]
-            if event == "line" and at not in self.reached and (calling is None or at.number in calling):
-                self.reached.append(at)
-                before(at)
-            return line
-
-        def entered(frame: FrameType, event: str, _: Any) -> Any:
-            return line if frame.f_code.co_filename in self._files else None
-
-        earlier = sys.gettrace()
-        sys.settrace(entered)
-        try:
-            return call()
-        finally:
-            sys.settrace(earlier)
-
-
-class LineStop:
-    """A stop of a thread before a line, until it is released."""
-
-    def __init__(self, line: SinkLine, limit_s: float) -> None:
-        self._line, self._limit_s = line, limit_s
-        self.stopped, self._released = threading.Event(), threading.Event()
-
-    def __call__(self, line: SinkLine) -> None:
-        if line == self._line:
-            self.stopped.set()
-            self._released.wait(self._limit_s)
-
-    def release(self) -> None:
-        self._released.set()
-
-
-class LineError:
-    """An error before a line."""
-
-    def __init__(self, line: SinkLine) -> None:
-        self._line = line
-
-    def __call__(self, line: SinkLine) -> None:
-        if line == self._line:
-            raise WriteBrokenOff(f"check_sink has broken write() off before {line}")
-
-
-def _codes(value: Any) -> Iterator[CodeType]:
-    """Yield the code of a function, also of a wrapped one or the function of a partial."""
-    for each in (
-        value,
-        getattr(value, "func", None),
-        getattr(value, "__wrapped__", None),
-        getattr(value, "fget", None),
-    ):
-        code = getattr(getattr(each, "__func__", each), "__code__", None)
-        if isinstance(code, CodeType):
-            yield code
-
-
-def _calling_lines(file: str) -> set[int] | None:
-    """Return the lines of a file with calls, which may fail, outside the bodies of except and finally; None if it is not
-    a file of Python code."""
-    try:
-        with open(file, encoding="utf-8") as text:
-            tree = ast.parse(text.read())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    bodies = [
-        statement
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Try)
-        for statement in [*node.finalbody, *(each for handler in node.handlers for each in handler.body)]
-    ]
-    cleanup = {line for each in bodies for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)}
-    return {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call)} - cleanup
