@@ -39,7 +39,7 @@ class Position(NamedTuple):
     sequence: int
 
 
-class TentativeRows(NamedTuple):
+class TentativeOutput(NamedTuple):
     """Results for a sink that may still change: those of event time before ``through``, beyond earlier ones. Times are in
     microseconds since the epoch."""
 
@@ -48,12 +48,12 @@ class TentativeRows(NamedTuple):
 
 
 class TentativeUndo(NamedTuple):
-    """End of all ``TentativeRows`` of a sink with ``start < through <= end``; None: without that bound."""
+    """End of all ``TentativeOutput`` of a sink with ``start < through <= end``; None: without that bound."""
 
     start: int | None
     end: int | None
 
-    def voids(self, rows: TentativeRows) -> bool:
+    def voids(self, rows: TentativeOutput) -> bool:
         return (self.start is None or self.start < rows.through) and (self.end is None or rows.through <= self.end)
 
 
@@ -64,7 +64,7 @@ class TentativeEnd(NamedTuple):
 
 
 #: News of tentative results for a sink, in order with its stable output.
-TentativeNews = TentativeRows | TentativeUndo | TentativeEnd
+TentativeNews = TentativeOutput | TentativeUndo | TentativeEnd
 
 
 class SinkAhead(Exception):

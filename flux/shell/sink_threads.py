@@ -29,7 +29,7 @@ from flux.dataflow.sink import (
     SinkAhead,
     SinkContext,
     TentativeNews,
-    TentativeRows,
+    TentativeOutput,
     TentativeUndo,
     ahead,
     shows_tentative,
@@ -100,11 +100,11 @@ class SinkQueue:
     def lives(self, life: int) -> bool:
         return self.life == life != self.broken
 
-    def leave_out(self, voids: Callable[[TentativeRows], bool]) -> None:
+    def leave_out(self, voids: Callable[[TentativeOutput], bool]) -> None:
         """Drop tentative rows among the jobs. The caller holds the lock."""
         kept: deque[SinkCall] = deque()
         for job in self.jobs:
-            if isinstance(job.news, TentativeRows) and voids(job.news):
+            if isinstance(job.news, TentativeOutput) and voids(job.news):
                 self.tentative_bytes -= _cost(job.news)
             else:
                 kept.append(job)
@@ -310,7 +310,7 @@ class SinkThreads:
         with self._lock:
             if isinstance(news, TentativeUndo):
                 queue.leave_out(news.voids)
-            elif isinstance(news, TentativeRows):
+            elif isinstance(news, TentativeOutput):
                 queue.tentative_bytes += _cost(news)
                 while queue.tentative_bytes > TENTATIVE_BYTES and (oldest := _oldest(queue)) is not None:
                     queue.leave_out(lambda rows: rows is oldest)
@@ -365,7 +365,7 @@ class SinkThreads:
         if not queue.jobs:
             return None
         job = queue.jobs.popleft()
-        if isinstance(job.news, TentativeRows):
+        if isinstance(job.news, TentativeOutput):
             queue.tentative_bytes -= _cost(job.news)
         if not queue.jobs or not job.given or job.alone or queue.sink is None or not queue.sink.traits.joins_bytes:
             return job
@@ -518,7 +518,7 @@ class SinkThreads:
         sink = queue.sink
         if sink is None:
             return
-        if isinstance(news, TentativeRows):
+        if isinstance(news, TentativeOutput):
             self._patiently(queue, life, sink, partial(sink.tentative, news.batch, news.through), gives_way=True)
         elif isinstance(news, TentativeUndo):
             self._patiently(queue, life, sink, partial(sink.undo, news.start, news.end))
@@ -570,7 +570,7 @@ class SinkThreads:
     def _others_wait(self, queue: SinkQueue) -> bool:
         """Return whether a call waits that tentative rows may not hold up: any but that of other tentative rows."""
         with self._lock:
-            return any(not isinstance(job.news, TentativeRows) for job in queue.jobs)
+            return any(not isinstance(job.news, TentativeOutput) for job in queue.jobs)
 
     def _say_retry(self, queue: SinkQueue, text: str) -> None:
         with self._lock:
@@ -654,12 +654,12 @@ def _lacking(queue: SinkQueue, given: Sequence[Given]) -> list[Given]:
     return [(position, batch) for position, batch in given if position.sequence >= queue.first]
 
 
-def _cost(rows: TentativeRows) -> int:
+def _cost(rows: TentativeOutput) -> int:
     return BATCH_BYTES + logical_bytes(rows.batch)
 
 
-def _oldest(queue: SinkQueue) -> TentativeRows | None:
-    return next((job.news for job in queue.jobs if isinstance(job.news, TentativeRows)), None)
+def _oldest(queue: SinkQueue) -> TentativeOutput | None:
+    return next((job.news for job in queue.jobs if isinstance(job.news, TentativeOutput)), None)
 
 
 def _as_one(given: Sequence[Given]) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ from scripted import feed, made, work
 from test_sink import Echo, leaving
 
 import flux
-from flux.dataflow.sink import TentativeEnd, TentativeRows, TentativeUndo, shows_tentative
+from flux.dataflow.sink import TentativeEnd, TentativeOutput, TentativeUndo, shows_tentative
 from flux.errors import UsageError
 from flux.settings import Settings
 from flux.shell import sink_threads
@@ -83,7 +83,7 @@ def test_tentative_rows_come_in_order_with_stable_ones() -> None:
     board = Board()
     made = threads(board)
     made.write(0, 0, 0, one(0))
-    made.tell(0, 0, TentativeRows(one(7), 10))
+    made.tell(0, 0, TentativeOutput(one(7), 10))
     made.write(0, 0, 1, one(1))
     until(lambda: made.has(0, 0) == 2, "the tentative row is between the stable ones")
     made.tell(0, 0, TentativeUndo(0, 10))
@@ -102,7 +102,7 @@ def test_rows_that_are_void_before_the_sink_has_taken_them_are_never_shown() -> 
     made.write(0, 0, 0, one(0))
     assert held.entered.wait(LIMIT_S)
     for x, through in ((1, 10), (2, 20), (3, 30)):
-        made.tell(0, 0, TentativeRows(one(x), through))
+        made.tell(0, 0, TentativeOutput(one(x), through))
     made.tell(0, 0, TentativeUndo(10, 20))
     held.free.set()
     until(lambda: ("undo", 10, 20) in board.calls, "the undo is told")
@@ -114,14 +114,14 @@ def test_tentative_rows_that_the_outside_refuses_for_a_while_are_tried_again_unt
     held = Held("tentative", 7, 10, error=ConnectionError("away"))
     board = Board(held)
     made = threads(board, sink_retry_timeout="10s")
-    made.tell(0, 0, TentativeRows(one(7), 10))
+    made.tell(0, 0, TentativeOutput(one(7), 10))
     assert held.entered.wait(LIMIT_S)
     made.write(0, 0, 0, one(0))
     until(lambda: made.has(0, 0) == 1, "the stable row is written though the tentative one cannot be")
     assert board.calls == [("write", 0)]
     made.check()
     held.free.set()
-    made.tell(0, 0, TentativeRows(one(8), 20))
+    made.tell(0, 0, TentativeOutput(one(8), 20))
     until(lambda: len(board.calls) == 2, "later ones are shown")
     assert board.calls[1] == ("tentative", 8, 20)
 
@@ -138,21 +138,21 @@ def test_an_undo_is_tried_again_and_an_error_in_tentative_is_one_of_the_sink() -
     assert board.calls == [("undo", 0, 10), ("write", 0)]
 
     broken = threads(Board(Held("tentative", 7, 10, error=ValueError("no such table"))))
-    broken.tell(0, 0, TentativeRows(one(7), 10))
+    broken.tell(0, 0, TentativeOutput(one(7), 10))
     until(lambda: not broken._failed.empty(), "the error is there")
     with pytest.raises(flux.UserCodeError, match="no such table"):
         broken.check()
 
 
 def test_tentative_rows_that_wait_are_bounded_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_threads, "TENTATIVE_BYTES", 2 * sink_threads._cost(TentativeRows(one(0), 0)))
+    monkeypatch.setattr(sink_threads, "TENTATIVE_BYTES", 2 * sink_threads._cost(TentativeOutput(one(0), 0)))
     held = Held("write", 0)
     board = Board(held)
     made = threads(board)
     made.write(0, 0, 0, one(0))
     assert held.entered.wait(LIMIT_S)
     for x in range(5):
-        made.tell(0, 0, TentativeRows(one(x), 10 * x))
+        made.tell(0, 0, TentativeOutput(one(x), 10 * x))
     held.free.set()
     until(lambda: len(board.calls) == 3, "the newest are shown")
     assert board.calls[1:] == [("tentative", 3, 30), ("tentative", 4, 40)]
@@ -178,7 +178,7 @@ def test_a_sink_that_does_not_define_tentative_hears_nothing() -> None:
             self.written.append(position.sequence)
 
     made = threads(Plain(), first=False)
-    made.tell(0, 0, TentativeRows(one(7), 10))
+    made.tell(0, 0, TentativeOutput(one(7), 10))
     made.tell(0, 0, TentativeUndo(None, None))
     made.write(0, 0, 0, one(0))
     until(lambda: made.has(0, 0) == 1, "the stable row is written")
