@@ -61,6 +61,10 @@ TABLE = (
     Setting("watermark_interval", "watermark.interval", "seconds", "50ms", "longest time for which a watermark that ends no window waits before it is passed on", 0.001),
     Setting("watermark_warn_after", "watermark.warnAfter", "seconds", "30s", "a watermark that stands still for this long while rows come is told in history and log, once", 0.001),
     Setting("watermark_drift", "watermark.drift", "seconds", "0s", "event time by which a partition of a source may be ahead of the one that is farthest behind before it waits for it; 0s: it never waits", 0),
+    Setting("availability", "availability", "seconds", "0s", "longest time from a row's coming to a result with it, also while an input is missing: results are tentative then, and corrected when it is back; 0s: they wait", 0, 86400),
+    Setting("availability_failure", "availability.failure", "process, delay or suspend", "process", "tentative results while an input is missing: process gives them soon, delay as late as the bound allows, suspend gives none but the first"),
+    Setting("availability_stabilization", "availability.stabilization", "process, delay or suspend", "process", "the same from the return of the input until all is corrected"),
+    Setting("availability_max_bytes", "availability.maxBytes", "bytes", "64m", "bytes of tentative rows that a worker keeps; beyond it the oldest are dropped, and stable results are not touched", 1 << 10),
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
     Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for this long is given up", 0.01),
     Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same limit for a worker that holds the last safe replica of a partition; a standby is a safe replica, and so is a checkpoint location", 0.01),
@@ -120,6 +124,10 @@ class Settings:
     watermark_interval: float
     watermark_warn_after: float
     watermark_drift: float
+    availability: float
+    availability_failure: str
+    availability_stabilization: str
+    availability_max_bytes: int
     heartbeat_interval: float
     heartbeat_timeout: float
     heartbeat_last_timeout: float
@@ -262,6 +270,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "labels": _labels,
     "bool": lambda raw: {"true": True, "false": False}[str(raw).lower()],
     "round-robin or min-max": lambda raw: {"round-robin": "round-robin", "min-max": "min-max"}[str(raw).lower()],
+    "process, delay or suspend": lambda raw: {each: each for each in ("process", "delay", "suspend")}[str(raw).lower()],
     "bytes": lambda raw: int(_quantity(raw, _BYTES)),
     "seconds": lambda raw: float(_quantity(raw, {**_SECONDS, "": 1.0})),
 }

@@ -269,6 +269,7 @@ WIRING = {
     "flux/__init__.py",
     "flux/connectors/kafka/sink_options.py",
     "flux/connectors/kafka/source.py",
+    "flux/dataflow/flow.py",
     "flux/replica/replica.py",
     "flux/shell/worker_loop.py",
     "flux/worker/core.py",

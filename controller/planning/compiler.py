@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from controller.planning.availability import with_availability
 from controller.planning.columns import leave_out_columns
 from controller.planning.event_time_edges import (
     InputTime,
@@ -184,6 +185,8 @@ class _Compiler:
         self._names: set[str] = set()
         #: By stage: the columns that have the event time of its rows.
         self._times_given: dict[int, tuple[str, ...]] = {}
+        #: By stage: the bound of availability that it asks for itself, in microseconds.
+        self._bounds: dict[int, int] = {}
 
     def compile(self, flows: Sequence[Flow | FlowTo], query: str, secret: bytes, collect: int) -> Plan:
         """Compile flows into a plan: the stages, each after its inputs, then the collecting stages and the sinks behind the given
@@ -219,7 +222,8 @@ class _Compiler:
             for stage in self.stages
         ]
         edges = with_quanta(stages, self.edges)
-        return Plan(query, tuple(self.sources), tuple(stages), tuple(edges), self.settings, secret)
+        sources, stages = with_availability(self.sources, stages, edges, self._bounds, self.settings)
+        return Plan(query, tuple(sources), tuple(stages), tuple(edges), self.settings, secret)
 
     # ---- stages
 
@@ -306,6 +310,8 @@ class _Compiler:
             recovery=stage.recovery,
             timed_inputs=counting,
         )
+        if stage.availability is not None:
+            self._bounds[made.id] = stage.availability
         self._times_given[made.id] = times_given(stage, operator, made, times, self.case_sensitive)
         self.stages.append(made)
 
@@ -450,7 +456,11 @@ class _Compiler:
         if stage.sink is None and not any(self._leaves(edge, stage) for edge in self.edges):
             self.stages[stage_id] = replace(stage, sink=sink)
             return
-        edge = self._add_edge(stage, len(self.stages), 0, (), schema, stage.partitions)
+        # Tentative rows follow the watermark, which a stage that passes rows on needs for nothing else.
+        timed = bool(self._times_given.get(stage_id)) and bool(self._bounds.get(stage_id) or self.settings.availability)
+        edge = self._add_edge(stage, len(self.stages), 0, (), schema, stage.partitions, states=timed)
+        if timed and stage_id in self._bounds:
+            self._bounds[len(self.stages)] = self._bounds[stage_id]
         self.stages.append(
             StagePlan(
                 id=len(self.stages),
@@ -465,6 +475,7 @@ class _Compiler:
                 edges_out=(),
                 sink=sink,
                 recovery=stage.recovery,
+                timed_inputs=(0,) if timed else (),
             )
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from controller.text import count, some
-from flux.dataflow.event_time import told
+from flux.dataflow.event_time import told, told_idleness
 from flux.dataflow.flow import FunctionOperator, StepsOperator, arguments_of
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
@@ -70,6 +70,10 @@ def _source(source: SourcePlan) -> Iterator[str]:
         yield "    its other columns are not read: no stage looks at them"
     if source.event_time is not None:
         yield f"    event time: {told(source.event_time)}"
+    if source.may_be_silent:
+        yield "    availability: results go on without a partition that does not answer, and are corrected"
+    if (note := told_idleness(source)) is not None:
+        yield f"    {note}"
 
 
 #: By output mode, when an aggregate gives a group.
@@ -98,6 +102,8 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
         yield "    is called with the groups of a window when it is final"
     if operator._flux_window is not None:
         yield f"    groups are those of {operator._flux_window}"
+    if stage.availability is not None:
+        yield f"    availability: {stage.availability}"
     if stage.output_schema is not None:
         yield f"    gives {_columns(stage.output_schema)}"
     elif not stage.collects:

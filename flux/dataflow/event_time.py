@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from flux.dataflow.plan import EventTime
+from flux.dataflow.plan import EventTime, SourcePlan
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import Source, StreamSource
 from flux.errors import SchemaError, UsageError
@@ -207,3 +207,14 @@ def told(time: EventTime, stable: bool = False) -> str:
     if time.steps is None:
         return said
     return f"{said}, behind {str(time.steps) if stable else steps_in_sql(time.steps)}"
+
+
+def told_idleness(source: SourcePlan) -> str | None:
+    """Return a line about a source that may fall idle, and that results go on without; None: it is not both."""
+    if not source.may_be_silent or source.event_time is None or source.event_time.idle is None:
+        return None
+    return (
+        f"idle={words(source.event_time.idle)!r} is for a partition that answers and has no rows: it is not waited for, and rows "
+        "that it gives later may be late for good. availability is for one that does not answer: results without it are "
+        "tentative, and corrected"
+    )

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 import flux
 from flux.arguments import check_counts, check_recovery, checked
+from flux.dataflow.availability import bound_of_stage
 from flux.dataflow.row_operators import AS_THEY_COME, CHANGES, OF_DATAFRAMES, ONCE, RowOperators, gives_of_all
 from flux.dataflow.sink import FlowTo, Outputs
 from flux.dataflow.source import DataFrameSource, Source
@@ -110,6 +111,7 @@ class Stage:
         durable: bool = True,
         window: Window | SessionWindow | None = None,
         event_time: str | None = None,
+        availability: int | None = None,
     ) -> None:
         functools.update_wrapper(self, target, updated=())
         self.target: Any = target
@@ -121,6 +123,8 @@ class Stage:
         self.output_mode = output_mode
         self.window = window
         self.event_time = event_time
+        #: Microseconds to a result, also while an input is missing; None: the setting of the query.
+        self.availability = availability
         self.name = str(name or getattr(target, "__name__", type(target).__name__))
         self._schema = schema
 
@@ -163,7 +167,7 @@ class Stage:
         """Return the same stage with another output mode."""
         return Stage(
             self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
-            self.durable, self.window, self.event_time,
+            self.durable, self.window, self.event_time, self.availability,
         )  # fmt: skip
 
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -217,7 +221,7 @@ class StageWith(Stage):
     def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__(
             stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
-            stage.name, stage.recovery, stage.durable, stage.window, stage.event_time,
+            stage.name, stage.recovery, stage.durable, stage.window, stage.event_time, stage.availability,
         )  # fmt: skip
         self._stage, self._args, self._kwargs = stage, args, kwargs
         self._arguments = ", ".join(
@@ -247,7 +251,7 @@ class ChangedStage(Stage):
     def __init__(self, stage: Stage, changes: Mapping[str, Any]) -> None:
         super().__init__(
             stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
-            stage.name, stage.recovery, stage.durable, stage.window, stage.event_time,
+            stage.name, stage.recovery, stage.durable, stage.window, stage.event_time, stage.availability,
         )  # fmt: skip
         self._stage, self._changes = stage, dict(changes)
         self._arguments, self.chained, self.passes = stage._arguments, stage.chained, stage.passes
@@ -287,6 +291,7 @@ def stage(
     window: Window | SessionWindow | None = None,
     event_time: str | None = None,
     closes: str | None = None,
+    availability: float | str | None = None,
 ) -> Callable[[Any], Stage]: ...
 @checked("flux.stage")
 def stage(
@@ -304,6 +309,7 @@ def stage(
     window: Window | SessionWindow | None = None,
     event_time: str | None = None,
     closes: str | None = None,
+    availability: float | str | None = None,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -329,6 +335,8 @@ def stage(
                  there, and counted. An aggregate with windows needs no word: a result has the time at which its window ends
     closes       for an Aggregate, in place of a window: the column with the time at which a group is complete, such as the end of
                  an auction. Groups are those of key and this time, and are given when the watermark has passed it
+    availability the longest time from a row's coming to a result with it, as "3s", also while an input is missing: results are
+                 tentative then, and corrected when it is back; default ``spark.flux.availability`` (docs/availability.md)
     durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
                  with False it does not start, and says why
     """
@@ -337,7 +345,7 @@ def stage(
         raise UsageError(f"durable must be True or False; got {durable!r}")
     if event_time is not None and not (isinstance(event_time, str) and event_time):
         raise UsageError(f"event_time must be the name of a column of the output, as in 'ts'; got {event_time!r:.100}")
-    columns = _key_columns(key)
+    columns, bound = _key_columns(key), bound_of_stage(availability)
     if closes is not None:
         window = _closing(closes, window)
 
@@ -346,8 +354,8 @@ def stage(
         _check_decorated(decorated, window)
         mode = _output_mode(decorated, output_mode, window)
         made = Stage(
-            decorated, columns, partitions, replicas, schema, mode, name, recovery, durable, window, event_time
-        )
+            decorated, columns, partitions, replicas, schema, mode, name, recovery, durable, window, event_time, bound
+        )  # fmt: skip
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
         check_counts(made.name, partitions, replicas)
@@ -497,10 +505,14 @@ class Flow(Outputs, RowOperators):
         partitions: int | None = None,
         replicas: int | None = None,
         recovery: str | None = None,
+        availability: float | str | None = None,
     ) -> Flow:
         """Return the same flow with another name, or other partitions or replicas, of its stage. Arguments as for ``flux.stage``;
         those that are left out stay as they are. Use the result: the flow itself keeps its stage."""
-        given = {"name": name, "partitions": partitions, "replicas": replicas, "recovery": recovery}
+        bound = bound_of_stage(availability)
+        given = {
+            "name": name, "partitions": partitions, "replicas": replicas, "recovery": recovery, "availability": bound,
+        }  # fmt: skip
         changes = {each: value for each, value in given.items() if value is not None}
         if not changes:
             raise UsageError(f"withStage: expected at least one of {', '.join(given)}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from flux.dataflow.availability import Availability
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
 from flux.errors import FluxError, UserCodeError
@@ -98,6 +99,8 @@ class SourcePlan:
     schema: pa.Schema
     #: The event time of its rows; None: they have none.
     event_time: EventTime | None = field(default=None, kw_only=True)
+    #: Whether results go on without it: availability reaches it, so silence does not end the query (design: availability).
+    may_be_silent: bool = field(default=False, kw_only=True)
 
     @property
     def worker_partitions(self) -> int:
@@ -207,6 +210,8 @@ class StagePlan:
     #: The inputs whose watermarks count, by number, ascending; empty: the stage has no event time. An input whose streams state
     #: none, as of a DataFrame, holds the watermark until its streams have ended.
     timed_inputs: tuple[int, ...] = ()
+    #: The bound on the time to its results while an input is missing; None: they wait.
+    availability: Availability | None = None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class RowFlow(Flow):
                 f"{origin.name if before is None else before.name}.{'late' if is_late else 'rows'}",
                 ACTIVE if before is None else before.recovery,
                 before is None or before.durable,
+                availability=None if before is None else before.availability,
             ),  # fmt: skip
             [origin],
         )

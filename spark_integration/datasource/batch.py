@@ -18,7 +18,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceRe
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from flux.dataflow.ledger import ledger_folder
+from flux.connectors.ledger import ledger_folder
 from flux.dataflow.source import Positioned, Source, source
 from flux.dataflow.source_reader import SourceReader
 from flux.dataflow.threaded_reader import ThreadedReader

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkNotImplementedError
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from flux.dataflow.ledger import HasLedger, Ledger, LedgerBroken
+from flux.connectors.ledger import HasLedger, Ledger, LedgerBroken
 from flux.dataflow.source import Positioned
 from flux.dataflow.source_reader import SourceReader
 from flux.dataflow.threaded_reader import ThreadedReader

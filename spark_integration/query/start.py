@@ -23,6 +23,7 @@ from controller.planning.checks import check_durable, check_ends, check_folders,
 from controller.planning.compiler import compile_plan, topological
 from controller.planning.explain import explain
 from flux.connectors.files.parquet_sink import ParquetFiles
+from flux.dataflow.event_time import told_idleness
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan
 from flux.dataflow.row_flow import RowFlow
@@ -195,6 +196,7 @@ def _started(
             tables.keep()
             location.take(plan, kept)
         query = Query(spark, plan, need, sources, name, place)
+        _tell_of_idleness(plan)
         if shared:
             _tell_of_one_executor(spark, plan)
         query._start()
@@ -311,6 +313,12 @@ def _tell_of_one_executor(spark: SparkSession, plan: Plan) -> None:
     if told and application not in _told:
         _told.add(application)
         log.warning("%s", told)
+
+
+def _tell_of_idleness(plan: Plan) -> None:
+    for source in plan.sources:
+        if (note := told_idleness(source)) is not None:
+            log.warning("source %s: %s", source.name, note)
 
 
 def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **options: Any) -> str:

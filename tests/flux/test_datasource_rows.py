@@ -39,7 +39,7 @@ from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
 import flux
 from controller.planning.compiler import compile_plan
-from flux.dataflow.ledger import LedgerBroken
+from flux.connectors.ledger import LedgerBroken
 from flux.settings import Settings
 from spark_integration.datasource.rows import arrow_schema, batches
 from spark_integration.query.source_setup import prepared

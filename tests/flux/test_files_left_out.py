@@ -349,7 +349,7 @@ def test_a_file_that_is_gone_while_it_is_opened_is_gone(tmp_path: Path, monkeypa
 
 def test_two_lives_that_disagree_are_told(tmp_path: Path) -> None:
     from flux.connectors.files.watch import CORRUPT, MISSING, EarlyEnd
-    from flux.dataflow.ledger import LedgerBroken
+    from flux.connectors.ledger import LedgerBroken
 
     write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path, ignoreMissingFiles=True)
@@ -364,7 +364,7 @@ def test_two_lives_that_disagree_are_told(tmp_path: Path) -> None:
 
 def test_a_reader_that_was_given_up_ends_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mount has gone while the next reader, in another process, gives all rows."""
-    from flux.dataflow.ledger import LedgerBroken
+    from flux.connectors.ledger import LedgerBroken
 
     path = write(tmp_path, "a.parquet", 0, rows=100, group=10)
     reader = started(tmp_path, ignoreMissingFiles=True)

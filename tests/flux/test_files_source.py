@@ -18,8 +18,8 @@ from folders_read import LONG_S, ROWS, drain, fails, given, gives_nothing, numbe
 import flux
 from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone
 from flux.connectors.files.watch import Watch
+from flux.connectors.ledger import LedgerBroken
 from flux.dataflow import threaded_reader
-from flux.dataflow.ledger import LedgerBroken
 from flux.dataflow.source_reader import SourceSettings
 
 

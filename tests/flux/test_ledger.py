@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flux.dataflow import ledger as ledgers
-from flux.dataflow.ledger import Ledger, LedgerBroken
+from flux.connectors import ledger as ledgers
+from flux.connectors.ledger import Ledger, LedgerBroken
 
 
 def test_entries_come_back_in_order_to_whoever_reads(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from flux.connectors.files.formats import CsvFormat, FileFormat, JsonFormat, Par
 from flux.connectors.files.listing import Rules
 from flux.connectors.files.reader import FileRows
 from flux.connectors.files.watch import Watch, WatchedFolder
-from flux.dataflow.ledger import HasLedger, ledger_folder
+from flux.connectors.ledger import HasLedger, ledger_folder
 from flux.dataflow.source import Source, source
 from flux.dataflow.source_reader import SourceReader, SourceSettings
 from flux.errors import UsageError

@@ -31,7 +31,7 @@ from flux.connectors.files.completion import Completion
 from flux.connectors.files.errors import BadFile, FileChanged, gone
 from flux.connectors.files.formats import FileFormat
 from flux.connectors.files.listing import FoundFile, Rules, listed
-from flux.dataflow.ledger import Ledger, LedgerBroken
+from flux.connectors.ledger import Ledger, LedgerBroken
 
 log = logging.getLogger("flux.files")
 

@@ -1,0 +1,155 @@
+"""Availability in a plan: the stages and sources that a bound reaches, and the reasons for which there can be none (design:
+availability-reach).
+
+A tentative result of a stage needs tentative rows of the stages before it. So the bound of a stage reaches everything before it,
+up to the sources; a stage that several bounds reach has the shortest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from flux.dataflow.availability import HOP_US, Availability, of_settings
+from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromSource, FromStage, SourcePlan, StagePlan
+from flux.errors import UsageError
+from flux.operators.aggregate import Aggregate
+from flux.operators.operator import chain_of
+from flux.operators.tentative import BARRIER, tentative_kind
+from flux.settings import Settings
+from flux.windows.durations import words
+
+LINE = "withWatermark('ts', '10 seconds')"
+
+
+def with_availability(
+    sources: Sequence[SourcePlan],
+    stages: Sequence[StagePlan],
+    edges: Sequence[EdgePlan],
+    asked: Mapping[int, int],
+    settings: Settings,
+) -> tuple[list[SourcePlan], list[StagePlan]]:
+    """Return sources and stages with the availability that reaches them. ``stages``: each after its inputs; ``asked``: the bounds
+    that stages ask for themselves, in microseconds. UsageError: a stage can have none."""
+    default = of_settings(settings)
+    if default is None and not asked:
+        return list(sources), list(stages)
+    found: dict[int, Availability] = {}
+    names: dict[int, str] = {}  # by stage: the stage that asks for the bound, or the setting
+    for stage in reversed(stages):
+        wanted: list[tuple[Availability, str]] = []
+        states = any(edges[number].states for number in stage.edges_in)
+        if stage.id in asked:
+            own = of_settings(settings, asked[stage.id])
+            assert own is not None
+            wanted.append((own, f"stage {stage.name}"))
+        elif default is not None and stage.output_schema is not None and states:
+            wanted.append((default, "the query"))
+        behind = {edges[number].consumer for number in stage.edges_out} & found.keys()
+        if states or stage.id in asked:  # otherwise it waits for nothing but the end of its input
+            wanted += [(found[each], names[each]) for each in sorted(behind)]
+        if wanted:
+            strictest, names[stage.id] = min(wanted, key=lambda each: each[0].bound_us)
+            depth = max((found[each].stages_behind + 1 for each in behind), default=0)
+            found[stage.id] = replace(strictest, stages_behind=depth)
+    if not found:
+        raise UsageError(
+            "availability bounds the time to results that wait for a watermark, and no source of this query tells one before its "
+            f"end: declare it, source.{LINE}, for a source that workers read (a DataFrame tells none), or leave availability out"
+        )
+    for stage in stages:
+        if stage.id in found:
+            _check(stage, found[stage.id], names[stage.id], sources, stages, edges)
+    reached = _sources(found, edges)
+    for number in sorted(reached):
+        _check_source(sources[number])
+    return (
+        [replace(source, may_be_silent=source.id in reached) for source in sources],
+        [replace(stage, availability=found.get(stage.id)) for stage in stages],
+    )
+
+
+def _sources(found: Mapping[int, Availability], edges: Sequence[EdgePlan]) -> set[int]:
+    return {edge.source for edge in edges if isinstance(edge, FromSource) and edge.consumer in found}
+
+
+def _check(
+    stage: StagePlan,
+    availability: Availability,
+    asks: str,
+    sources: Sequence[SourcePlan],
+    stages: Sequence[StagePlan],
+    edges: Sequence[EdgePlan],
+) -> None:
+    """Raise UsageError if a stage cannot have the availability that ``asks`` asks for."""
+    asks = "it" if asks == f"stage {stage.name}" else asks
+    operator = stage.make()
+    if stage.output_schema is None:
+        raise UsageError(
+            f"stage {stage.name}: availability is a bound on results, and its operator gives none. End the flow in a sink that "
+            "takes tentative rows, a flux.Sink that defines tentative()"
+        )
+    if isinstance(chain_of(operator)[0], Aggregate) and stage.output_mode == "complete":
+        raise UsageError(
+            f'stage {stage.name} has output_mode="complete": it gives its groups once, when all input has ended, so there is no '
+            f'result that could be late, and {asks} asks for availability. Say output_mode="append" with a window, or "update"'
+        )
+    mine = [edges[number] for number in stage.edges_in]
+    for edge in mine:
+        if isinstance(edge, FromMicroBatches):
+            raise UsageError(
+                f"stage {stage.name}: {asks} asks for availability, and source {sources[edge.source].name} comes in "
+                "micro-batches of Structured Streaming. Nothing is sent between two batches, and Spark's own query decides when "
+                "the next one begins, so a late batch and a missing input cannot be told apart. Read the input inside the "
+                "workers: flux.kafka, flux.files, flux.datasource"
+            )
+    if not any(edge.states for edge in mine):
+        raise UsageError(
+            f"stage {stage.name}: {asks} asks for availability, which bounds the time to results that wait for a watermark, and "
+            f"no input of the stage {_lacks(mine, sources, stages)}"
+        )
+    if tentative_kind(operator) == BARRIER:
+        raise UsageError(
+            f"stage {stage.name} is a barrier: no event time decides its output, so there are no tentative results of it, and "
+            f"{asks} asks for availability, which needs them from each stage before. Use windows of event time there, or leave "
+            "availability out"
+        )
+    _check_bound(stage, availability, mine)
+
+
+def _lacks(mine: Sequence[EdgePlan], sources: Sequence[SourcePlan], stages: Sequence[StagePlan]) -> str:
+    """Tell why no input of a stage has a watermark before its end, and what to write."""
+    origins = [stages[edge.stage] if isinstance(edge, FromStage) else edge for edge in mine]
+    timed = [
+        sources[each.source].name
+        for each in origins
+        if isinstance(each, FromSource) and sources[each.source].event_time is not None and not each.producers_known
+    ]
+    if timed:
+        return f"tells one before its end: source {timed[0]} is a DataFrame. Read it inside the workers, as with flux.files"
+    return (
+        f"has one. Declare it where rows are read: source.{LINE}. A stage that keeps a time says so: "
+        "@flux.stage(event_time='ts')"
+    )
+
+
+def _check_bound(stage: StagePlan, availability: Availability, mine: Sequence[EdgePlan]) -> None:
+    """Raise UsageError if a bound is too short for anything to be late: rows of one quantum come over its whole length, and the
+    next one has to show that it is over."""
+    quantum = max(edge.quantum for edge in mine)
+    hops = max(2, availability.stages_behind + 1)
+    least = 2 * quantum + hops * HOP_US
+    if availability.bound_us < least:
+        steps = f"two steps of its windows ({words(quantum)} each) and " if quantum else ""
+        raise UsageError(
+            f"stage {stage.name}: availability of {words(availability.bound_us)} is shorter than {steps}{hops} hops between "
+            f"workers ({words(HOP_US)} each): say {words(least)} or more"
+        )
+
+
+def _check_source(source: SourcePlan) -> None:
+    if source.event_time is not None and source.event_time.advance:
+        raise UsageError(
+            f"source {source.name}: advance=True lets the watermark of an idle partition go on with the clock, so what comes "
+            "later is late for good, and availability gives tentative results and corrects them: leave one of them out"
+        )
