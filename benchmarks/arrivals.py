@@ -16,8 +16,7 @@ import pyarrow as pa
 
 import flux
 from benchmarks.paced import Script
-from partitioning.clustering import partition_ids
-from partitioning.hashing import hash_columns
+from partitioning.clustering import hash_columns, partition_ids
 from spark_integration.query.output import fetch_all
 from spark_integration.query.query import Query
 

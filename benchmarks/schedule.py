@@ -29,8 +29,7 @@ from benchmarks.paced import END, SCHEMA, START, Script
 from benchmarks.timeline import Line, Mark, Report, of_arrivals
 from controller.replicas.membership import Member
 from flux.worker.checkpoint_scheduler import POLICIES
-from partitioning.clustering import partition_ids
-from partitioning.hashing import hash_columns
+from partitioning.clustering import hash_columns, partition_ids
 from spark_integration.query.start import start_query
 
 WORKERS = 3

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning.clustering import partition_ids
-from partitioning.hashing import hash_columns
+from partitioning.clustering import hash_columns, partition_ids
 
 ROWS = 131_072
 _NUMBERS = np.random.default_rng(1).integers(0, 1 << 20, ROWS)

@@ -15,6 +15,8 @@ Law: the state depends on the rows and their order alone, not on how they were s
              time, timestamp, duration,
              string, binary
 
+"exact sum" and "exact mean" (``exact_sums``) are those whose doubles are rounded once, so that the order of rows does not matter.
+
 Decimals have at most 38 digits. Their sums may pass that and come back: only results have to fit. NaN is greater than any
 number. Strings and binaries compare byte by byte, as unsigned numbers, and the shorter comes first: that is Spark's order of
 strings (UTF8_BINARY), the order of their code points. An update that raises leaves the state unusable.
@@ -50,6 +52,8 @@ from partitioning.errors import ColumnTypeError, SumOverflowError
 from partitioning.key_index import KeyIndex
 from partitioning.slot_tables import ARENA_BYTES_MIN, grown
 
+#: Measures whose sums of doubles are rounded once, so that they do not depend on the order of rows.
+EXACT_SUM, EXACT_MEAN = "exact sum", "exact mean"
 _NUMBERS = ("integers", "float", "double", "decimal128")
 _ORDERED = (*_NUMBERS, "boolean", "date", "time", "timestamp", "duration", "string", "binary")
 _DIGITS_MAX = 38
@@ -211,8 +215,8 @@ class Count(Accumulator):
         return fixed_column(self.result_type, words)
 
 
-class _Doubles(Accumulator):
-    """Base of measures that sum doubles."""
+class Rounded(Accumulator):
+    """Base of measures that sum doubles, and round the sum after each row: they depend on the order of rows."""
 
     result_type = pa.float64()
     _arrays = ("_sums", "_counts")
@@ -234,14 +238,14 @@ class _Doubles(Accumulator):
         return _doubles(words.view(np.float64), valid)
 
 
-class SumDouble(_Doubles):
+class SumDouble(Rounded):
     name = "sum"
 
     def _result(self, slots: np.ndarray) -> pa.Array:
         return self.column_of(*_counted(self._sums.view(np.int64), self._counts, slots))
 
 
-class MeanDouble(_Doubles):
+class MeanDouble(Rounded):
     name = "mean"
     each = kernels.MEAN_DOUBLES
 
@@ -628,6 +632,8 @@ def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> 
         if kind == DECIMAL:
             return (MinDecimal if measure == "min" else MaxDecimal)(column, type_)
         return (Min if measure == "min" else Max)(column, type_)
+    if measure in (EXACT_SUM, EXACT_MEAN):
+        return _exact(measure, column, type_, kind)
     if measure not in ("sum", "mean"):
         raise ValueError(f"unknown measure {measure!r}; known are count, count_distinct, sum, min, max and mean")
     if kind is None or kind == BOOL or kind >= BYTES or pa.types.is_temporal(type_):
@@ -637,6 +643,18 @@ def accumulator(measure: str, column: str | None, type_: pa.DataType | None) -> 
     if measure == "mean":
         return MeanDouble(column, type_)
     return (SumDouble if kind in (FLOAT32, FLOAT64) else SumInteger)(column, type_)
+
+
+def _exact(measure: str, column: str, type_: pa.DataType, kind: int | None) -> Accumulator:
+    """Make the accumulator of an exact measure. Integers and decimals are summed exactly anyway, except for the mean of
+    integers."""
+    from partitioning.exact_sums import ExactMean, ExactSum  # it imports this module
+
+    plain = measure.removeprefix("exact ")
+    doubles = kind is not None and kind in (FLOAT32, FLOAT64)
+    if doubles or (measure == EXACT_MEAN and isinstance(accumulator(plain, column, type_), MeanDouble)):
+        return (ExactSum if measure == EXACT_SUM else ExactMean)(column, type_)
+    return accumulator(plain, column, type_)
 
 
 def _counted(values: np.ndarray, counts: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

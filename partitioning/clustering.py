@@ -1,4 +1,9 @@
-"""Clustered batches: rows sorted by their partition, so that one contiguous slice serves one partition.
+"""The partition of a row, and clustered batches: rows sorted by their partition, so that one contiguous slice serves one
+partition.
+
+Law: a hash depends on the values alone, never on version, machine, process, slicing or batch. Rows that Spark would group
+together have equal hashes: -0.0 and 0.0, every NaN and every other, null and null. Equal numbers in columns of different types
+need not have equal hashes.
 
 Law: a clustered batch is a permutation of the rows given, stable within each partition, equal keys in one
 partition; and it owns its memory, because Spark writes over the buffers of batches that it hands out.
@@ -14,11 +19,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from partitioning import kernels
-from partitioning.columns import BYTES, kind_of, raw, row_bytes
-from partitioning.hashing import hash_columns
+from partitioning.columns import BYTES, SUPPORTED, kind_of, raw, raw_bytes, row_bytes
+from partitioning.errors import KeyTypeError
 
 #: A batch is sorted by one counter per partition: 4,096 counters of 8 bytes fill a 32 KiB cache.
 PARTITIONS_MAX = 4096
+
+
+def check_key_type(name: str, type_: pa.DataType) -> None:
+    """Raise KeyTypeError unless columns of this type can be keys."""
+    if kind_of(type_) is None:
+        raise KeyTypeError(name, type_, SUPPORTED)
+
+
+def hash_columns(columns: Sequence[pa.Array]) -> np.ndarray:
+    """Hash each row over all columns, in their order, to a uint64: the first half of the way from a row to its
+    partition. All columns must have the same length."""
+    if not columns:
+        raise ValueError("a hash needs at least one key column")
+    rows = len(columns[0])
+    hashes = np.full(rows, kernels.SEED)
+    for column in columns:
+        kind = kind_of(column.type)
+        if kind is None:
+            raise KeyTypeError("(unnamed)", column.type, SUPPORTED)
+        if len(column) != rows:
+            raise ValueError(f"key columns differ in length: {len(column)} rows and {rows} rows")
+        if rows == 0:
+            continue
+        if kind < BYTES:
+            kernels.hash_fixed(hashes, *raw(column))
+        else:
+            kernels.hash_strings(hashes, *raw_bytes(column))
+    return hashes
 
 
 def check_partitions(partitions: int) -> None:

@@ -1146,6 +1146,102 @@ def add_doubles(slots: Array, values: int, validity: int, offset: int, kind: int
 
 
 @kernel
+def _put_exactly(value: float, s: int, terms: Array, used: Array, beyond: Array) -> int:
+    """Add a value to the terms of slot s, whose sum is exact: the terms are the smaller first, and no two of them have a bit in
+    common (Shewchuk 1997). Return 0, or 1 if there is no room for one more term, or 2 if the sum leaves the doubles."""
+    if not abs(value) < np.inf:  # NaN, too; their sum is a double in any order
+        beyond[s] += value
+        return 0
+    count, kept = used[s], 0
+    if count == terms.shape[1]:
+        return 1
+    for k in range(count):
+        term = terms[s, k]
+        if abs(value) < abs(term):
+            value, term = term, value
+        high = value + term
+        low = term - (high - value)
+        if low != 0.0:
+            terms[s, kept] = low
+            kept += 1
+        value = high
+    if not abs(value) < np.inf:
+        return 2
+    if value != 0.0:
+        terms[s, kept] = value
+        kept += 1
+    used[s] = kept
+    return 0
+
+
+@kernel
+def add_exactly(
+    slots: Array, values: int, validity: int, offset: int, kind: int, first: int, terms: Array, used: Array, beyond: Array,
+    counts: Array,
+) -> Any:  # fmt: skip
+    """Add numbers, from row ``first`` on, to sums that are kept as several doubles. Return the first row that was not added,
+    and the reason: 0: all were, 1: there is no room for its terms, 2: the sum leaves the doubles."""
+    for i in range(first, slots.size):
+        if validity == 0 or _bit(validity, offset + i):
+            s = slots[i]
+            problem = _put_exactly(_double(values, kind, offset + i), s, terms, used, beyond)
+            if problem:
+                return i, problem
+            counts[s] += 1
+    return slots.size, 0
+
+
+@kernel
+def merge_exactly(
+    slots: Array,
+    first: int,
+    from_terms: Array,
+    from_used: Array,
+    from_beyond: Array,
+    terms: Array,
+    used: Array,
+    beyond: Array,
+) -> Any:
+    """Add the sums of other slots, from ``first`` on: that of slot k to the one of slots[k]. The terms that were added are taken
+    out there. Return as ``add_exactly``."""
+    for k in range(first, slots.size):
+        s = slots[k]
+        while from_used[k]:
+            problem = _put_exactly(from_terms[k, from_used[k] - 1], s, terms, used, beyond)
+            if problem:
+                return k, problem
+            from_used[k] -= 1
+        beyond[s] += from_beyond[k]
+    return slots.size, 0
+
+
+@kernel
+def round_sums(slots: Array, terms: Array, used: Array, beyond: Array, out: Array) -> None:
+    """Round the sum of each slot once, to the nearest double, halves to even: the same for any order of the rows."""
+    for i in range(slots.size):
+        s = slots[i]
+        if beyond[s] != 0.0:  # infinite, or NaN
+            out[i] = beyond[s]
+            continue
+        k, high, low = used[s], 0.0, 0.0
+        if k:
+            k -= 1
+            high = terms[s, k]
+        while k and low == 0.0:
+            k -= 1
+            before, term = high, terms[s, k]
+            high = before + term
+            low = term - (high - before)
+        # A half was rounded to even, and the terms below say on which side of the half the sum is.
+        if k and low != 0.0 and (low < 0.0) == (terms[s, k - 1] < 0.0):
+            twice = low * 2.0
+            other = high + twice
+            if other - high == twice:
+                high = other
+        out[i] = high
+
+
+@kernel
 def add_integers(slots: Array, values: int, validity: int, offset: int, kind: int, sums: Array, counts: Array) -> bool:
     """Add integers to sums. Return False at the first row whose sum does not fit 64 bits; earlier rows stay added."""
     for i in range(slots.size):

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from partitioning import kernels
+from partitioning.clustering import check_key_type
 from partitioning.columns import (
     BYTES,
     DECIMAL,
@@ -27,7 +28,6 @@ from partitioning.columns import (
     kind_of,
     raw,
 )
-from partitioning.hashing import check_key_type
 from partitioning.slot_tables import StringTable, WideKeyTable, WordTable
 
 #: Rows per chunk of a snapshot: keeps the bytes of a string column within Arrow's 32-bit offsets.

@@ -32,8 +32,8 @@ TABLE, MARKS, MEASURES = 0, 1, 2
 
 
 class TypedMeasure(NamedTuple):
-    """A value per group: ``kind`` (count, count_distinct, sum, min, max or mean) of a column of ``type``; without a column, the
-    rows."""
+    """A value per group: ``kind`` (count, count_distinct, sum, min, max, mean, exact sum or exact mean) of a column of ``type``;
+    without a column, the rows."""
 
     kind: str
     #: The name of the column, for error messages only: columns are given by position.

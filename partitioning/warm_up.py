@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from partitioning import find_kernels, kernels
-from partitioning.accumulators import accumulator
+from partitioning.accumulators import EXACT_MEAN, EXACT_SUM, accumulator
 from partitioning.clustering import Clustering, cluster_by_key
 from partitioning.key_index import KeyIndex
 from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
@@ -50,6 +50,11 @@ def warm_up() -> None:
             made = accumulator(measure, "column", column.type)
             made.update(slots, column, 1)
             made.result()
+    for measure in (EXACT_SUM, EXACT_MEAN):
+        made, other = (accumulator(measure, "column", pa.float64()) for _ in range(2))
+        made.update(slots, numbers.cast(pa.float64()), 1)
+        other.merge(slots[:1], made, 1)
+        other.result()
     _together(numbers)
     kernels.count_rows(slots, np.zeros(1, np.int64))
     kernels.touched(slots, np.zeros(1, np.int64), 1, np.empty(rows, np.int32))

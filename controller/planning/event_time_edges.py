@@ -230,7 +230,7 @@ def with_quanta(stages: Sequence[StagePlan], edges: Sequence[EdgePlan]) -> list[
 def _quantum(window: Window | SessionWindow | None) -> int:
     """Return a step of event time at whose multiples windows end. A session ends at any time: a quarter of its gap is near."""
     if isinstance(window, Window):
-        return math.gcd(window.size, window.slide, window.offset)
+        return window.grid
     return 0 if window is None else max(window.gap // 4, 1)
 
 

@@ -29,8 +29,8 @@ from flux.operators.operator import Batches, Context, Operator
 from flux.windows.times import TIME_MAX, microseconds_at, microseconds_of
 from flux.windows.window import END_OF_TIME, NEVER
 from partitioning import kernels
+from partitioning.clustering import check_key_type
 from partitioning.errors import StateMismatchError
-from partitioning.hashing import check_key_type
 from partitioning.key_index import KeyIndex
 
 #: Pairs that are found in one turn, and rows of a batch of output, with those that are final when they come.

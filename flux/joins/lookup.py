@@ -19,7 +19,7 @@ from flux.errors import UsageError
 from flux.expressions.kernels.logic import equal
 from flux.expressions.kernels.values import spread
 from flux.ranks.row_arena import lengths_of
-from partitioning.hashing import hash_columns
+from partitioning.clustering import hash_columns
 
 #: Bytes of text that the rows found for one batch may have: a column has less than 2 GiB.
 TEXT_MAX = 1 << 30

@@ -24,14 +24,15 @@ import pyarrow as pa
 
 from flux.arguments import checked
 from flux.errors import SchemaError, UsageError
+from flux.marks.canonical import in_canonical_order
 from flux.operators.attributes import put_state, state_of
 from flux.operators.operator import Batches, Context, JointOutput, Operator
 from flux.operators.schema import position, positions
 from flux.operators.windowed_groups import CLOCK_TYPE, TIMER, WindowedGroups, check_time, window_columns, window_type
 from flux.windows.window import END_OF_TIME, NEVER, Closing, SessionWindow, Window
-from partitioning.accumulators import accumulator
+from partitioning.accumulators import EXACT_MEAN, EXACT_SUM, Rounded, accumulator
+from partitioning.clustering import check_key_type
 from partitioning.errors import StateMismatchError
-from partitioning.hashing import check_key_type
 from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
 
 #: Rows per batch of results: enough to be cheap per row, few enough to let other messages in between.
@@ -47,6 +48,8 @@ class Measure:
     column: str | None = None
     #: A condition in SQL over columns of the input: only rows for which it is true count. None: all do.
     where: str | None = None
+    #: Sums of doubles are kept exactly, so that they do not depend on the order of rows.
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if (self.kind, self.column) == ("count", "*"):
@@ -59,6 +62,8 @@ class Measure:
             raise UsageError(
                 f"flux.{self.kind} takes {wanted}, as in flux.{self.kind}('price'); got {self.column!r}{hint}"
             )
+        if not isinstance(self.exact, bool):
+            raise UsageError(f"flux.{self.kind}: exact must be True or False; got {self.exact!r:.100}")
         if self.where is not None and (not isinstance(self.where, str) or not self.where.strip()):
             raise UsageError(
                 f"flux.{self.kind}: where must be a condition as text of SQL, as in where='price > 100'; got {self.where!r}"
@@ -77,8 +82,17 @@ class Measure:
         value, name = (_quoted(each) for each in (self.column or "", self.reads or ""))
         return f"CASE WHEN ({self.where}\n) THEN {value if self.column else 'true'} END AS {name}"
 
+    def of_type(self, type_: pa.DataType | None) -> TypedMeasure:
+        """Return the measure of a column of this type, as states keep it."""
+        kind = {"sum": EXACT_SUM, "mean": EXACT_MEAN}[self.kind] if self.exact else self.kind
+        return TypedMeasure(kind, self.reads, type_)
+
     def __str__(self) -> str:
-        return f"{self.kind}({self.column or ''})" + ("" if self.where is None else f" where {self.where}")
+        name, where = (
+            f"exact {self.kind}" if self.exact else self.kind,
+            "" if self.where is None else f" where {self.where}",
+        )
+        return f"{name}({self.column or ''}){where}"
 
 
 def _quoted(name: str) -> str:
@@ -101,9 +115,11 @@ def count_distinct(column: str, *, where: str | None = None) -> Measure:
 
 
 @checked("flux.sum")
-def sum(column: str, *, where: str | None = None) -> Measure:
-    """Sum integers (to bigint), floats (to double) or decimals; overflow is an error. ``where`` as for ``count``."""
-    return Measure("sum", column, where)
+def sum(column: str, *, where: str | None = None, exact: bool = False) -> Measure:
+    """Sum integers (to bigint), floats (to double) or decimals; overflow is an error. ``where`` as for ``count``. ``exact``:
+    doubles are summed without rounding errors, so that the sum does not depend on the order of rows. It may differ from Spark's
+    in the last digit, and takes several times as long and more memory for each group."""
+    return Measure("sum", column, where, exact)
 
 
 @checked("flux.min")
@@ -119,9 +135,10 @@ def max(column: str, *, where: str | None = None) -> Measure:
 
 
 @checked("flux.mean")
-def mean(column: str, *, where: str | None = None) -> Measure:
-    """Take the mean as a double; the mean of decimals is a decimal with four more digits. ``where`` as for ``count``."""
-    return Measure("mean", column, where)
+def mean(column: str, *, where: str | None = None, exact: bool = False) -> Measure:
+    """Take the mean as a double; the mean of decimals is a decimal with four more digits. ``where`` as for ``count``, ``exact``
+    as for ``sum``."""
+    return Measure("mean", column, where, exact)
 
 
 class Aggregate(Operator):
@@ -256,7 +273,7 @@ class Aggregate(Operator):
             column = window.column
             times_at = [] if column is None else [position(schema, column) for schema in context.schemas]
             self._flux_groups = WindowedGroups(
-                window, times_at, self._output, len(context.key), typed, context.output_mode
+                window, times_at, self._output, len(context.key), typed, context.output_mode, context._flux_at_marks
             )
         else:
             self._flux_groups = KeyedState([self._output.field(i) for i in range(len(context.key))], typed)
@@ -329,7 +346,31 @@ class Aggregate(Operator):
             return None
         if not self.context.key and self.context.partition == 0:
             groups.make_single()  # as in Spark, the aggregate of no rows is one row
-        return self._all_results(groups)
+        results = self._all_results(groups)
+        if self.context._flux_at_marks:
+            keys = len(self.context.key)
+            return in_canonical_order(results, keys, keys, RESULT_ROWS_MAX)
+        return results
+
+    def _flux_needs_order(self, schemas: Sequence[pa.Schema], output_mode: str) -> str:
+        """Return the reason why the output depends on the order of rows: sums of doubles that are rounded row by row, changed
+        groups after every step, windows of processing time, or methods of a subclass."""
+        if _has_methods(type(self)):
+            return f"class {type(self).__name__} has methods of its own, of which it is not known whether the order matters"
+        if output_mode == "update":
+            return 'output_mode="update" gives groups as often as they change, in the order of the rows'
+        if self._flux_window is not None and self._flux_window.by_clock:
+            return "windows of processing time take the time of the step, which is another on each replica"
+        rounded = [
+            name for name, each in self._typed_measures(schemas[0]).items() if isinstance(accumulator(*each), Rounded)
+        ]
+        if rounded:
+            measure = self._measures[rounded[0]]
+            return (
+                f"{rounded[0]} = {measure} is a sum of doubles that is rounded after each row; exact=True keeps it without "
+                f"rounding errors: flux.{measure.kind}({measure.column!r}, exact=True)"
+            )
+        return ""
 
     def _flux_left_out(self) -> tuple[int, int]:
         groups = self._flux_groups
@@ -338,7 +379,9 @@ class Aggregate(Operator):
     def output_watermark(self) -> int:
         """Return the watermark of the output. A session is final when the watermark is *above* its end, and its time is that of
         its last instant: one microsecond less."""
-        watermark = self.context.watermark
+        groups = self._flux_groups
+        at_marks = self.context._flux_at_marks and isinstance(groups, WindowedGroups)
+        watermark = cast(WindowedGroups, groups).mark if at_marks else self.context.watermark
         ends_later = isinstance(self._flux_window, SessionWindow) and NEVER < watermark < END_OF_TIME
         return watermark - 1 if ends_later else watermark
 
@@ -407,9 +450,7 @@ class Aggregate(Operator):
 
     def _typed_measures(self, schema: pa.Schema) -> dict[str, TypedMeasure]:
         return {
-            name: TypedMeasure(
-                m.kind, m.reads, None if m.reads is None else schema.field(position(schema, m.reads)).type
-            )
+            name: m.of_type(None if m.reads is None else schema.field(position(schema, m.reads)).type)
             for name, m in self._measures.items()
         }
 

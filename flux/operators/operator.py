@@ -163,12 +163,15 @@ class Context:
     event_timers: EventTimers = field(default_factory=EventTimers, repr=False, compare=False)
     #: The method that the step calls, for messages: a watermark fires timers first, and the end moves the watermark first.
     _flux_method: str = field(default="", init=False, repr=False, compare=False)
+    #: Results come at marks, in canonical order: other copies apply the same rows in another order (design: independent).
+    _flux_at_marks: bool = field(default=False, init=False, repr=False, compare=False)
 
     def aside(self) -> Context:
         """Return a context with the same values, whose changes leave this one as it is."""
         made = replace(self, timers=Timers(), event_timers=EventTimers(), watermarks=list(self.watermarks))
         made.timers.replace(self.timers.pending)
         made.event_timers.replace(self.event_timers.pending)
+        made._flux_at_marks = self._flux_at_marks
         return made
 
     @property
@@ -446,6 +449,11 @@ class Operator:
     def _flux_tentative(self) -> str:
         """The way to tentative results: ``PEEK``, ``FORK`` or ``BARRIER``, see ``tentative_kind``."""
         return FORK if type(self).peek is Operator.peek else PEEK
+
+    def _flux_needs_order(self, schemas: Sequence[pa.Schema], output_mode: str) -> str:
+        """Return the reason why the output depends on the order of rows, or comes otherwise than at watermarks, for an error;
+        empty: the operator commutes, and may work in independent replicas (design: independent)."""
+        return "its state may depend on the order of rows"
 
     def state_bytes(self) -> int:
         """Return about how large the state is; asked for once a second, so it must be cheap. 0: not known, then the size of the

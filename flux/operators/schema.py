@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from flux.errors import SchemaError
-from partitioning.hashing import check_key_type
+from partitioning.clustering import check_key_type
 
 
 def positions(schema: pa.Schema, column: str, case_sensitive: bool = False) -> list[int]:

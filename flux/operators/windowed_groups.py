@@ -21,12 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flux.errors import SchemaError
+from flux.marks.canonical import in_canonical_order, mark_at, mark_step
 from flux.operators.operator import Context
 from flux.operators.schema import position, positions
 from flux.windows.pane_state import PaneState, WindowGroups, add_to_each
 from flux.windows.session_state import SessionState
 from flux.windows.times import TIME_MAX, microseconds_at, microseconds_of
-from flux.windows.window import NEVER, Closing, SessionWindow, Window
+from flux.windows.window import END_OF_TIME, NEVER, Closing, SessionWindow, Window
 from partitioning.errors import FailedPartition
 from partitioning.keyed_state import TypedMeasure
 
@@ -223,11 +224,14 @@ class WindowedGroups(WindowedPartition[PaneState | SessionState]):
         keys: int,
         measures: Mapping[str, TypedMeasure],
         output_mode: str,
+        at_marks: bool = False,
     ) -> None:
         """``times_at``: by input, the position of the times; ``output``: the schema of results, with ``keys`` key columns first;
-        ``output_mode``: see ``flux.stage``."""
+        ``output_mode``: see ``flux.stage``; ``at_marks``: results come at marks, in canonical order (design: independent)."""
         super().__init__(window, times_at, output_mode)
         self._output, self._keys = output, keys
+        #: Microseconds between two marks; 0: results come with each watermark, in the order of slots.
+        self._mark_step = mark_step(window) if at_marks else 0
         self._columns = len(window_columns(window))
         key_fields = [output.field(i) for i in range(keys)]
         if isinstance(window, SessionWindow):
@@ -284,7 +288,38 @@ class WindowedGroups(WindowedPartition[PaneState | SessionState]):
                 raise FailedPartition(at, error) from error
             begin += count
 
+    @property
+    def mark(self) -> int:
+        """The watermark through which all results have been given: at marks, the last one that it has passed."""
+        if not self._mark_step or not NEVER < self._watermark < END_OF_TIME:
+            return self._watermark
+        return self._watermark // self._mark_step * self._mark_step
+
     def _close(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        if not self._mark_step:
+            yield from self._ended(watermark)
+        elif self._mode == "complete":  # all windows, once
+            yield from self._in_order(self._ended(watermark))
+        else:
+            yield from self._at_marks(watermark)
+
+    def _at_marks(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        """Yield the results of each mark that the watermark has passed, those of one mark after those of another.
+
+        Marks by which nothing ends are passed over. All rows below a mark are there when a watermark has passed it, so the same
+        windows end at it on every copy, however far their watermarks jump."""
+        while self._state.may_end(watermark) and (end := self._state.next_end) is not None:
+            mark = mark_at(end, self._mark_step)
+            if mark > watermark:
+                return
+            yield from self._in_order(self._ended(mark))
+
+    def _in_order(self, results: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return in_canonical_order(results, self._keys, self._keys + self._columns, RESULT_ROWS_MAX)
+
+    def _ended(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        """Yield the results of the windows that are final by this watermark, in the order in which they end, and in that of
+        slots."""
         if isinstance(self._state, PaneState):
             yield from self._joined(self._state.close(watermark))
             return

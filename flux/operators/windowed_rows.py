@@ -36,8 +36,8 @@ from flux.windows.kept_rows import GroupRows
 from flux.windows.row_panes import RowPanes
 from flux.windows.session_rows import SessionRows
 from flux.windows.window import END_OF_TIME, NEVER, Closing, SessionWindow, Window
+from partitioning.clustering import check_key_type
 from partitioning.errors import StateMismatchError
-from partitioning.hashing import check_key_type
 
 #: Rows of a call, unless one group has more.
 CALL_ROWS_MAX = 65_536

@@ -24,8 +24,8 @@ import pyarrow as pa
 from flux.ranks import kernels
 from flux.windows.window import END_OF_TIME, NEVER
 from partitioning import kernels as kernels_of_keys
+from partitioning.clustering import hash_columns
 from partitioning.errors import StateMismatchError
-from partitioning.hashing import hash_columns
 from partitioning.key_index import KeyIndex
 from partitioning.keyed_state import ChangedSlots
 from partitioning.slot_tables import grown

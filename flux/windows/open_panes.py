@@ -79,6 +79,10 @@ class OpenPanes(Generic[Piece]):
         """The first watermark that closes a window. None: no piece is open."""
         return self._first_end(min(self._pieces), self.closed) if self._pieces else None
 
+    def may_end(self, watermark: int) -> bool:
+        """Tell whether a window may end at this watermark or before; False: none does."""
+        return watermark >= self._idle_below
+
     # ---- rows
 
     def _by_piece(self, starts: np.ndarray) -> tuple[np.ndarray | None, list[PieceRows]]:

@@ -98,6 +98,10 @@ class SessionState:
         lasts = self._at[: self._size, LAST][self._is_open[: self._size]]
         return int(lasts.min()) + self.window.gap + 1 if len(lasts) else None
 
+    def may_end(self, watermark: int) -> bool:
+        """Tell whether this watermark may close a session; False: it closes none."""
+        return watermark - self.window.gap > self._earliest
+
     def add(
         self, times: np.ndarray, keys: Sequence[pa.Array], columns: Sequence[pa.Array | None], step: int = 0
     ) -> None:
@@ -159,7 +163,7 @@ class SessionState:
     def close(self, watermark: int, rows_max: int = 1 << 62) -> Iterator[Sessions]:
         """Yield the sessions that no row can join any more, in parts of ``rows_max`` at most, and take them out. Consume all."""
         limit = watermark - self.window.gap
-        if limit <= self._earliest:
+        if not self.may_end(watermark):
             return
         found = np.empty(self._open, np.int32)
         count, earliest = kernels.ended_sessions(self._at, self._is_open, self._size, limit, found)

@@ -59,6 +59,11 @@ class Window:
         """The length of a pane."""
         return math.gcd(self.size, self.slide)
 
+    @property
+    def grid(self) -> int:
+        """The greatest step of time at whose multiples windows end."""
+        return math.gcd(self.size, self.slide, self.offset)
+
     def panes(self, times: np.ndarray) -> np.ndarray:
         """Return the start of the pane of each time."""
         return self._floor(times, self.pane)

@@ -28,8 +28,8 @@ from flux.operators.windowed_groups import CLOCK_TYPE, WINDOW_COLUMNS
 from flux.operators.windowed_rows import EachGroupFunction, GroupKey
 from flux.windows.window import Closing, SessionWindow, Window
 from partitioning.accumulators import accumulator
+from partitioning.clustering import check_key_type
 from partitioning.errors import ColumnTypeError, KeyTypeError
-from partitioning.hashing import check_key_type
 from spark_integration.expressions.analysed import (
     AnalysedPlan,
     chain_below,

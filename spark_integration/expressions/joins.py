@@ -25,8 +25,8 @@ from flux.expressions.tree import And, Column, Expression, FunctionCall, With
 from flux.joins.join import Join
 from flux.joins.join_spec import EITHER, LEFT, RIGHT, JoinSpec, TimeBound
 from flux.windows.durations import words
+from partitioning.clustering import check_key_type
 from partitioning.errors import KeyTypeError
-from partitioning.hashing import check_key_type
 from spark_integration.expressions.analysed import (
     AnalysedPlan,
     check_policy,

@@ -30,8 +30,7 @@ from flux.replica.deltas import DeltaTracker
 from flux.replica.kinds import standby
 from flux.settings import Settings
 from flux.worker.checkpoint_scheduler import CheckpointScheduler
-from partitioning.clustering import partition_ids
-from partitioning.hashing import hash_columns
+from partitioning.clustering import hash_columns, partition_ids
 from partitioning.ids import PartitionKey
 
 LATE_MS = FRESH_MS + 1

@@ -1,140 +1,192 @@
-"""What a consumer keeps of a source's stream for whoever reads it again: few marks, and the right ones."""
+"""Results at marks: any order of the same rows gives the same batches."""
 
 from __future__ import annotations
 
+import math
+from random import Random
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import flux
-from controller.planning.compiler import compile_plan
-from flux.errors import NonDeterministicInputError
-from flux.exchange.marks import MARKS_MAX, Marks
-from flux.exchange.producer import ToWorker
-from flux.settings import Settings
-from flux.wire.messages import Mark
-from flux.worker.core import WorkerCore
-from flux.worker.effects import ToConnection
-from partitioning.table import ReplicaAt, Table
+from flux.operators import windowed_groups
+from flux.operators.attributes import open_operator
+from flux.operators.batches import given_batches
+from flux.operators.operator import Context, last_output, move_watermarks
+from flux.windows.window import NEVER, SessionWindow, Window
+from partitioning.accumulators import EXACT_SUM, accumulator
+from partitioning.errors import SumOverflowError
+
+SCHEMA = pa.schema(
+    [("user", pa.string()), ("ts", pa.timestamp("us", tz="UTC")), ("amount", pa.float64()), ("units", pa.int64())]
+)
+WINDOWS: list[Any] = [
+    Window("ts", 10, 10), Window("ts", 12, 4), Window("ts", 40, 2, 1), SessionWindow("ts", 7), flux.windows.window.Closing("ts"),
+]  # fmt: skip
+Row = tuple[str | None, int, float | None, int | None]
 
 
-def received(sequences: int, behind: int, every: int = 1) -> Marks:
-    """After ``sequences`` batches, each applied ``behind`` batches after it came."""
-    marks = Marks()
-    for sequence in range(0, sequences, every):
-        marks.newest = Mark(sequence, 1000 + sequence)
-        if sequence >= marks.due:
-            marks.keep(lambda sequence=sequence: sequence - behind)  # type: ignore[misc]
-    return marks
+def stage(window: Any) -> Any:
+    @flux.stage(key="user", window=window)
+    class Spent(flux.Aggregate):
+        n = flux.count()
+        total = flux.sum("amount", exact=True)
+        average = flux.mean("amount", exact=True)
+        least = flux.min("amount")
+        most = flux.max("user")
+        units = flux.sum("units")
+        per_unit = flux.mean("units", exact=True)
+        kinds = flux.count_distinct("units")
+
+    return Spent
 
 
-def newest_below(marks: Marks, applied: int) -> int:
-    return max(mark.sequence for mark in marks.shown() if mark.sequence < applied)
+def batch(rows: list[Row]) -> pa.RecordBatch:
+    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(SCHEMA)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-@pytest.mark.parametrize("behind", [0, 1, 5, 100, 5000, 60_000])
-def test_few_marks_are_kept_and_one_is_not_far_below_what_is_applied(behind: int) -> None:
-    for sequences in (behind + 100, 2 * behind + 100, 10 * behind + 100):
-        marks = received(sequences, behind)
-        assert len(marks.shown()) <= MARKS_MAX + 1
-        applied = sequences - 1 - behind
-        assert applied - newest_below(marks, applied) <= max(behind / 4, 4)
+class Copy:
+    """An operator, its context, and the batches that it has given."""
+
+    def __init__(self, made: Any) -> None:
+        self.made, self.given = made, []
+        self.operator, self.context = made.make(), self.fresh()
+        open_operator(self.operator, self.context)
+
+    def fresh(self) -> Context:
+        context = Context("Spent", key=("user",), schemas=(SCHEMA,), output_mode=self.made.output_mode)
+        context.watermarks, context._flux_at_marks = [NEVER], True
+        return context
+
+    def take(self, output: Any) -> None:
+        self.given += [given for given in given_batches(output) if given.num_rows]
+
+    def restart(self) -> None:
+        state, watermarks = self.operator.snapshot(), self.context.watermarks
+        self.operator, self.context = self.made.make(), self.fresh()
+        open_operator(self.operator, self.context)
+        self.operator.restore(state)
+        self.context.watermarks = watermarks
+
+    def run(self, rows: list[Row], random: Random) -> list[pa.RecordBatch]:
+        """Apply the rows in a random order and cut, with random watermarks that are true, and perhaps a restart."""
+        rows = random.sample(rows, len(rows))
+        while rows:
+            count = random.randint(1, len(rows))
+            mine, rows = rows[:count], rows[count:]
+            self.take(self.operator.process(batch(mine)))
+            bound = min((ts for _, ts, _, _ in rows), default=200)
+            if bound > self.context.watermark and random.random() < 0.7:
+                low = max(self.context.watermark, bound - 30)
+                self.take(move_watermarks(self.operator, self.context, [random.randint(low, bound)]))
+            if random.random() < 0.2:
+                self.restart()
+        self.take(last_output(self.operator, self.context))
+        return self.given
 
 
-def test_the_newest_received_is_always_shown() -> None:
-    for sequences in range(1, 200):
-        assert received(sequences, 150).shown()[-1] == Mark(sequences - 1, 999 + sequences)
+#: Values whose sum depends on the order if it is rounded row by row.
+CHOSEN = [1e100, 1.0, -1e100, 0.1, -0.0, 1e-300, math.inf, math.nan]
+AMOUNTS = st.one_of(st.none(), st.sampled_from(CHOSEN), st.floats(-1e9, 1e9))
+UNITS = st.one_of(st.none(), st.integers(-3, 3))
+ROWS = st.lists(
+    st.tuples(st.sampled_from([None, "a", "b", "cc", ""]), st.integers(-40, 150), AMOUNTS, UNITS),
+    min_size=1,
+    max_size=40,
+)
 
 
-def test_marks_of_another_consumer_are_added_by_sequence() -> None:
-    marks = received(3, 0)
-    marks.merge([Mark(1, 1001), Mark(7, 1007)])
-    assert marks.shown() == [Mark(0, 1000), Mark(1, 1001), Mark(2, 1002), Mark(7, 1007)]
+@given(ROWS, st.sampled_from([*WINDOWS, None]), st.integers(0, 1 << 30))
+@settings(max_examples=60, deadline=None)
+def test_any_order_of_the_same_rows_gives_the_same_batches(rows: list[Row], window: Any, seed: int) -> None:
+    made, random = stage(window), Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windowed_groups, "RESULT_ROWS_MAX", 3)
+        first, second = (Copy(made).run(rows, random) for _ in range(2))
+    # By their bytes: -0.0 is not 0.0, and NaN is NaN.
+    assert [each.serialize() for each in first] == [each.serialize() for each in second]
+    for each in first:
+        each.validate(full=True)
 
 
-def test_a_replica_that_begins_behind_all_marks_is_no_fault_of_theirs() -> None:
-    marks = received(100, 0)
-    with pytest.raises(AssertionError, match="no mark is below 0"):
-        marks.validate(0)
-    marks.come_from_behind()
-    marks.validate(0)
+@given(ROWS, st.sampled_from(WINDOWS), st.integers(0, 1 << 30))
+@settings(max_examples=30, deadline=None)
+def test_results_at_marks_are_those_without_them(rows: list[Row], window: Any, seed: int) -> None:
+    made = stage(window)
+    operator, context = made.make(), Context("Spent", key=("user",), schemas=(SCHEMA,), output_mode="append")
+    context.watermarks = [NEVER]
+    open_operator(operator, context)
+    plain = [*given_batches(operator.process(batch(rows))), *last_output(operator, context)]
+    found = Copy(made).run(rows, Random(seed))
+
+    def listed(batches: list[pa.RecordBatch]) -> list[str]:
+        return sorted(str(row) for each in batches for row in each.to_pylist())
+
+    assert listed(found) == listed(plain)
 
 
-# ---- the whole way: one worker reads a source, two others have long queues, and the reader is lost
+def test_a_watermark_between_two_marks_gives_no_session_and_states_the_mark_before_it() -> None:
+    copy = Copy(stage(SessionWindow("ts", 40)))  # marks are 10 us apart
+    copy.take(copy.operator.process(batch([("a", 3, 1.0, 1)])))
+    copy.take(move_watermarks(copy.operator, copy.context, [49]))  # the session is final from 44 on
+    assert copy.given == []
+    assert copy.operator.output_watermark() == 39
+    copy.take(move_watermarks(copy.operator, copy.context, [50]))
+    assert [each.num_rows for each in copy.given] == [1]
+    assert copy.operator.output_watermark() == 49
 
 
-SCHEMA = pa.schema([("x", pa.int64())])
-QUEUE = 5000
+VALUES = st.one_of(st.floats(-1e300, 1e300), st.sampled_from([1e16, 1.0, -1e16, 2.0**-1074, 0.1, -0.1]))
 
 
-class Sink(flux.Operator):
-    def process(self, batch: pa.RecordBatch) -> None: ...
+@given(st.lists(st.lists(VALUES, max_size=12), min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_an_exact_sum_is_that_of_fsum_however_it_is_put_together(parts: list[list[float]]) -> None:
+    made = accumulator(EXACT_SUM, "x", pa.float64())
+    for part in parts:
+        other = accumulator(EXACT_SUM, "x", pa.float64())
+        other.update(np.full(len(part), 1, np.int32), pa.array(part, pa.float64()), 2)
+        loaded = accumulator(EXACT_SUM, "x", pa.float64())
+        loaded.load(other.state())
+        made.merge(np.array([1, 0], np.int32), loaded, 2)
+        if len(parts) == 2:
+            made.put(np.array([0], np.int32), made.state(np.array([0], np.int32)), 2)
+    values = [value for part in parts for value in part]
+    answer = math.fsum(values) if values else None
+    assert made.result().to_pylist() == [answer, None]
 
 
-class Workers:
-    """Worker 0 reads; the copies on workers 1 and 2 apply what comes, each in its own order."""
-
-    def __init__(self) -> None:
-        source = flux.source(lambda partition, start: iter(()), SCHEMA, 1, "numbers")
-        flow = flux.stage(partitions=1, replicas=2)(Sink)(source)
-        settings = Settings.of(
-            step_max_rows=1, replicas_ordered=False, log_max_bytes="1g", source_log_bytes="1g", credit_max_bytes="4g"
-        )
-        plan = compile_plan([flow], settings, lambda schema: schema, "q", b"s")
-        self.now = 0.0
-        self.cores = {node: WorkerCore(plan, node) for node in (0, 1, 2)}
-        self.tell(0, reader=0)
-
-    def tell(self, epoch: int, reader: int) -> None:
-        table = Table(epoch, (((ReplicaAt(1, 0), ReplicaAt(2, 0)),),), ((reader,),), dict.fromkeys(self.cores, ""))
-        for core in self.cores.values():
-            core.on_table(table, self.now)
-        self.deliver()
-
-    def deliver(self) -> None:
-        self.now += 0.01
-        busy = True
-        while busy:
-            busy = False
-            for core in self.cores.values():
-                for effect in core.poll(self.now):
-                    if isinstance(effect, ToWorker) and effect.worker in self.cores:
-                        busy = True
-                        to = self.cores[effect.worker]
-                        to.on_data_plane(core.worker, effect.message, effect.batches, self.now)
-                    elif isinstance(effect, ToConnection) and effect.connection in self.cores:
-                        busy = True
-                        self.cores[effect.connection].on_answer(core.worker, effect.message, self.now)
-
-    def read(self, reader: int, first: int, last: int, applies: tuple[int, ...] = (), changed: int = -1) -> None:
-        for number in range(first, last):
-            assert self.cores[reader].wants(0, 0)
-            batch = pa.record_batch([[number + (number == changed)]], schema=SCHEMA)
-            self.cores[reader].on_source(0, 0, batch, self.now)
-            for node in applies:
-                self.cores[node].work(self.now)
-            if number % 50 == 49:
-                self.deliver()
-        self.deliver()
+def test_a_sum_with_more_terms_than_there_is_room_for_is_exact_and_one_beyond_doubles_is_an_error() -> None:
+    values = [2.0**exponent for exponent in range(-1000, 1000, 60)]
+    made = accumulator(EXACT_SUM, "x", pa.float64())
+    made.update(np.zeros(len(values) + 1, np.int32), pa.array([*values, -(2.0**980)]), 1)
+    assert made.result().to_pylist() == [math.fsum([*values, -(2.0**980)])]
+    huge = accumulator(EXACT_SUM, "x", pa.float64())
+    with pytest.raises(SumOverflowError, match="exact sum"):
+        huge.update(np.zeros(3, np.int32), pa.array([1e308, 1e308, -1e308]), 1)
 
 
-@pytest.fixture(scope="module")
-def after_the_loss() -> Workers:
-    workers = Workers()
-    workers.read(0, 0, QUEUE)
-    workers.read(0, QUEUE, 2 * QUEUE, applies=(1, 2, 2))
-    assert len(workers.cores[1].replicas[0, 0].waits) == QUEUE
-    del workers.cores[0]
-    workers.tell(1, reader=1)
-    return workers
+def test_an_operator_says_why_it_needs_the_order_of_rows() -> None:
+    class Rounded(flux.Aggregate):
+        total = flux.sum("amount")
 
+    class Own(flux.Aggregate):
+        n = flux.count()
 
-def test_a_source_is_read_again_from_the_middle_though_thousands_of_batches_wait(after_the_loss: Workers) -> None:
-    assert after_the_loss.cores[1].wants(0, 0)
-    start = after_the_loss.cores[1].sources[0, 0].position
-    assert 0.8 * QUEUE < start <= QUEUE
+        def close(self) -> None:
+            pass
 
+    class Own2(flux.Operator):
+        def process(self, batch: pa.RecordBatch) -> None:
+            return None
 
-def test_the_second_reading_is_compared_from_its_first_batch_on(after_the_loss: Workers) -> None:
-    start = after_the_loss.cores[1].sources[0, 0].position
-    with pytest.raises(NonDeterministicInputError):
-        after_the_loss.read(1, start, 2 * QUEUE, changed=start)
+    assert "flux.sum('amount', exact=True)" in Rounded()._flux_needs_order((SCHEMA,), "append")
+    assert "methods of its own" in Own()._flux_needs_order((SCHEMA,), "append")
+    assert "may depend" in Own2()._flux_needs_order((SCHEMA,), "complete")
+    assert "update" in stage(None).make()._flux_needs_order((SCHEMA,), "update")
+    assert stage(WINDOWS[0]).make()._flux_needs_order((SCHEMA,), "append") == ""

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from flux.operators import aggregate as agg
 from flux.operators.operator import Context
 from flux.replica.snapshot import decode_snapshot, encode_snapshot
-from partitioning.clustering import cluster_by_key
-from partitioning.hashing import hash_columns
+from partitioning.clustering import cluster_by_key, hash_columns
 from partitioning.key_index import KeyIndex
 
 FLOATS = st.sampled_from([0.0, -0.0, float("nan"), float("inf"), 1.0, -1.5, 5e-324])

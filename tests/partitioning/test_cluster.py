@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning.clustering import Clustered, Clustering, cluster_by_key, owned, partition_ids, pieces
-from partitioning.hashing import hash_columns
+from partitioning.clustering import Clustered, Clustering, cluster_by_key, hash_columns, owned, partition_ids, pieces
 
 
 def numbered(rows: int) -> pa.RecordBatch:

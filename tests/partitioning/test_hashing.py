@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from partitioning.clustering import PARTITIONS_MAX, partition_ids
+from partitioning.clustering import PARTITIONS_MAX, check_key_type, hash_columns, partition_ids
 from partitioning.errors import KeyTypeError
-from partitioning.hashing import check_key_type, hash_columns
 
 MOMENT = datetime.datetime(2013, 6, 30, 23, 59, 58, 999_999, datetime.UTC)
 
@@ -66,7 +65,7 @@ def test_the_hash_of_several_columns_never_changes_and_depends_on_their_order() 
 
 def test_another_process_computes_the_same_hash() -> None:
     code = (
-        "import pyarrow as pa; from partitioning.hashing import hash_columns;"
+        "import pyarrow as pa; from partitioning.clustering import hash_columns;"
         "print(hash_columns([pa.array([1, None, 3]), pa.array(['x', 'y', None])]).tolist())"
     )
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
