@@ -27,7 +27,7 @@ FORMATS = {
     "parquet": ("path", "partitions", "roll_bytes", "roll_every"),
     "kafka": (
         "topic", "key", "value", "format", "schema", "schemas", "register_schemas", "headers", "timestamp", "partition",
-        "partitioner", "guarantee", "compression", "partitions", "topic_partitions", "timeout",
+        "partitioner", "guarantee", "compression", "partitions", "topic_partitions", "timeout", "tentative",
     ),
 }  # fmt: skip
 #: Options that are numbers. They may be given as text, as Spark's often are.

@@ -17,6 +17,7 @@ from flux.connectors.kafka.formats.text_encode import Columns
 from flux.connectors.kafka.records.compression import NUMBERS
 from flux.connectors.kafka.write.sequence_operator import MURMUR2, PARTITION, ROUND_ROBIN, SEQUENCE, SequenceOperator
 from flux.connectors.kafka.write.sink import KafkaSink, KafkaSinkAtLeastOnce
+from flux.connectors.kafka.write.tentative_records import ENDING, IN_HEADERS, IN_TOPIC, WITH_TENTATIVE
 from flux.connectors.kafka.write.transactional_sink import KafkaSinkTransactional
 from flux.dataflow.sink import FlowTo
 from flux.errors import UsageError
@@ -51,6 +52,7 @@ def to_kafka(
     partitions: int | None = None,
     topic_partitions: int | None = None,
     timeout: float | str = "15s",
+    tentative: str | None = None,
     **security: Any,
 ) -> FlowTo:
     """Write the output of a flow as records of a topic, each row once, even if workers or the driver are lost meanwhile.
@@ -77,6 +79,9 @@ def to_kafka(
                     have the same writer, in order. Without, each partition of the flow's last stage writes its rows itself
     topic_partitions  number of the topic's partitions that are written, the first ones; default: all that it has now
     timeout         longest time that brokers may take to answer here, and when the query starts
+    tentative       results while input is missing (``availability=``): "topic" writes them to the topic TOPIC.tentative, with
+                    as many partitions, and tombstones when they are void; "headers" to the topic itself, with the header
+                    flux-tentative, and the stable record again. At least once, without transactions; needs ``key``
     security        options of kafka-python, as of ``flux.kafka``
 
     UsageError or ``flux.KafkaError`` is raised here for a topic that is not there, a refused login
@@ -104,7 +109,28 @@ def to_kafka(
     numbered = StageWith(decorated, (columns, many, partitioner, partition), {})
     numbered.chained = partitions is None
     ended = numbered(flow)
-    return FlowTo(ended, kind(topic, brokers, secured, writing, many, compression, limit))
+    if tentative is None:
+        return FlowTo(ended, kind(topic, brokers, secured, writing, many, compression, limit))
+    shows = WITH_TENTATIVE[kind](topic, brokers, secured, writing, many, compression, limit)
+    shows.tentative_topic = _tentative_topic(tentative, topic, columns, partitioner)
+    if tentative == IN_TOPIC:
+        _topic_partitions(brokers, secured, shows.tentative_topic, many, limit)
+    return FlowTo(ended, shows)
+
+
+def _tentative_topic(tentative: Any, topic: str, columns: Columns, partitioner: str) -> str:
+    """Return the topic of tentative records. UsageError: they could not be taken back."""
+    _one_of("tentative", tentative, (IN_TOPIC, IN_HEADERS))
+    if not columns.key:
+        raise UsageError(
+            f"tentative={tentative!r} needs key=: a record takes the place of an earlier one by its key, so a tentative record "
+            "without a key could never be taken back"
+        )
+    if partitioner == ROUND_ROBIN:
+        raise UsageError(
+            f"tentative={tentative!r} needs the records of a key in one partition, and partitioner={ROUND_ROBIN!r} spreads them"
+        )
+    return topic + ENDING if tentative == IN_TOPIC else topic
 
 
 def _avro(topic: str, format: str, schema: Any, schemas: Any, register: Any) -> AvroValues | None:

@@ -5,7 +5,7 @@ Left to the caller: the rows of a batch and its sequence, the broker that takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from flux.connectors.kafka.records import kernels
 from flux.connectors.kafka.records.compression import NUMBERS, compress
+from flux.connectors.kafka.records.decoder import HEADER
 from partitioning.columns import raw_bytes
 
 #: Largest record batch: the default limit of brokers (1,048,588), less its head and some room.
@@ -112,6 +113,31 @@ def views(keys: pa.Array | None, values: pa.Array | None, headers: pa.Array | No
     """Return addresses of the columns for the kernels, and objects that must live as long."""
     columns = [_column(keys, rows), _column(values, rows), _headers(headers, rows)]
     return [view for view, _ in columns], columns
+
+
+def with_headers(given: pa.Array | None, added: Mapping[str, bytes | pa.Array], rows: int) -> pa.Array:
+    """Return a column of headers with ``added`` behind those of each row: by key a value for all rows, or a column of values."""
+    count = len(added)
+    names = pa.array([*added] * rows, pa.string())
+    columns = [pa.array([each], pa.binary()) if isinstance(each, bytes) else each for each in added.values()]
+    firsts = np.cumsum([0, *map(len, columns)])
+    index = np.empty((rows, count), np.int64)
+    for at, column in enumerate(columns):
+        index[:, at] = firsts[at] if len(column) == 1 else firsts[at] + np.arange(rows)
+    values = pa.concat_arrays(columns).take(pa.array(index.reshape(-1)))
+    ours = pa.StructArray.from_arrays([names, values], fields=list(HEADER))
+    if given is None:
+        return pa.ListArray.from_arrays(pa.array(np.arange(0, count * rows + 1, count, dtype=np.int32)), ours)
+    sizes = np.asarray(given.value_lengths().fill_null(0))
+    ends = np.cumsum(sizes + count)
+    is_ours = np.zeros(int(ends[-1]) if rows else 0, bool)
+    for back in range(1, count + 1):
+        is_ours[ends - back] = True
+    order = np.empty(len(is_ours), np.int64)
+    order[~is_ours] = np.arange(int(sizes.sum()))
+    order[is_ours] = np.arange(count * rows) + int(sizes.sum())
+    entries = pa.concat_arrays([given.flatten(), ours]).take(pa.array(order))
+    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), entries)
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> np.ndarray:

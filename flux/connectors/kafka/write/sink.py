@@ -22,8 +22,7 @@ from flux.connectors.kafka.client.security import Security
 from flux.connectors.kafka.client.topic_ids import UNKNOWN, differ
 from flux.connectors.kafka.errors import BrokerUnreachable, DataLost, KafkaError
 from flux.connectors.kafka.formats.text_encode import Columns
-from flux.connectors.kafka.records.decoder import HEADER
-from flux.connectors.kafka.records.encoder import BATCH_BYTES, NOBODY, ProducerIdentity
+from flux.connectors.kafka.records.encoder import BATCH_BYTES, NOBODY, ProducerIdentity, with_headers
 from flux.connectors.kafka.warm_up import warm_up
 from flux.connectors.kafka.write.partition_batches import PartitionBatches, by_partition, make_together
 from flux.connectors.kafka.write.sequence_operator import PARTITION, SEQUENCE
@@ -426,24 +425,6 @@ class KafkaSinkAtLeastOnce(KafkaSink):
         """Do nothing: brokers know nothing of writers without an id."""
 
     def _headers(self, batch: pa.RecordBatch) -> pa.Array:
-        rows = batch.num_rows
-        names = pa.array([FLUX_PARTITION, FLUX_SEQUENCE] * rows, pa.string())
-        partition = pa.array([str(self._partition).encode()], pa.binary())
         numbers = batch.column(SEQUENCE).cast(pa.string()).cast(pa.binary())
-        index = np.zeros(2 * rows, np.int64)
-        index[1::2] = np.arange(1, rows + 1)
-        added = pa.StructArray.from_arrays(
-            [names, pa.concat_arrays([partition, numbers]).take(pa.array(index))], fields=list(HEADER)
-        )
-        given = super()._headers(batch)
-        if given is None:
-            return pa.ListArray.from_arrays(pa.array(np.arange(0, 2 * rows + 1, 2, dtype=np.int32)), added)
-        sizes = np.asarray(given.value_lengths().fill_null(0))
-        ends = np.cumsum(sizes + 2)
-        ours = np.zeros(int(ends[-1]), bool)
-        ours[ends - 1] = ours[ends - 2] = True
-        index = np.empty(len(ours), np.int64)
-        index[~ours] = np.arange(int(sizes.sum()))
-        index[ours] = np.arange(2 * rows) + int(sizes.sum())
-        entries = pa.concat_arrays([given.flatten(), added]).take(pa.array(index))
-        return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), entries)
+        ours = {FLUX_PARTITION: str(self._partition).encode(), FLUX_SEQUENCE: numbers}
+        return with_headers(super()._headers(batch), ours, batch.num_rows)
