@@ -1,7 +1,8 @@
-"""Reports to people and programs: events, progress, watermarks, metrics.
+"""Reports to people and programs: events, progress, watermarks, silent inputs, metrics.
 
 events      Events of replicas and workers, kept for ``lastProgress``, the history and the log
 progress    Progress reports (``query.lastProgress``), made from the workers' reports
 watermarks  Event time in reports: watermarks, the partitions that hold them back, late rows
+silence     Inputs that do not answer, and that results go on without
 metrics     The metrics of one query for Prometheus, and their server
 """

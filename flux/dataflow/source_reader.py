@@ -32,6 +32,9 @@ class Silence(Enum):
 SILENT = Silence.SILENT
 #: Seconds without an answer after which a partition is silent.
 SILENCE_S = 5.0
+#: Seconds without an answer after which a partition that results go on without (``availability``) is told as silent. Its being
+#: idle does not depend on it.
+SILENCE_TOLD_S = 0.3
 
 
 class Contract:
@@ -88,6 +91,8 @@ class SourceSettings:
     ignore_corrupt_files: bool = False
     #: Seconds for which a file may stay incomplete (``spark.flux.files.badAfter``).
     bad_file_after_s: float = 600.0
+    #: Whether results go on without the source (``availability``): no answer from outside is silence then, however long.
+    may_be_silent: bool = False
 
 
 class PartitionReader(Contract):
@@ -97,6 +102,13 @@ class PartitionReader(Contract):
 
     #: The reader gives ``flux.SILENT`` itself when it gets no answer. Otherwise its count of pauses tells.
     _tells_silence = False
+    #: The reason of its silence, for people.
+    _silence = "its reader has not come back since"
+
+    def _asked_in_vain_since(self) -> float | None:
+        """Return the time since which the outside owes an answer, by the monotonic clock; None: it owes none, or the count of
+        pauses tells."""
+        return None
 
     def next(self) -> pa.RecordBatch | Positioned | Silence | None:
         """Return the next rows; None if there are none now, ``flux.SILENT`` if there may be some and the outside does not answer.

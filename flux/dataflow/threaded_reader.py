@@ -103,6 +103,9 @@ class ThreadedReader(PartitionReader):
         """Return how often the reader had nothing. Such a pause may lie before rows that have not been taken yet."""
         return self._pauses
 
+    def _asked_in_vain_since(self) -> float | None:
+        return None if self._ready or self._asked_since == math.inf else self._asked_since
+
     def close(self) -> None:
         with self._changed:
             self._closed = True

@@ -28,6 +28,8 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Checksum = Annotated[int, msgspec.Meta(ge=0)]
 #: A time in microseconds since the epoch; the least and the greatest number of 64 bits stand before and behind all times.
 Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+#: A reason, for people.
+Reason = Annotated[str, msgspec.Meta(max_length=300)]
 #: A reader position. Only the reader of the source can interpret it.
 Position = Annotated[bytes, msgspec.Meta(max_length=1024)]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypedDict
 
 from flux.settings import Settings
 from flux.windows.window import NEVER
-from flux.wire.frames import Id, Natural, Sequence, Time
+from flux.wire.frames import Id, Natural, Reason, Sequence, Time
 
 #: A worker reports a lag beyond this share of its bounds; one below it is reported only if the replica stands still. A replica
 #: that was beyond the bounds has caught up once it is below this share.
@@ -104,6 +104,17 @@ class SourceTime(NamedTuple):
     #: Rows that were read in this life.
     rows: Natural
     state: ReaderState
+
+
+class SilentStream(NamedTuple):
+    """A partition of a source that results go on without (``availability``), and that does not answer."""
+
+    source: Id
+    partition: Id
+    #: The time of the last answer, in seconds since the epoch.
+    since: float
+    #: As "its broker does not answer".
+    reason: Reason
 
 
 def holds_back(time: SourceTime) -> bool:
@@ -252,6 +263,7 @@ class Statistics(TypedDict, total=False):
     lost_rows: list[LostRows]
     #: For sources with event time.
     times: list[SourceTime]
+    silent: list[SilentStream]
     #: How often the logs have been emptied (``flux.worker.core``).
     drained: Natural
     #: Replicas elsewhere, by their primaries here.

@@ -61,9 +61,10 @@ from flux.worker.hosted_replicas import HostedReplicas
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.pacing import Pacing
 from flux.worker.replica_lifecycle import ReplicaLifecycle
-from flux.worker.source_scheduler import AssignedPartitions, SourceScheduler
+from flux.worker.source_scheduler import SourceScheduler
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
+from flux.worker.table_follower import AssignedPartitions
 from flux.worker.watermarks import WatermarkScheduler
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
 from partitioning.table import Table

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flux.dataflow.plan import FromSource
+from flux.dataflow.source_reader import SILENCE_TOLD_S
 from flux.replica.kinds import keeps_checkpoints
 from flux.replica.replica import Replica
 from flux.state.standby import Standby
@@ -23,6 +24,7 @@ from flux.wire.statistics import (
     Pauses,
     PrimaryRows,
     ReplicaWork,
+    SilentStream,
     StageStatistics,
     Statistics,
     Unapplied,
@@ -32,6 +34,10 @@ from partitioning.ids import DISK
 
 if TYPE_CHECKING:
     from flux.worker.core import WorkerCore
+    from flux.worker.source_scheduler import OpenReader, SourceScheduler
+
+#: The longest reason of silence that travels, in characters: that of an error may have a long path.
+REASON_CHARS_MAX = 300
 
 
 def stats(core: WorkerCore) -> Statistics:
@@ -50,6 +56,7 @@ def stats(core: WorkerCore) -> Statistics:
         "not_compared": core.reading.not_compared(),
         "lost_rows": lost_rows(core),
         "times": core.reading.times(),
+        "silent": silent(core.reading),
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
         "unapplied": unapplied(core),
@@ -65,6 +72,35 @@ def stats(core: WorkerCore) -> Statistics:
         "order_bytes": core.written[1],
         "order_slices": core.written[2],
     }
+
+
+def silent(reading: SourceScheduler) -> list[SilentStream]:
+    """List the partitions read here that results go on without, and that do not answer (design: silent-inputs)."""
+    found = []
+    for key, source in reading.open.items():
+        if not reading.about(key).may_be_silent or reading.sources[key].ended:
+            continue
+        since, reason = _asked_in_vain_since(source)
+        if since is not None and reading.looked_at >= since + SILENCE_TOLD_S:
+            at = reading.looked_at_wall - (reading.looked_at - since)
+            found.append(SilentStream(*key, round(at, 3), reason[:REASON_CHARS_MAX]))
+    return found
+
+
+def _asked_in_vain_since(source: OpenReader) -> tuple[float | None, str]:
+    """Return the time since which a reader has been asked without an answer, None if there is no such time, and the reason.
+
+    A reader that does not tell by itself has answered when its count of pauses rose. It counts as silent only up to the time at
+    which it was asked last: a reader whose log is full is not asked."""
+    reader = source.reader
+    if (since := reader._asked_in_vain_since()) is not None:
+        return since, reader._silence
+    if source.silent_at is not None:
+        return source.silent_at, "it has said that it gets no answer" if not reader._tells_silence else reader._silence
+    if reader._tells_silence or source.quiet is None:
+        return None, ""
+    since = max(source.paused_at, source.quiet[0])
+    return (since, reader._silence) if source.asked_at >= since + SILENCE_TOLD_S else (None, "")
 
 
 def lost_rows(core: WorkerCore) -> list[LostRows]:

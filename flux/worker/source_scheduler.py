@@ -6,9 +6,7 @@ that they feed is full. A reader is opened when its first batch is wanted: its b
 
     on the table -> wanted (a consumer waits for rows, and the beginning is known) -> open -> ended, or read elsewhere
 
-Left to others: the streams (``source_streams``), the clock (the shell).
-
-``AssignedPartitions`` follows the table.
+Left to others: the streams (``source_streams``), the clock (the shell), the table (``table_follower``).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flux.dataflow.plan import EdgePlan, EventTime, FromSource, Plan, WorkerSourcePlan
+from flux.dataflow.plan import EdgePlan, EventTime, Plan, WorkerSourcePlan
 from flux.dataflow.source import Positioned
 from flux.dataflow.source_reader import SILENCE_S, SILENT, PartitionReader, opened
 from flux.errors import FluxError, UsageError, UserCodeError
@@ -42,50 +40,6 @@ from flux.worker.pacing import ReadTurn, next_multiple
 from partitioning.clustering import copier
 from partitioning.columns import row_bytes
 from partitioning.ids import SourcePartition, StreamId
-from partitioning.table import Table
-
-
-class AssignedPartitions:
-    """The partitions of sources that the table assigns to a worker, as they come and go (design: seek). ``producers`` of all
-    streams that begin there."""
-
-    def __init__(self, plan: Plan, worker: int, reading: SourceScheduler, producers: dict[StreamId, Producer]) -> None:
-        self._plan = plan
-        self._worker = worker
-        self._reading = reading
-        self._producers = producers
-        self._epoch = -1
-
-    def on_table(self, table: Table, before: Table | None) -> None:
-        self._epoch = table.epoch
-        if before is not None and before.sources == table.sources:
-            return
-        mine = {
-            SourcePartition(source.id, partition)
-            for source in self._plan.sources
-            if source.worker_partitions
-            for partition, worker in enumerate(table.sources[source.id])
-            if worker == self._worker
-        }
-        self._read_only(mine, mine)
-
-    def read_again(self, edge: int, partition: int) -> list[Producer]:
-        """Read a partition of a source anew, because a replica has taken over from a checkpoint and is the only one that lacks
-        some of its rows. Return the producers that begin."""
-        origin, mine = self._plan.edges[edge], set(self._reading.sources)
-        assert isinstance(origin, FromSource)
-        return self._read_only(mine - {SourcePartition(origin.source, partition)}, mine)
-
-    def _read_only(self, kept: set[SourcePartition], mine: set[SourcePartition]) -> list[Producer]:
-        """Go on with the kept sources, and end the others. Return the producers of those that begin now, to have all of
-        ``mine``."""
-        for producer in self._reading.keep_only(kept):
-            producer.log.clear()
-            del self._producers[producer.stream]
-        begun = list(self._reading.begin(mine, self._epoch))
-        self._producers.update((producer.stream, producer) for producer in begun)
-        return begun
-
 
 #: Seconds after which sources that had nothing are asked again: at first, and doubled each time up to the longest.
 IDLE_SOURCE_S, IDLE_SOURCE_MAX_S = 0.001, 0.004
@@ -148,6 +102,10 @@ class OpenReader:
     quiet_until: float = -inf
     #: Its last count of the times at which it had nothing.
     pauses: int = 0
+    #: Time at which it was asked last.
+    asked_at: float = -inf
+    #: Time since which it has given ``flux.SILENT``; None: it has not.
+    silent_at: float | None = None
     #: Time at which it had nothing for the first time since it gave rows, and the pauses of its source by then.
     quiet: tuple[float, int] | None = None
     #: Time at which its pauses last rose: it is known to have had nothing then.
@@ -184,7 +142,10 @@ class SourceScheduler:
         self.bell: Callable[[], None] | None = None
         self._plan = plan
         self._producer = producer
-        self._open: dict[SourcePartition, OpenReader] = {}
+        #: Open readers.
+        self.open: dict[SourcePartition, OpenReader] = {}
+        #: The time of the last look at the sources, and the same by the wall clock.
+        self.looked_at = self.looked_at_wall = 0.0
         #: Partitions that have not ended, the next one first.
         self._rotation: deque[SourcePartition] = deque()
         self._turn = ReadTurn()
@@ -222,10 +183,10 @@ class SourceScheduler:
                     edges = self._plan.edges_of_source(source.id)
                     producers = [self._producer(StreamId(edge.id, partition), edge, epoch) for edge in edges]
                     yield from producers
-                    seeks = self._about(key).seeks and epoch > 0
+                    seeks = self.about(key).seeks and epoch > 0
                     self.sources[key] = SourceStreams(
                         edges, producers, source.name, seeks, source.positions, self._plan.settings.batch_max_bytes,
-                        self._about(key).own_numbers, source.event_time,
+                        self.about(key).own_numbers, source.event_time,
                     )  # fmt: skip
                     self._rotation.append(key)
 
@@ -239,7 +200,7 @@ class SourceScheduler:
         if not streams.start_known and not streams.find_start():
             return False
         if self.stopped or self._is_ahead(streams):
-            return streams.comes_again(len(self._open[key].small) if key in self._open else 0)
+            return streams.comes_again(len(self.open[key].small) if key in self.open else 0)
         return True
 
     def align(self, others_at: int) -> None:
@@ -259,8 +220,8 @@ class SourceScheduler:
         self.aligned_to = min(least) + self._drift if least else None
         for key, streams in self.sources.items():
             if self._is_ahead(streams):
-                if key in self._open:
-                    self._open[key].quiet = None
+                if key in self.open:
+                    self.open[key].quiet = None
                 streams.wake_up()
 
     def _is_ahead(self, streams: SourceStreams) -> bool:
@@ -277,7 +238,7 @@ class SourceScheduler:
 
     def _asked_at(self, key: SourcePartition) -> float:
         """Return the time at which a source that may be read is asked for its next batch; -inf: at once."""
-        source = self._open.get(key)
+        source = self.open.get(key)
         if source is not None and (source.over or (source.small and self._in_turn is None)):
             return -inf  # batches for which the log had no room wait for no reader
         if source is None or not source.rings:
@@ -287,6 +248,7 @@ class SourceScheduler:
     def read(self, idle: bool, now: float, created: float, note: Note) -> bool:
         """Read one batch, if it is time for one. It is called until it returns False. ``idle``: there is nothing to apply;
         ``created``: the time by the wall clock; ``note``: the worker's note of its activity."""
+        self.looked_at, self.looked_at_wall = now, created
         if now >= self._done_at:
             self._done_at = now + self.done_every_s
             self.tell_done()
@@ -296,14 +258,14 @@ class SourceScheduler:
             self._in_turn, self._rows_before = 0, self._rows
             if self._drift:
                 self._align()
-            for key, source in self._open.items():
+            for key, source in self.open.items():
                 if source.small:
                     source.room_bytes = self.sources[key].room_bytes
         goes_on = self._turn.goes_on(self._in_turn, now)
         if goes_on and self._read_next(now, created, note):
             self._in_turn += 1
             return True
-        for key, source in self._open.items():
+        for key, source in self.open.items():
             self._hand_on(key, source)
         self._turn.ended(not goes_on and self._rows - self._rows_before <= SMALL_STEP_ROWS * self._in_turn)
         self._in_turn = None
@@ -322,7 +284,7 @@ class SourceScheduler:
                 if read:
                     self._idle_s = 0.0
                     return True
-                polled |= not self._open[key].rings
+                polled |= not self.open[key].rings
         if self.interval_s and all(self.sources[key].has_room for key in self._rotation):
             self._idle_until = self._paused_until = next_multiple(self.interval_s, created) - (created - now)
             return False
@@ -337,6 +299,7 @@ class SourceScheduler:
         source = self._opened(key)
         if not (source.unread or source.over or self._enough(key, source)):
             source.rung, source.quiet_until = False, -inf  # before it is asked: rows that come from now on ring again
+            source.asked_at = now
             try:
                 batch = source.next()
             except StopIteration:
@@ -345,6 +308,7 @@ class SourceScheduler:
                 raise self._failed(key, error) from error
             else:
                 if batch is SILENT:
+                    source.silent_at = now if source.silent_at is None else source.silent_at
                     self._note_silence(key, source, now)
                     return False
                 if batch is None:
@@ -353,7 +317,7 @@ class SourceScheduler:
                     self._note_quiet(key, source, seen, now, created)
                     source.quiet_until = now + QUIET_S
                     return False
-                source.quiet = None
+                source.quiet = source.silent_at = None
                 nbytes = self._if_small(key, source, batch)
                 if nbytes:
                     # Copied, because the reader may use its memory again when it is asked next.
@@ -365,7 +329,7 @@ class SourceScheduler:
                         self._hand_on(key, source)
                     return True
                 position, numbers = b"", None
-                if self._about(key).positions and isinstance(batch, Positioned):
+                if self.about(key).positions and isinstance(batch, Positioned):
                     position = b"" if batch.position is None else self._packed(key, batch.position)
                     batch, numbers = batch.batch, batch.numbers
                 self._cut(key, ReadPart(batch, position, numbers), source.unread)
@@ -376,7 +340,7 @@ class SourceScheduler:
             part = self._take_part(key, source.unread)
             self.take(key, part.batch, part.position, created, part.numbers)
         elif source.over:
-            del self._open[key]
+            del self.open[key]
             self.finish(key, created)
         return True
 
@@ -388,7 +352,7 @@ class SourceScheduler:
         reader had nothing when it was asked after that pause."""
         streams = self.sources[key]
         if streams.pauses > seen:
-            source.paused_at, streams.silent = now, False
+            source.paused_at, source.silent_at, streams.silent = now, None, False
         if source.quiet is None:
             source.quiet, source.done_at = (now, streams.pauses), now + self.idle_done_s
             return
@@ -400,9 +364,9 @@ class SourceScheduler:
             self._tell_done(key, streams)
         if seen <= source.quiet[1]:
             return
-        if self._about(key).own_numbers and now >= source.quiet[0] + self._end_s:
+        if self.about(key).own_numbers and now >= source.quiet[0] + self._end_s:
             streams.come_to_end()
-        event_time = self._about(key).event_time
+        event_time = self.about(key).event_time
         if event_time is not None and event_time.idle is not None:
             self._note_idle(streams, source, event_time, now, wall)
 
@@ -433,7 +397,7 @@ class SourceScheduler:
         """Return the bytes of a batch that is appended together with others; 0: it is appended alone. Numbered rows always are:
         their readers put small batches together themselves, and the places at which rows may be cut depend on those appended
         before."""
-        about, settings = self._about(key), self._plan.settings
+        about, settings = self.about(key), self._plan.settings
         if about.positions or not isinstance(batch, pa.RecordBatch):
             return 0
         if not 0 < batch.num_rows <= min(SMALL_ROWS, settings.batch_max_rows) or not batch.schema.equals(about.schema):
@@ -470,15 +434,15 @@ class SourceScheduler:
             raise self._failed(key, error) from error
 
     def _opened(self, key: SourcePartition) -> OpenReader:
-        found = self._open.get(key)
+        found = self.open.get(key)
         if found is None:
             position = self.sources[key].position
             try:
-                about = self._about(key)
+                about = self.about(key)
                 schema = about.schema
                 reader = self.open_reader(about, key.partition, position)
                 found = OpenReader(reader, reader.next, copier(schema), row_bytes(schema))
-                self._open[key] = found
+                self.open[key] = found
                 self._hand_bell(found)
             except BaseException as error:  # the user's, also sys.exit()
                 raise self._failed(key, error) from error
@@ -501,7 +465,7 @@ class SourceScheduler:
         if not isinstance(batch, pa.RecordBatch):
             unread.append(given)  # ``conform`` raises an error that names the source
             return
-        about, settings = self._about(key), self._plan.settings
+        about, settings = self.about(key), self._plan.settings
         batch = plain_batch(batch, about.schema)  # before it is cut, so that a dictionary is decoded once
         if about.own_numbers:
             numbers = self._checked_numbers(key, batch, numbers)
@@ -522,7 +486,7 @@ class SourceScheduler:
     def _checked_numbers(self, key: SourcePartition, batch: pa.RecordBatch, numbers: Any) -> np.ndarray:
         """Check and return the rows' own numbers. They ascend, and lie behind those of the rows before."""
         found = np.asarray([] if numbers is None else numbers)
-        least = max((part.numbers[-1] + 1 for part in self._open[key].unread if part.numbers is not None), default=0)
+        least = max((part.numbers[-1] + 1 for part in self.open[key].unread if part.numbers is not None), default=0)
         least = max(least, self.sources[key].next_number)
         if len(found) == batch.num_rows == 0:
             return np.empty(0, np.int64)
@@ -579,7 +543,7 @@ class SourceScheduler:
 
     def lags(self) -> list[SourceLag]:
         """Return the lags of the partitions that are read here, if their readers know them."""
-        return [lag for key, source in self._open.items() for lag in self._lag(key, source.reader)]
+        return [lag for key, source in self.open.items() for lag in self._lag(key, source.reader)]
 
     def _lag(self, key: SourcePartition, reader: PartitionReader) -> Iterator[SourceLag]:
         try:
@@ -616,7 +580,7 @@ class SourceScheduler:
 
     def bad_records(self) -> list[BadRecords]:
         """Return the counts of bad records of the partitions that are read here and have had any."""
-        return [said for key, source in self._open.items() for said in self._bad_records(key, source.reader)]
+        return [said for key, source in self.open.items() for said in self._bad_records(key, source.reader)]
 
     def not_compared(self) -> list[NotCompared]:
         """Return how often rows of partitions here could not be compared with an earlier reading, because some are gone."""
@@ -639,12 +603,12 @@ class SourceScheduler:
     @property
     def settled(self) -> bool:
         """True if all consumers of sources with positions have reported that they have all rows that were read."""
-        return all(streams.settled for key, streams in self.sources.items() if self._about(key).positions)
+        return all(streams.settled for key, streams in self.sources.items() if self.about(key).positions)
 
     @property
     def lacking(self) -> float:
         """The number of elements of sources with positions that were read here, and that checkpoints may lack."""
-        about = [streams for key, streams in self.sources.items() if self._about(key).positions]
+        about = [streams for key, streams in self.sources.items() if self.about(key).positions]
         return sum(producer.lacking for streams in about for producer in streams.producers)
 
     def tell_done(self) -> None:
@@ -653,10 +617,10 @@ class SourceScheduler:
             self._tell_done(key, streams)
 
     def _tell_done(self, key: SourcePartition, streams: SourceStreams) -> None:
-        position = streams.applied() if self._about(key).positions else b""
-        if position and key in self._open:
+        position = streams.applied() if self.about(key).positions else b""
+        if position and key in self.open:
             try:
-                self._open[key].reader.applied(unpacked(position))
+                self.open[key].reader.applied(unpacked(position))
             except BaseException as error:  # the user's, also sys.exit()
                 raise self._failed(key, error) from error
 
@@ -664,15 +628,16 @@ class SourceScheduler:
 
     def close(self) -> None:
         """Close all readers, which may hold files; an exception of one is logged."""
-        for key in list(self._open):
+        for key in list(self.open):
             self._close(key)
 
     def _close(self, key: SourcePartition) -> None:
-        source = self._open.pop(key, None)
+        source = self.open.pop(key, None)
         if source is not None:
             closed(self._name(key), source.reader.close)
 
-    def _about(self, key: SourcePartition) -> WorkerSourcePlan:
+    def about(self, key: SourcePartition) -> WorkerSourcePlan:
+        """Return the plan of the source of a partition."""
         about = self._plan.sources[key.source]
         assert isinstance(about, WorkerSourcePlan)
         return about

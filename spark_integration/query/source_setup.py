@@ -46,7 +46,7 @@ def prepared(
         if not isinstance(given, WorkerSourcePlan) or not given.reader.defines & {"configure", "prepare"}:
             return given
         reader = _copied(given.reader, f"source {given.name}", "read()")
-        reader.configure(settings)
+        reader.configure(replace(settings, may_be_silent=given.may_be_silent))
         if "prepare" in reader.defines:
             said = reader.prepare(known.get("sources", {}).get(given.name))
             found["sources"][given.name] = _can_be_kept(said, f"source {given.name}")

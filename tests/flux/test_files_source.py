@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import threading
@@ -17,9 +18,13 @@ from folders_read import LONG_S, ROWS, drain, fails, given, gives_nothing, numbe
 
 import flux
 from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone
+from flux.connectors.files.formats import ParquetFormat
+from flux.connectors.files.reader import FILE_ROWS
+from flux.connectors.files.source import FilesReader
 from flux.connectors.files.watch import Watch
 from flux.connectors.ledger import LedgerBroken
 from flux.dataflow import threaded_reader
+from flux.dataflow.source import RowStart
 from flux.dataflow.source_reader import SourceSettings
 
 
@@ -460,6 +465,88 @@ def test_a_folder_that_does_not_answer_makes_its_partitions_silent(
         answers.set()
         for rows in both:
             rows.close()
+
+
+def patient(folder: Path, **options: Any) -> FilesReader:
+    """A reader of a folder that results go on without."""
+    reader = started(folder, **options)
+    reader.configure(SourceSettings(may_be_silent=True, ignore_missing_files=True))
+    return reader
+
+
+def test_a_folder_that_cannot_be_read_is_silent_where_results_go_on_without_it_and_no_row_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes in the middle of a file. The rest is not left out for good, as that of a corrupt file, though that was asked
+    for."""
+    folder, away, read = tmp_path / "in", tmp_path / "away", ParquetFormat.read
+    folder.mkdir()
+
+    def on_a_mount(format: ParquetFormat, *where: Any) -> Any:
+        for batch in read(format, *where):
+            for first in range(0, batch.num_rows, 2):
+                if not folder.exists():
+                    raise BadFile("input/output error")
+                yield batch.slice(first, 2)
+
+    monkeypatch.setattr(ParquetFormat, "read", on_a_mount)
+    monkeypatch.setattr(threaded_reader, "AHEAD_BYTES", 0)
+    write(folder, "a.parquet", 0, rows=10, group=2)
+    write(folder, "b.parquet", 10, rows=2)
+    reader = patient(folder, ledger=tmp_path)
+    reader._corrupt = True
+    rows = reader.read(0, None)
+    try:
+        found = [value for value, _ in take(rows, 2)]
+        os.rename(folder, away)
+        before = time.monotonic()
+        end = before + LONG_S
+        while (taken := next(rows)) is not flux.SILENT:
+            found += [] if taken is None else taken.batch.column(0).to_pylist()
+            assert time.monotonic() < end
+        assert found == [*range(len(found))]
+        assert 2 <= len(found) < 10
+        assert rows._silence.startswith(f"the folder {folder} is not there")
+        since = rows._asked_in_vain_since()
+        assert since is not None
+        assert since >= before
+        os.rename(away, folder)
+        write(folder, "c.parquet", 12)
+        found += [value for value, _ in take(rows, 15 - len(found))]
+        assert found == [*range(15)]
+        until(lambda: next(rows) is None, "an answer")
+        assert rows._unanswered_at is None
+        assert reader.unread_files() == {"incomplete": {}, "missing": {}, "corrupt": {}}
+    finally:
+        rows.close()
+
+
+def test_a_reader_that_begins_while_its_folder_cannot_be_read_waits_for_its_ledger(tmp_path: Path) -> None:
+    folder, away = tmp_path / "in", tmp_path / "away"
+    folder.mkdir()
+    write(folder, "a.parquet", 0)
+    reader = patient(folder)
+    rows = reader.read(0, None)
+    (*_, (_, position)) = take(rows, 3)
+    rows.close()
+    os.rename(folder, away)
+    later = copy.copy(reader)
+    later._watch = None
+    waits = later.read(0, RowStart(FILE_ROWS, position, position))
+    try:
+        until(lambda: next(waits) is flux.SILENT, "silence")
+        os.rename(away, folder)
+        write(folder, "b.parquet", 3)
+        assert [value for value, _ in take(waits, 3)] == [3, 4, 5]
+    finally:
+        waits.close()
+
+
+def test_other_errors_of_a_folder_end_the_query_as_ever(tmp_path: Path) -> None:
+    reader = started(tmp_path)
+    reader.configure(SourceSettings(may_be_silent=True))
+    (tmp_path / "day=1").mkdir()
+    fails(reader, FileError, "partitioned table")
 
 
 def test_a_partition_has_paused_when_the_folder_was_looked_at_and_not_when_it_asks_again(tmp_path: Path) -> None:

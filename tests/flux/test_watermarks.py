@@ -20,6 +20,7 @@ from flux.wire.messages import Bound, OrderEntry, Orders, OrdersSeen, PartitionO
 from flux.wire.statistics import ReaderState
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
+from flux.worker.report import silent
 from flux.worker.report import stats as stats_of
 from partitioning.ids import SourcePartition
 from partitioning.table import ReplicaAt, Table
@@ -72,9 +73,16 @@ class Script:
                 yield each
 
 
-def timed(plan: Plan, delay: int = 0, idle: int | None = None, advance: bool = False, drift: int = 0) -> Plan:
+def timed(
+    plan: Plan,
+    delay: int = 0,
+    idle: int | None = None,
+    advance: bool = False,
+    drift: int = 0,
+    may_be_silent: bool = False,
+) -> Plan:
     """Give the source of a plan an event time, whose on-time rows go to the first stage."""
-    source = replace(plan.sources[0], event_time=EventTime("ts", 1, delay, idle, advance))
+    source = replace(plan.sources[0], event_time=EventTime("ts", 1, delay, idle, advance), may_be_silent=may_be_silent)
     first = plan.edges[0]
     assert isinstance(first, FromSource)
     edges = [replace(first, timed=Timed.ON_TIME, states=True, quantum=10)]
@@ -379,6 +387,58 @@ def test_a_reader_that_gets_no_answer_is_told_of_whether_or_not_it_may_be_idle()
     counting.batches.append(rows(2))
     windows.run(0.2)
     assert state() is ReaderState.READING
+
+
+def silences(windows: Windows) -> list[tuple[int, float, str]]:
+    return [(said.partition, said.since, said.reason) for said in silent(windows.core.reading)]
+
+
+def test_silence_is_told_early_and_idleness_does_not_depend_on_it() -> None:
+    """A reader without an answer is told of after 300 ms; its being idle goes by five seconds, as without availability."""
+    counting = Counting([rows(1)])
+    for may_be_silent in (True, False):
+        windows = Windows(idle=3_000_000, may_be_silent=may_be_silent)
+        counting = Counting([rows(1)])
+        windows.script.read = lambda partition, it=counting: iter(it)  # type: ignore[method-assign, misc]
+        windows.core.reading.open_reader = lambda about, partition, position, script=windows.script: opened(
+            FunctionReader(script.read), partition, None
+        )
+        windows.run(0.2)
+        assert silences(windows) == []
+        windows.run(0.5)
+        assert len(silences(windows)) == may_be_silent
+        if may_be_silent:
+            ((_, since, why),) = silences(windows)
+            assert since == pytest.approx(0.0, abs=0.15)
+            assert why == "its reader has not come back since"
+        for _ in range(40):  # an answer each 100 ms: that it has nothing
+            counting.answers += 1
+            windows.run(0.1)
+        assert silences(windows) == []
+        assert windows.core.sources[SourcePartition(0, 0)].idle
+        windows.run(1.0)
+        assert windows.core.sources[SourcePartition(0, 0)].idle, "short silence ends no idleness"
+
+
+def test_a_reader_that_says_that_it_gets_no_answer_is_silent_until_it_has_one() -> None:
+    windows = Windows(partitions=2, may_be_silent=True)
+    windows.run(0.2)
+    windows.script.silent.add(1)
+    windows.run(0.6)
+    ((partition, since, why),) = silences(windows)
+    assert (partition, why) == (1, "it has said that it gets no answer")
+    assert since == pytest.approx(0.2, abs=0.15)
+    windows.script.silent.clear()
+    windows.run(0.2)
+    assert silences(windows) == []
+
+
+def test_a_reader_whose_log_is_full_is_not_asked_so_it_is_not_silent() -> None:
+    windows = Windows(may_be_silent=True)
+    windows.run(0.1)
+    windows.core.reading.stopped = True
+    windows.run(1.0)
+    assert silences(windows) == []
 
 
 # ---- alignment

@@ -305,3 +305,23 @@ def test_a_thread_knows_how_long_it_has_waited_for_a_processor(tmp_path: Path) -
     counted.write_text("91000000 159000000 9\n")
     assert crowding.share(99.0) is None, "a system that does not count is not asked again"
     assert ThreadCrowding(tmp_path / "no such file").share(1.0) is None
+
+
+def test_a_partition_has_been_answered_once_a_broker_has_said_anything_about_it() -> None:
+    """Also that there is nothing. A failure is no answer, and takes none back."""
+    fetching = FetchSchedule()
+    first, second = reading(fetching, 0, 1)
+    ask = one(fetching, 0.0)
+    for part in fetching.answered(ask, 0.0):
+        assert fetching.failed(part, 0, 0.0, inf) is None
+        assert not part.answered
+    for part in fetching.lookups(PAUSE_S):
+        fetching.found(part, HERE, PAUSE_S)
+    ask = one(fetching, PAUSE_S)
+    fetching.answered(ask, 1.0)
+    fetching.goes_on(first, 0, 1.0, lags=False)
+    fetching.works_off(second, 1.0)
+    assert (first.answered, second.answered) == (True, True)
+    assert fetching.failed(first, 0, 1e6, inf) is None
+    assert first.answered
+    assert fetching.failed(second, 0, 1e6, RETRY_S) == pytest.approx(1e6 - 1.0)

@@ -14,6 +14,8 @@ import pytest
 import flux
 from flux.connectors.kafka.client import cluster as client
 from flux.connectors.kafka.errors import BrokerUnreachable, DataLost, NotPermitted
+from flux.connectors.kafka.read import partition_reader
+from flux.dataflow.source_reader import SourceSettings
 from flux.errors import UsageError
 from tests.kafka.broker import ADMIN, GUEST, PASSWORD, SCRAM_ADMIN, Broker, free_ports
 from tests.kafka.topics import read_all, reader, reading, send, until
@@ -162,6 +164,45 @@ def test_a_broker_that_stays_silent_ends_the_reading(
         try:
             with pytest.raises(BrokerUnreachable, match=f"partition 0 of topic '{topic}' from offset 1 failed for . s"):
                 until(batches, 1)
+        finally:
+            broker.process.send_signal(signal.SIGCONT)
+
+
+def test_a_broker_that_stays_silent_is_waited_for_where_results_go_on_without(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a later life of the reader, too, which has had no answer itself."""
+    monkeypatch.setattr(client, "ATTEMPT_S", 0.3)
+    monkeypatch.setattr(partition_reader, "OVERDUE_S", 0.6)
+    send(broker.address, topic, [b"x"])
+    assert broker.process is not None
+    read = reader(topic, broker.address, retry_timeout="300ms")
+    read.configure(SourceSettings(may_be_silent=True))
+    with reading(read) as batches:
+        (first,) = until(batches, 1)
+        assert batches._asked_in_vain_since() is None
+        broker.process.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        try:
+            with reading(read, start=first.position) as later:
+                while time.monotonic() < stopped_at + 2.5:
+                    assert next(batches) in (None, flux.SILENT)
+                    assert next(later) in (None, flux.SILENT)
+                    time.sleep(0.01)
+                since = batches._asked_in_vain_since()
+                assert since is not None
+                assert since < stopped_at + 0.6
+                assert later._asked_in_vain_since() is not None
+                assert batches._silence == "its broker does not answer"
+                with reading(read) as fresh, pytest.raises(BrokerUnreachable):  # no answer ever: a start that fails
+                    until(fresh, 1)
+                broker.process.send_signal(signal.SIGCONT)
+                send(broker.address, topic, [b"y"])
+                assert [until(each, 1)[0].batch.column("value").to_pylist() for each in (batches, later)] == [
+                    [b"y"],
+                    [b"y"],
+                ]
+                assert batches._asked_in_vain_since() is None
         finally:
             broker.process.send_signal(signal.SIGCONT)
 

@@ -11,6 +11,8 @@ class FileError(FluxError):
 
     #: The defect alone, in a few words: no path, no advice. It is shown where the file is left out.
     defect = ""
+    #: The folder itself could not be asked.
+    no_answer = False
 
 
 class FileChanged(FileError):

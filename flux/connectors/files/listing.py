@@ -59,15 +59,21 @@ class Rules:
 
 
 def listed(files: fs.FileSystem, root: str, rules: Rules) -> dict[str, FoundFile]:
-    """Return the files below ``root``, by name. FileGone if there is no such folder."""
+    """Return the files below ``root``, by name. FileGone if there is no such folder, FileError if it cannot be read; both with
+    ``no_answer``."""
     try:
         if isinstance(files, fs.LocalFileSystem):
             return {found.name: found for found in _local(root, rules)}
         return {found.name: found for found in _remote(files, root, rules)}
     except FileNotFoundError as error:
-        raise FileGone(f"the folder {root} is not there: {error}") from error
+        raise _unanswered(FileGone(f"the folder {root} is not there: {error}")) from error
     except OSError as error:
-        raise FileError(f"the folder {root} cannot be read: {error}") from error
+        raise _unanswered(FileError(f"the folder {root} cannot be read: {error}")) from error
+
+
+def _unanswered(error: FileError) -> FileError:
+    error.no_answer = True
+    return error
 
 
 def _remote(files: fs.FileSystem, root: str, rules: Rules) -> Iterator[FoundFile]:

@@ -7,6 +7,7 @@ the rows behind a file that is gone would be taken for the rows of that file.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,8 +16,9 @@ import pyarrow as pa
 from flux.connectors.files.errors import BadFile, FileError, FileGone
 from flux.connectors.files.listing import FoundFile
 from flux.connectors.files.watch import CORRUPT, MISSING, EarlyEnd, Watch
+from flux.connectors.ledger import LedgerBroken
 from flux.dataflow.source import Positioned, RowStart
-from flux.dataflow.source_reader import Silence
+from flux.dataflow.source_reader import SILENT, Silence
 from flux.dataflow.threaded_reader import ThreadedReader
 
 #: Numbers of rows reserved for each file: 17 billion. That leaves room for 268 million files of a partition. Without a key, each
@@ -38,6 +40,10 @@ class FileRows(ThreadedReader):
         #: Looks at the folder that had no file for this reader, and the number of looks by the last of these.
         self._in_vain = self._looks = 0
         self._taken = self._reached = self._first[0]
+        #: The newest place behind rows that were put out.
+        self._given = self._first
+        #: Time since which the folder cannot be read; None: it can.
+        self._unanswered_at: float | None = None
         super().__init__(self._rows, f"flux-files-{partition}")
 
     def _place(self, start: RowStart) -> tuple[int, int]:
@@ -51,6 +57,7 @@ class FileRows(ThreadedReader):
         """Return rows of a file before its row ``end``, with the position behind them."""
         if end > FILE_ROWS:
             raise FileError(f"{self._watch.known(number).name} has more than {FILE_ROWS:,} rows: split it")
+        self._given = position
         first = (number - self._partition) // self._partitions * FILE_ROWS
         return Positioned(batch, [*position], np.arange(first + end - batch.num_rows, first + end, dtype=np.int64))
 
@@ -58,7 +65,10 @@ class FileRows(ThreadedReader):
         taken = super().next()
         if isinstance(taken, Positioned):
             self._taken = taken.position[0]
-        return taken
+        return SILENT if taken is None and self._unanswered_at is not None else taken
+
+    def _asked_in_vain_since(self) -> float | None:
+        return super()._asked_in_vain_since() if self._unanswered_at is None else self._unanswered_at
 
     def pauses(self) -> int:
         """Return how often a look at the folder has found no file for this partition. All partitions share a look, and looks at a
@@ -76,13 +86,31 @@ class FileRows(ThreadedReader):
         return at, max(mine, at)
 
     def _rows(self) -> Iterator[Positioned | float]:
-        number, skip = self._first
+        """Yield the rows. A folder that cannot be read is asked again, if results go on without it. Reading goes on behind the
+        rows that were put out."""
+        while True:
+            try:
+                yield from self._rows_from(*self._given)
+            except (FileError, LedgerBroken) as error:
+                about = self._folder_error(error)
+                if about is None:
+                    raise
+                self._unanswered_at = self._unanswered_at or time.monotonic()
+                self._silence = about.summary
+            yield self._watch.folder.poll_s
+
+    def _folder_error(self, error: BaseException) -> FileError | None:
+        """Return the error about a folder that is to be waited for; None: the error is of another kind, and ends the query."""
+        return self._watch.unanswered(error) if self._watch.folder.may_be_silent else None
+
+    def _rows_from(self, number: int, skip: int) -> Iterator[Positioned | float]:
         if number >= self._partitions or skip:
             # The ledger has the files that an earlier life has read.
             self._watch.known(number if skip else number - self._partitions)
         while True:
             self._reached = number
             found, looks = self._watch.file(number)
+            self._unanswered_at = None
             if found is None:
                 self._in_vain, self._looks = self._in_vain + (looks > self._looks), looks
                 yield self._watch.folder.poll_s
@@ -104,8 +132,8 @@ class FileRows(ThreadedReader):
                 if ended is not None and at == ended.row:
                     break
         except (BadFile, FileGone) as error:
-            if ended is not None or not self._ignores(error):
-                raise
+            if ended is not None or not self._ignores(error) or self._folder_error(error) is not None:
+                raise  # rows of a folder that cannot be read are not gone
             if self._newest is not None and self._newest > (number, at):
                 raise self._needed(error, number, at) from error
             ended = EarlyEnd(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.defect or error.summary)

@@ -118,6 +118,7 @@ class FilesReader(HasLedger, SourceReader):
                 bad_after_s=settings.bad_file_after_s,
                 ignore_missing=settings.ignore_missing_files if missing is None else missing,
                 ignore_corrupt=settings.ignore_corrupt_files if corrupt is None else corrupt,
+                may_be_silent=settings.may_be_silent,
             )
             self._watch = Watch(folder, self.ledger)
         return self._watch

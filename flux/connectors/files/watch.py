@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from pyarrow import fs
 
 from flux.connectors.files.completion import Completion
-from flux.connectors.files.errors import BadFile, FileChanged, gone
+from flux.connectors.files.errors import BadFile, FileChanged, FileError, gone
 from flux.connectors.files.formats import FileFormat
 from flux.connectors.files.listing import FoundFile, Rules, listed
 from flux.connectors.ledger import Ledger, LedgerBroken
@@ -67,6 +67,8 @@ class WatchedFolder:
     ignore_changes: bool = False
     ignore_missing: bool = False
     ignore_corrupt: bool = False
+    #: Results go on without the folder: while it cannot be read, it is asked again, for as long as it takes.
+    may_be_silent: bool = False
 
 
 class Watch:
@@ -149,6 +151,17 @@ class Watch:
             if time.monotonic() >= self._look_at:
                 self._look()
             return self._files[number] if number < len(self._files) else None, self._looks
+
+    def unanswered(self, error: BaseException) -> FileError | None:
+        """Return the error about the folder, if it is the reason of an error about a file or the ledger: the folder cannot be
+        read, and its files neither. None: it can."""
+        if isinstance(error, FileError) and error.no_answer:
+            return error
+        try:
+            self.listed()
+        except FileError as found:
+            return found if found.no_answer else None
+        return None
 
     def known(self, number: int) -> FoundFile:
         """Return a file that an earlier life has read."""

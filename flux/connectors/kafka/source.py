@@ -29,7 +29,7 @@ from flux.connectors.kafka.read.partition_reader import ReadOptions, TopicPartit
 from flux.connectors.kafka.records.decoder import COLUMNS
 from flux.connectors.kafka.warm_up import warm_up
 from flux.dataflow.source import RowStart, Source, source
-from flux.dataflow.source_reader import SourceReader
+from flux.dataflow.source_reader import SourceReader, SourceSettings
 from flux.errors import UsageError
 from flux.settings import parse_bytes, parse_seconds
 
@@ -79,6 +79,9 @@ class KafkaReader(SourceReader):
         self._fetcher: Fetcher | None = None
         # Wrong values of ``starting`` are refused at once.
         self.starts, self.topic_ids = self._first_offsets(partitions, starting)
+
+    def configure(self, settings: SourceSettings) -> None:
+        self.how = dataclasses.replace(self.how, may_be_silent=settings.may_be_silent)
 
     def prepare(self, kept: Any) -> Any:
         """Settle the beginning for all lives of a query: at its first start, and not when the flow was written. A query that
@@ -185,7 +188,9 @@ class KafkaReader(SourceReader):
             self._committer = GroupCommit(self.how.bootstrap, self.how.security, self.group)
         if self._fetcher is None:
             self._fetcher = self.how.fetcher()
-        return TopicPartitionReader(self.how, topic, number, first, self._committer, self._fetcher, newest, generation)
+        return TopicPartitionReader(
+            self.how, topic, number, first, self._committer, self._fetcher, newest, generation, start is not None
+        )
 
     def partition_name(self, partition: int) -> str:
         topic, number = self.topic_partitions[partition]

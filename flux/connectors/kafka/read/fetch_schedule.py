@@ -88,6 +88,8 @@ class FetchedPartition:
     offset: int
     #: Time of the last answer of a broker, or of the end of a pause: silence counts from here.
     good: float
+    #: A broker has answered, in this life of the partition's reader or in one before.
+    answered: bool = False
     #: Id of the topic that ``offset`` belongs to.
     topic_id: str = UNKNOWN
     #: ``become`` alone changes it.
@@ -242,14 +244,14 @@ class FetchSchedule:
         """Note that rows have come for a partition, which are now decoded."""
         if part.phase is ASKED:
             part.become(WORKED_OFF)
-            part.good, part.pause = now, PAUSE_S
+            part.good, part.pause, part.answered = now, PAUSE_S, True
 
     def goes_on(self, part: FetchedPartition, offset: int, now: float, lags: bool, alone: bool = False) -> None:
         """Ask for rows from an offset on. ``lags``: the log has more already."""
         if part.phase in (ASKED, WORKED_OFF, PAUSED):
             self._leave(part)
             part.offset, part.alone = offset, alone
-            part.good, part.pause = now, PAUSE_S
+            part.good, part.pause, part.answered = now, PAUSE_S, True
             self._wants_rows(
                 part, now if lags else max(now, part.asked_at + self.gather_s), now if lags else now + LATE_S
             )

@@ -36,7 +36,7 @@ from flux.connectors.kafka.client.connection import Connection
 from flux.connectors.kafka.client.kafka_python import library
 from flux.connectors.kafka.client.security import Security
 from flux.connectors.kafka.client.topic_ids import UNKNOWN, differ
-from flux.connectors.kafka.errors import BrokerBroken, CorruptRecords, DataLost, KafkaError
+from flux.connectors.kafka.errors import BrokerBroken, BrokerUnreachable, CorruptRecords, DataLost, KafkaError
 from flux.connectors.kafka.read.fetch_schedule import (
     WORKED_OFF,
     BrokerSlot,
@@ -108,6 +108,10 @@ class PartitionOwner(Protocol):
     topic_id: str
     #: The reader has no room for more rows.
     full: bool
+    #: Whether brokers may take any time once one has answered: results go on without the partition.
+    may_be_silent: bool
+    #: Whether a broker has answered an earlier life of the reader.
+    answered_before: bool
 
     @property
     def takes_time(self) -> bool: ...
@@ -379,8 +383,9 @@ class _FetchRun:
     def _begin(self, reader: PartitionOwner) -> None:
         self._new.discard(reader)
         part = FetchedPartition(
-            reader, reader.topic, reader.partition, reader.next_offset, time.monotonic(), reader.topic_id
-        )
+            reader, reader.topic, reader.partition, reader.next_offset, time.monotonic(), reader.answered_before,
+            reader.topic_id,
+        )  # fmt: skip
         self._parts[reader] = part
         self._fetching.add(part)
 
@@ -466,17 +471,19 @@ class _FetchRun:
         if isinstance(error, OutOfRange):
             self._do_in_job(part, lambda: self._in_range(reader))
             return
-        if not isinstance(error, OSError | Passing):
+        patient = reader.may_be_silent and part.answered
+        if not (isinstance(error, OSError | Passing) or (patient and isinstance(error, BrokerUnreachable))):
             self._end(part, error)
             return
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | BrokerUnreachable):
             reader.not_answered()
-        silent = self._fetching.failed(part, reader.next_offset, time.monotonic(), self._retry_s)
+        limit_s = float("inf") if patient else self._retry_s
+        silent = self._fetching.failed(part, reader.next_offset, time.monotonic(), limit_s)
         if silent is not None:
             doing = f"reading partition {part.number} of topic {part.topic!r} from offset {reader.next_offset}"
-            unreachable = self._leaders.unreachable(doing, silent, error)
-            unreachable.__cause__ = error
-            self._end(part, unreachable)
+            ends = self._leaders.unreachable(doing, silent, error)
+            ends.__cause__ = error
+            self._end(part, ends)
 
     @staticmethod
     def _in_range(reader: PartitionOwner) -> None:

@@ -54,6 +54,8 @@ NOTHING = Fetched(pa.py_buffer(b""), 0, Transactions())
 #: Seconds without an answer of a broker after which a partition is silent. A broker answers a request without records after half
 #: a second, and one that cannot be reached is told at once.
 SILENCE_S = 2.0
+#: Seconds after which the same is told of a partition that results go on without.
+OVERDUE_S = 1.0
 #: Bytes of a bad record that a message shows.
 _SHOWN = 60
 
@@ -83,6 +85,8 @@ class ReadOptions:
     fetch_bytes: int = 8 << 20
     #: Longest time, in seconds, without an answer of any broker for a partition.
     retry_s: float = 300.0
+    #: Results go on without the partition, so once a broker has answered there is no such limit.
+    may_be_silent: bool = False
 
     def fetcher(self) -> Fetcher:
         return Fetcher(self.bootstrap, self.security, self.fetch_bytes, self.read_committed, self.retry_s)
@@ -107,9 +111,10 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
     ``start`` is the place of the first wanted record. ``committer`` commits for the consumer group that is told the applied
     offsets. ``fetcher`` is shared by all partitions of the source that are read in this process; without it, the reader has
     its own. ``newest`` is the newest place that earlier lives have come to, as far as it is known; ``least_generation`` that of
-    a topic that is found to be made anew, or a later one."""
+    a topic that is found to be made anew, or a later one; ``answered_before``: a broker has answered an earlier life."""
 
     _tells_silence = True
+    _silence = "its broker does not answer"
 
     def __init__(
         self,
@@ -121,8 +126,10 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         fetcher: Fetcher | None = None,
         newest: LogPosition | None = None,
         least_generation: int = 0,
+        answered_before: bool = False,
     ) -> None:
         self._how, self.topic, self.partition = how, topic, partition
+        self.may_be_silent, self.answered_before = how.may_be_silent, answered_before
         if newest is not None:
             start = self._behind_cut(start, newest)
         self.next_offset, self.topic_id, self.generation, self.began = start
@@ -143,6 +150,8 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         self._bad_records = self._pauses = 0
         #: Time of the last answer, or of the end of the work on it; -inf: the broker was found not to answer.
         self._answered_at = time.monotonic()
+        #: Time of the last answer, or of the end of the work on it, also while the broker does not answer.
+        self._silent_from = self._answered_at
         self._start = self._taken = start  # behind the last batch that was taken
         self._done: LogPosition | None = None  # all records before are applied
         self._end: int | None = None  # end of the log, by the last answer
@@ -197,6 +206,13 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
         """Tell whether the broker was found not to answer, or an answer is overdue and there is no rest of an earlier one."""
         overdue = time.monotonic() >= self._answered_at + SILENCE_S
         return overdue and (self._answer is NOTHING or self._answered_at == -math.inf)
+
+    def _asked_in_vain_since(self) -> float | None:
+        """Return the time of the last answer, if a later one is overdue: a broker without records answers after ``WAIT_S``."""
+        if self._ready or (self._answer is not NOTHING and self._answered_at > -math.inf):
+            return None
+        overdue = time.monotonic() >= self._answered_at + OVERDUE_S
+        return self._silent_from if overdue else None
 
     def when_ready(self, ring: Callable[[], None]) -> None:
         """Have ``ring`` called when a batch comes after ``next`` had none."""
@@ -270,11 +286,12 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
     def came(self, answer: Fetched) -> None:
         """Take over an answer. The one before is decoded, or its rest is in this answer again."""
         self._answer, self._used, self._begun, self._end = answer, 0, self.next_offset, answer.end
-        self._answered_at = time.monotonic()
+        self._answered_at = self._silent_from = time.monotonic()
         self._coming, self._given = self._rows_of_answer(), None
 
     def nothing(self, end: int, lags: bool = False) -> None:
         self._end, self._answered_at = end, time.monotonic()
+        self._silent_from = self._answered_at
         self._pauses += not lags
 
     def not_answered(self) -> None:
@@ -303,6 +320,7 @@ class TopicPartitionReader(PartitionReader, PartitionOwner):
             if self._how.rows_per_second is not None:
                 raise Paused(self._pace.due(rows))
         self._answered_at, self._answer = time.monotonic(), NOTHING
+        self._silent_from = self._answered_at
         lags = self.next_offset < (self._end or 0)
         self._pauses += not lags
         return lags
