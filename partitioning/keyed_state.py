@@ -142,6 +142,24 @@ class KeyedState:
             mine.merge(slots, theirs, self._size)
         self.note(slots)
 
+    def part(self, keys: Sequence[Sequence[pa.Array]]) -> KeyedState:
+        """Return a state with copies of the groups of these keys, given by batch, in their order. This state stays as it is."""
+        slots = np.arange(self._size, dtype=np.int32)
+        if self._index is not None:
+            slots = np.unique(np.concatenate([slots[:0], *map(self._index.find, keys)]))
+            slots = slots[slots >= 0]
+        return self.copied(slots)
+
+    def copied(self, slots: np.ndarray | None = None) -> KeyedState:
+        """Return a state with copies of these groups, in this order, by default of all. Slots are distinct."""
+        made, which = self.empty(), np.arange(self._size, dtype=np.int32) if slots is None else slots
+        if self._index is not None:
+            made._index = self._index.only(which)
+        for mine, theirs in zip(self._accumulators, made._accumulators, strict=True):
+            theirs.load(mine.state(which))
+        made._size = len(which)
+        return made
+
     # ---- on its way
 
     def snapshot(self) -> pa.Table:

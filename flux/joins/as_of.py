@@ -11,9 +11,10 @@ row is too old for any left row are forgotten.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +22,9 @@ import pyarrow.compute as pc
 
 from flux.errors import SchemaError
 from flux.joins.held_back_rows import HeldBackRows
-from flux.operators.operator import Batches, Context, Operator
+from flux.operators.operator import Batches, Context
 from flux.operators.schema import position
+from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.operators.windowed_groups import RESULT_ROWS_MAX
 from flux.ranks.order_keys import SortColumn, check_order, order_keys
 from flux.ranks.row_arena import RowArena, lengths_of, text_parts
@@ -58,7 +60,7 @@ class AsOfSpec:
         return said + (", or nulls" if self.outer else "")
 
 
-class AsOfJoin(Operator):
+class AsOfJoin(ReadableOperator):
     """An as-of join of one partition."""
 
     snapshot_classes = ()
@@ -181,6 +183,16 @@ class AsOfJoin(Operator):
                 columns = [*mine.columns, *(partners.column(at) for at in self._others_at)]
                 yield pa.RecordBatch.from_arrays(columns, schema=self._output)
 
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside, (left, right) = self._flux_aside(), self._waiting
+        ready = (left.times < watermark) & (left.times >= after)
+        asked = [left.columns(ready, self._keys_at[0])]
+        asked += [[rows.batch.column(at) for at in self._keys_at[0]] for rows in overlay if rows.input == 0]
+        aside._rows = [copy.copy(rows) for rows in self._rows]
+        aside._newest = self._newest.part(asked)
+        aside._waiting = [left.part(ready), right.part(right.times < watermark)]
+        return aside
+
     def _flux_left_out(self) -> tuple[int, int]:
         behind, without = zip(*(rows.left_out for rows in self._rows), strict=True)
         return sum(behind), sum(without)
@@ -299,6 +311,16 @@ class NewestRows:
         found = self._index.slots(keys)
         self._make_room()
         return found.astype(np.int64)
+
+    def part(self, keys: Sequence[Sequence[pa.Array]]) -> NewestRows:
+        """Return copies of the rows of these keys, given by batch."""
+        made = NewestRows(self._schema, self._keys_at)
+        slots = np.unique(np.concatenate([np.zeros(0, np.int32), *map(self._index.find, keys)]))
+        slots = slots[slots >= 0]
+        made._index = self._index.only(slots)
+        made._make_room()
+        made._put(np.arange(len(slots)), self._rows_of(slots))
+        return made
 
     def _make_room(self) -> None:
         known = len(self._numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,18 @@ class HeldBackRows:
         self._clear()
         self._arena.append_table(rows)
         self._numbers, self.times = np.arange(rows.num_rows), times
+
+    def part(self, chosen: np.ndarray) -> HeldBackRows:
+        """Return copies of some of the rows."""
+        made = HeldBackRows(self._schema)
+        made._taken = self._taken
+        made._load(self._arena.table(self._numbers[chosen]), self.times[chosen])
+        return made
+
+    def columns(self, chosen: np.ndarray, at: Sequence[int]) -> list[pa.Array]:
+        """Return columns of some of the rows."""
+        rows = self._arena.take(self._numbers[chosen])
+        return [rows.column(each) for each in at]
 
     # ---- on its way
 

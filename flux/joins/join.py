@@ -16,16 +16,17 @@ left semi join gives a row at its first match, a left anti join when none can co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from flux.errors import SchemaError
 from flux.joins.join_spec import LEFT, RIGHT, JoinSpec
-from flux.joins.waiting_rows import ArrivedRows, WaitingRows
+from flux.joins.waiting_rows import ArrivedRows, WaitingRows, WaitLimits
 from flux.operators.batches import at_once, text_cuts, text_lengths
-from flux.operators.operator import Batches, Context, Operator
+from flux.operators.operator import Batches, Context
+from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.windows.times import TIME_MAX, microseconds_at, microseconds_of
 from flux.windows.window import END_OF_TIME, NEVER
 from partitioning import kernels
@@ -41,7 +42,7 @@ KEYS_MIN = 1024
 TIMER = "flux joins"
 
 
-class Join(Operator):
+class Join(ReadableOperator):
     """The join of one partition."""
 
     snapshot_classes = ()
@@ -311,13 +312,17 @@ class Join(Operator):
             if self.spec.times[side] is not None:
                 self._watermarks[side] = max(self._watermarks[side], watermark)
         for side, waiting in enumerate(self._waiting):
-            limits = self._watermarks[1 - side], self._until_limit(side)
-            alone = waiting.forget(*limits, everything=everything or self._ended(1 - side))
+            limits = self._limits(side)
+            alone = waiting.forget(limits.high, limits.until, everything=everything or limits.over)
             if self.spec.outer[side]:
                 for first in range(0, len(alone), PAIRS_MAX):
                     for part in waiting.columns.parts(alone[first : first + PAIRS_MAX]):
                         yield self._alone(side, part)
         self._tidy()
+
+    def _limits(self, side: int) -> WaitLimits:
+        """Return the limits by which rows of a side are forgotten now."""
+        return WaitLimits(self._watermarks[1 - side], self._until_limit(side), self._ended(1 - side))
 
     def _ended(self, side: int) -> bool:
         """Return whether an input with event time has ended. The watermark of one without says nothing."""
@@ -356,6 +361,33 @@ class Join(Operator):
             self._index = self._index.only(np.flatnonzero(used).astype(np.int32))
             for waiting in self._waiting:
                 waiting.move_together(np.cumsum(used) - 1)
+
+    # ---- beside the steps
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside = self._flux_aside()
+        touched = np.zeros(len(self._index) + 1, np.bool_)
+        for rows in overlay:
+            touched[self._index.find([rows.batch.column(at) for at in self.spec.keys[rows.input]])] = True
+        touched[-1] = False  # of keys that no row has
+        before = [waiting.limits for waiting in self._waiting] if after == NEVER else aside._limits_at(after)
+        then = aside._limits_at(watermark)
+        aside._watermarks, aside._index = list(self._watermarks), KeyIndex(self._keys)
+        aside._waiting = [
+            waiting.part(
+                self._index, touched, (before[side], then[side]) if self.spec.outer[side] else None, aside._index
+            )
+            for side, waiting in enumerate(self._waiting)
+        ]
+        return aside
+
+    def _limits_at(self, watermark: int) -> list[WaitLimits]:
+        """Return by side the limits by which rows are forgotten at a watermark."""
+        self._watermarks = [
+            now if self.spec.times[side] is None else max(now, watermark, self.context.watermarks[side])
+            for side, now in enumerate(self._watermarks)
+        ]
+        return [self._limits(side) for side in (LEFT, RIGHT)]
 
     # ---- event time and steps
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from flux.expressions.steps import RowSteps
 from flux.joins.join_spec import LEFT, RIGHT
 from flux.joins.lookup import LookupTable
-from flux.operators.operator import Batches, Context, Operator
+from flux.operators.operator import Batches, Context
+from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.windows.window import END_OF_TIME, FIRST_VERSION
 
 
@@ -44,7 +45,7 @@ class RefreshedSpec:
         return "" if found is None else f"several rows have {self.first.name} = {', '.join(map(repr, found))}"
 
 
-class RefreshedLookup(Operator):
+class RefreshedLookup(ReadableOperator):
     """A lookup of one partition. The version in force is that of the plan, or the rows of this partition of a later one."""
 
     snapshot_classes = ()
@@ -99,6 +100,11 @@ class RefreshedLookup(Operator):
     def _use(self, rows: pa.Table | None) -> None:
         self._rows = rows
         self._table = self.spec.first if rows is None else self.spec.first.with_rows(rows)
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside = self._flux_aside()
+        aside._later = list(self._later)
+        return aside
 
     def _flux_times(self, inputs: Sequence[Sequence[str]]) -> tuple[str, ...]:
         return tuple(name for column in inputs[LEFT] for name in self.spec.behind.names_of(column))

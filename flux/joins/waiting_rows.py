@@ -48,6 +48,16 @@ class ArrivedRows(NamedTuple):
     untils: np.ndarray
 
 
+class WaitLimits(NamedTuple):
+    """Limits by which rows of one side are forgotten."""
+
+    #: As ``WaitingRows.high_limit`` and ``until_limit``.
+    high: int
+    until: int
+    #: As ``WaitingRows.over``.
+    over: bool
+
+
 class WaitingRows:
     """The rows of one side. Arrays are by place in the arena, below ``_size``."""
 
@@ -97,6 +107,11 @@ class WaitingRows:
         """The least event time of the rows that wait."""
         times = self._at[: self._size, TIME][~self.gone[: self._size]]
         return int(times.min(initial=END_OF_TIME))
+
+    @property
+    def limits(self) -> WaitLimits:
+        """The limits by which rows have been forgotten."""
+        return WaitLimits(self.high_limit, self.until_limit, self.over)
 
     @property
     def next_until(self) -> int:
@@ -236,6 +251,31 @@ class WaitingRows:
         self._size, self._gone = count, 0
         kernels.link_rows(self._owners, self._heads, self._at, 0, count)
         kernels.note_least(self._at, 0, count, self._least)
+
+    # ---- beside the steps
+
+    def part(
+        self, index: KeyIndex, touched: np.ndarray, given: tuple[WaitLimits, WaitLimits] | None, into: KeyIndex
+    ) -> WaitingRows:
+        """Return copies of rows, in order of arrival: those of ``touched`` keys, told by slot, and if ``given``, those without a
+        match that are forgotten by its second limits and not by the first (design: peek). ``into``: their index."""
+        size = self._size
+        wanted = touched[self._owners[:size]] if touched.any() else np.zeros(size, np.bool_)
+        if given is not None:
+            before, then = given
+            wanted |= self._forgotten(then) & ~self._forgotten(before) & ~self.matched[:size]
+        wanted &= ~self.gone[:size]
+        made = WaitingRows(self._schema, self._needed, self._keys)
+        made._take_limits(self._limits())
+        made._append_table(self._table(np.flatnonzero(wanted), index), into)
+        return made
+
+    def _forgotten(self, limits: WaitLimits) -> np.ndarray:
+        """Return which rows are forgotten by limits."""
+        if limits.over:
+            return np.ones(self._size, np.bool_)
+        forgotten: np.ndarray = self._at[: self._size, HIGH] < limits.high
+        return forgotten | (self._at[: self._size, UNTIL] < limits.until)
 
     # ---- on their way
 

@@ -26,8 +26,9 @@ from flux.arguments import checked
 from flux.errors import SchemaError, UsageError
 from flux.marks.canonical import in_canonical_order
 from flux.operators.attributes import put_state, state_of
-from flux.operators.operator import Batches, Context, JointOutput, Operator
+from flux.operators.operator import BARRIER, FORK, PEEK, Batches, Context, JointOutput, Operator
 from flux.operators.schema import position, positions
+from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.operators.windowed_groups import CLOCK_TYPE, TIMER, WindowedGroups, check_time, window_columns, window_type
 from flux.windows.window import END_OF_TIME, NEVER, Closing, SessionWindow, Window
 from partitioning.accumulators import EXACT_MEAN, EXACT_SUM, Rounded, accumulator
@@ -141,7 +142,7 @@ def mean(column: str, *, where: str | None = None, exact: bool = False) -> Measu
     return Measure("mean", column, where, exact)
 
 
-class Aggregate(Operator):
+class Aggregate(ReadableOperator):
     """Base class of aggregates: a subclass lists its measures as class attributes, and inherits the measures of its bases."""
 
     #: "complete", "update" or, with windows, "append"; None leaves the choice to the decorator.
@@ -371,6 +372,23 @@ class Aggregate(Operator):
                 f"rounding errors: flux.{measure.kind}({measure.column!r}, exact=True)"
             )
         return ""
+
+    @property
+    def _flux_tentative(self) -> str:
+        if type(self).peek is Aggregate.peek and _has_methods(type(self)):
+            return FORK  # they may keep state of their own
+        window, updates = self._flux_window, getattr(self, "_updates", True)
+        return PEEK if (updates if window is None else not window.by_clock) else BARRIER
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside, groups = self._flux_aside(), self._flux_groups
+        if isinstance(groups, WindowedGroups):
+            aside._flux_groups = groups.part(overlay, self._keys_at, watermark, after)
+        else:
+            aside._flux_groups = groups.part(
+                [[rows.batch.column(i) for i in self._keys_at[rows.input]] for rows in overlay]
+            )
+        return aside
 
     def _flux_left_out(self) -> tuple[int, int]:
         groups = self._flux_groups

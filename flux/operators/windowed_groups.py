@@ -13,8 +13,9 @@ operator that has moved times back.
 from __future__ import annotations
 
 import builtins
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,9 @@ from flux.windows.times import TIME_MAX, microseconds_at, microseconds_of
 from flux.windows.window import END_OF_TIME, NEVER, Closing, SessionWindow, Window
 from partitioning.errors import FailedPartition
 from partitioning.keyed_state import TypedMeasure
+
+if TYPE_CHECKING:
+    from flux.operators.tentative import TentativeRows
 
 #: The columns of a window in the output.
 WINDOW_COLUMNS = ("window_start", "window_end")
@@ -54,6 +58,7 @@ class WindowState(Protocol):
     def restore(self, snapshot: Any) -> None: ...
     def changes(self, share_max: float = 1.0) -> Any: ...
     def apply_changes(self, changes: Any) -> None: ...
+    def part(self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> Any: ...
 
 
 State = TypeVar("State", bound=WindowState)
@@ -174,6 +179,22 @@ class WindowedPartition(Generic[State]):
     def _close(self, watermark: int) -> Iterator[pa.RecordBatch]:
         """Yield the results of the windows that are final by this watermark, or of all of them at the end of time."""
         raise NotImplementedError
+
+    def part(
+        self, overlay: Sequence[TentativeRows], keys_at: Sequence[Sequence[int]], watermark: int, after: int
+    ) -> Self:
+        """Return windows whose changes leave these as they are, for tentative rows and for the windows that end by the watermark
+        and not by ``after``. ``keys_at``: by input, the positions of the keys."""
+        times, keys = [np.zeros(0, np.int64)], []
+        for rows in overlay:
+            batch, at = rows.batch, self._times_at[rows.input]
+            if batch.column(at).null_count:
+                batch = batch.filter(pc.is_valid(batch.column(at)))
+            times.append(microseconds_of(batch.column(at)))
+            keys.append([batch.column(each) for each in keys_at[rows.input]])
+        made = copy.copy(self)
+        made._state = self._state.part(np.concatenate(times), keys, watermark, after)
+        return made
 
     # ---- on its way
 

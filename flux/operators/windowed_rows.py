@@ -12,15 +12,16 @@ rows are kept until their window ends, each of them once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from flux.errors import SchemaError, UsageError
 from flux.operators.batches import conform
-from flux.operators.operator import Batches, Context, Operator
+from flux.operators.operator import BARRIER, PEEK, Batches, Context
 from flux.operators.schema import check_columns, position
+from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.operators.user_code import gives_nothing, named, signature, takes
 from flux.operators.windowed_groups import (
     CLOCK_TYPE,
@@ -85,7 +86,7 @@ def _joined(parts: Sequence[GroupRows]) -> GroupRows:
     return GroupRows(rows, *(np.concatenate(each) for each in list(zip(*parts, strict=True))[1:]))
 
 
-class WindowFunction(Operator):
+class WindowFunction(ReadableOperator):
     """Base of operators that keep rows until their window ends, and then call a function with its groups."""
 
     restores_in_background = True
@@ -130,8 +131,8 @@ class WindowFunction(Operator):
         self._input = schemas[0]
         times_at = [] if window.column is None else [position(schema, window.column) for schema in schemas]
         self._time_type = CLOCK_TYPE if window.column is None else window_type(schemas[0].field(times_at[0]).type)
-        keys_at = [position(self._input, column) for column in context.key]
-        self._flux_rows = WindowedRows(window, times_at, self._input, keys_at, self._outputs)
+        self._keys_at = [position(self._input, column) for column in context.key]
+        self._flux_rows = WindowedRows(window, times_at, self._input, self._keys_at, self._outputs)
 
     def process(self, batch: pa.RecordBatch) -> Batches:
         if batch.num_rows:
@@ -152,6 +153,16 @@ class WindowFunction(Operator):
     @property
     def _flux_timed(self) -> bool:
         return self._flux_window is not None and self._flux_window.by_clock
+
+    @property
+    def _flux_tentative(self) -> str:
+        return BARRIER if self._flux_window is not None and self._flux_window.by_clock else PEEK
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside = self._flux_aside()
+        keys_at = [self._keys_at] * len(self.context.schemas)
+        aside._flux_rows = self._flux_rows.part(overlay, keys_at, watermark, after)
+        return aside
 
     def _flux_left_out(self) -> tuple[int, int]:
         return self._flux_rows.behind_watermark, self._flux_rows.without_time

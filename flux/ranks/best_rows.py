@@ -281,6 +281,27 @@ class BestRows:
         if not told:
             self._told, self._changed = None, ChangedSlots()
 
+    # ---- beside the steps
+
+    def part(self, batches: Sequence[pa.RecordBatch]) -> BestRows:
+        """Return copies of the rows of the keys that these batches have."""
+        slots = np.arange(self._size, dtype=np.int32)
+        if self._index is not None:
+            asked = [[batch.column(at) for at in self._keys_at] for batch in batches]
+            slots = np.unique(np.concatenate([slots[:0], *map(self._index.find, asked)]))
+            slots = slots[slots >= 0]
+        return self.copied(slots)
+
+    def copied(self, slots: np.ndarray | None = None) -> BestRows:
+        """Return copies of the rows of these slots, ascending, by default of all."""
+        made, which = self.empty(), np.arange(self._size, dtype=np.int32) if slots is None else slots
+        if self._index is not None:
+            made._index = self._index.only(which)
+        made._size = len(which)
+        made._make_room_of_keys(made._size)
+        made._put(np.arange(made._size, dtype=np.int32), self._state(which))
+        return made
+
     # ---- on its way
 
     def _state(self, slots: np.ndarray) -> dict[str, Any]:

@@ -6,16 +6,18 @@ those of the steps, which are the same on every replica and in every repetition;
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from flux.errors import SchemaError
-from flux.operators.operator import Batches, Context, Operator
+from flux.operators.operator import Batches, Context
 from flux.operators.schema import position
+from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.ranks.first_rows import FirstRows
 from flux.ranks.warm_up import warm_up
 from flux.windows.durations import words
@@ -38,7 +40,7 @@ class DedupSpec:
         return f"once in {words(self.ttl)} of {'the clock' if self.time is None else self.time}"
 
 
-class Dedup(Operator):
+class Dedup(ReadableOperator):
     """A deduplication. It gives the rows that are no duplicates, as they are and in their order."""
 
     snapshot_classes = ()
@@ -83,6 +85,12 @@ class Dedup(Operator):
             self._rows.advance(self.context.watermark)
             self._first.forget(self._rows.watermark)
         return None
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside = self._flux_aside()
+        aside._rows = copy.copy(self._rows)
+        aside._first = self._first.part([[rows.batch.column(at) for at in self._keys_at] for rows in overlay])
+        return aside
 
     def _flux_left_out(self) -> tuple[int, int]:
         return self._rows.left_out

@@ -96,6 +96,17 @@ class FirstRows:
             for piece, rows, part in self._divided(keys):
                 piece.put(part, ends[rows])
 
+    def part(self, keys: Sequence[Sequence[pa.Array]]) -> FirstRows:
+        """Return copies of the ends of these keys, given by batch."""
+        made = FirstRows(self._keys, self._ttl)
+        for asked in keys:
+            if not len(asked[0]):
+                continue
+            divided = [(self._pieces[0], None, asked)] if len(self._pieces) == 1 else self._divided(asked)
+            for piece, _, part in divided:
+                made._pieces[0].enter(*piece.ends_of(part))
+        return made
+
     def forget(self, watermark: int) -> None:
         """Forget keys that are over by a watermark, where that is worth it now, in some of the pieces."""
         cost = 0
@@ -181,13 +192,30 @@ class KeyPiece:
         self._index.slots(keys)
         self._ends = ends
 
-    def take(self, keys: Sequence[pa.Array], times: np.ndarray) -> np.ndarray:
-        """Take rows in their order, and return the int64 numbers of those that are no duplicates."""
+    def ends_of(self, keys: Sequence[pa.Array]) -> tuple[list[pa.Array], np.ndarray]:
+        """Return those of the keys that are there, each once, with their ends."""
+        slots = np.unique(self._index.find(keys))
+        slots = slots[slots >= 0]
+        return self._index.keys(slots), self._ends[slots]
+
+    def enter(self, keys: Sequence[pa.Array], ends: np.ndarray) -> None:
+        """Set the ends of keys."""
+        slots = self._entered(keys)
+        self._ends[slots] = ends
+
+    def _entered(self, keys: Sequence[pa.Array]) -> np.ndarray:
+        """Return the slots of keys, of which some may be new."""
         slots = self._index.slots(keys)
         size, room = len(self._index), len(self._ends)
         if size > room:
             self._ends = grown(self._ends, max(2 * room, size, KEYS_MIN))
             self._ends[room:] = NEVER
+        return slots
+
+    def take(self, keys: Sequence[pa.Array], times: np.ndarray) -> np.ndarray:
+        """Take rows in their order, and return the int64 numbers of those that are no duplicates."""
+        slots = self._entered(keys)
+        size = len(self._index)
         out = np.empty(len(slots), np.int64)
         first = out[: kernels.first_rows(slots, np.ascontiguousarray(times, np.int64), self._ttl, self._ends, out)]
         self._changed.note(slots[first] if self._changed.noting else slots[:0], size)

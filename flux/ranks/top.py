@@ -7,10 +7,11 @@ best rows.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from flux.errors import SchemaError
 from flux.operators.batches import TAKEN_BYTES_MAX, logical_bytes
 from flux.operators.operator import Batches, Context, Operator
 from flux.operators.schema import position
+from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.operators.windowed_groups import RESULT_ROWS_MAX, WINDOW_COLUMNS, times_as, window_type
 from flux.ranks.best_rows import BestOrder, BestRows, RankedRows
 from flux.ranks.order_keys import SortColumn, check_order
@@ -80,7 +82,7 @@ class RankSpec:
         return said
 
 
-class _Ranks(Operator):
+class _Ranks(ReadableOperator):
     """Base of the operators of ranks."""
 
     snapshot_classes = ()
@@ -241,6 +243,19 @@ class TopOfWindow(_Ranks):
             added = [times_as(np.full(len(found.ranks), at), type_) for at in (start, end)]
         return self._given(found, *added, pa.array(found.ranks))
 
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside = self._flux_aside()
+        aside._rows, aside._begun, aside._told = copy.copy(self._rows), dict(self._begun), None
+        aside._windows = {at: piece for at, piece in self._windows.items() if at[0] > after}
+        touched: set[tuple[int, int]] = set()
+        for rows in overlay:
+            _, starts, ends = copy.copy(aside)._placed(rows.batch)
+            touched.update(zip(ends.tolist(), starts.tolist(), strict=True))
+        for at in touched & aside._windows.keys():
+            given = at[0] <= watermark
+            aside._windows[at] = self._windows[at].copied() if given else self._best.empty()
+        return aside
+
     def needs_from(self) -> int:
         """Return the first step that an open window has a row of."""
         return min(self._begun.values(), default=self.context.step + 1)
@@ -333,6 +348,11 @@ class Top(_Ranks):
     def _flux_text(self) -> str:
         return f"the first {self._spec}, given when they change"
 
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside = self._flux_aside()
+        aside._best = self._best.part([rows.batch for rows in overlay])
+        return aside
+
     def snapshot(self) -> dict[str, Any]:
         return self._best.snapshot()
 
@@ -379,6 +399,11 @@ class Last(Top):
 
     def _with_rank(self, found: RankedRows) -> pa.RecordBatch:
         return self._given(found)
+
+    def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
+        aside = super()._flux_part(watermark, overlay, after)
+        aside._rows = copy.copy(self._rows)
+        return aside
 
     def _flux_left_out(self) -> tuple[int, int]:
         return self._rows.left_out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,11 +48,8 @@ def encode_snapshot(
             out.write((head + kind).ljust(start, b"\0"))
             _write(state, out)
         return buffer.data
-    arrays: list[pickle.PickleBuffer] = []
     try:
-        of_attributes = isinstance(state, AttributeState)
-        pickled = state.pickled(arrays.append) if of_attributes else dumps(state, classes, arrays.append)
-        raw = [memoryview(array.raw()) for array in arrays]
+        pieces = _pieces(state, classes)
     except SnapshotError as error:
         raise SnapshotError(f"{where}: {error.summary}", error.traceback) from error
     except BaseException as error:
@@ -60,7 +58,25 @@ def encode_snapshot(
             "Return bytes, a pyarrow RecordBatch or Table, or something picklable: no sockets, files, locks or threads",
             user_traceback(error),
         ) from error
-    return laid_out(head + (_ATTRIBUTES if of_attributes else _PICKLE), [memoryview(pickled), *raw], room)
+    return laid_out(head + (_ATTRIBUTES if isinstance(state, AttributeState) else _PICKLE), pieces, room)
+
+
+def _pieces(state: Any, classes: Sequence[type] | None) -> list[memoryview]:
+    """Return the pickle of a state, and behind it the arrays that are not in it."""
+    arrays: list[pickle.PickleBuffer] = []
+    of_attributes = isinstance(state, AttributeState)
+    pickled = state.pickled(arrays.append) if of_attributes else dumps(state, classes, arrays.append)
+    return [memoryview(pickled), *(memoryview(array.raw()) for array in arrays)]
+
+
+def checksum_of_snapshot(state: Any, where: str, classes: Sequence[type] | None = ()) -> int:
+    """Return a number that stays the same as long as the state does, in this process (design: peek)."""
+    if state is None or isinstance(state, bytes | bytearray | memoryview | pa.RecordBatch | pa.Table):
+        return zlib.crc32(encode_snapshot(state, where))
+    found = 0
+    for piece in _pieces(state, classes):
+        found = zlib.crc32(piece, found)
+    return found
 
 
 def laid_out(head: bytes, pieces: Sequence[memoryview], room: np.ndarray | None = None) -> memoryview:

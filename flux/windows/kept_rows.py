@@ -67,6 +67,12 @@ class KeptRows:
         else:
             batches.append(pa.concat_batches(behind[::-1]))
 
+    def aside(self) -> KeptRows:
+        """Return the same rows, to which others can be added."""
+        made = KeptRows(self.schema)
+        made._batches, made._size = list(self._batches), self._size
+        return made
+
     def since(self, first: int) -> pa.Table:
         """Return the rows from number ``first`` on, perhaps as views."""
         found, end = [], self._size

@@ -10,9 +10,10 @@ With ``by_window`` a piece is a whole window, and a row is added to each of its 
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,37 @@ class OpenPanes(Generic[Piece]):
 
     def _make(self) -> Piece:
         """Make a piece without rows."""
+        raise NotImplementedError
+
+    def part(self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> Self:
+        """Return a state whose changes leave this one as it is, for rows of these times and keys, given by batch, and for the
+        windows that end by the watermark and not by ``after`` (design: peek). It shares the pieces that get no row."""
+        made = copy.copy(self)
+        made.closed, made._told = max(self.closed, after), None
+        made._pieces, made._begun = dict(self._pieces), dict(self._begun)
+        for start in self._starts_of(times):
+            piece = self._pieces.get(start)
+            if piece is not None:
+                given = self._gives(start, made.closed, watermark)
+                made._pieces[start] = self._copied(piece, keys) if given else self._make()
+        return made
+
+    def _starts_of(self, times: np.ndarray) -> list[int]:
+        """Return the starts of the pieces that have rows of these times."""
+        if self.by_window:
+            found = [starts if there is None else starts[there] for starts, there in self.window.starts(times)]
+        else:
+            found = [self.window.panes(times)]
+        starts: list[int] = np.unique(np.concatenate(found)).tolist()
+        return starts
+
+    def _gives(self, start: int, after: int, watermark: int) -> bool:
+        """Return whether a piece has a share in output: in that of a window that ends behind ``after`` and through the watermark,
+        or at once."""
+        return self.by_window or any(after < end <= watermark for end in self.window.ends(start))
+
+    def _copied(self, piece: Piece, keys: Sequence[Sequence[pa.Array]]) -> Piece:
+        """Return a copy of a piece, or with ``by_window`` of its groups of these keys."""
         raise NotImplementedError
 
     def __len__(self) -> int:

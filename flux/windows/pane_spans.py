@@ -14,7 +14,8 @@ few of many keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from flux.windows.window import Window
 from partitioning.keyed_state import KeyedState
@@ -46,6 +47,17 @@ class PaneSpans:
             if found is not None:
                 yield found
             start += panes * self._pane_us
+
+    def aside(self, pane: Callable[[int], KeyedState | None], changed: Collection[int]) -> PaneSpans:
+        """Return sums of other panes, which are these but for the ``changed`` ones."""
+        made = copy.copy(self)
+        made._pane = pane
+        made._spans = {
+            (panes, start): span
+            for (panes, start), span in self._spans.items()
+            if not any(start <= each < start + panes * self._pane_us for each in changed)
+        }
+        return made
 
     def forget_before(self, start: int) -> None:
         """Forget the spans that begin before a time: no later window contains them."""

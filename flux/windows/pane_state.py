@@ -14,7 +14,7 @@ gone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,15 @@ class PaneState(OpenPanes[KeyedState]):
     def joins(self) -> bool:
         """Whether ``add_to_each`` takes such a state."""
         return not self.by_window and self._empty.joins
+
+    def part(self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> Self:
+        made = super().part(times, keys, watermark, after)
+        if self._spans is not None:
+            made._spans = self._spans.aside(lambda start: made._pieces.get(start), self._starts_of(times))
+        return made
+
+    def _copied(self, piece: KeyedState, keys: Sequence[Sequence[pa.Array]]) -> KeyedState:
+        return piece.part(keys) if self.by_window else piece.copied()
 
     def _make(self) -> KeyedState:
         piece = self._empty.empty()

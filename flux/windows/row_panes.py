@@ -38,6 +38,9 @@ class RowPanes(OpenPanes[KeptRows]):
         """Bytes of memory that all rows hold."""
         return sum(rows.nbytes for rows in self._pieces.values())
 
+    def _copied(self, piece: KeptRows, keys: Sequence[Sequence[pa.Array]]) -> KeptRows:
+        return piece.aside()
+
     def _make(self) -> KeptRows:
         return KeptRows(self._schema)
 

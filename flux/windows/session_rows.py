@@ -73,6 +73,11 @@ class _RowChains(Accumulator):
             rows = rows[np.lexsort((rows, np.repeat(np.arange(len(slots)), self._counts[slots])))]
         return pa.LargeListArray.from_arrays(pa.array(np.append(0, ends)), pa.array(rows))
 
+    def follow(self, links: _Links, rows: np.ndarray) -> None:
+        """Go on with other chains, in which these rows, ascending, have the numbers 0, 1, ..."""
+        self._links = links
+        self._heads, self._tails = np.searchsorted(rows, self._heads), np.searchsorted(rows, self._tails)
+
     def renumber(self, slots: np.ndarray, numbers: np.ndarray) -> None:
         """Take the new numbers of the rows of these sessions. Rows of other sessions are gone."""
         for chain in (self._heads, self._tails):
@@ -91,17 +96,37 @@ class _ChainedSessions(SessionState):
 
     def rows_of_open(self) -> np.ndarray:
         """Return the numbers of the rows of all open sessions, ascending."""
-        rows: np.ndarray = self._accumulators[0].result(self._open_slots()).values.to_numpy()
+        return self._rows_of(self._open_slots())
+
+    def _rows_of(self, slots: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = self._accumulators[0].result(slots).values.to_numpy()
         return np.sort(rows)
+
+    def those_of(
+        self, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int, links: _Links
+    ) -> tuple[_ChainedSessions, np.ndarray]:
+        """Return the ``part`` of the sessions, and the numbers of their rows, ascending. Rows are numbered by their places among
+        these numbers there, in chains of ``links``, which are made."""
+        slots = self._reached(keys, watermark, after)
+        rows = self._rows_of(slots)
+        made = self._copied(slots)
+        assert isinstance(made, _ChainedSessions)
+        made._links = links
+        (chains,) = made._accumulators
+        assert isinstance(chains, _RowChains)
+        after_each = self._links.after[rows]
+        links.after = np.where(after_each < 0, -1, np.searchsorted(rows, after_each))
+        chains.follow(links, rows)
+        return made, rows
+
+    def _alike(self) -> _ChainedSessions:
+        return _ChainedSessions(self._keys, self.window, self._links)
 
     def renumber(self, numbers: np.ndarray) -> None:
         (chains,) = self._accumulators
         assert isinstance(chains, _RowChains)
         chains.renumber(self._open_slots(), numbers)
         self._told = None  # the next changes are the whole state
-
-    def _open_slots(self) -> np.ndarray:
-        return np.flatnonzero(self._is_open[: self._size]).astype(np.int32)
 
 
 class _Told(NamedTuple):
@@ -157,6 +182,14 @@ class SessionRows:
             self._ended += len(rows)
         if len(self._rows) >= kept_rows.ROWS_MIN and 2 * self._ended > len(self._rows):
             self._move_together()
+
+    def part(self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> SessionRows:
+        """Return the ``part`` of the sessions, with copies of their rows; see ``SessionState.part``."""
+        made = SessionRows(self._rows.schema, self._keys_at, self._sessions.window)
+        made._sessions, rows = self._sessions.those_of(keys, watermark, after, made._links)
+        for begin in range(0, len(rows), kept_rows.BATCH_ROWS_MAX):
+            made._rows.add(self._rows.taken(rows[begin : begin + kept_rows.BATCH_ROWS_MAX]), owned=True)
+        return made
 
     def _move_together(self) -> None:
         """Number the rows of open sessions anew, in their order. The next changes are the whole state."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flux.windows.window import END_OF_TIME, SessionWindow
+from flux.windows.window import END_OF_TIME, NEVER, SessionWindow
 from partitioning import kernels
 from partitioning.accumulators import Accumulator, accumulator
 from partitioning.errors import StateMismatchError
@@ -222,6 +222,49 @@ class SessionState:
         self._load(keys, at, begun, np.ones(len(kept), np.bool_), states)
         self._open, self._heads, self._earliest = len(kept), heads, earliest
         self._told, self._changed = None, ChangedSlots()
+
+    # ---- beside the steps
+
+    def part(self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> SessionState:
+        """Return a state with copies of the open sessions of these keys, given by batch, and of those that the watermark ends and
+        ``after`` does not (design: peek). ``times``: of the rows of the keys."""
+        return self._copied(self._reached(keys, watermark, after))
+
+    def _reached(self, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> np.ndarray:
+        """Return the slots of those sessions, ascending."""
+        slots = self._open_slots()
+        lasts = self._at[slots, LAST]
+        reached = lasts < watermark - self.window.gap
+        if after != NEVER:
+            reached &= lasts >= after - self.window.gap
+        if keys and self._index is None:
+            reached[:] = True
+        elif keys:
+            touched = np.zeros(len(self._index) + 1, np.bool_)  # type: ignore[arg-type]
+            for each in keys:
+                touched[self._index.find(each)] = True  # type: ignore[union-attr]
+            touched[-1] = False  # of keys that it does not have
+            reached |= touched[self._at[slots, OWNER]]
+        found: np.ndarray = slots[reached]
+        return found
+
+    def _open_slots(self) -> np.ndarray:
+        return np.flatnonzero(self._is_open[: self._size]).astype(np.int32)
+
+    def _alike(self) -> SessionState:
+        """Return another state of the same keys and measures, without sessions."""
+        return SessionState(self._keys, self._measures, self.window)
+
+    def _copied(self, slots: np.ndarray) -> SessionState:
+        """Return a state with copies of these sessions, in this order."""
+        made, at = self._alike(), self._at[slots]
+        owners = np.unique(at[:, OWNER])
+        at[:, OWNER] = np.searchsorted(owners, at[:, OWNER])
+        keys = None if self._index is None else self._index.table(owners.astype(np.int32))
+        states = [each.state(slots) for each in self._accumulators]
+        made._load(keys, at, self._begun[slots], np.ones(len(slots), np.bool_), states)
+        made._make_chains()
+        return made
 
     # ---- on its way
 

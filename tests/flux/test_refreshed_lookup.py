@@ -26,6 +26,7 @@ from flux.expressions.steps import RowSteps, Select
 from flux.expressions.tree import Column
 from flux.joins.join import Join
 from flux.joins.join_spec import JoinSpec
+from flux.operators.tentative import TentativeRows
 from flux.settings import Settings
 from flux.vault.location import Folder
 from flux.windows.window import END_OF_TIME, FIRST_VERSION, NEVER
@@ -38,6 +39,7 @@ from spark_integration.streaming.table_versions import (
     with_number,
 )
 from spark_integration.tasks.entry_points import PartitionReached
+from tests.flux.peeked import PeekedLine, table_of
 from tests.flux.stepped import CHECKPOINT, Stepped, events
 
 LONG, TIME = pa.int64(), pa.timestamp("us", "UTC")
@@ -114,6 +116,15 @@ def test_a_version_without_rows_of_a_partition_counts_there_too() -> None:
     assert ours.give(batch(LEFT, [(1, 0)])) == [(1, 0, 10)], "the version with which the query began"
     ours.move(NEVER, FIRST_VERSION + 2)
     assert ours.give(batch(LEFT, [(1, 0)])) == [(1, 0, None)]
+
+
+def test_a_tentative_row_meets_the_version_in_force() -> None:
+    line = PeekedLine(made("left_outer", [(1, 10)]), ("item",), [LEFT, RIGHT], "append")
+    line.rows(1, batch(RIGHT, [(1, 20, FIRST_VERSION + 1)]))
+    overlay = [TentativeRows(0, batch(LEFT, [(1, 0)])), TentativeRows(1, batch(RIGHT, [(1, 30, FIRST_VERSION + 2)]))]
+    assert table_of(line.peek(50, overlay)) == [["1", "0", "10"]]
+    line.watermarks([NEVER, FIRST_VERSION + 2])
+    assert table_of(line.peek(50, overlay)) == [["1", "0", "20"]]
 
 
 def test_changes_have_a_version_once() -> None:

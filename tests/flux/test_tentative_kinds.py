@@ -8,6 +8,8 @@ import pyarrow as pa
 import pytest
 
 import flux
+from flux.connectors.kafka.formats.text_encode import Columns
+from flux.connectors.kafka.write.sequence_operator import ROUND_ROBIN, SEQUENCE, SequenceOperator
 from flux.operators.attributes import open_operator
 from flux.operators.collect import Collect
 from flux.operators.operator import Chained, Context, Operator
@@ -81,6 +83,18 @@ def test_tentative_results_go_through_the_operators_of_a_chain() -> None:
     for _ in operator.process(numbers(4)):  # type: ignore[union-attr]
         pass
     assert operator.peek(30) == [numbers(8)]
+
+
+def test_tentative_rows_get_the_numbers_that_they_would_have_in_a_topic() -> None:
+    schema = pa.schema([("n", pa.int64()), ("at", pa.int64())])
+    batch = pa.record_batch([[1, 2], [0, 0]], schema=schema)
+    operator = SequenceOperator(Columns("json", (), None, None, None, frozenset()), 1, ROUND_ROBIN, "at")
+    open_operator(operator, Context("stage", schemas=(schema,), watermarks=[10]))
+    operator.process(batch)
+    for _ in range(2):
+        (given,) = operator.peek(30, [TentativeRows(0, batch, 20)])
+        assert given.column(SEQUENCE).to_pylist() == [2, 3]
+    assert operator.note_of_output() == [2]
 
 
 def test_an_operator_that_has_to_be_copied_says_so() -> None:
