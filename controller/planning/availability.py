@@ -43,7 +43,7 @@ def with_availability(
             own = of_settings(settings, asked[stage.id])
             assert own is not None
             wanted.append((own, f"stage {stage.name}"))
-        elif default is not None and stage.output_schema is not None and states:
+        elif default is not None and states and _may_show(stage):
             wanted.append((default, "the query"))
         behind = {edges[number].consumer for number in stage.edges_out} & found.keys()
         if states or stage.id in asked:  # otherwise it waits for nothing but the end of its input
@@ -53,6 +53,11 @@ def with_availability(
             depth = max((found[each].stages_behind + 1 for each in behind), default=0)
             found[stage.id] = replace(strictest, stages_behind=depth)
     if not found:
+        if any(edge.states for edge in edges):
+            raise UsageError(
+                "availability is a bound on results, and the only stages of this query that wait for a watermark give their rows "
+                "to a sink that takes stable ones alone: leave availability out"
+            )
         raise UsageError(
             "availability bounds the time to results that wait for a watermark, and no source of this query tells one before its "
             f"end: declare it, source.{LINE}, for a source that workers read (a DataFrame tells none), or leave availability out"
@@ -60,6 +65,11 @@ def with_availability(
     for stage in stages:
         if stage.id in found:
             _check(stage, found[stage.id], names[stage.id], sources, stages, edges)
+    if settings.watermark_drift:
+        raise UsageError(
+            "spark.flux.watermark.drift lets partitions wait for the one that is farthest behind, and availability is there to go "
+            "on without it: leave one of them out"
+        )
     reached = _sources(found, edges)
     for number in sorted(reached):
         _check_source(sources[number])
@@ -67,6 +77,12 @@ def with_availability(
         [replace(source, may_be_silent=source.id in reached) for source in sources],
         [replace(stage, availability=found.get(stage.id)) for stage in stages],
     )
+
+
+def _may_show(stage: StagePlan) -> bool:
+    """Tell whether a stage may have tentative results. One that may not and has nothing behind it, as the files of a folder, is
+    no mistake: it gets stable rows alone."""
+    return stage.output_schema is not None and tentative_kind(stage.make()) != BARRIER
 
 
 def _sources(found: Mapping[int, Availability], edges: Sequence[EdgePlan]) -> set[int]:

@@ -104,7 +104,8 @@ class ThreadedReader(PartitionReader):
         return self._pauses
 
     def _asked_in_vain_since(self) -> float | None:
-        return None if self._ready or self._asked_since == math.inf else self._asked_since
+        since = self._asked_since  # read once, because the thread writes it
+        return None if self._ready or since == math.inf else since
 
     def close(self) -> None:
         with self._changed:

@@ -180,6 +180,18 @@ def test_a_barrier_is_named() -> None:
     planned(by_clock(PerSite(readings()).withStage(availability="3s")))  # only what is before a stage counts
 
 
+def test_a_sink_of_stable_rows_is_no_mistake(tmp_path: Any) -> None:
+    plan = planned(PerSite(readings()).to_parquet(tmp_path), availability="3s")
+    assert [stage.availability is not None for stage in plan.stages] == [True, False]
+    assert plan.sources[0].may_be_silent
+    assert "takes stable ones alone" in refusal(by_clock(readings()), availability="3s")
+
+
+def test_readers_that_wait_for_each_other_cannot_go_on_without_one() -> None:
+    why = refusal(PerSite(readings()), availability="3s", watermark_drift="10s")
+    assert "spark.flux.watermark.drift lets partitions wait" in why
+
+
 def test_a_stage_that_gives_nothing_has_no_results() -> None:
     @flux.stage
     class Ends(flux.Operator):

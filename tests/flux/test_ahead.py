@@ -189,7 +189,11 @@ def test_a_reader_that_is_asked_for_long_and_does_not_answer_is_silent(
     assert next(reading.ahead) is None
     until(lambda: next(reading.ahead) is SILENT)
     assert reading.ahead.pauses() == 0
+    since = reading.ahead._asked_in_vain_since()
+    assert since is not None
+    assert since <= time.monotonic() - 0.05
     reading.gives(LONG_S)
     until(lambda: reading.ahead.pauses() == 1)
+    assert reading.ahead._asked_in_vain_since() is None, "it is not asked now"
     time.sleep(0.1)
     assert next(reading.ahead) is None, "it has answered that there is nothing for a while"
