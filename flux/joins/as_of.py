@@ -22,10 +22,9 @@ import pyarrow.compute as pc
 
 from flux.errors import SchemaError
 from flux.joins.held_back_rows import HeldBackRows
-from flux.operators.operator import Batches, Context
+from flux.operators.operator import RESULT_ROWS_MAX, Batches, Context
 from flux.operators.schema import position
 from flux.operators.tentative import ReadableOperator, TentativeRows
-from flux.operators.windowed_groups import RESULT_ROWS_MAX
 from flux.ranks.order_keys import SortColumn, check_order, order_keys
 from flux.ranks.row_arena import RowArena, lengths_of, text_parts
 from flux.ranks.warm_up import warm_up

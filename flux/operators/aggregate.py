@@ -26,7 +26,7 @@ from flux.arguments import checked
 from flux.errors import SchemaError, UsageError
 from flux.marks.canonical import in_canonical_order
 from flux.operators.attributes import put_state, state_of
-from flux.operators.operator import BARRIER, FORK, PEEK, Batches, Context, JointOutput, Operator
+from flux.operators.operator import BARRIER, FORK, PEEK, RESULT_ROWS_MAX, Batches, Context, JointOutput, Operator
 from flux.operators.schema import position, positions
 from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.operators.windowed_groups import CLOCK_TYPE, TIMER, WindowedGroups, check_time, window_columns, window_type
@@ -35,9 +35,6 @@ from partitioning.accumulators import EXACT_MEAN, EXACT_SUM, Rounded, accumulato
 from partitioning.clustering import check_key_type
 from partitioning.errors import StateMismatchError
 from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
-
-#: Rows per batch of results: enough to be cheap per row, few enough to let other messages in between.
-RESULT_ROWS_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Ways to tentative results (``tentative_kind``): the state is read, a copy of the operator goes on, or there are none.
 PEEK, FORK, BARRIER = "peek", "fork", "barrier"
+#: Rows per batch of results: enough to be cheap per row, few enough to let other messages in between.
+RESULT_ROWS_MAX = 65_536
 #: The most timers of one partition. An operator that needs more has a timer per key, which belongs in its state.
 TIMERS_MAX = 1024
 

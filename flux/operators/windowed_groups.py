@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from flux.errors import SchemaError
 from flux.marks.canonical import in_canonical_order, mark_at, mark_step
-from flux.operators.operator import Context
+from flux.operators.operator import RESULT_ROWS_MAX, Context
 from flux.operators.schema import position, positions
 from flux.windows.pane_state import PaneState, WindowGroups, add_to_each
 from flux.windows.session_state import SessionState
@@ -41,8 +41,6 @@ WINDOW_COLUMNS = ("window_start", "window_end")
 TIMER = "flux windows"
 #: The type of a window's times if they come from no column.
 CLOCK_TYPE = pa.timestamp("us", "UTC")
-#: Rows per batch of results.
-RESULT_ROWS_MAX = 65_536
 
 
 class WindowState(Protocol):

@@ -19,13 +19,12 @@ import pyarrow as pa
 
 from flux.errors import SchemaError, UsageError
 from flux.operators.batches import conform
-from flux.operators.operator import BARRIER, PEEK, Batches, Context
+from flux.operators.operator import BARRIER, PEEK, RESULT_ROWS_MAX, Batches, Context
 from flux.operators.schema import check_columns, position
 from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.operators.user_code import gives_nothing, named, signature, takes
 from flux.operators.windowed_groups import (
     CLOCK_TYPE,
-    RESULT_ROWS_MAX,
     TIMER,
     WINDOW_COLUMNS,
     WindowedPartition,

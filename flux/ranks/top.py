@@ -19,16 +19,15 @@ import pyarrow.compute as pc
 
 from flux.errors import SchemaError
 from flux.operators.batches import TAKEN_BYTES_MAX, logical_bytes
-from flux.operators.operator import Batches, Context, Operator
+from flux.operators.operator import RESULT_ROWS_MAX, Batches, Context, Operator
 from flux.operators.schema import position
 from flux.operators.tentative import ReadableOperator, TentativeRows
-from flux.operators.windowed_groups import RESULT_ROWS_MAX, WINDOW_COLUMNS, times_as, window_type
+from flux.operators.windowed_groups import WINDOW_COLUMNS, times_as, window_type
 from flux.ranks.best_rows import BestOrder, BestRows, RankedRows
 from flux.ranks.order_keys import SortColumn, check_order
 from flux.ranks.warm_up import warm_up
 from flux.windows.durations import words
-from flux.windows.open_panes import PANES_MAX, TooManyPanes
-from flux.windows.pane_state import TABLE_BYTES
+from flux.windows.open_panes import PANES_MAX, TABLE_BYTES, TooManyPanes
 from flux.windows.timely_rows import TimelyRows
 from flux.windows.times import as_text, microseconds_at, microseconds_of
 from flux.windows.window import NEVER, Window

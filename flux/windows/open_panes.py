@@ -25,6 +25,8 @@ from flux.windows.window import END_OF_TIME, NEVER, Window
 #: Open panes of a partition. Rows at random times would open one for nearly each row, and memory would end before the reason was
 #: seen.
 PANES_MAX = 65_536
+#: Bytes of a table without groups.
+TABLE_BYTES = 2_000
 
 Piece = TypeVar("Piece")
 

@@ -19,14 +19,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from flux.windows.open_panes import OpenPanes, TooManyPanes, taken
+from flux.windows.open_panes import TABLE_BYTES, OpenPanes, TooManyPanes, taken
 from flux.windows.pane_spans import PANES_MERGED_MAX, PaneSpans, merged
 from flux.windows.window import NEVER, Window
 from partitioning.errors import FailedPartition
 from partitioning.keyed_state import JointUpdate, KeyedState, TypedMeasure
-
-#: Bytes of a table without groups.
-TABLE_BYTES = 2_000
 
 
 class WindowGroups(NamedTuple):
