@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flux.dataflow.availability import HOP_US, Availability, of_settings
+from flux.dataflow.availability import HOP_US, PACE_US, Availability, of_settings
 from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromSource, FromStage, SourcePlan, StagePlan
 from flux.errors import UsageError
 from flux.operators.aggregate import Aggregate
@@ -67,8 +67,8 @@ def with_availability(
             _check(stage, found[stage.id], names[stage.id], sources, stages, edges)
     if settings.watermark_drift:
         raise UsageError(
-            "spark.flux.watermark.drift lets partitions wait for the one that is farthest behind, and availability is there to go "
-            "on without it: leave one of them out"
+            "spark.flux.watermark.drift lets partitions wait for the one that is farthest behind, and availability is there to "
+            "go on without it: leave one of them out"
         )
     reached = _sources(found, edges)
     for number in sorted(reached):
@@ -150,13 +150,13 @@ def _lacks(mine: Sequence[EdgePlan], sources: Sequence[SourcePlan], stages: Sequ
 
 
 def _check_bound(stage: StagePlan, availability: Availability, mine: Sequence[EdgePlan]) -> None:
-    """Raise UsageError if a bound is too short for anything to be late: rows of one quantum come over its whole length, and the
-    next one has to show that it is over."""
-    quantum = max(edge.quantum for edge in mine)
+    """Raise UsageError if a bound is too short: partitions whose rows come once a quantum would be missing while nothing fails
+    (design: availability-least)."""
+    quantum = min(max(edge.quantum for edge in mine), PACE_US)
     hops = max(2, availability.stages_behind + 1)
     least = 2 * quantum + hops * HOP_US
     if availability.bound_us < least:
-        steps = f"two steps of its windows ({words(quantum)} each) and " if quantum else ""
+        steps = f"two steps of its windows ({words(quantum)} each, at most) and " if quantum else ""
         raise UsageError(
             f"stage {stage.name}: availability of {words(availability.bound_us)} is shorter than {steps}{hops} hops between "
             f"workers ({words(HOP_US)} each): say {words(least)} or more"

@@ -22,6 +22,8 @@ OVERFLOWS = ("stop", "forfeit")
 LOSSES = ("fail", "converge")
 #: The longest bound. A result that is a day old is no answer to a failure.
 LONGEST_US = UNITS["day"]
+#: Rows of a partition are taken to come once in a step of the windows behind them, or in this time, in microseconds.
+PACE_US = UNITS["second"]
 #: The time that a hop between two workers is allowed, in microseconds. Messages wait for up to 32 ms at a busy worker.
 HOP_US = 50_000
 

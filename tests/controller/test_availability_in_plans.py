@@ -149,9 +149,16 @@ def test_what_is_no_time_is_refused() -> None:
 )
 def test_a_bound_shorter_than_two_steps_of_the_windows_and_two_hops_is_refused(given: str, least: str) -> None:
     why = refusal(PerSite(readings()), availability=given)
-    assert "two steps of its windows (1 second each) and 2 hops between workers" in why
+    assert "two steps of its windows (1 second each, at most) and 2 hops between workers" in why
     assert f"say {least} or more" in why
     planned(PerSite(readings()), availability="2.1s")
+
+
+def test_long_windows_need_no_longer_bound() -> None:
+    """Their rows come more often than they end."""
+    hourly = flux.stage(key="site", window=flux.window("ts", "1 hour"))(PerSite.target)
+    planned(hourly(readings()), availability="3s")
+    assert "(1 second each, at most)" in refusal(hourly(readings()), availability="2s")
 
 
 def test_each_stage_of_a_chain_needs_a_hop() -> None:
