@@ -58,6 +58,7 @@ TABLE = (
     Setting("step_max_rows", "step.maxRows", "int", "16384", "slices that wait are joined to one step of up to this many rows, fewer where the operator takes long for them", 1),
     Setting("ack_interval", "ack.interval", "seconds", "5ms", "longest delay of an acknowledgement, but for a worker that small batches keep busy", 0),
     Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream repeats its handshake after this long without an acknowledgement", 0.001),
+    Setting("link_timeout", "link.timeout", "seconds", "300ms", "a worker to which rows or a watermark do not come for this long, though another replica of their producer has them, reads them from that one", 0.01),
     Setting("watermark_interval", "watermark.interval", "seconds", "50ms", "longest time for which a watermark that ends no window waits before it is passed on", 0.001),
     Setting("watermark_warn_after", "watermark.warnAfter", "seconds", "30s", "a watermark that stands still for this long while rows come is told in history and log, once", 0.001),
     Setting("watermark_drift", "watermark.drift", "seconds", "0s", "event time by which a partition of a source may be ahead of the one that is farthest behind before it waits for it; 0s: it never waits", 0),
@@ -121,6 +122,7 @@ class Settings:
     step_max_rows: int
     ack_interval: float
     resend_timeout: float
+    link_timeout: float
     watermark_interval: float
     watermark_warn_after: float
     watermark_drift: float

@@ -29,6 +29,14 @@ from flux.wire.messages import RUN_BATCHES, Data, Resume
 from partitioning import kernels
 from partitioning.ids import StreamId
 
+#: In resend timeouts: the longest time that a stream with rows to send stands still after any loss and any silence. A consumer
+#: that comes back from a long step finds one greeting for each such time. These cost little, because everything sent before
+#: them is received before them.
+PATIENCE_MAX = 4.0
+#: In link timeouts: the longest time between two tellings of a worker that reads elsewhere, and acks nothing.
+UNREAD_PATIENCE_MAX = 8.0
+#: Elements of a log among which the newest is looked for that a worker has not acked.
+UNREAD_LOOK = 1024
 #: Ack in a place without a replica: never the minimum.
 NOBODY = np.iinfo(np.int64).max
 
@@ -96,15 +104,30 @@ class ConsumerProgress:
     owes_since: float | None = 0.0
     #: The last look is out of date: there are newer acks, or newer elements to be acked.
     look_again: bool = True
+    #: While it stands by: time since which the worker has acked nothing of the elements that it could have read here; infinite:
+    #: it owes no ack. And the factor of the link timeout after which it is told so.
+    unread_since: float = inf
+    unread_patience: float = 1.0
+    #: While it stands by, there may be such elements, and were none at the last look.
+    unread_look: bool = False
 
     def become_greeting(self, now: float) -> None:
         """Send no data before the next answer."""
         self.phase, self.nonce = GREETING, None
         self.hello_due = min(self.hello_due, now)
+        self._reads_here()
+
+    def greet(self, now: float, resend_s: float) -> None:
+        """Note that the worker is greeted. Each greeting waits twice as long as the one before. A consumer that comes back from a
+        long step then finds a few greetings, and not a queue of them with a retransmission each."""
+        self.hello_due = now + resend_s * self.patience
+        self.heard(now)
+        self.patience = min(2 * self.patience, PATIENCE_MAX)
 
     def become_standing_by(self, hello_due: float) -> None:
         """Send no data, because the worker reads elsewhere. Greet it now and then, in case its Resume for this replica was
         lost."""
+        self.unread_look |= self.phase is not STANDING_BY
         self.phase, self.nonce = STANDING_BY, None
         self.hello_due = hello_due
         self.patience = 1.0  # the consumer listens, so a loss after a later Resume is noticed soon
@@ -122,6 +145,7 @@ class ConsumerProgress:
         self.bound = self.told = NO_TIME
         self.told_idle, self.told_at = False, -inf
         self.hello_due = inf
+        self._reads_here()
         self.heard(now)
         if self.next >= self.catching_up_to:
             self.become_reading()
@@ -135,10 +159,38 @@ class ConsumerProgress:
         if self.owes_since is not None:
             self.owes_since = now
 
+    def _reads_here(self) -> None:
+        self.unread_since, self.unread_patience, self.unread_look = inf, 1.0, False
+
+    def note_unread(self, owes: bool, now: float) -> None:
+        """Note, of a worker that reads elsewhere, whether it has still to ack elements that it could have read here. It has just
+        acked others, or there were none until now."""
+        self.unread_since, self.unread_patience, self.unread_look = now if owes else inf, 1.0, False
+
+    def unread_due(self, link_s: float) -> float:
+        """Return the time at which the worker is to be told of unread elements here; infinite: it owes no ack."""
+        return self.unread_since + link_s * self.unread_patience
+
+    def unread_end(self, log: Log, end: int) -> int:
+        """Return the end of the elements below ``end`` that the worker has not acked, which is about to be told so; 0: it has
+        acked all that are for its replicas. Each telling waits twice as long as the one before, until an ack brings something
+        new."""
+        self.unread_patience = min(2 * self.unread_patience, UNREAD_PATIENCE_MAX)
+        acked = np.full(len(self.at.hosts), NOBODY)
+        acked[self.at.partitions[self.at.reads]] = self.acked[self.at.reads]
+        for sequence in range(end - 1, max(log.base, end - UNREAD_LOOK) - 1, -1):
+            if (acked[log[sequence].touches] < sequence).any():
+                return sequence + 1
+        return 0
+
     def validate(self, worker: int) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
         sends = self.phase in (CATCHING_UP, READING)
         assert sends == (self.nonce is not None), f"worker {worker} is {self.phase.value} under nonce {self.nonce}"
+        stands_by = self.phase is STANDING_BY
+        assert stands_by or self.unread_since == inf, (
+            f"worker {worker} is {self.phase.value} and counted as one that reads elsewhere"
+        )
         assert not sends or self.answered, f"worker {worker} is sent what it has not asked for"
         assert not sends or self.first <= self.next, f"worker {worker} is told of {self.first}, sent up to {self.next}"
 

@@ -244,6 +244,8 @@ class Inbound:
         self.nonce = -1
         self.number = 0
         self.phase = UNREAD
+        #: Messages taken, under any nonce.
+        self.taken = 0
         #: Payload received under this nonce, and payload that waits here, also of earlier nonces.
         self.received_bytes = 0
         self.held_bytes = 0
@@ -329,6 +331,16 @@ class Inbound:
         self.said = self.said._replace(idle=False)  # silence is not idleness
         self.connection, self.read_from, self.nonce, self.epoch = None, -1, -1, -1
 
+    def lacks(self, end: int, hosted: Collection[int]) -> bool:
+        """Tell whether a partition here has not received all elements below ``end``, although there is room for them: rows that
+        wait here do not use up the credit."""
+        return (
+            bool(hosted)
+            and self.received.least < end
+            and (self.urgent or self.held_bytes < self.credit)
+            and bool(self.received.behind(end, hosted))
+        )
+
     # ---- data
 
     def take(
@@ -349,6 +361,7 @@ class Inbound:
             self.phase = BROKEN  # later messages with this nonce cannot be in order either
             return Reset(*self.stream, f"message {message.number} came where {self.number} was expected")
         self.number += 1
+        self.taken += 1
         nbytes = message.nbytes
         self.received_bytes += nbytes
         packet = Packet(self, nbytes, 0)

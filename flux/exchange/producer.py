@@ -19,10 +19,10 @@ import pyarrow as pa
 from flux.errors import RefusedError
 from flux.exchange.bounds import OutgoingBounds, WatermarkPace
 from flux.exchange.consumer_map import Consumers
-from flux.exchange.consumer_progress import NOBODY, ConsumerProgress, OutgoingEntries, Sent, Spans
+from flux.exchange.consumer_progress import NOBODY, STANDING_BY, ConsumerProgress, OutgoingEntries, Sent, Spans
 from flux.exchange.log import NEVER, End, Log, LogEntry, LogMeter, Rows, Word
 from flux.exchange.replay_check import Beginning, PriorAttempts
-from flux.exchange.retention import CheckpointRequests, Settling, idle
+from flux.exchange.retention import CheckpointRequests, Settling, idle, presses
 from flux.exchange.slices import RUN_ROWS
 from flux.windows.window import NEVER as NO_TIME
 from flux.wire.messages import (
@@ -30,13 +30,13 @@ from flux.wire.messages import (
     Hello,
     Mark,
     Passed,
-    Press,
     ReadsElsewhere,
     Refuse,
     Reset,
     Resume,
     ToPort,
     ToProducer,
+    Unread,
     end_mark,
 )
 from partitioning import kernels
@@ -47,10 +47,6 @@ from partitioning.table import Table
 _NONE, _NOWHERE = np.empty(0, np.int64), np.empty((0, 0), bool)
 #: In resend timeouts: time between two greetings of a consumer that reads from another replica of the producer.
 STANDBY_PATIENCE = 4
-#: In resend timeouts: the longest time that a stream with rows to send stands still after any loss and any silence. A consumer
-#: that comes back from a long step finds one greeting for each such time. These cost little, because everything sent before
-#: them is received before them.
-PATIENCE_MAX = 4.0
 
 
 class ToWorker(msgspec.Struct, frozen=True):
@@ -80,13 +76,15 @@ class Producer:
         reads_again: bool = False,
         may_lose: bool = False,
         pace: WatermarkPace | None = None,
+        link_s: float = np.inf,
     ) -> None:
         """Begin a life of the stream.
 
         ``run_max_rows``: small batches that wait for the same worker travel together, up to this number of rows and
         ``RUN_ROWS``; 0: never. ``reads_again``: rows that only checkpoints lack need not be kept, because the source can be
         read again from there. ``may_lose``: it is of a stage that goes on without rows that are gone, so it may repeat its
-        batches with fewer rows. ``pace`` of statements about its watermark; None: it makes none."""
+        batches with fewer rows. ``pace`` of statements about its watermark; None: it makes none. ``link_s``: time after which
+        a consumer that reads from another replica, and acks nothing, is told of the elements here."""
         self.stream = stream
         self.incarnation = incarnation
         self.partitions = partitions
@@ -108,7 +106,7 @@ class Producer:
         self.reads_again = reads_again
         self.may_lose = may_lose
         self._run_max_rows = min(run_max_rows, RUN_ROWS)
-        self._resend_s = resend_s
+        self._resend_s, self._link_s = resend_s, link_s
         self._worker = worker
         self._epoch = -1
         self._consumers: Consumers | None = None
@@ -542,6 +540,8 @@ class Producer:
             cursor.look_again = True
             if cursor.owes_since is None:
                 cursor.owes_since = now
+            if cursor.unread_since < np.inf:
+                cursor.note_unread(self._owes(cursor), now)
             self._evict()
         return bool(news)
 
@@ -587,6 +587,7 @@ class Producer:
             self._sendable = end
             for cursor in self._cursors.values():
                 cursor.look_again |= cursor.owes_since is None
+                cursor.unread_look |= cursor.phase is STANDING_BY and cursor.unread_since == np.inf
         if self._presses:
             assert self._consumers is not None
             for worker, press in self._pressing.look(
@@ -613,17 +614,23 @@ class Producer:
                     self._settling.message(self.stream, self.incarnation, worker, cursor.at.any_reads, again_at),
                 )
             if now >= cursor.hello_due:
-                cursor.hello_due = now + self._resend_s * cursor.patience
-                cursor.heard(now)
-                # Each greeting waits twice as long as the one before. A consumer that comes back from a long step then finds a
-                # few greetings, and not a queue of them with a retransmission each.
-                cursor.patience = min(2 * cursor.patience, PATIENCE_MAX)
-                hello = Hello(*self.stream, self.incarnation, self._epoch, self._worker)
-                yield ToWorker(worker, hello)
-
+                cursor.greet(now, self._resend_s)
+                yield ToWorker(worker, Hello(*self.stream, self.incarnation, self._epoch, self._worker))
+            if cursor.phase is STANDING_BY and (unread := self._unread(cursor, now)):
+                yield ToWorker(worker, Unread(*self.stream, self._worker, unread))
         if self.bounds is not None:
             for worker, bound in self.bounds.poll(self._cursors, now):
                 yield ToWorker(worker, bound)
+
+    def _unread(self, cursor: ConsumerProgress, now: float) -> int:
+        """Return the end of the elements that a worker which reads elsewhere could have read here, and has not acked for long; 0:
+        it is not time to tell it of any (design: owed-rows)."""
+        if cursor.unread_look:
+            cursor.note_unread(self._owes(cursor), now)
+        if now < cursor.unread_due(self._link_s):
+            return 0
+        cursor.unread_since = now
+        return cursor.unread_end(self.log, self._sendable)
 
     def _has_passed(self, cursor: ConsumerProgress) -> bool:
         """Tell whether a worker has been sent all rows below its front that this life has, or will have (design:
@@ -646,14 +653,10 @@ class Producer:
         ):
             return
         partitions = idle(self._acks, consumers.keeps, self._last, self._first)
-        by_worker: dict[int, list[int]] = {}
-        for partition in partitions:
-            for worker in consumers.asked(partition):
-                by_worker.setdefault(worker, []).append(partition)
         if partitions:
             self._idle_at = now + self._resend_s
-        for worker, mine in by_worker.items():
-            yield ToWorker(worker, Press(*self.stream, mine, anew=True))
+        for worker, press in presses(self.stream, partitions, consumers, anew=True):
+            yield ToWorker(worker, press)
 
     def _silent(self, cursor: ConsumerProgress, now: float) -> bool:
         """Tell whether a worker owes an ack for too long.
@@ -690,3 +693,8 @@ def state_watermark(producer: Producer, sequence: int, watermark: int, idle: boo
     if producer.bounds is not None:
         producer.bounds.note(sequence, watermark, idle)
         producer.dirty = True
+
+
+def unread_due(producer: Producer) -> float:
+    """Return the time at which a producer must be polled at the latest for workers that read elsewhere."""
+    return min([cursor.unread_due(producer._link_s) for cursor in producer._cursors.values()], default=np.inf)

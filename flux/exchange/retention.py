@@ -55,15 +55,25 @@ class CheckpointRequests:
         held, applied = kept.min(axis=1), read.min(axis=1)
         # Half of the kept rows, so that the log is never full while a checkpoint is on its way.
         wanted = log.end - 1 if finished else log.base + len(log) // 2
-        by_worker: dict[int, list[int]] = {}
+        due: list[int] = []
         for partition in np.flatnonzero((held < wanted) & (held < applied)).tolist():
             asked = self._asked.get(partition)
             if asked is None or asked.below != held[partition] or now >= asked.due:
                 self._asked[partition] = CheckpointRequest(int(held[partition]), now + self._again_s)
-                for worker in consumers.asked(partition):
-                    by_worker.setdefault(worker, []).append(partition)
-        for worker, partitions in by_worker.items():
-            yield worker, Press(*self._stream, partitions)
+                due.append(partition)
+        yield from presses(self._stream, due, consumers)
+
+
+def presses(
+    stream: StreamId, partitions: list[int], consumers: Consumers, anew: bool = False
+) -> Iterator[tuple[int, Press]]:
+    """Yield requests for checkpoints of these partitions, each with its worker. ``anew``: see Press."""
+    by_worker: dict[int, list[int]] = {}
+    for partition in partitions:
+        for worker in consumers.asked(partition):
+            by_worker.setdefault(worker, []).append(partition)
+    for worker, mine in by_worker.items():
+        yield worker, Press(*stream, mine, anew)
 
 
 def idle(acks: np.ndarray, keeps: np.ndarray, last: np.ndarray, first: int) -> list[int]:

@@ -468,8 +468,20 @@ class Bound(Message, frozen=True):
     idle: bool = False
 
 
+class Unread(Message, frozen=True):
+    """Statement of a replica of a stage, to a worker that reads the stream from another replica: it could read elements here, of
+    which it has acked none for ``spark.flux.link.timeout`` (design: owed-rows)."""
+
+    edge: Id
+    producer: Id
+    #: The worker with the replica.
+    worker: Id
+    #: Exclusive: the elements are below this.
+    end: Natural
+
+
 #: Messages of a worker to the data port of another.
-ToPort = Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound
+ToPort = Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound | Unread
 #: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull
 #: Answers to a producer by a worker that consumes its stream.

@@ -26,7 +26,7 @@ import pyarrow as pa
 from flux.dataflow.plan import FromStage, Plan
 from flux.errors import Fenced, ProtocolError, RefusedError
 from flux.exchange.inbound import Counters
-from flux.exchange.producer import ToWorker
+from flux.exchange.producer import ToWorker, unread_due
 from flux.replica.batched_steps import apply_together
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.replica import Replica
@@ -52,6 +52,7 @@ from flux.wire.messages import (
     Settled,
     StepKind,
     ToProducer,
+    Unread,
 )
 from flux.wire.parts import PartLimits
 from flux.wire.pulse import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
@@ -185,6 +186,8 @@ class WorkerCore:
         self.watermarks = WatermarkScheduler(plan, self.hosted, self.subscriptions.streams, self._wake_key)
         #: Time of the next look for statements about watermarks that are to be told, or told again.
         self._bounds_at = np.inf
+        #: Time before which no worker is to be told of elements here of a stream that it reads elsewhere.
+        self._unread_at = np.inf
         self._effects: deque[Effect] = deque()
         self.leaving = OutputDelivery(worker, plan, self.replicas, self._effects.append, self.turns.wake)
         self.order_exchange = OrderExchange(
@@ -310,7 +313,7 @@ class WorkerCore:
                 self._on_orders(connection, message)
             case Press():
                 self._on_press(connection, message)
-            case Settled() | Passed() | Bound():
+            case Settled() | Passed() | Bound() | Unread():
                 self._on_statement(connection, message, now)
             case _:
                 if self._extension is None or not self._extension.on_message(message, now):
@@ -324,11 +327,13 @@ class WorkerCore:
         for partition in message.partitions:
             self.checkpoints.press(PartitionKey(stage, partition), message.anew)
 
-    def _on_statement(self, connection: Hashable, message: Settled | Passed | Bound, now: float) -> None:
+    def _on_statement(self, connection: Hashable, message: Settled | Passed | Bound | Unread, now: float) -> None:
         if not 0 <= message.edge < len(self.plan.edges):
             raise ProtocolError(f"the plan has no edge {message.edge}")
         if isinstance(message, Settled):
             self.subscriptions.on_settled(connection, message)
+        elif isinstance(message, Unread):
+            self.subscriptions.on_unread(connection, message)
         elif isinstance(message, Bound):
             if self.subscriptions.on_bound(connection, message):
                 self.watermarks.note(self.plan.edges[message.edge].consumer, now)
@@ -572,6 +577,13 @@ class WorkerCore:
             for producer in self.producers.values():
                 producer.dirty = True
             self.subscriptions.relieve(now)
+            self.subscriptions.try_elsewhere(self.watermarks.holders(), now)
+        if now >= self.subscriptions.owed.due_at:
+            self.subscriptions.look_for_owed(now)
+        if now >= self._unread_at:
+            self._unread_at = np.inf
+            for producer in self.producers.values():
+                producer.dirty |= now >= unread_due(producer)
         if now >= self._bounds_at:
             self._bounds_at = np.inf
             for producer in self.producers.values():
@@ -596,6 +608,7 @@ class WorkerCore:
                         yield send
                 if producer.bounds is not None:
                     self._bounds_at = min(self._bounds_at, producer.bounds.due_at)
+                self._unread_at = min(self._unread_at, unread_due(producer))
             while self._effects:
                 busy = True
                 effect = self._effects.popleft()
@@ -644,12 +657,15 @@ class WorkerCore:
 
     def due(self) -> float:
         """Return the time at which ``poll`` must be called again at the latest, if nothing happens before."""
-        return min(
+        at = min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
-            self.checkpoints.due(), self._revivals.due(), self.leaving.due(),
+            self.checkpoints.due(), self._revivals.due(), self.leaving.due(), self.subscriptions.owed.due_at,
             self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at,
             inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
+        if self._unread_at < at:  # acks have come since it was computed
+            self._unread_at = min([unread_due(producer) for producer in self.producers.values()], default=np.inf)
+        return min(at, self._unread_at)
 
     def _answer(self, connection: Hashable, message: Answered) -> None:
         self._effects.append(ToConnection(connection, message))

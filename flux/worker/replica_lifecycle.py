@@ -365,4 +365,5 @@ class ReplicaLifecycle:
             stream, incarnation, edge.partitions, rules.log_bytes, settings.resend_timeout, self.log_meter, self._hosted.worker,
             base, settings.step_max_rows, rules.reads_again, rules.may_lose,
             WatermarkPace(edge.quantum, settings.watermark_interval) if edge.states else None,
+            settings.link_timeout if edge.from_stage else inf,
         )  # fmt: skip

@@ -5,7 +5,7 @@ of them and acked to all, so that each can truncate its log.
 
 Left to others: one stream (``flux.exchange.inbound``), and applying slices (the replicas).
 
-``Credit`` shares the bytes that the worker is ready to hold; ``Starvation`` finds rows that do not come.
+``Credit`` shares the bytes that the worker is ready to hold. Rows that do not come are found by ``flux.reach.starvation``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 from flux.dataflow.plan import FromDataFrame, FromSource, FromStage, Plan
 from flux.errors import QueryFailed
 from flux.exchange.inbound import IN_ORDER, Counters, Delivery, Inbound
+from flux.reach.starvation import OwedRows, Starvation
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
 from flux.state.standby import Standby
@@ -37,6 +38,7 @@ from flux.wire.messages import (
     Reset,
     Settled,
     ToProducer,
+    Unread,
 )
 from flux.worker.hosted_replicas import HostedReplicas
 from partitioning.ids import PartitionKey, StreamId
@@ -83,76 +85,6 @@ class Credit:
         self.stages.streams.pop(stream, None)
 
 
-#: In resend timeouts: the time for which rows of an ordered step may stay away before they are searched elsewhere.
-PATIENCE = 2
-#: In resend timeouts: the longest such time. It grows, because each change of source costs a handshake.
-PATIENCE_MAX = 8
-
-
-@dataclass
-class StarvedStep:
-    """The wait of ordered steps for rows of a stream.
-
-    ``received`` is the progress of their partitions; ``since`` the time of that, or of the last change of source;
-    ``patience_s`` the time until the next change; ``urgent``: rows are let in although the credit is used up; ``elsewhere``: it
-    is time to read them from another replica of their producer."""
-
-    received: int
-    since: float
-    patience_s: float
-    urgent: bool = False
-    elsewhere: bool = False
-
-
-class Starvation:
-    """Ordered steps whose rows do not come: the search for these rows, and its time (design: starved-step).
-
-    The replica of the producer that is read from may be slow, or wait itself, in the end for acks that only this step can give;
-    and so may the primaries here that hold the credit. If one of them has no room in its logs, a circle is likely, and patience
-    gains nothing."""
-
-    def __init__(self, resend_s: float) -> None:
-        self._patience_s, self._patience_max_s = PATIENCE * resend_s, PATIENCE_MAX * resend_s
-        self._streams: dict[StreamId, StarvedStep] = {}
-
-    def look(
-        self, replicas: Collection[Replica], received: Callable[[StreamId, int], int], now: float
-    ) -> dict[StreamId, StarvedStep]:
-        """Find the streams of which rows are missing. ``received`` gives the sequence that a partition needs next of a stream."""
-        missing: dict[StreamId, int] = {}
-        for replica in replicas:
-            for stream in replica.missing():
-                missing[stream] = missing.get(stream, 0) + received(stream, replica.partition)
-        known, self._streams = self._streams, {}
-        without_room = _waiting_for_room(replicas) if missing else set()
-        for stream, got in missing.items():
-            wait = known.get(stream)
-            if wait is None:
-                self._streams[stream] = StarvedStep(got, now, self._patience_s)
-                continue
-            self._streams[stream] = wait
-            wait.elsewhere = False
-            if wait.received != got:
-                wait.received, wait.since, wait.patience_s = got, now, self._patience_s
-            elif now - wait.since >= wait.patience_s:
-                wait.since, wait.patience_s = now, min(2 * wait.patience_s, self._patience_max_s)
-                wait.urgent = wait.elsewhere = True
-            elif stream in without_room:
-                wait.urgent = True
-        return self._streams
-
-
-def _waiting_for_room(replicas: Collection[Replica]) -> set[StreamId]:
-    """Find the streams with rows here that wait for a primary whose logs are full, or that is held back by replicas which have
-    much of its order to apply: these may wait for rows, too, on a worker whose credit their own primaries hold."""
-    full = [
-        replica
-        for replica in replicas
-        if replica.primary and (replica.output.room.full or replica.held_back or replica.output.uncompared)
-    ]
-    return {stream for replica in full for stream in replica.waiting()}
-
-
 #: Limit of partition numbers in one message of acks: a tenth of the bound of a message.
 ACK_ENTRIES = 30_000
 #: Limit on the times that the same batch arrives damaged: more often is no accident on the way.
@@ -186,6 +118,7 @@ class Subscriptions:
         self._copies: dict[int, set[tuple[int, int, int]]] = {}
         self._nonce = 0
         self._starvation = Starvation(plan.settings.resend_timeout)
+        self.owed = OwedRows(plan.settings.link_timeout)
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
@@ -518,6 +451,34 @@ class Subscriptions:
                 inbound.urgent = True
                 self._ack_soon(inbound)
 
+    def on_unread(self, connection: Hashable, message: Unread) -> None:
+        """Note the statement of a replica that is not read: it has elements that are not acked. The acks may have been lost."""
+        inbound = self.streams.get(StreamId(message.edge, message.producer))
+        if inbound is None or inbound.offers.get(message.worker) != connection:
+            self._counters.stale += 1
+            return
+        self._ack_soon(inbound)
+        if inbound.lacks(message.end, self.hosted_by(inbound.stream)):
+            self.owed.note(inbound, message.worker, message.end)
+
+    def look_for_owed(self, now: float) -> None:
+        """Read streams from another replica of their producer that has rows which do not come from the present one (design:
+        owed-rows)."""
+        for inbound, worker in self.owed.look(self.streams, self.hosted_by, now):
+            if worker != inbound.read_from and worker in self._readable(inbound):
+                self._go_over(inbound, worker)
+
+    def try_elsewhere(self, holders: Iterable[Inbound], now: float) -> None:
+        """Read streams from another replica of their producer that keep a window open, and of which nothing comes (design:
+        owed-rows)."""
+        for inbound in self.owed.held((each for each in holders if len(each.offers) > 1), now):
+            self.read_from_next(inbound)
+
+    def _go_over(self, inbound: Inbound, worker: int) -> None:
+        """Read a stream from the replica of its producer on another worker, which has offered it."""
+        self._counters.switched += 1
+        self._subscribe(inbound, inbound.offers[worker], 0, inbound.offered[worker], worker)
+
     def read_from_next(self, inbound: Inbound) -> None:
         """Read a stage's stream from the next live replica of its producer that has offered it. The reader of a source gets the
         end of the orders here instead: it has more room for these rows (design: ordered-room). So does the only replica of a
@@ -526,8 +487,7 @@ class Subscriptions:
             ring = sorted(self._readable(inbound))
             others = [w for w in ring if w > inbound.read_from] + [w for w in ring if w < inbound.read_from]
             if others:
-                self._counters.switched += 1
-                self._subscribe(inbound, inbound.offers[others[0]], 0, inbound.offered[others[0]], others[0])
+                self._go_over(inbound, others[0])
             if others or not inbound.may_lose:
                 return
         if inbound.connection is not None:

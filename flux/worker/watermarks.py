@@ -171,6 +171,21 @@ class WatermarkScheduler:
                 bounds.append(bound)
         return least(bounds)
 
+    def holders(self) -> Iterator[Inbound]:
+        """Yield the streams that alone keep a window of a primary here open: others have passed its end (design: owed-rows)."""
+        for stage in self._timed:
+            quantum, first = self._pace[stage].quantum, next(self._primaries(stage), None)
+            if quantum <= 0 or first is None or first.clock is None:
+                continue
+            open_: dict[int, list[Inbound]] = {}
+            for edge in (edge for number in first.clock.timed for edge in self._edges(first, number)):
+                for producer in first.waits.expected.get(edge.id, ()):
+                    inbound = self._streams.get(StreamId(edge.id, producer))
+                    if inbound is not None and producer not in first.waits.ended[edge.id] and not inbound.said.idle:
+                        open_.setdefault(inbound.said.watermark // quantum, []).append(inbound)
+            if len(open_) > 1:
+                yield from open_[min(open_)]
+
     # ---- reports
 
     def times(self, stage: int) -> list[StageTime]:

@@ -70,6 +70,7 @@ from flux.wire.messages import (
     Restore,
     Resume,
     Settled,
+    Unread,
 )
 from flux.wire.statistics import (
     BadRecords,
@@ -155,6 +156,7 @@ ASKED = [
     Settled(0, 1, 2, 3, Mark(8, CHECKSUM, 0, b"at", 9)),
     Passed(0, 1, 2, 3, 4),
     Bound(0, 1, 2, 3, 4, 5, NEVER),
+    Unread(0, 1, 2, 3),
     Restore(0, 1, 2, 3),
     Pull(0, 1, 2, 3, 4, True),
 ]

@@ -198,6 +198,11 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (producer, lambda made: setattr(made._cursors[OTHER], "first", 7), "is told of 7"),
     (producer, lambda made: setattr(made._cursors[OTHER], "nonce", None), "is reading under nonce None"),
     (producer, lambda made: setattr(made._cursors[OTHER], "answered", False), "has not asked for"),
+    (
+        producer,
+        lambda made: setattr(made._cursors[OTHER], "unread_since", 1.0),
+        "and counted as one that reads elsewhere",
+    ),
     (inbound, lambda made: setattr(made, "held_bytes", -1), "given back twice"),
     (inbound, lambda made: setattr(made, "unacked_bytes", -9), "acked what has not come"),
     (inbound, lambda made: setattr(made, "connection", None), "in order on connection None"),

@@ -8,10 +8,10 @@ import pyarrow as pa
 from scripted import OTHER, SCHEMA, STREAM, feed, made, pair, told, work
 
 import flux
+from flux.reach.starvation import Starvation
 from flux.replica.replica import Replica
 from flux.settings import Settings
 from flux.worker.report import behind, unapplied
-from flux.worker.subscriptions import Starvation
 from partitioning.table import ReplicaAt
 
 STEPS_MAX = 10

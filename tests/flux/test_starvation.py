@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flux.worker.subscriptions import Starvation
+from flux.reach.starvation import Starvation
 from partitioning.ids import StreamId
 
 STREAM = StreamId(0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,13 @@ from flux.exchange.inbound import Inbound, PartitionProgress
 from flux.exchange.log import Log
 from flux.exchange.marks import Marks
 from flux.exchange.producer import Producer
+from flux.reach.starvation import Starvation
 from flux.replica.replica import Replica
 from flux.state.sender import StateSender
 from flux.tasks.output_fetch import OutputFetch, RemoteFile
 from flux.tasks.output_pull import OutputPull, PullQuestion
 from flux.wire.messages import Data
-from flux.worker.subscriptions import Starvation, Subscriptions
+from flux.worker.subscriptions import Subscriptions
 from partitioning.table import Table
 
 Patch = pytest.MonkeyPatch
@@ -201,6 +203,15 @@ def lets_nothing_in_beyond_credit(patch: Patch) -> None:
         return found
 
     patch.setattr(Starvation, "look", broken)
+
+
+def waits_for_the_link(patch: Patch) -> None:
+    """A stream stays with the replica that it is read from, though nothing comes of it and another one has its rows."""
+
+    def broken(self: Subscriptions, now: float) -> None:
+        self.owed.due_at = inf
+
+    patch.setattr(Subscriptions, "look_for_owed", broken)
 
 
 def secondaries_hold_credit_for_ever(patch: Patch) -> None:

@@ -116,6 +116,9 @@ class Faults:
     stand_s: float = 0.0
     #: Somebody asks for another number of replicas of a stage, or for other kinds.
     protects_per_s: float = 0.0
+    #: Nothing gets through between two workers, in one direction or in both, on any connection; both are heard by the controller.
+    pair_cuts_per_s: float = 0.0
+    pair_cut_s: float = 0.0
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:
@@ -219,3 +222,8 @@ def with_protects(rng: random.Random, faults: Faults) -> Faults:
 def with_spoilt_tables(rng: random.Random, faults: Faults) -> Faults:
     """For a fifth of the runs; the others stay as they were."""
     return replace(faults, spoilt_table_probability=rng.choice([0.0, 0.0, 0.0, 0.0, rng.choice([0.05, 0.3])]))
+
+
+def with_pair_cuts(rng: random.Random, faults: Faults) -> Faults:
+    """For three quarters of the runs; the others stay as they were."""
+    return replace(faults, pair_cuts_per_s=rng.choice([0.0, 0.5, 2.0, 6.0]), pair_cut_s=rng.choice([0.5, 3.0, 10.0]))

@@ -27,7 +27,8 @@ class Mix:
     where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
     where None and faults are given; ``event_time``: rows have event time (``timed_flows``); ``ahead``: and some sources are
     aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all
-    kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew."""
+    kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew;
+    ``reach``: streams go over links that bring nothing for ``link.timeout``, as they do in seeds of their own."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -47,6 +48,7 @@ class Mix:
     related: bool = False
     wide: bool = False
     looks_up: bool = False
+    reach: bool = False
 
 
 #: As the seed has it.
@@ -341,6 +343,15 @@ WIDE_LIVES = replace(RELATED_LIVES, wide=True)
 #: Tables that are read anew.
 LOOKUPS = replace(RELATED, looks_up=True)
 LOOKUPS_UNEVEN = replace(RELATED_UNEVEN, looks_up=True)
+#: Links between two workers are cut for seconds, in one direction or in both, and nothing else fails.
+CUT_LINKS = Mix(
+    Faults(calm_after_s=8.0, delay_s=0.002, pair_cuts_per_s=1.5, pair_cut_s=10.0, read_s=0.2),
+    copies=2,
+    slots=4,
+    reach=True,
+)
+#: The same with event time.
+CUT_LINKS_IN_EVENT_TIME = replace(CUT_LINKS, event_time=True)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

@@ -40,8 +40,12 @@ class _Flying:
 
 
 class Link:
-    def __init__(self, network: Network, number: int, to_server: ToServer, to_client: ToClient, data: bool) -> None:
+    def __init__(
+        self, network: Network, number: int, to_server: ToServer, to_client: ToClient, data: bool, ends: tuple[int, int]
+    ) -> None:
+        """``ends``: the nodes of client and server."""
         self.network = network
+        self._ends, self._back = ends, ends[::-1]
         self.number = number
         self.data = data
         self.generation = 0
@@ -59,7 +63,7 @@ class Link:
         """From the client to the server."""
         flying = _Flying(content, self.generation, self._loses())
         self._up.append(flying)
-        self._up_at = max(self._up_at, self.network.arrival())
+        self._up_at = max(self._up_at, self.network.arrival(), self.network.severed.get(self._ends, 0.0))
         self.network.world.at(self._up_at, self._arrive_up, flying)
 
     def reply(self, identity: Identity, content: Any, delay_s: float = 0.0) -> None:
@@ -68,7 +72,8 @@ class Link:
             return
         flying = _Flying(content, self.generation, self._loses())
         self._down.append(flying)
-        self._down_at = max(self._down_at, self.network.arrival() + delay_s)
+        arrival = self.network.arrival() + delay_s
+        self._down_at = max(self._down_at, arrival, self.network.severed.get(self._back, 0.0))
         self.network.world.at(self._down_at, self._arrive_down, flying)
 
     def _loses(self) -> bool:
@@ -133,11 +138,14 @@ class Network:
         self.counts = counts
         self.calm = False
         self.links: list[Link] = []
+        #: Until when nothing gets through from one node to another.
+        self.severed: dict[tuple[int, int], float] = {}
         self.disturbed_until = world.now  # by faults, with their after-effects
 
-    def link(self, to_server: ToServer, to_client: ToClient, data: bool) -> Link:
-        """``data``: between workers, where also a single message may be lost; else to the controller."""
-        link = Link(self, len(self.links), to_server, to_client, data)
+    def link(self, to_server: ToServer, to_client: ToClient, data: bool, ends: tuple[int, int] = (-1, -1)) -> Link:
+        """``data``: between workers, where also a single message may be lost; else to the controller. ``ends``: the nodes of
+        client and server."""
+        link = Link(self, len(self.links), to_server, to_client, data, ends)
         self.links.append(link)
         return link
 
@@ -178,6 +186,16 @@ class Network:
         if link is not None:
             self.counts["cuts in one direction"] += 1
             link.cut(self.world.random.random() * self.faults.cut_s)
+
+    def sever(self, sender: int, receiver: int, seconds: float) -> None:
+        """Hold up all that goes from one node to another; what is sent meanwhile comes late."""
+        until = self.world.now + seconds
+        self.severed[sender, receiver] = max(until, self.severed.get((sender, receiver), 0.0))
+        self.disturbed(until)
+
+    def cut_off(self, sender: int, receiver: int) -> bool:
+        """Whether nothing gets through from one node to another now."""
+        return self.severed.get((sender, receiver), 0.0) > self.world.now
 
     def cut_some(self, links: list[Link], seconds: float) -> None:
         """Hold up what goes out on about half of these links."""

@@ -263,7 +263,8 @@ class Process:
         if link is None:
             server = self.sim.listening[self.endpoints[effect.worker]]
             worker = effect.worker
-            link = self.sim.network.link(server.hear_data, lambda c: self._hear_answer(worker, c), data=True)
+            ends = self.node, worker
+            link = self.sim.network.link(server.hear_data, lambda c: self._hear_answer(worker, c), True, ends)
             self.links[worker] = link
         given = effect.batches if effect.payload is None else effect.payload
         if not self.sim.faults.encoded:

@@ -8,6 +8,7 @@ they name.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import traceback
 from collections import Counter
@@ -40,6 +41,7 @@ from tests.simulation.network import Network
 from tests.simulation.outcomes import Outcomes
 from tests.simulation.outside import Outside
 from tests.simulation.protects import Protects
+from tests.simulation.reach_laws import ReachWatch
 from tests.simulation.readers import Reader
 from tests.simulation.rivals import Rivals
 from tests.simulation.run_end import RunEnd
@@ -82,6 +84,9 @@ EVENT_TIME_FROM = 40_000_000_000
 AHEAD_FROM = 60_000_000_000
 #: From here on all of them have relations, of all kinds.
 WIDE_FROM = 70_000_000_000
+#: From here on links between workers are cut for seconds, and streams go over to other replicas soon. Earlier seeds keep their
+#: stories: their workers wait as if links never failed for long.
+REACH_FROM = 90_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
 LOSSES_OF = 2
 #: So many of those from there on have a directory, and so many lives at most.
@@ -132,6 +137,7 @@ class Simulation:
         related: bool = False,
         wide: bool = False,
         looks_up: bool = False,
+        reach: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -141,7 +147,7 @@ class Simulation:
         their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones; ``event_time``: rows have
         event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time;
         ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all kinds; ``looks_up``: in place of these,
-        rows look up a table that is read anew."""
+        rows look up a table that is read anew; ``reach``: streams go over soon to other replicas, where rows do not come."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
@@ -159,6 +165,8 @@ class Simulation:
             self.faults = faults_.with_spoilt_tables(random.Random(f"spoilt tables {seed}"), latest)
             if seed >= PROTECTS_FROM:
                 self.faults = faults_.with_protects(random.Random(f"how often {seed}"), self.faults)
+            if seed >= REACH_FROM:
+                self.faults = faults_.with_pair_cuts(random.Random(f"pair cuts {seed}"), self.faults)
         else:
             self.faults = faults
         self.ledger = Ledger()
@@ -218,6 +226,9 @@ class Simulation:
         if life is not None:
             slots = life.go_on(self, slots)
         self.plan = self.ledger.plan = _with_step_timeout(self.dataflow.plan, self.faults.step_timeout_s)
+        if not (reach or (faults is None and seed >= REACH_FROM)):
+            settings = replace(self.plan.settings, link_timeout=math.inf)
+            self.plan = self.ledger.plan = replace(self.plan, settings=settings)
         if self.dataflow.event_time is not None:
             self.ledger.event_time = self.ledger.event_time or EventTimeLaws(self.dataflow.event_time)
             self.ledger.event_time.begin(self.ledger)
@@ -278,6 +289,7 @@ class Simulation:
         drawn = operators.draw(random.Random(f"habits {seed}"), replicated) if faults is None else operators.QUIET
         self.operators = operators.Operators(self, habits or drawn)
         self.stalls = StallWatch(self)
+        self.reach = ReachWatch(self)
 
     # ---- the course of a run
 
@@ -516,6 +528,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
         related=mix.related,
         wide=mix.wide,
         looks_up=mix.looks_up,
+        reach=mix.reach,
     )  # fmt: skip
 
 

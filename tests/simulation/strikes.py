@@ -50,6 +50,7 @@ class Strikes:
             (faults.rivals_per_s, sim.rivals.strike),
             (faults.stands_per_s, sim.standing.strike),
             (faults.protects_per_s, sim.protects.strike),
+            (faults.pair_cuts_per_s, self._cut_a_pair),
         ]:
             if rate:
                 self._strike_later(rate, strike)
@@ -111,6 +112,18 @@ class Strikes:
             else:
                 victim.control.cut_up(seconds)
                 victim.control.cut_down(seconds)
+
+    def _cut_a_pair(self) -> None:
+        here = [worker.node for worker in self.sim.workers if not worker.dead and worker.node >= 0]
+        if len(here) < 2:
+            return
+        sender, receiver = self.world.random.sample(here, 2)
+        seconds = self.world.random.random() * self.sim.faults.pair_cut_s
+        self.counts["links cut between two workers"] += 1
+        self.network.sever(sender, receiver, seconds)
+        if self.world.chance(0.4):
+            self.counts["links cut in both directions"] += 1
+            self.network.sever(receiver, sender, seconds)
 
     def _whim(self) -> None:
         cores = [

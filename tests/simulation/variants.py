@@ -59,6 +59,7 @@ from tests.simulation.mixes import (
     BUSY_STANDBYS,
     CHANGES,
     CONTROL,
+    CUT_LINKS,
     DEPOSED,
     DIVERGING,
     EVENT_TIME,
@@ -98,6 +99,7 @@ from tests.simulation.mixes import (
     Mix,
 )  # fmt: skip
 from tests.simulation.outside import AHEAD_OF_ALL
+from tests.simulation.reach_laws import GOES_ON
 from tests.simulation.timed_kinds import LEFT_OUT
 from tests.simulation.timed_relations import ONCE_IN
 
@@ -565,6 +567,7 @@ VARIANTS = [
     Variant(numbers.cuts_no_numbered_rows, ALIKE, NUMBERED_LIVES),
     Variant(numbers.has_no_room_for_what_was_there, STUCK | STILL, NUMBERED_LIVES),
     Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, NUMBERED),
+    Variant(rules.waits_for_the_link, {GOES_ON}, CUT_LINKS),
     Variant(rules.says_the_last_word_once, STUCK),
     Variant(rules.keeps_marks_as_if_what_has_come_were_applied, OWN),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}),

@@ -108,6 +108,10 @@ class Wording:
         at = f"{m.edge}.{m.producer}"
         return [(f"stream {at}: I read it from another replica; {self._applied(m)}", [at])]
 
+    def _Unread(self, m: messages.Unread, _: Any) -> Lines:  # noqa: N802
+        at = f"{m.edge}.{m.producer}"
+        return [(f"stream {at}: below batch {m.end} there are batches here of which you ack none", [at])]
+
     def _Reset(self, m: messages.Reset, _: Any) -> Lines:  # noqa: N802
         at = f"{m.edge}.{m.producer}"
         return [(f"stream {at}: {self.said(m.reason)}; greet me again", [at])]

@@ -1,0 +1,4 @@
+"""Reachability: rows that do not come over one link, and other ways to them (design: reachability).
+
+starvation  Rows that do not come although some process has them
+"""

@@ -1,0 +1,38 @@
+"""Links between two workers that are cut for seconds hold up nothing that can be had elsewhere (design: owed-rows)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.mixes import CUT_LINKS, EVENT_TIME_FAULTLESS, FAULTLESS, Mix
+from tests.simulation.run import REACH_FROM, Result, run
+from tests.simulation.runs import LONG
+from tests.simulation.story_hashes import tell
+
+#: Cut links and nothing else; and whatever a seed has, beside cut links.
+ALONE, AMONG = range(60 if LONG else 12), range(REACH_FROM, REACH_FROM + (100 if LONG else 12))
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return [*(run(seed, CUT_LINKS) for seed in ALONE), *map(run, AMONG)]
+
+
+def test_every_law_is_kept(results: list[Result]) -> None:
+    assert [str(result) for result in results if not result.ok] == []
+
+
+def test_rows_are_owed_and_read_elsewhere(results: list[Result]) -> None:
+    counts: Counter[str] = sum((result.counts for result in results), Counter())
+    assert counts["links cut between two workers"] > len(ALONE)
+    assert counts["links cut in both directions"] > 0
+    assert counts["looks at streams that a reachable replica has rows of"] > 100
+    assert counts["subscriptions that switched their source"] > 3
+
+
+@pytest.mark.parametrize(("mix", "seed"), [(FAULTLESS, 3), (FAULTLESS, 17), (EVENT_TIME_FAULTLESS, 5)])
+def test_without_a_fault_every_message_is_as_if_links_never_failed(mix: Mix, seed: int) -> None:
+    assert list(tell(seed, replace(mix, reach=True)).lines()) == list(tell(seed, mix).lines())
