@@ -338,6 +338,8 @@ class Server:
             entry["stateBytes"] = nbytes
         for stage, text in self._report.warnings(report, time.monotonic()):
             core.board.note(text, time.monotonic(), stage=stage)
+        for text, seconds in self._report.failures():
+            core.board.note(text, time.monotonic(), kind="tentative", seconds=seconds)
         for source, names in self._not_read.items():
             report["sources"][source]["notRead"] = list(names)
         for source, files in self._unread_files.items():

@@ -209,9 +209,11 @@ class Board:
 
     # ---- events
 
-    def note(self, text: str, now: float, kind: str = "warning", request: int = 0, stage: str = "") -> None:
+    def note(
+        self, text: str, now: float, kind: str = "warning", request: int = 0, stage: str = "", seconds: float = 0.0
+    ) -> None:
         """Note an event of the query as a whole, or of a stage."""
-        self.events.note(Event(kind, now, stage, -1, -1, text, request=request))
+        self.events.note(Event(kind, now, stage, -1, -1, text, seconds=round(seconds, 6), request=request))
 
     def note_worker(
         self, kind: str, member: Member, why: str, now: float, seconds: float = 0.0, request: int = 0

@@ -275,7 +275,7 @@ class RequestHandler:
     def _status(self, now: float) -> Status:
         core, about = self._core, self._about
         report = self._report() or {}
-        backlog = report.get("backlog", {})
+        backlog, available = report.get("backlog", {}), report.get("availability", {})
         return Status(
             id=about.id,
             name=about.name,
@@ -311,6 +311,8 @@ class RequestHandler:
             copies_on=report.get("copiesOn", ""),
             requests=[_stands(asked) for asked in core.open_requests()],
             checkpoint=_kept(report.get("checkpoint")),
+            missing=available.get("message", ""),
+            tentative=available.get("stages", []),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
             lag_units={s["name"]: s["lag"]["unit"] for s in report.get("sources", ()) if "unit" in s.get("lag", ())},
             late_rows={s["name"]: s["eventTime"]["lateRows"] for s in report.get("sources", ()) if "eventTime" in s},

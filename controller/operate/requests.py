@@ -352,6 +352,10 @@ class Status(RequestAnswer, frozen=True):
     source_lags: dict[str, int] = {}
     #: The things that these numbers count, as "file", for sources where they are not records.
     lag_units: dict[str, str] = {}
+    #: Inputs that are missing, and the results that are tentative for that, in words; empty: none are.
+    missing: str = ""
+    #: Names of the stages with tentative results.
+    tentative: list[str] = []
     #: Records that did not fit their format, for sources with any.
     bad_records: dict[str, int] = {}
     #: Rows that came too late, for sources with event time.

@@ -21,7 +21,8 @@ class Event:
     #:   replica that stood still), "failed attempt" to add a replica, "move given up"
     #: - for a stage (``partition`` is -1): "protect" (a request for other replicas), "protected", "protect given up"
     #: - for a worker (``stage`` is empty and ``partition`` -1): "join", "loss", "drain"
-    #: - for the query: "scale", "balance" (a note of a policy)
+    #: - for the query: "scale", "balance" (a note of a policy), "tentative" (a failure of inputs that is over: results were
+    #:   tentative)
     #: - for any of these: "warning"
     kind: str
     #: By the wall clock, once it is in the log.

@@ -206,6 +206,7 @@ class Metrics(Collector):
             *self._of_sources(report["sources"]),
             *self._of_stages(report["stages"], levels),
             *self._of_event_time(report["stages"]),
+            *self._of_availability(report.get("availability")),
             *self._of_workers(workers, busy),
             *self._of_events(),
         ]
@@ -306,6 +307,26 @@ class Metrics(Collector):
                 self._add(behind, told["rowsBehindWatermark"], name)
                 self._add(without, told["rowsWithoutTime"], name)
         return [lag, behind, without]
+
+    def _of_availability(self, told: dict[str, Any] | None) -> list[Metric]:
+        """Make the metrics of a query with availability; None: it has none."""
+        if told is None:
+            return []
+        silent = self._gauge("flux_silent_partitions", "Partitions of a source that get no answer", "source")
+        for source in {each.name for each in self._plan.sources}:
+            self._add(silent, sum(each["source"] == source for each in told["silent"]), source)
+        tentative = float(told["state"] != "stable")
+        return [
+            silent,
+            self._one("flux_tentative", "1 while results are tentative, because an input is missing", tentative),
+            self._one(
+                "flux_tentative_windows",
+                "Windows with results to be corrected",
+                told["windowsToCorrect"],
+            ),
+            self._count("flux_tentative_rows", "Tentative rows given", told["rowsTentative"]),
+            self._count("flux_tentative_revised", "Tentative rows that a correction has changed", told["rowsRevised"]),
+        ]
 
     def _of_workers(self, workers: list[dict[str, Any]], busy: Mapping[int, float]) -> list[Metric]:
         cpu = self._counter("flux_worker_cpu_seconds", "CPU time of the worker's process", "worker")

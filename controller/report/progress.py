@@ -21,6 +21,8 @@ import numpy as np
 from controller.replicas.membership import Member, Membership
 from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
+from controller.report.failures import Availabilities
+from controller.report.silence import silent_streams
 from controller.report.watermarks import EventTimes, MicroBatchTime
 from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
@@ -332,6 +334,7 @@ class Progress:
     _not_compared: SourceCounts = field(init=False)
     _lost_rows: SourceCounts = field(init=False)
     _event_times: EventTimes = field(init=False)
+    _availabilities: Availabilities = field(init=False)
 
     def __post_init__(self) -> None:
         self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
@@ -340,6 +343,7 @@ class Progress:
         self._not_compared = SourceCounts(len(self.plan.sources), "not_compared")
         self._lost_rows = SourceCounts(len(self.plan.sources), "lost_rows")
         self._event_times = EventTimes(self.plan)
+        self._availabilities = Availabilities(self.plan)
         inputs = [[edge for edge in self.plan.edges if edge.consumer == stage.id] for stage in self.plan.stages]
         #: Stages whose only input is a source, and that source.
         self._behind = [
@@ -374,6 +378,8 @@ class Progress:
             for edge in member.about.edges[:1]:  # the task keeps the same rows for all its edges
                 logged[self.plan.edges[edge].consumer] += int(member.stats.get("log_bytes", 0))
         self._event_times.note(stats for _, stats in workers)
+        silent = silent_streams(self.plan, members, now, wall or now)
+        self._availabilities.note([stats for _, stats in workers], silent, wall or now)
         stages = [
             self._stage(stage, [stats for _, stats in workers], logged[stage.id], now)
             | self._event_times.of_stage(stage.id, wall or now)
@@ -402,7 +408,7 @@ class Progress:
             "sources": self._sources({member.node: stats for member, stats in workers}),
             "stages": stages,
             "workers": [self._worker(member, stats, now) for member, stats in workers],
-        }
+        } | self._availabilities.report()
         if members.vault is not None:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
         if over:
@@ -419,6 +425,10 @@ class Progress:
         """Return warnings that follow from a report, each once, with the name of its stage or empty."""
         rows = [stage["rowsIn"] for stage in report["stages"]]
         return self._event_times.warnings(rows, self.plan.settings.watermark_warn_after, now)
+
+    def failures(self) -> list[tuple[str, float]]:
+        """Return the text of each failure of inputs that has ended since the last call, and how long it lasted in seconds."""
+        return self._availabilities.ended()
 
     def _worker(self, member: Member, stats: Mapping[str, Any], now: float) -> dict[str, Any]:
         return {

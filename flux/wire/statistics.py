@@ -137,6 +137,33 @@ class StageTime(NamedTuple):
     producer: Id = -1
 
 
+class ShadowState(IntEnum):
+    """The state of the shadow of a partition: whether its results are stable."""
+
+    STABLE = 0
+    #: An input is missing, and tentative results have been given.
+    UP_FAILURE = 1
+    #: All inputs move again, and tentative results are still to be corrected.
+    STABILIZATION = 2
+
+
+class TentativeReport(NamedTuple):
+    """The shadow of a partition on this worker: told from its first tentative result on, and until its next failure with the last
+    counts of this one."""
+
+    stage: Id
+    partition: Id
+    state: ShadowState
+    #: The time of its first tentative result in this failure, by the wall clock in seconds since 1970.
+    since: float
+    #: Ends of windows with tentative results that have no stable ones yet.
+    windows: Natural
+    #: Tentative rows that it has given in this failure.
+    rows: Natural
+    #: The part of ``rows`` for which another stable row, or none, has come.
+    revised: Natural = 0
+
+
 class Lag(NamedTuple):
     """Distance of a live replica from its primary, which reports it."""
 
@@ -261,6 +288,8 @@ class Statistics(TypedDict, total=False):
     bad_records: list[BadRecords]
     not_compared: list[NotCompared]
     lost_rows: list[LostRows]
+    #: Shadows of partitions here.
+    tentative: list[TentativeReport]
     #: For sources with event time.
     times: list[SourceTime]
     silent: list[SilentStream]

@@ -113,7 +113,7 @@ class Query(Operations):
         phase, retries = self._server.phase, self._run.retries.text
         messages = {
             "starting": f"Waiting for {count(self._run.need.workers, 'worker')}{self._run.asked}",
-            "running": "; ".join(["Processing rows", *([retries] if retries else []), *self._held_back()]),
+            "running": "; ".join(["Processing rows", *filter(None, [retries, self._missing()]), *self._held_back()]),
             "finished": "All output is there",
             "ended": f"Failed: {error.summary}" if (error := self._server.error) else self._how_it_ended(),
         }
@@ -138,6 +138,11 @@ class Query(Operations):
         """Describe the end of a query that has not failed. Kept output is lost if the query is stopped before ``toDF``."""
         lost = any(stage.collects for stage in self._plan.stages) and not self._output.is_fetched
         return "Stopped" if self._server.core.unfinished or lost else "Finished: all input was read, all output is out"
+
+    def _missing(self) -> str:
+        """Describe inputs that are missing, and the results that are tentative for that; empty: none are."""
+        progress = self.lastProgress or QueryProgress()
+        return str(progress.get("availability", {}).get("message", ""))
 
     def _held_back(self) -> list[str]:
         """Describe partitions that wait because a sink, or a reader, is slower than their stage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from rich import box
@@ -114,7 +114,8 @@ def queries(sightings: Sequence[Sighting]) -> RenderableType:
 
 
 def status(query: Status) -> RenderableType:
-    return Group(head(query), "", stages(query.stages), "", workers(query.workers), *under_way(query))
+    rows = stages(query.stages, query.tentative)
+    return Group(head(query), "", rows, "", workers(query.workers), *under_way(query))
 
 
 def _watermark(stage: StageStatus) -> str:
@@ -141,6 +142,8 @@ def head(query: Status) -> Text:
         f"{query.take_overs} take-overs, {query.repairs} repairs, {query.moves} moves, longest stall "
         f"{query.stall_ms_max:.1f} ms"
     )
+    if query.missing:
+        text.append(f"\n{query.missing}", style="yellow")
     for source, records in query.source_lags.items():
         unit = query.lag_units.get(source, "record")
         text.append(f"\nsource {source} is {records:,} {unit if records == 1 else unit + 's'} behind")
@@ -190,12 +193,14 @@ def head(query: Status) -> Text:
     return text
 
 
-def stages(rows: Sequence[StageStatus]) -> Table:
+def stages(rows: Sequence[StageStatus], tentative: Collection[str] = ()) -> Table:
+    """Show one line for each stage. ``tentative``: names of those with tentative results, which are not among the rows out."""
     made = table("stage", ">partitions", ">done", "replicas", ">short", ">rows in", ">rows out", ">rows/s",
                  ">queued", ">in logs", ">age p50 / p99", ">a loss costs")  # fmt: skip
     for row in rows:
+        name = f"{row.name} (tentative)" if row.name in tentative else row.name
         made.add_row(
-            row.name, str(row.partitions), str(row.finished), _replicas(row),
+            name, str(row.partitions), str(row.finished), _replicas(row),
             str(row.short), f"{row.rows_in:,}", f"{row.rows_out:,}", f"{row.rows_per_s:,.0f}", f"{row.queued:,}",
             size(row.kept_bytes), latency(row.p50_ms, row.p99_ms), _cost(row),
         )  # fmt: skip

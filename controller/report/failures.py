@@ -1,0 +1,163 @@
+"""Failures of inputs in reports: their beginning, the silent streams, the tentative results and their corrections (design:
+failures-seen).
+
+A failure is one stretch of time in which any stage gives tentative results: from the first one until all of them are corrected.
+It is one entry of the history, written at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from controller.report.silence import stream_name
+from controller.text import count
+from flux.dataflow.plan import FromStage, Plan
+from flux.wire.statistics import ShadowState, SilentStream, TentativeReport
+
+#: Seconds for which a failure stays open though no worker reports it. A worker that is lost takes its report with it, and the
+#: shadow of its successor reports later.
+LOST_S = 5.0
+#: Streams that a text names; it counts the others.
+NAMED = 2
+
+
+@dataclass
+class InputFailure:
+    """One failure, by the newest reports."""
+
+    #: By the wall clock, in seconds since 1970.
+    since: float
+    #: The newest time at which it was reported.
+    seen: float
+    #: By source and partition: each stream that was silent in it, as it was first told.
+    silent: dict[tuple[int, int], SilentStream] = field(default_factory=dict)
+    #: By stage, partition and beginning of the shadow's work: the newest report.
+    reports: dict[tuple[int, int, float], TentativeReport] = field(default_factory=dict)
+
+    def sum(self, counted: str) -> int:
+        return sum(getattr(report, counted) for report in self.reports.values())
+
+
+class Availabilities:
+    """The failure that lasts, the texts of those that have ended, and counts over all of them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._asked = any(stage.availability is not None for stage in plan.stages)
+        feeds = {edge.stage for edge in plan.edges if isinstance(edge, FromStage)}
+        #: Stages whose results go to no other stage. Windows to correct are counted there, each once.
+        self._last = {stage.id for stage in plan.stages} - feeds
+        self._failure: InputFailure | None = None
+        self._silent: list[SilentStream] = []
+        self._active: list[TentativeReport] = []
+        self._ended: list[InputFailure] = []
+        self._rows = self._revised = 0  # of failures that have ended
+
+    def note(self, workers: Iterable[Mapping[str, Any]], silent: list[SilentStream], wall: float) -> None:
+        """Take the newest statistics of each worker, and the silent partitions. ``wall``: the time by the clock."""
+        if not self._asked:
+            return
+        reports = [TentativeReport(*told) for stats in workers for told in stats.get("tentative", ())]
+        self._silent = silent
+        self._active = [report for report in reports if report.state != ShadowState.STABLE]
+        if self._active:
+            since = min(report.since for report in self._active)
+            if self._failure is None:
+                self._failure = InputFailure(since, wall)
+            self._failure.since, self._failure.seen = min(self._failure.since, since), wall
+        if (failure := self._failure) is not None:
+            for stream in silent:
+                failure.silent.setdefault((stream.source, stream.partition), stream)
+            for report in reports:
+                if report.since >= failure.since:
+                    failure.reports[report.stage, report.partition, report.since] = report
+            told = {(report.stage, report.partition) for report in reports}
+            missing = any((stage, partition) not in told for stage, partition, _ in failure.reports)
+            if not self._active and (not missing or wall >= failure.seen + LOST_S):
+                self._end(failure, wall)
+
+    def _end(self, failure: InputFailure, wall: float) -> None:
+        failure.seen = wall
+        self._rows += failure.sum("rows")
+        self._revised += failure.sum("revised")
+        self._ended.append(failure)
+        self._failure = None
+
+    def ended(self) -> list[tuple[str, float]]:
+        """Return the text of each failure that has ended since the last call, and how long it lasted."""
+        ended, self._ended = self._ended, []
+        return [(self._told(failure), failure.seen - failure.since) for failure in ended]
+
+    def _told(self, failure: InputFailure) -> str:
+        streams = self._streams(list(failure.silent.values()), "was", "were")
+        return (
+            f"{streams or 'an input was missing'}; tentative from {_clock(failure.since)} to {_clock(failure.seen)}: "
+            f"{failure.sum('rows'):,} tentative rows, of which the correction changed {failure.sum('revised'):,}"
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Return the entry of a progress report; empty: no stage has availability."""
+        if not self._asked:
+            return {}
+        failure, rows, revised = self._failure, self._rows, self._revised
+        if failure is not None:
+            rows, revised = rows + failure.sum("rows"), revised + failure.sum("revised")
+        entry = {
+            "state": self._state(),
+            "since": None if failure is None else _shown(failure.since),
+            "windowsToCorrect": self._windows(),
+            "rowsTentative": rows,
+            "rowsRevised": revised,
+            "stages": sorted({self._plan.stages[report.stage].name for report in self._active}),
+            "silent": [
+                {
+                    "source": self._plan.sources[stream.source].name,
+                    "partition": stream_name(self._plan, stream),
+                    "since": _shown(stream.since),
+                    "reason": stream.reason,
+                }
+                for stream in self._silent
+            ],
+            "message": self._message(),
+        }
+        return {"availability": entry}
+
+    def _state(self) -> str:
+        if self._failure is None:
+            return "stable"
+        failing = any(report.state == ShadowState.UP_FAILURE for report in self._active)
+        return "tentative" if failing or not self._active else "correcting"
+
+    def _windows(self) -> int:
+        return sum(report.windows for report in self._active if report.stage in self._last)
+
+    def _message(self) -> str:
+        """Describe the present in words; empty: nothing is missing."""
+        streams = self._streams(self._silent, "is", "are")
+        if self._failure is None:
+            return streams
+        left = f"{count(self._windows(), 'window')} to correct"
+        why = "all inputs are back" if self._state() == "correcting" else streams or "an input is missing"
+        return f"tentative since {_clock(self._failure.since)}: {why}, {left}"
+
+    def _streams(self, silent: Sequence[SilentStream], one: str, several: str) -> str:
+        """Name silent streams with the reason of the first one."""
+        if not silent:
+            return ""
+        names = [stream_name(self._plan, stream) for stream in silent[:NAMED]]
+        if more := len(silent) - len(names):
+            names.append(f"{more} more")
+        listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        reason = f" ({silent[0].reason})" if silent[0].reason else ""
+        return f"{listed} {one if len(silent) == 1 else several} silent{reason}"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%H:%M:%S")
+
+
+def _shown(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
