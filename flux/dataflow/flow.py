@@ -49,6 +49,7 @@ class FunctionOperator(ReadableOperator):
     __former_names__: ClassVar = [("flux.dataflow.api", "FunctionOperator")]
 
     snapshot_classes = ()
+    _flux_reach = 0
 
     def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: Any) -> None:
         self._function = function

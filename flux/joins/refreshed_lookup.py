@@ -52,6 +52,7 @@ class RefreshedLookup(ReadableOperator):
     restores_in_background = True
     _flux_each_watermark = True
     _flux_passes_changes = True
+    _flux_reach = 0
 
     def __init__(self, spec: RefreshedSpec) -> None:
         self.spec = spec

@@ -377,6 +377,10 @@ class Aggregate(ReadableOperator):
         window, updates = self._flux_window, getattr(self, "_updates", True)
         return PEEK if (updates if window is None else not window.by_clock) else BARRIER
 
+    @property
+    def _flux_reach(self) -> int | None:
+        return self._flux_window.size if isinstance(self._flux_window, Window) else None
+
     def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
         aside, groups = self._flux_aside(), self._flux_groups
         if isinstance(groups, WindowedGroups):

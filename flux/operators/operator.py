@@ -457,6 +457,11 @@ class Operator:
         empty: the operator commutes, and may work in independent replicas (design: independent)."""
         return "its state may depend on the order of rows"
 
+    @property
+    def _flux_reach(self) -> int | None:
+        """Microseconds of event time behind its own for which a row has a part in output. None: there is no known limit."""
+        return None
+
     def state_bytes(self) -> int:
         """Return about how large the state is; asked for once a second, so it must be cheap. 0: not known, then the size of the
         last copy is taken. Load balance weighs the size, nothing else depends on it."""

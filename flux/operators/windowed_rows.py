@@ -157,6 +157,10 @@ class WindowFunction(ReadableOperator):
     def _flux_tentative(self) -> str:
         return BARRIER if self._flux_window is not None and self._flux_window.by_clock else PEEK
 
+    @property
+    def _flux_reach(self) -> int | None:
+        return self._flux_window.size if isinstance(self._flux_window, Window) else None
+
     def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
         aside = self._flux_aside()
         keys_at = [self._keys_at] * len(self.context.schemas)

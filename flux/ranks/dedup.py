@@ -86,6 +86,10 @@ class Dedup(ReadableOperator):
             self._first.forget(self._rows.watermark)
         return None
 
+    @property
+    def _flux_reach(self) -> int | None:
+        return None if self._time_at is None else self._spec.ttl
+
     def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
         aside = self._flux_aside()
         aside._rows = copy.copy(self._rows)

@@ -242,6 +242,10 @@ class TopOfWindow(_Ranks):
             added = [times_as(np.full(len(found.ranks), at), type_) for at in (start, end)]
         return self._given(found, *added, pa.array(found.ranks))
 
+    @property
+    def _flux_reach(self) -> int:
+        return 1 if self._spec.window is None else self._spec.window.size  # the time of a window is just below its end
+
     def _flux_part(self, watermark: int, overlay: Sequence[TentativeRows], after: int) -> Self:
         aside = self._flux_aside()
         aside._rows, aside._begun, aside._told = copy.copy(self._rows), dict(self._begun), None

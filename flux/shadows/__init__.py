@@ -1,6 +1,8 @@
 """Shadows: tentative results beside the replicas of a partition, within a bound, while something is missing (design: shadow).
 
 tentative_operator  The contract of an operator's results for rows that are not stable
+peeked              Results that the stable operator gives, without a change of its state
+forked              Results of a copy of the operator, which is given the steps that follow
 calendar            Marks of event time that were heard of, with their dates
 overlay             Tentative rows of upstream shadows, by stream and mark
 shadow              The shadow of one replica: deadlines, policies, marks and their corrections

@@ -39,13 +39,15 @@ class PeekedLine:
     """The steps of one partition. Each ``peek`` is compared with a copy of the operator."""
 
     def __init__(
-        self, make: Callable[[], Operator], key: tuple[str, ...], schemas: Sequence[pa.Schema], mode: str
-    ) -> None:
+        self, make: Callable[[], Operator], key: tuple[str, ...], schemas: Sequence[pa.Schema], mode: str,
+        kind: str | None = PEEK,
+    ) -> None:  # fmt: skip
+        """``kind``: the way to tentative results that the operator has to have; None: any."""
         self.make = make
         inputs = len(schemas)
         self.context = Context("stage", key=key, schemas=tuple(schemas), output_mode=mode, watermarks=[NEVER] * inputs)
         self.operator = self._opened(self.context)
-        assert tentative_kind(self.operator) == PEEK
+        assert kind is None or tentative_kind(self.operator) == kind
         self.given: list[pa.RecordBatch] = []
 
     def _opened(self, context: Context) -> Operator:
