@@ -11,6 +11,8 @@ from flux.errors import UsageError
 from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 
 RECOVERIES = (ACTIVE, STANDBY, UPSTREAM)
+#: The order that the replicas of a partition share: that of its steps, or that of the results at marks of event time.
+STEPS, MARKS = ORDERS = ("steps", "marks")
 PARTITIONS_MAX = 4096
 REPLICAS_MAX = 3
 
@@ -91,8 +93,15 @@ def partition_names(given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_recovery(recovery: Any, replicas: Any) -> None:
-    """Raise UsageError if a kind of replicas is unknown, or if it is certain that there are none of it."""
+def check_recovery(recovery: Any, replicas: Any, order: Any = STEPS) -> None:
+    """Raise UsageError if a kind of replicas is unknown, if it is certain that there are none of it, or if they need an order
+    that the stage has not."""
+    if order not in ORDERS:
+        raise UsageError(f"order must be one of {', '.join(ORDERS)}; got {order!r:.100}")
+    if order == MARKS and recovery in RECOVERIES and recovery != ACTIVE:
+        raise UsageError(
+            f"recovery={recovery!r} repeats the order of steps, and with order={MARKS!r} replicas have none: leave one out"
+        )
     if recovery not in RECOVERIES:
         raise UsageError(f"recovery must be one of {', '.join(RECOVERIES)}; got {recovery!r}")
     if recovery != ACTIVE and replicas == 1:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 import flux
+from flux.arguments import MARKS
 from flux.dataflow.flow import Stage
 from flux.errors import ContractBroken, SchemaError, UsageError
 from flux.operators.aggregate import computed_columns
@@ -180,6 +181,7 @@ class _StageRun:
         self.stage = stage
         schemas = tuple(plain_schema(schema, f"input {number}") for number, schema in enumerate(schemas))
         self.context = Context(stage.name, key=stage.key, schemas=schemas, output_mode=stage.output_mode)
+        self.context._flux_at_marks = stage.order == MARKS
         self.operator = stage.make()
         texts = computed_columns(self.operator)
         #: By input, the columns of conditions of measures; None: there are none.

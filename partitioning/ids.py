@@ -41,5 +41,7 @@ ACTIVE = "active"
 STANDBY = "standby"
 #: The kind of a replica that holds no state, only the point from which to begin again and the order of the steps after it.
 UPSTREAM = "upstream"
+#: The kind of a replica that applies rows as they come, in an order of its own.
+INDEPENDENT = "independent"
 #: The kind of a replica that keeps a checkpoint and the order after it in a directory, and outlives every worker.
 DISK = "disk"

@@ -15,7 +15,7 @@ from controller.replicas.moves import MoveQueue
 from controller.replicas.protection_wishes import Change, in_words, places_needed, wished
 from controller.replicas.table_changes import NextTable, dropped
 from controller.text import count
-from flux.arguments import RECOVERIES, REPLICAS_MAX
+from flux.arguments import MARKS, RECOVERIES, REPLICAS_MAX
 from flux.dataflow.plan import StagePlan
 from flux.errors import UsageError
 from flux.operators.operator import says_needs
@@ -184,6 +184,8 @@ def _mistake(before: StagePlan, replicas: int | None, recovery: str | None) -> s
         return f"replicas must be 1 to {REPLICAS_MAX}; got {number}"
     if recovery not in (None, ACTIVE) and before.collects:
         return "its output is kept for toDF(), which standbys would have to make again: only replicas can be changed"
+    if recovery not in (None, ACTIVE) and before.order == MARKS:
+        return f"it has order={MARKS!r} and so no order of steps to repeat: only replicas can be changed"
     if recovery not in (None, ACTIVE) and number == 1:
         return f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it"
     if recovery == UPSTREAM and not says_needs(before.make(), before.output_mode):

@@ -62,9 +62,9 @@ from flux.dataflow.plan import Plan
 from flux.dataflow.sink import offered
 from flux.errors import FluxError, ProtocolError, UsageError
 from flux.operators.user_code import described, text_of
-from flux.replica.kinds import kind_of
+from flux.replica.kinds import keeps_checkpoints, kind_of
 from flux.wire.frames import encode
-from partitioning.ids import ACTIVE, PartitionKey
+from partitioning.ids import PartitionKey
 from partitioning.table import Table
 
 NONCE_BYTES = 32
@@ -452,7 +452,7 @@ class RequestHandler:
             movable=load.movable,
             behind=lag.steps if heir and lag is not None else 0,
             kind=replica.kind,
-            checkpoint_behind_s=self._behind(load, behind) if replica.kind != ACTIVE else None,
+            checkpoint_behind_s=self._behind(load, behind) if keeps_checkpoints(kind_of(replica)) else None,
         )
 
     def _behind(self, load: ReplicaLoad, known: dict[int, dict[PartitionKey, float]]) -> float | None:

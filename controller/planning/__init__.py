@@ -8,6 +8,7 @@ joins             Joins: both sides as Spark resolves them, and steps around the
 lookups           Joins with tables: steps of an edge that look up rows
 unions            Unions: inputs brought to the same columns
 checks            Checks of whole plans: output that would never come, or that nothing takes
+replica_kinds     Kinds of replicas in a plan, and the stages that may have replicas without an order
 availability      Availability in a plan: the stages and sources that a bound reaches, and refusals
 event_time_edges  Event time in a plan: which edges state watermarks, and whether windows ever close
 columns           Columns at which something looks, from the last stage to the sources

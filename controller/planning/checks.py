@@ -8,6 +8,7 @@ from typing import Any
 
 from controller.planning.compiler import topological
 from controller.planning.event_time_edges import check_rows_come, check_timers_fire, check_windows_close
+from flux.arguments import MARKS
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import FromStage, Plan, SourcePlan, StagePlan, StreamSourcePlan
@@ -127,4 +128,9 @@ def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
                 "the stage would begin empty, those before it would have dropped its rows, and its output would have other "
                 "numbers than those behind it have kept. Leave durable out, or give the stage a query of its own without a "
                 "checkpointLocation"
+            )
+        if flow.stage.order == MARKS:
+            raise UsageError(
+                f"stage {flow.stage.name}: order={MARKS!r}, and the query has a checkpointLocation, which keeps the order of "
+                "steps: its replicas have none. Leave order out, or start the query without a checkpointLocation"
             )

@@ -22,6 +22,7 @@ from controller.planning.event_time_edges import (
     check_window,
     timed_inputs,
     times_given,
+    window_of,
     with_quanta,
 )
 from controller.planning.inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, source_plan
@@ -29,11 +30,11 @@ from controller.planning.joins import PlanJoins, PlanTable, ToJoin, ToTable, che
 from controller.planning.lookups import TABLE_ALONE, check_tables
 from controller.planning.names import check_cases, check_names, place_of_errors
 from controller.planning.ranks import Nodes, resolved_ranking
+from controller.planning.replica_kinds import check_independent, replicas_of
 from controller.planning.unions import united
-from controller.replicas.kinds import NEEDS_UNKNOWN
-from flux.arguments import check_recovery
+from flux.arguments import MARKS, STEPS
 from flux.dataflow.event_time import event_time, same_time
-from flux.dataflow.flow import Flow, FunctionOperator, Stage, StepsOperator
+from flux.dataflow.flow import Flow, FunctionOperator, StepsOperator
 from flux.dataflow.grouping import APPLY, GroupFlow, Grouping, ResolvedGrouping
 from flux.dataflow.plan import (
     EdgePlan,
@@ -59,14 +60,14 @@ from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import MapRows, RowSteps
 from flux.operators.aggregate import Aggregate, columns_read, computed_columns, takes_any_input
 from flux.operators.collect import Collect
-from flux.operators.operator import Chain, Operator, never_gives, says_needs
+from flux.operators.operator import Chain, Operator, never_gives
 from flux.operators.plain_columns import plain_schema
 from flux.operators.row_function import RowFunction
 from flux.operators.schema import check_key, position
 from flux.operators.user_code import text_of
 from flux.settings import Settings
 from partitioning.errors import ColumnTypeError, KeyTypeError
-from partitioning.ids import ACTIVE, UPSTREAM
+from partitioning.ids import UPSTREAM
 
 #: Remedies where an aggregate, a join or ranks stand behind rows that change.
 GROUPS_ONCE = (
@@ -185,6 +186,8 @@ class _Compiler:
         self._names: set[str] = set()
         #: By stage: the columns that have the event time of its rows.
         self._times_given: dict[int, tuple[str, ...]] = {}
+        #: Stages that promise themselves that they give no row below the watermark.
+        self._promise: set[int] = set()
         #: By stage: the bound of availability that it asks for itself, in microseconds.
         self._bounds: dict[int, int] = {}
 
@@ -223,7 +226,9 @@ class _Compiler:
         ]
         edges = with_quanta(stages, self.edges)
         sources, stages = with_availability(self.sources, stages, edges, self._bounds, self.settings)
-        return Plan(query, tuple(sources), tuple(stages), tuple(edges), self.settings, secret)
+        plan = Plan(query, tuple(sources), tuple(stages), tuple(edges), self.settings, secret)
+        check_independent(plan, self._promise)
+        return plan
 
     # ---- stages
 
@@ -245,7 +250,7 @@ class _Compiler:
         number = self._stage_ids[id(before)]
         stage = self.stages[number]
         # Replay points are for operators without state, and the numbers of an operator are state.
-        if stage.recovery == UPSTREAM or stage.output_schema is None:
+        if stage.recovery == UPSTREAM or stage.order == MARKS or stage.output_schema is None:
             return False
         make = Chain(stage.make, then, stage.output_schema)
         keys = [tuple(each.schema.names[at] for at in each.key) for each in map(self.edges.__getitem__, stage.edges_in)]
@@ -262,8 +267,7 @@ class _Compiler:
         operator = self._instance(name, make)
         # Without a key an aggregate has one group, and one group lives in one partition.
         one_group = operator._flux_grouped and not key
-        default = 1 if one_group else self.settings.partitions
-        partitions = default if stage.partitions is None else stage.partitions
+        partitions = stage.partitions or (1 if one_group else self.settings.partitions)
         if one_group and partitions > 1:
             raise UsageError(
                 f"stage {name}: without a key there is one group, so partitions must be 1, got {partitions}; "
@@ -271,7 +275,7 @@ class _Compiler:
             )
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
-        replicas = self._replicas_of(stage, name, operator)
+        replicas = replicas_of(stage, name, operator, self.settings)
         check_tables(operator, inputs)
         self._check_changing(name, operator, stage.output_mode, inputs)
         inputs = [self._with_computed(name, operator, given) for given in inputs]
@@ -308,24 +312,15 @@ class _Compiler:
             edges_out=(),
             output_mode=stage.output_mode,
             recovery=stage.recovery,
+            order=stage.order,
             timed_inputs=counting,
         )
         if stage.availability is not None:
             self._bounds[made.id] = stage.availability
+        if stage.event_time is not None and window_of(operator) is None:
+            self._promise.add(made.id)
         self._times_given[made.id] = times_given(stage, operator, made, times, self.case_sensitive)
         self.stages.append(made)
-
-    def _replicas_of(self, stage: Stage, name: str, operator: Operator) -> int:
-        """Return the number of replicas of a stage. UsageError: there can be none of its kind."""
-        replicas = self.settings.replicas if stage.replicas is None else stage.replicas
-        check_recovery(stage.recovery, replicas)
-        if stage.recovery != ACTIVE and not self.settings.ordered:
-            raise UsageError(
-                f"stage {name}: recovery={stage.recovery!r} needs spark.flux.replicas.ordered=true: it repeats the order"
-            )
-        if stage.recovery == UPSTREAM and not says_needs(operator, stage.output_mode):
-            raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
-        return replicas
 
     def _time_of(self, given: PlanInput) -> InputTime:
         """Return the event time of the rows of an input; that of a table that is read anew is the number of its version."""
@@ -450,10 +445,11 @@ class _Compiler:
         )
 
     def _add_sink(self, stage_id: int, sink: Sink) -> None:
-        """Add a sink to the stage itself, if its output goes nowhere else; else to a stage behind it that passes rows on."""
+        """Add a sink to the stage itself, if its output goes nowhere else; else to a stage behind it that passes rows on. Behind
+        independent replicas there always is one: by its order a lost primary cannot go on writing."""
         stage = self.stages[stage_id]
         schema = check_sink(stage, sink, self.settings)
-        if stage.sink is None and not any(self._leaves(edge, stage) for edge in self.edges):
+        if stage.sink is None and stage.order == STEPS and not any(self._leaves(edge, stage) for edge in self.edges):
             self.stages[stage_id] = replace(stage, sink=sink)
             return
         # Tentative rows follow the watermark, which a stage that passes rows on needs for nothing else.

@@ -162,6 +162,7 @@ def _copies(stage: StagePlan, plan: Plan) -> str:
         count(stage.replicas - 1, "standby") if stage.recovery == STANDBY else f"{stage.replicas - 1} {stage.recovery}"
     )
     kept = "" if stage.recovery == ACTIVE else f", of which {others}"
+    kept += " without an order of steps" if stage.at_marks else ""
     lost = count(stage.replicas - 1, "worker" if plan.settings.same_executor else "executor")
     return f"{stage.replicas} replicas{kept}: survives the loss of {lost}"
 

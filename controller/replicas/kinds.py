@@ -34,7 +34,8 @@ def as_primary(replica: ReplicaAt) -> ReplicaAt:
 
 def outlives_primary(replica: ReplicaAt) -> bool:
     """Tell whether an arrived replica has everything committed and goes on with the next primary (design: no-commit)."""
-    return kind_of(replica).commits
+    kind = kind_of(replica)
+    return kind.commits or kind.orders_itself
 
 
 def wanted(stage: StagePlan) -> list[str]:

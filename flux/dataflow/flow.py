@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import pyarrow as pa
 
 import flux
-from flux.arguments import check_counts, check_recovery, checked
+from flux.arguments import STEPS, check_counts, check_recovery, checked
 from flux.dataflow.availability import bound_of_stage
 from flux.dataflow.row_operators import AS_THEY_COME, CHANGES, OF_DATAFRAMES, ONCE, RowOperators, gives_of_all
 from flux.dataflow.sink import FlowTo, Outputs
@@ -113,6 +113,7 @@ class Stage:
         window: Window | SessionWindow | None = None,
         event_time: str | None = None,
         availability: int | None = None,
+        order: str = STEPS,
     ) -> None:
         functools.update_wrapper(self, target, updated=())
         self.target: Any = target
@@ -126,6 +127,7 @@ class Stage:
         self.event_time = event_time
         #: Microseconds to a result, also while an input is missing; None: the setting of the query.
         self.availability = availability
+        self.order = order
         self.name = str(name or getattr(target, "__name__", type(target).__name__))
         self._schema = schema
 
@@ -166,9 +168,13 @@ class Stage:
 
     def in_mode(self, output_mode: str) -> Stage:
         """Return the same stage with another output mode."""
-        return Stage(
+        return Stage(*self._declared(output_mode))
+
+    def _declared(self, output_mode: str) -> tuple[Any, ...]:
+        """Return the arguments of an equal stage with this output mode."""
+        return (
             self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
-            self.durable, self.window, self.event_time, self.availability,
+            self.durable, self.window, self.event_time, self.availability, self.order,
         )  # fmt: skip
 
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -220,10 +226,7 @@ class StageWith(Stage):
     """A stage whose operators are made with arguments."""
 
     def __init__(self, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__(
-            stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
-            stage.name, stage.recovery, stage.durable, stage.window, stage.event_time, stage.availability,
-        )  # fmt: skip
+        super().__init__(*stage._declared(stage.output_mode))
         self._stage, self._args, self._kwargs = stage, args, kwargs
         self._arguments = ", ".join(
             [
@@ -250,10 +253,7 @@ class ChangedStage(Stage):
     """A stage with another name, or other partitions or replicas. Its operators are made as before."""
 
     def __init__(self, stage: Stage, changes: Mapping[str, Any]) -> None:
-        super().__init__(
-            stage.target, stage.key, stage.partitions, stage.replicas, stage._schema, stage.output_mode,
-            stage.name, stage.recovery, stage.durable, stage.window, stage.event_time, stage.availability,
-        )  # fmt: skip
+        super().__init__(*stage._declared(stage.output_mode))
         self._stage, self._changes = stage, dict(changes)
         self._arguments, self.chained, self.passes = stage._arguments, stage.chained, stage.passes
         for name, value in changes.items():
@@ -293,6 +293,7 @@ def stage(
     event_time: str | None = None,
     closes: str | None = None,
     availability: float | str | None = None,
+    order: str = STEPS,
 ) -> Callable[[Any], Stage]: ...
 @checked("flux.stage")
 def stage(
@@ -311,6 +312,7 @@ def stage(
     event_time: str | None = None,
     closes: str | None = None,
     availability: float | str | None = None,
+    order: str = STEPS,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -338,10 +340,12 @@ def stage(
                  an auction. Groups are those of key and this time, and are given when the watermark has passed it
     availability the longest time from a row's coming to a result with it, as "3s", also while an input is missing: results are
                  tentative then, and corrected when it is back; default ``spark.flux.availability`` (docs/availability.md)
+    order        "steps": replicas apply the same steps in one order. "marks": each applies rows as they come, so that one that is
+                 lost or stands still holds up no other (docs/recovery.md#replicas-without-an-order)
     durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
                  with False it does not start, and says why
     """
-    check_recovery(recovery, replicas)
+    check_recovery(recovery, replicas, order)
     if not isinstance(durable, bool):
         raise UsageError(f"durable must be True or False; got {durable!r}")
     if event_time is not None and not (isinstance(event_time, str) and event_time):
@@ -354,9 +358,8 @@ def stage(
         _check_window(decorated, window)
         _check_decorated(decorated, window)
         mode = _output_mode(decorated, output_mode, window)
-        made = Stage(
-            decorated, columns, partitions, replicas, schema, mode, name, recovery, durable, window, event_time, bound
-        )  # fmt: skip
+        about = columns, partitions, replicas, schema, mode, name, recovery, durable, window, event_time, bound, order
+        made = Stage(decorated, *about)
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
         check_counts(made.name, partitions, replicas)
@@ -507,12 +510,14 @@ class Flow(Outputs, RowOperators):
         replicas: int | None = None,
         recovery: str | None = None,
         availability: float | str | None = None,
+        order: str | None = None,
     ) -> Flow:
         """Return the same flow with another name, or other partitions or replicas, of its stage. Arguments as for ``flux.stage``;
         those that are left out stay as they are. Use the result: the flow itself keeps its stage."""
         bound = bound_of_stage(availability)
         given = {
             "name": name, "partitions": partitions, "replicas": replicas, "recovery": recovery, "availability": bound,
+            "order": order,
         }  # fmt: skip
         changes = {each: value for each, value in given.items() if value is not None}
         if not changes:
@@ -520,7 +525,8 @@ class Flow(Outputs, RowOperators):
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise UsageError(f"withStage: name must be text, got {name!r:.100}")
         check_counts(str(name or self._own_stage.name), partitions, replicas)
-        check_recovery(recovery or self._own_stage.recovery, replicas or self._own_stage.replicas)
+        own = self._own_stage
+        check_recovery(recovery or own.recovery, replicas or own.replicas, order or own.order)
         return self._with_stage(changes)
 
     @property

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from flux.arguments import MARKS, STEPS
 from flux.dataflow.availability import Availability
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
@@ -207,11 +208,18 @@ class StagePlan:
     sink: Sink | None = None
     #: The kind of the replicas beside the primary.
     recovery: str = ACTIVE
+    #: The order that replicas of a partition share: that of steps, or that of results at marks (design: independent).
+    order: str = STEPS
     #: The inputs whose watermarks count, by number, ascending; empty: the stage has no event time. An input whose streams state
     #: none, as of a DataFrame, holds the watermark until its streams have ended.
     timed_inputs: tuple[int, ...] = ()
     #: The bound on the time to its results while an input is missing; None: they wait.
     availability: Availability | None = None
+
+    @property
+    def at_marks(self) -> bool:
+        """Whether its replicas have no common order of steps, and give results at marks (design: independent)."""
+        return self.order == MARKS
 
 
 @dataclass(frozen=True)

@@ -309,8 +309,10 @@ class WindowedGroups(WindowedPartition[PaneState | SessionState]):
 
     @property
     def mark(self) -> int:
-        """The watermark through which all results have been given: at marks, the last one that it has passed."""
-        if not self._mark_step or not NEVER < self._watermark < END_OF_TIME:
+        """The watermark through which all results have been given. Sessions may be final between two marks, and wait for the
+        second; other windows end at marks alone."""
+        by_mark = self._mark_step and isinstance(self._state, SessionState)
+        if not by_mark or not NEVER < self._watermark < END_OF_TIME:
             return self._watermark
         return self._watermark // self._mark_step * self._mark_step
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from flux.arguments import MARKS
 from flux.errors import ProtocolError
 from flux.replica.release import CommittedOnly, ReleasePolicy
-from partitioning.ids import ACTIVE, DISK, STANDBY, UPSTREAM, PartitionKey
+from partitioning.ids import ACTIVE, DISK, INDEPENDENT, STANDBY, UPSTREAM, PartitionKey
 from partitioning.table import FIRST_EPOCH, ReplicaAt
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class ReplicaKind:
 
     A kind is one object for all replicas, and holds no state of theirs. Law: without ``commits`` a replica may lack committed
     steps, so its kind has neither ``safe`` nor ``leads_as``: it can neither save its partition nor lead it (design: no-commit).
+    A kind that ``orders_itself`` is the exception, because there are no steps that replicas have in common.
     """
 
     #: Name in tables.
@@ -84,6 +86,8 @@ class ReplicaKind:
     copies: bool
     #: Its checkpoints are replay points, without state and output, if that is possible.
     replays: bool
+    #: It orders its own steps, whichever replica is the first in the table (design: independent).
+    orders_itself: bool = False
     #: Installs a replica that the table places here and that is not here yet. The call is repeated with each table until it is.
     install: Callable[[ReplicaInstaller, PartitionKey, ReplicaAt], None]
     #: Makes the policy by which output leaves a replica with an operator.
@@ -142,7 +146,18 @@ active = ReplicaKind(
     leads_as=ACTIVE,
     safe=True,
     at_once=True,
-    wanted=lambda stage: stage.replicas if stage.recovery == ACTIVE else 1,
+    wanted=lambda stage: 0 if stage.order == MARKS else stage.replicas if stage.recovery == ACTIVE else 1,
+)
+#: The kind that applies rows as they come, beside others of its kind alone. Each gives equal batches, because results come at
+#: marks of event time (design: independent).
+independent = replace(
+    active,
+    name=INDEPENDENT,
+    commits=False,
+    orders_itself=True,
+    role=INDEPENDENT,
+    leads_as=INDEPENDENT,
+    wanted=lambda stage: stage.replicas if stage.order == MARKS else 0,
 )
 #: The kind that holds a checkpoint of the primary's state, and the order of the steps after it. It takes over by restoring the
 #: checkpoint, reading on from its positions, and repeating the order (design: standby).
@@ -169,12 +184,12 @@ upstream = replace(standby, name=UPSTREAM, replays=True, wanted=_others(UPSTREAM
 disk = replace(standby, name=DISK, install=_install_disk, role="vault replica", leads_as=None, safe=False, wanted=None)
 
 #: In the order in which replicas are placed and repaired: the first kind of a partition leads.
-_known: dict[str, ReplicaKind] = {kind.name: kind for kind in (active, standby, upstream, disk)}
+_known: dict[str, ReplicaKind] = {kind.name: kind for kind in (active, independent, standby, upstream, disk)}
 
 
 def register(kind: ReplicaKind) -> None:
     """Add a kind, to be placed after those before it. Every process of a query needs it before the first table."""
-    assert kind.commits or not (kind.safe or kind.leads_as), (
+    assert kind.commits or kind.orders_itself or not (kind.safe or kind.leads_as), (
         f"{kind.name}: a kind without commits may lack committed steps, so it is neither safe nor leads (design: no-commit)"
     )
     _known[kind.name] = kind

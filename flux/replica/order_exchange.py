@@ -113,12 +113,15 @@ class OrderExchange:
         leaders = [self._replicas[key] for key in self._untold if key in self._replicas]
         self._untold.clear()
         for replica in leaders:
-            if replica.order.peers:
+            if replica.order.peers and not replica.orders_itself:
                 replica.decide_ahead(now + wall_ahead)
                 if replica.held_back:
                     self._again_at = min(self._again_at, now + PROBE_S)
-        for worker, items in outgoing(leaders, now, self._again_s).items():
-            yield ToWorker(worker, Orders(items))
+        items = outgoing([each for each in leaders if not each.orders_itself], now, self._again_s)
+        for worker, item in questions([each for each in leaders if each.orders_itself], now, self._again_s):
+            items.setdefault(worker, []).append(item)
+        for worker, mine in items.items():
+            yield ToWorker(worker, Orders(mine))
 
     def on_orders(self, message: Orders) -> list[PartitionSeen]:
         """Follow the orders of primaries, and return the answers of the secondaries here."""
@@ -129,9 +132,12 @@ class OrderExchange:
                 answers += self._kept(item)
             elif replica.incarnation != item.incarnation:
                 self._counters.stale += 1
-            elif replica.primary:
+            elif replica.leads:
                 self._counters.stale += 1  # from a primary that was deposed and does not know it yet
-            elif self._follow(replica, item):
+            elif replica.orders_itself and item.term >= replica.order.term:
+                replica.order.term = item.term
+                answers.append(seen(replica))
+            elif not replica.orders_itself and self._follow(replica, item):
                 answers.append(seen(replica))
             else:
                 self._counters.stale += 1
@@ -165,7 +171,7 @@ class OrderExchange:
         """Take the answers of the secondaries on a worker, and yield reports for the controller."""
         for item in message.items:
             replica = self._replicas.get(PartitionKey(item.stage, item.partition))
-            if replica is None or not replica.primary or item.term != replica.leads_since:
+            if replica is None or not replica.leads or item.term != replica.leads_since:
                 self._counters.stale += 1
                 continue
             committed, held_back = replica.order.committed, replica.held_back
@@ -216,6 +222,22 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
     return by_worker
 
 
+def questions(replicas: Iterable[Replica], now: float, again_s: float) -> Iterator[tuple[int, PartitionOrder]]:
+    """Yield questions to replicas that order their own steps, with their workers: whether those that were added have come to
+    life, and the checksums of new output. ``replicas``: those that stand first. A question is an order without a step."""
+    for replica in replicas:
+        for worker, peer in replica.order.peers.items():
+            arrived = peer.safe if peer.live else peer.caught_up_reported
+            news = replica.output.compared and replica.output.batches > peer.checked
+            if peer.acked is None or peer.copying or now < peer.left_at or (arrived and not news):
+                continue
+            peer.left_at = now + (again_s if arrived else PROBE_S)
+            yield worker, PartitionOrder(
+                stage=replica.stage.id, partition=replica.partition, incarnation=peer.incarnation, term=replica.leads_since,
+                first=0, entries=[], committed=0, left=0, checked=0, checksum=0, steady=True,
+            )  # fmt: skip
+
+
 def claim_of(replica: Replica) -> OrderClaim:
     """Return the claim about the newest committed output, which replicas that keep checkpoints check if they take over."""
     steps = min(replica.applied, replica.order.committed)
@@ -228,7 +250,7 @@ def seen(replica: Replica) -> PartitionSeen:
     output = replica.output
     return PartitionSeen(
         stage=replica.stage.id, partition=replica.partition, incarnation=replica.incarnation, term=replica.order.term,
-        received_below=replica.order.verified, applied=replica.applied,
+        received_below=replica.order.verified, applied=replica.progress,
         checked=output.checksums.steps, checksum=output.checksums.newest,
         left=0 if output.exit is None else output.exit.left,
         gone=replica.gone_before(replica.applied) if replica.gone else 0,
@@ -280,10 +302,12 @@ def _arrived(replica: Replica, worker: int, peer: Peer, now: float) -> Iterator[
     """Yield the progress of a replica that has not been reported as safe yet."""
     assert peer.acked is not None
     if peer.live_at_step is None:
-        peer.live_at_step, peer.live_at_since = replica.order.committed, now
+        goal = replica.progress if peer.kind.orders_itself else replica.order.committed
+        peer.live_at_step, peer.live_at_since = goal, now
     # The steps committed by now are not all required: under a steady load there is always a step that is still on its way.
     applied = not peer.kind.applies or peer.applied >= peer.live_at_step or now - peer.live_at_since >= CATCH_UP_MAX_S
-    if not peer.live and peer.acked >= peer.live_at_step and applied and not peer.caught_up_reported:
+    ordered = peer.kind.orders_itself or peer.acked >= peer.live_at_step
+    if not peer.live and ordered and applied and not peer.caught_up_reported:
         peer.caught_up_reported = True
         yield CaughtUp(
             replica.stage.id, replica.partition, worker, peer.incarnation, False, peer.stall_ms, peer.copy_bytes
@@ -291,7 +315,8 @@ def _arrived(replica: Replica, worker: int, peer: Peer, now: float) -> Iterator[
     reached = peer.acked >= replica.order.committed
     if peer.live and reached and replica.order.settled(peer):
         peer.safe = True
-        steps = max(replica.applied - peer.applied, 0) if peer.kind.applies else 0  # a standby is always behind
+        comparable = peer.kind.applies and not peer.kind.orders_itself
+        steps = max(replica.applied - peer.applied, 0) if comparable else 0  # a standby is always behind
         yield CaughtUp(
             replica.stage.id, replica.partition, worker, peer.incarnation, True, peer.stall_ms, peer.copy_bytes, steps,
             steps * replica.step_s,

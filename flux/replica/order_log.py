@@ -382,3 +382,52 @@ class OrderLog:
         if step == self.end:
             self._entries.append(entry)
             self.end += 1
+
+
+class OwnOrder(OrderLog):
+    """The order of a replica that shares it with no other (design: independent): each step is committed at once, and no entry is
+    kept for another replica. As the first in the table the replica has peers all the same, and asks them whether they have come
+    to life: their ``applied`` is the number of batches of output."""
+
+    def lead(self, others: Iterable[ReplicaAt], applied: int) -> None:
+        """Know these other replicas. Their output is compared from the first batch on that both have checksums of."""
+        known = set(self.peers)
+        super().lead(others, applied)
+        for worker in self.peers.keys() - known:
+            self.peers[worker].checked = 0
+
+    def note_copy(self, worker: int, applied: int) -> None:
+        """Note that a copy of the state is taken for a new replica."""
+        super().note_copy(worker, applied)
+        self.peers[worker].checked = self.peers[worker].applied = 0
+
+    def settled(self, peer: Peer) -> bool:
+        """Return True: a copy of the state has no step that is not committed."""
+        return True
+
+    def alone(self, peer: Peer) -> bool:
+        return False
+
+    @property
+    def untold(self) -> bool:
+        return False
+
+    def on_seen(self, worker: int, incarnation: int, below: int, applied: int = 0) -> bool:
+        """Take the answer of another replica, which has given ``applied`` batches. False: it is of another life."""
+        peer = self.peers.get(worker)
+        if peer is None or peer.incarnation != incarnation or peer.acked is None:
+            return False
+        peer.acked, peer.greeted, peer.applied = self.end, True, max(peer.applied, applied)
+        return True
+
+    def _note_slowest(self) -> None:
+        self.oldest = self.base
+
+    def _commit(self) -> None:
+        self.committed = self.end
+
+    def trim(self, applied: int) -> None:
+        for peer in self.peers.values():
+            if peer.acked is not None:
+                peer.acked = peer.sent = self.end
+        super().trim(applied)

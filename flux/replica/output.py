@@ -341,6 +341,8 @@ class ReplicaOutput:
         self.leads = True
         #: Rows of output until now.
         self.rows = 0
+        #: Batches of output until now.
+        self.batches = 0
         #: Batches of output of the step under way, or of the last one.
         self.given = 0
         #: The watermark of the output of the steps until now.
@@ -351,6 +353,8 @@ class ReplicaOutput:
         self.silent = 0
         #: The output is compared with that of other replicas.
         self.compared = compared
+        #: It is compared batch by batch, because the replicas have no steps in common.
+        self._by_batch = stage.at_marks
         #: Running checksum of the output, with that of the step under way.
         self.checksum = 0
         self.checksums = OutputChecksums()
@@ -381,16 +385,16 @@ class ReplicaOutput:
         """True if nothing new is ordered until the sink has been compared with the checkpoint location (design: ahead)."""
         return self.exit is not None and self.exit.uncompared
 
-    def validate(self, begun: int, applied: int, committed: int, finished: bool) -> None:
-        """Check the invariants that hold between any two events, when ``begun`` steps have begun and ``applied`` are applied.
-        AssertionError names the broken one."""
+    def validate(self, begun: int, progress: int, committed: int, finished: bool) -> None:
+        """Check the invariants that hold between any two events, when ``begun`` steps have begun; ``progress``: the newest step
+        or batch with a checksum. AssertionError names the broken one."""
         self._policy.validate(begun, committed)
         for outlet in self.outlets:
             producer = outlet.producer
             assert producer.finished == finished, f"stream {producer.stream} and its partition end apart"
         full = sum([not outlet.producer.has_room for outlet in self.outlets])
         if self.compared:
-            self.checksums.validate(applied)
+            self.checksums.validate(progress)
         if self.exit is not None:
             assert not self._stage.edges_out, "output of a stage in the middle leaves the dataflow"
             self.exit.validate()
@@ -443,8 +447,11 @@ class ReplicaOutput:
             return
         self.rows += batch.num_rows
         self.given += 1
+        self.batches += 1
         if self.compared:
             self.checksum = extend(self.checksum, batch) if checksum is None else checksum
+            if self._by_batch and self.checksums.note(self.batches, self.checksum):
+                self.checksums.forget(())
         for place, outlet in enumerate(self.outlets):
             known = clustered[place] if clustered else None
             if known is not None:
@@ -498,7 +505,7 @@ class ReplicaOutput:
         the stage has got other replicas since it was made (design: compared-since)."""
         if not self.compared:
             self.compared, self.checksums = True, OutputChecksums()
-            self.note(applied)
+            self.note(self.batches if self._by_batch else applied)
 
     def compare_no_more(self) -> None:
         """Compare no output until another replica gets a copy of the state."""
@@ -521,6 +528,7 @@ class ReplicaOutput:
             # Steps that are held back, and where their output begins in each log.
             "marks": self._policy.marks(),
             "exit": None if self.exit is None else self.exit.state(),
+            **({"batches": self.batches} if self._by_batch else {}),
             **({} if self.watermark == NEVER else {"watermark": (self.watermark, list(self._stated), self._said())}),
         }
 
@@ -533,7 +541,8 @@ class ReplicaOutput:
     def adopt(self, state: dict[str, Any]) -> None:
         """Take over the ``state`` of another replica's output, and its checksum after the steps that it had applied."""
         self.checksum, self.compared = state["checksum"], state.get("compared", self.compared)
-        self.silent, applied = state.get("silent", 0), state["applied"]
+        self.silent, self.batches = state.get("silent", 0), state.get("batches", 0)
+        applied = self.batches if self._by_batch else state["applied"]
         self.checksums = OutputChecksums(applied, self.checksum if applied >= self.silent else None)
         self._policy.adopt(state["marks"])
         if self.exit is not None and state["exit"] is not None:

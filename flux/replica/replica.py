@@ -26,7 +26,7 @@ from flux.operators.user_code import closed
 from flux.replica.deltas import DeltaTracker
 from flux.replica.event_clock import EventClock
 from flux.replica.kinds import ReplicaKind, active, compared
-from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog
+from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog, OwnOrder
 from flux.replica.output import EdgeOutput, ReplicaOutput
 from flux.replica.output_checksums import other_output
 from flux.replica.step_queue import ReplicaStep, StepQueue
@@ -65,6 +65,7 @@ class Replica:
         self.context = Context(
             stage.name, partition, stage.partitions, stage.key, stage.schemas, stage.output_mode
         )  # fmt: skip
+        self.context._flux_at_marks = stage.at_marks
         self.output = ReplicaOutput(
             stage, outlets, kind.release(outlets), limits, self.where, self.context, compared(stage)
         )  # fmt: skip
@@ -86,14 +87,19 @@ class Replica:
         self.gathers = False
         #: Copies of its state that are being taken now. It takes no step until they are done.
         self.frozen = 0
+        #: It orders steps: the others follow it, or it orders its own beside others that do so, too (design: independent).
         self.primary = True
+        #: It orders its own steps, whichever replica stands first.
+        self.orders_itself = kind.orders_itself
+        #: It is the first replica in the row of the table. Others may order their own steps beside it.
+        self.stands_first = not kind.orders_itself
         #: The epoch in which it became primary; -1: it has led in no epoch yet.
         self.leads_since = -1
         #: The epoch since which it reads streams.
         self.reads_since = incarnation
         #: The controller knows that it is complete.
         self.said_complete = False
-        self.order = OrderLog()
+        self.order = OwnOrder() if kind.orders_itself else OrderLog()
         #: Number of applied steps.
         self.applied = 0
         self.limits = limits
@@ -133,6 +139,17 @@ class Replica:
         return self.finished and self.order.committed >= self.applied
 
     @property
+    def leads(self) -> bool:
+        """True if it is the primary of its partition by the table."""
+        return self.primary and self.stands_first
+
+    @property
+    def progress(self) -> int:
+        """The number that replicas of the partition have in common: of steps, or of batches of output if each orders its own
+        steps."""
+        return self.output.batches if self.orders_itself else self.applied
+
+    @property
     def between_steps(self) -> bool:
         return self.under_way is None
 
@@ -140,15 +157,15 @@ class Replica:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
         applied, order = self.applied, self.order
         assert applied <= order.end, f"{applied} steps applied of {order.end}"
-        if self.primary:
+        if self.leads:
             assert order.term < max(self.leads_since, 0), f"leads since {self.leads_since}, and has heard {order.term}"
-        else:
+        elif not self.primary:
             # A copy of the state may contain steps that are not committed.
             may = max(order.committed if self._applies else 0, self._alive_since)
             assert applied <= may, f"a secondary has applied {applied} steps, and may {may}"
             assert self.waits.arrivals is None, "a secondary gives slices their turn"
         begun = applied + (self.under_way is not None)
-        self.output.validate(begun, applied, order.committed, self.finished)
+        self.output.validate(begun, self.progress, order.committed, self.finished)
         assert not (self.finished and self._waiting), "rows wait behind the end"
         self.waits.validate()
         self.deltas.validate()
@@ -192,7 +209,7 @@ class Replica:
         self.applied, self.finished = state["applied"], state["finished"]
         self._alive_since = self.applied
         entries = msgspec.msgpack.decode(state["entries"], type=list[OrderEntry])
-        self.order = OrderLog.copied_from(self.applied, entries, state["committed"])
+        self.order = type(self.order).copied_from(self.applied, entries, state["committed"])
         self.output.adopt(state)
         self.waits.ended = {edge: set(ended) for edge, ended in state["ended"].items()}
         self.context.now, self.context.step = state["now"], max(self.applied - 1, 0)
@@ -205,6 +222,10 @@ class Replica:
         self.steady, self.gone = state.get("steady", True), [(step, rows) for step, rows in state.get("gone", ())]
         behind, without_time = state.get("left out before", (0, 0))
         self.left_out_before = (behind, without_time)
+        if self.orders_itself:
+            self.waits.latest = self.context.now
+            if self.clock is not None:
+                self.clock.lead(self.context.watermarks, ())
         self.follow()
         self.release()
 
@@ -252,6 +273,9 @@ class Replica:
 
     def lead(self, epoch: int, others: Iterable[ReplicaAt]) -> None:
         """Become or stay primary, with these other replicas."""
+        if self.orders_itself:
+            self._stand_first(epoch, others)
+            return
         if not self.primary:
             self.primary = True
             self.output.lead()
@@ -269,8 +293,23 @@ class Replica:
             self.output.compare_no_more()
         self.release()
 
+    def _stand_first(self, epoch: int, others: Iterable[ReplicaAt]) -> None:
+        """Become or stay the first of the replicas that order their own steps: it speaks for the partition, and has copies taken
+        of its state."""
+        if not self.stands_first:
+            self.stands_first, self.leads_since = True, epoch
+            self.output.lead()
+        self.order.lead(others, self.applied)
+        self.release()
+
     def follow(self) -> None:
-        """Become secondary: another replica decides the order."""
+        """Become secondary: another replica decides the order. A replica that orders its own steps goes on, and only stands
+        first no more."""
+        if self.orders_itself:
+            self.stands_first = False
+            self.output.follow()
+            self.order.follow()
+            return
         self.primary = False
         self.output.follow()
         self.waits.forget_turns()
@@ -442,7 +481,7 @@ class Replica:
             self.steady = self.steady and (words or step.number < output.silent)
         self.applied += 1
         self.slices += len(step.slices)
-        if output.compared:
+        if output.compared and not self.orders_itself:
             output.note(self.applied, self.order.peers.values())
         if self.applied == self._claim.steps:
             self._check_repetition()
@@ -467,7 +506,7 @@ class Replica:
         An operator with timers is an exception: a step that is applied before these slices may set a timer that has to go
         before them. A stage with a sink is another: the other replicas would apply the steps, and keep their output, however
         long this replica waits for the sink."""
-        if self.timed or self.gathers or self.stage.sink is not None:
+        if self.timed or self.gathers or self.stage.sink is not None or self.orders_itself:
             return
         while self.waits.arrivals and not self.held_back:  # None: it has to catch up with the earlier primary first
             self.waits.decide(self.order, now, self.busy_s)

@@ -89,8 +89,8 @@ class HostedReplicas:
 
     def _validate_role(self, replica: Replica, row: tuple[ReplicaAt, ...]) -> None:
         leader = row[0].worker
-        assert replica.primary == (leader == self.worker), f"{replica.where}: worker {leader} leads"
-        if replica.primary:
+        assert replica.leads == (leader == self.worker), f"{replica.where}: worker {leader} leads"
+        if replica.leads:
             since, peers = replica.leads_since, replica.order.peers
             assert replica.incarnation <= since <= self.epoch, f"{replica.where}: leads since {since} of {self.epoch}"
             known = len(peers) == len(row) - 1
@@ -131,7 +131,8 @@ class HostedReplicas:
         that have a replica here."""
         self.replicas[replica.key] = replica
         self.note()
-        self.secondary[replica.key.stage] |= {replica.partition}
+        if not replica.primary:
+            self.secondary[replica.key.stage] |= {replica.partition}
         return [partition for partition in self.of_stage[replica.key.stage] if partition != replica.partition]
 
     def kind(self, key: PartitionKey) -> ReplicaKind:

@@ -93,7 +93,7 @@ class OutputOffers:
     def _offer(self, key: PartitionKey) -> ReaderBuffer | None:
         """Return the offer of a primary."""
         replica = self._replicas.get(key)
-        if replica is None or not replica.primary or not isinstance(replica.output.exit, ReaderBuffer):
+        if replica is None or not replica.leads or not isinstance(replica.output.exit, ReaderBuffer):
             return None
         return replica.output.exit
 
@@ -203,7 +203,7 @@ class OutputDelivery:
         if self._sinks:
             for replica in self._replicas.values():
                 if replica.output.exit is not None and (
-                    replica.primary or not isinstance(replica.output.exit, ReaderBuffer)
+                    replica.leads or not isinstance(replica.output.exit, ReaderBuffer)
                 ):
                     yield replica.output.exit
 
@@ -213,9 +213,9 @@ class OutputDelivery:
             for replica in self._replicas.values():
                 out = replica.output.exit
                 if out is not None:
-                    if replica.primary and isinstance(out, ReaderBuffer):
+                    if replica.leads and isinstance(out, ReaderBuffer):
                         self._offering.show(replica, out)
-                    elif replica.primary and self.outside is not None:
+                    elif replica.leads and self.outside is not None:
                         self._hand_on(replica, out, self.outside)
                     self.report(replica)
             self._offering.flush(now)
@@ -245,7 +245,7 @@ class OutputDelivery:
         """Hand news of tentative results to the sink, behind the output that is committed by now. Only a primary shows any: all
         rows go outside by one door."""
         out, outside = replica.output.exit, self.outside
-        if not replica.primary or outside is None or out is None or not shows_tentative(replica.stage.sink):
+        if not replica.leads or outside is None or out is None or not shows_tentative(replica.stage.sink):
             return
         self._hand_on(replica, out, outside)
         outside.tell(*replica.key, news)

@@ -125,7 +125,7 @@ def behind(core: WorkerCore) -> list[Lag]:
     for key, replica in core.replicas.items():
         for worker, peer in replica.order.peers.items():
             steps = replica.applied - peer.applied  # without steps that the primary itself has still to apply
-            if not peer.live or not peer.greeted or not peer.kind.applies or steps <= 0:
+            if not peer.live or not peer.greeted or not peer.kind.applies or replica.orders_itself or steps <= 0:
                 continue
             seconds = steps * replica.step_s
             share = lag_share(steps, seconds, settings)
@@ -176,15 +176,13 @@ def _of_stages(core: WorkerCore) -> list[StageStatistics]:
     for stage in core.plan.stages:
         mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
         kept = core.hosted.standbys_of(stage.id)
-        exits = [
-            replica.output.exit for replica in mine.values() if replica.output.exit is not None and replica.primary
-        ]
+        exits = [replica.output.exit for replica in mine.values() if replica.output.exit is not None and replica.leads]
         found.append(
             {
                 "primaries": [
                     PrimaryRows(partition, replica.rows_in, replica.output.rows, int(replica.finished))
                     for partition, replica in mine.items()
-                    if replica.primary
+                    if replica.leads
                 ],
                 "queued": sum(len(replica.waits) for replica in mine.values()),
                 "busy_s": round(sum(replica.busy_s for replica in mine.values()), 6),

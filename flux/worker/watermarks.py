@@ -193,7 +193,7 @@ class WatermarkScheduler:
         ones. The stream that holds the watermark back is named for the primary that is farthest behind."""
         if stage not in self._timed:
             return []
-        mine = [replica for replica in self._hosted.of_stage.get(stage, {}).values() if replica.primary]
+        mine = [replica for replica in self._hosted.of_stage.get(stage, {}).values() if replica.leads]
         last = min(mine, key=_watermark, default=None)
         return [self._time(replica, replica is last) for replica in mine]
 

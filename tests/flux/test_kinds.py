@@ -68,7 +68,9 @@ def test_a_replica_is_active_unless_the_table_says_otherwise_and_its_kind_travel
 
 
 def test_a_kind_that_nobody_knows_is_named() -> None:
-    with pytest.raises(ProtocolError, match="'spare' here, only active, disk, silent, standby, upstream, witness"):
+    with pytest.raises(
+        ProtocolError, match="'spare' here, only active, disk, independent, silent, standby, upstream, witness"
+    ):
         kinds.kind_of(ReplicaAt(0, 0, kind="spare"))
 
 

@@ -277,7 +277,8 @@ class Ledger:
         watch = self._watches[id(replica)] = Watch(replica)
         self._kept.append(replica)
         for outlet in replica.outlets:
-            self._maker[id(outlet.producer)] = watch
+            if not replica.orders_itself:
+                self._maker[id(outlet.producer)] = watch
             self._published[id(outlet.producer)] = outlet.producer.log.base
         if replica.applied:
             for stream, inbound in core.subscriptions.streams.items():
@@ -322,13 +323,16 @@ class Ledger:
                 self._stepped(watch, step.slices)
 
         watch_steps(replica, begins, ends)
-        watch_order(replica, self.plan.settings.order_max_steps, self.alive, self._ordered_unheard)
+        if not replica.orders_itself:
+            watch_order(replica, self.plan.settings.order_max_steps, self.alive, self._ordered_unheard)
         if self.event_time is not None:
             self.event_time.watch(core, replica)
 
     def _inherit(self, watch: Watch) -> None:
         """A copy of state has the steps of the primary that was copied, and must hold back the same of them."""
         replica = watch.replica
+        if replica.orders_itself:
+            return
         step, stage, partition = replica.applied - 1, replica.stage.id, replica.partition
         others = [other for other in self._watches.values() if step in other.orders and other is not watch]
         same = [o for o in others if (o.replica.stage.id, o.replica.partition) == (stage, partition)]
@@ -353,6 +357,8 @@ class Ledger:
             self.counts["slices of several batches"] += len(batches) > 1
             for sequence in batches:
                 self._apply(watch, slice_.stream, sequence)
+        if replica.orders_itself:
+            return
         official = self._official[replica.stage.id, replica.partition]
         while watch.final < min(replica.applied, replica.order.committed):
             order = watch.orders.get(watch.final)  # None: applied before it was copied
@@ -427,7 +433,7 @@ class Ledger:
     def watch_roles(self, core: WorkerCore) -> None:
         """After a new table: one primary per partition and term."""
         for (stage, partition), replica in core.replicas.items():
-            if not replica.primary:
+            if not replica.leads:
                 continue
             at = stage, partition, replica.leads_since
             if self._leaders.setdefault(at, core.worker) != core.worker:
@@ -520,7 +526,7 @@ class Ledger:
 
     def check_finished(self, core: WorkerCore, message: PartitionFinished) -> None:
         replica = core.replicas.get((message.stage, message.partition))
-        if replica is not None and replica.applied:
+        if replica is not None and replica.applied and not replica.orders_itself:
             step = replica.applied - 1
             watch = self._watches[id(replica)]
             if step in watch.orders:

@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from flux.arguments import MARKS
 from flux.dataflow.plan import EdgePlan, FromSource, FromStage
 from flux.exchange.log import LogEntry, Rows
 from flux.joins.join import Join
 from flux.joins.refreshed_lookup import RefreshedLookup
+from flux.marks.canonical import mark_step
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import chain_of
 from flux.operators.windowed_groups import WindowedGroups
@@ -160,6 +162,8 @@ class EventTimeLaws:
 
     def committed(self, replica: Replica, step: int, watermarks: tuple[int, ...]) -> None:
         """Take the watermarks behind a committed step of a replica."""
+        if replica.orders_itself:  # replicas have no steps in common
+            return
         official = self._official[replica.stage.id, replica.partition]
         if official.setdefault(step, watermarks) != watermarks:
             raise Violation(AGREE, f"{replica.where}, step {step}: {watermarks} after {official[step]}")
@@ -207,7 +211,10 @@ class EventTimeLaws:
             stage = self._plan.stages[edge.stage]
             known = min(self._expected(sim, stage.edges_in[at]) for at in stage.timed_inputs)
             # A session ends when the watermark is above its end: a result may have the last moment before.
-            sessions = isinstance(getattr(stage.make(), "_flux_window", None), SessionWindow)
+            window = getattr(stage.make(), "_flux_window", None)
+            sessions = isinstance(window, SessionWindow)
+            if sessions and stage.order == MARKS and NEVER < known < END_OF_TIME:
+                known = known // mark_step(window) * mark_step(window)
             operator = chain_of(stage.make())[0]
             if isinstance(operator, Join) and NEVER < known < END_OF_TIME:
                 return known - max(operator.spec.held_back(side) or 0 for side in operator.spec.sides_of_time)

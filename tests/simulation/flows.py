@@ -11,6 +11,7 @@ import pyarrow as pa
 
 import flux
 from controller.planning.compiler import compile_plan
+from flux.arguments import STEPS
 from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.sink import QueryReaders
@@ -328,7 +329,7 @@ def with_standbys(flow: Dataflow, rng: random.Random, share: float) -> Dataflow:
     be of the kind "upstream"."""
     stages = tuple(
         replace(stage, recovery=_standby_of(stage, rng))
-        if rng.random() < share and stage.replicas > 1 and not stage.collects
+        if rng.random() < share and stage.replicas > 1 and not stage.collects and stage.order == STEPS
         else stage
         for stage in flow.plan.stages
     )

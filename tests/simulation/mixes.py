@@ -27,8 +27,9 @@ class Mix:
     where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
     where None and faults are given; ``event_time``: rows have event time (``timed_flows``); ``ahead``: and some sources are
     aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all
-    kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew;
-    ``reach``: streams go over links that bring nothing for ``link.timeout``, as they do in seeds of their own."""
+    kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew; ``marks``: some
+    aggregates have replicas without a common order; ``reach``: streams go over links that bring nothing for ``link.timeout``, as
+    they do in seeds of their own."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -49,6 +50,7 @@ class Mix:
     wide: bool = False
     looks_up: bool = False
     reach: bool = False
+    marks: bool = False
 
 
 #: As the seed has it.
@@ -352,6 +354,11 @@ CUT_LINKS = Mix(
 )
 #: The same with event time.
 CUT_LINKS_IN_EVENT_TIME = replace(CUT_LINKS, event_time=True)
+#: Aggregates whose replicas have no common order, beside stages that have one.
+MARKS = replace(EVENT_TIME, marks=True)
+MARKS_FAULTLESS = replace(EVENT_TIME_FAULTLESS, marks=True)
+MARKS_UNEVEN = replace(EVENT_TIME_UNEVEN, marks=True)
+MARKS_REPAIRS = replace(EVENT_TIME_REPAIRS, marks=True)
 MIXES = {
     "uneven": UNEVEN,
     "deposed": DEPOSED,

@@ -48,10 +48,10 @@ class MoveWatch:
     def roles(self, core: WorkerCore) -> None:
         """A worker goes by a new table: nobody else leads the same by that table."""
         for key, replica in core.replicas.items():
-            if replica.primary:
+            if replica.leads:
                 for other in self.sim.hosts():
                     rival = other.replicas.get(key)
-                    if other is not core and other.epoch == core.epoch and rival is not None and rival.primary:
+                    if other is not core and other.epoch == core.epoch and rival is not None and rival.leads:
                         raise Violation(
                             "no worker owns a partition twice",
                             f"{replica.where}, epoch {core.epoch}: workers {core.worker} and {other.worker}",

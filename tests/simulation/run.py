@@ -87,6 +87,8 @@ WIDE_FROM = 70_000_000_000
 #: From here on links between workers are cut for seconds, and streams go over to other replicas soon. Earlier seeds keep their
 #: stories: their workers wait as if links never failed for long.
 REACH_FROM = 90_000_000_000
+#: In this range they have none, and aggregates whose replicas have no common order.
+MARKS_FROM, MARKS_END = 85_000_000_000, 90_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
 LOSSES_OF = 2
 #: So many of those from there on have a directory, and so many lives at most.
@@ -138,6 +140,7 @@ class Simulation:
         wide: bool = False,
         looks_up: bool = False,
         reach: bool = False,
+        marks: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -147,7 +150,8 @@ class Simulation:
         their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones; ``event_time``: rows have
         event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time;
         ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all kinds; ``looks_up``: in place of these,
-        rows look up a table that is read anew; ``reach``: streams go over soon to other replicas, where rows do not come."""
+        rows look up a table that is read anew; ``marks``: some aggregates have replicas without a common order; ``reach``:
+        streams go over soon to other replicas, where rows do not come."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
@@ -184,8 +188,9 @@ class Simulation:
                 lambda: self.world.now,
                 random.Random(f"ahead {seed}") if ahead or (faults is None and seed >= AHEAD_FROM) else None,
                 random.Random(f"related {seed}") if related or _has_relations(faults, seed) else None,
-                wide or (faults is None and seed >= WIDE_FROM),
+                wide or (faults is None and seed >= WIDE_FROM and not _has_marks(faults, seed)),
                 looks_up,
+                random.Random(f"marks {seed}") if marks or _has_marks(faults, seed) else None,
             )
             if event_time or timed
             else flows.draw(
@@ -314,7 +319,7 @@ class Simulation:
     def _look_for_progress(self) -> None:
         """A flow that multiplies its rows may take minutes with tiny logs: that is slow, and not stuck."""
         repairs = self.controller.repairs
-        rows = sum(replica.rows_in for core in self.hosts() for replica in core.replicas.values() if replica.primary)
+        rows = sum(replica.rows_in for core in self.hosts() for replica in core.replicas.values() if replica.leads)
         moves = self.counts["moves done"]
         progress = (rows, repairs.done, len(self.controller.unfinished), moves, self.fetches.answers)
         if progress != self._progress:
@@ -485,7 +490,13 @@ class Simulation:
 
 
 def _has_relations(faults: Faults | None, seed: int) -> bool:
-    return faults is None and seed >= AHEAD_FROM and (seed % 2 == 0 or seed >= WIDE_FROM)
+    return (
+        faults is None and seed >= AHEAD_FROM and (seed % 2 == 0 or seed >= WIDE_FROM) and not _has_marks(faults, seed)
+    )
+
+
+def _has_marks(faults: Faults | None, seed: int) -> bool:
+    return faults is None and MARKS_FROM <= seed < MARKS_END
 
 
 def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
@@ -494,7 +505,7 @@ def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
 
 def lives_of(seed: int, mix: Mix) -> int:
     """In how many lives a query has this seed; 0: it has no directory to go on from."""
-    if mix is not ANY or seed < LIVES_FROM:
+    if mix is not ANY or seed < LIVES_FROM or _has_marks(None, seed):
         return mix.lives
     rng = random.Random(f"how many lives {seed}")
     return rng.randint(1, LIVES_MAX) if rng.random() < LIVES_SHARE else 0
@@ -529,6 +540,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
         wide=mix.wide,
         looks_up=mix.looks_up,
         reach=mix.reach,
+        marks=mix.marks,
     )  # fmt: skip
 
 

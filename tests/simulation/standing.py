@@ -115,7 +115,12 @@ class Standing:
         table, repairs = self.sim.controller.table, self.sim.controller.repairs
         assert table is not None
         for key, primary in core.replicas.items():
-            if not primary.primary or self.sim.leader_of(*key) != core.worker or primary.output.room.full:
+            if (
+                not primary.primary
+                or primary.orders_itself
+                or self.sim.leader_of(*key) != core.worker
+                or primary.output.room.full
+            ):
                 continue
             for listed in table.stages[key[0]][key[1]][1:]:
                 peer = primary.order.peers.get(listed.worker)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 import flux
 from controller.planning.compiler import compile_plan
+from flux.arguments import MARKS
 from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import Plan
 from flux.dataflow.row_operators import RowOperator
@@ -69,6 +70,8 @@ DOUBT_SHARE = 0.5
 MAX_AHEAD_S, BELIEVED_AFTER = (5, 20, 60), (2, 3, 6)
 #: The share of sources with event time, in flows with relations of all kinds, whose rows look up a table.
 LOOKUP_SHARE = 0.4
+#: The share of aggregates with replicas without a common order, in flows that may have them.
+MARKS_SHARE = 0.9
 
 
 @dataclass
@@ -512,16 +515,17 @@ def draw(
     related: random.Random | None = None,
     wide: bool = False,
     looks_up: bool = False,
+    marks: random.Random | None = None,
 ) -> Dataflow:
     """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``clock``: that of the run.
     ``ahead``: decides on alignment and times that are not believed, ``related`` on joins, ranks and deduplication: each on its
     own, so that flows without are the same with and without it. ``wide``: relations of all kinds, and lookups; ``looks_up``: in
-    their place, lookups in a table that is read anew."""
+    their place, lookups in a table that is read anew; ``marks`` decides which aggregates have replicas without a common order."""
     builder = _Builder(rng, ledger, copies_max, copies, clock, ahead, related if wide else None)
     what = ""
     if related is not None:
         what = "refreshed" if looks_up else related.choice(relations.WIDE if wide else relations.RELATIONS)
-    if what:  # which rows are left out after idleness is only known of windows
+    if what or marks is not None:  # which rows are left out after idleness is only known of windows, and of one order
         builder.idles = False
     both = what in ("join", "as_of")
     timed = [builder.source() for _ in range(2 if both else rng.choice([1, 1, 2]))]
@@ -557,7 +561,24 @@ def draw(
     drift_s = 0 if ahead is None else ahead.choice(DRIFTS_S)
     # A source that stands still with rows of others in front of it would never end.
     lingers = rng.random() < LINGERS_SHARE and not drift_s
-    return _compiled(builder, rng, lingers, drift_s)
+    return _with_marks(_compiled(builder, rng, lingers, drift_s), marks)
+
+
+def _with_marks(flow: Dataflow, rng: random.Random | None) -> Dataflow:
+    """Return the flow with replicas without a common order in most of the aggregates that may have them."""
+    if rng is None:
+        return flow
+    stages = tuple(
+        replace(stage, order=MARKS, replicas=max(stage.replicas, min(2, most)))
+        if stage.sink is None
+        and isinstance(made := stage.make(), flux.Aggregate)
+        and not made._flux_needs_order(stage.schemas, stage.output_mode)
+        and rng.random() < MARKS_SHARE
+        else stage
+        for most in (max(stage.replicas for stage in flow.plan.stages),)
+        for stage in flow.plan.stages
+    )
+    return replace(flow, plan=replace(flow.plan, stages=stages))
 
 
 def _related(

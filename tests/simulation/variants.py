@@ -33,6 +33,7 @@ from partitioning.clustering import Clustering
 from tests.simulation import broken_batches as batches
 from tests.simulation import broken_event_time as times
 from tests.simulation import broken_lives as lives
+from tests.simulation import broken_marks as marks
 from tests.simulation import broken_moves as moves
 from tests.simulation import broken_numbers as numbers
 from tests.simulation import broken_protects as protects
@@ -78,6 +79,7 @@ from tests.simulation.mixes import (
     LOOKUPS_UNEVEN,
     LOSING_LIVES,
     MANY_DIVERGENCES,
+    MARKS_UNEVEN,
     NUMBERED,
     NUMBERED_LIVES,
     OLD_ACKS,
@@ -598,6 +600,9 @@ VARIANTS = [
     Variant(relations.ranks_equal_rows_by_arrival, {ANSWER}, RELATED_FAULTLESS),
     Variant(relations.gives_matched_rows_alone, {ANSWER}, WIDE_FAULTLESS),
     Variant(relations.joins_with_the_row_that_is_there, {ANSWER}, WIDE_FAULTLESS),
+    Variant(marks.gives_results_in_the_order_of_slots, ALIKE, MARKS_UNEVEN),
+    Variant(marks.fires_marks_before_all_rows_below_are_applied, ALIKE | BELOW, MARKS_UNEVEN),
+    Variant(marks.joins_results_of_all_marks_that_it_jumps_over, ALIKE, MARKS_UNEVEN),
     Variant(relations.takes_the_newest_table, ALIKE | {VERSIONS}, LOOKUPS_UNEVEN),
 ]
 
