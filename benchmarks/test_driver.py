@@ -100,7 +100,10 @@ class LargeQuery:
         stats: Statistics = {
             "rows_in": rows, "queued": 3, "log_bytes": 1 << 20, "rss_bytes": 1 << 30, "cpu_s": self.now,
             "counters": {"duplicate": 3},
-            "stages": [{"primaries": each, "queued": 2, "busy_s": 1.0, "latency_ms": [1.0, 2.0]} for each in of_stages],
+            "stages": [
+                {"stage": stage, "primaries": each, "queued": 2, "busy_s": 1.0, "latency_ms": [1.0, 2.0]}
+                for stage, each in enumerate(of_stages)
+            ],
         }  # fmt: skip
         if load:
             works = [ReplicaWork(*key, incarnation, self.now / 1e3, rows, 10, 1, 1000) for key, incarnation, _ in mine]

@@ -334,8 +334,10 @@ class Server:
             core.members, core.inputs.total, epoch, time.monotonic(), time.time(), core.wished, read, self._is_through
         )
         loads = core.load_table()
-        for entry, nbytes in zip(report["stages"], [] if loads is None else loads.state_of_stages(), strict=False):
-            entry["stateBytes"] = nbytes
+        state = {} if loads is None else loads.state_of_stages()
+        for wished, entry in zip(core.wished.stages, report["stages"], strict=True):
+            if wished.id in state:
+                entry["stateBytes"] = state[wished.id]
         for stage, text in self._report.warnings(report, time.monotonic()):
             core.board.note(text, time.monotonic(), stage=stage)
         for text, seconds in self._report.failures():

@@ -45,10 +45,10 @@ class LoadTable:
         sums = np.bincount(workers, self.busy[listed], minlength=1) if len(workers) else np.zeros(1)
         return {worker: float(sums[worker]) if worker < len(sums) else 0.0 for worker in self.workers}
 
-    def state_of_stages(self) -> list[int]:
-        """Sum up the bytes of state of the primaries of each stage."""
+    def state_of_stages(self) -> dict[int, int]:
+        """Sum up the bytes of state of the primaries of each stage, by its id."""
         held = np.where(self.columns.listed[:, 0], self.state_bytes[:, 0], 0)
-        return [int(nbytes) for nbytes in np.add.reduceat(held, self.columns.starts[:-1])]
+        return {stage: int(nbytes) for stage, nbytes in self.columns.by_stage(np.add, held).items()}
 
     def heaviest(self, stage: int | None, most: int) -> list[ReplicaLoad]:
         """Return up to ``most`` replicas of a stage, or of all stages, with the highest loads, the heaviest first."""

@@ -12,7 +12,7 @@ import numpy as np
 from controller.balance.load import LoadTable, WorkerLoad
 from controller.replicas.membership import Member, Membership
 from controller.replicas.replica_safety import Life
-from controller.replicas.table_index import TableIndex
+from controller.replicas.table_index import TableIndex, sizes_of
 from flux.dataflow.plan import Plan
 from partitioning.ids import PartitionKey
 
@@ -77,7 +77,7 @@ class LoadBook:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._starts = np.cumsum([0, *(stage.partitions for stage in plan.stages)])
+        self._starts = np.cumsum([0, *sizes_of(plan)])
         self._newest: dict[int, Report] = {}
         self._older: dict[int, Report] = {}
         self._found: dict[int, ReportPlaces] = {}
@@ -123,12 +123,12 @@ class LoadBook:
         columns: TableIndex,
         members: Membership,
         unsafe: Iterable[Life],
-        low: Sequence[Sequence[int]],
+        low: Mapping[int, Sequence[int]],
         busy_with: Iterable[PartitionKey],
     ) -> LoadTable:
         """Make the loads of all replicas in the table of ``columns``.
 
-        ``unsafe`` are replicas that have not arrived; ``low`` has, for each stage, the partitions with too few replicas;
+        ``unsafe`` are replicas that have not arrived; ``low`` has, by id of each stage, the partitions with too few replicas;
         ``busy_with`` are partitions with additions, or with moves that have not begun or not ended."""
         assert columns.table is not None
         there = columns.table.endpoints
@@ -194,12 +194,12 @@ class LoadBook:
     def _movable(
         columns: TableIndex,
         unsafe: Iterable[Life],
-        low: Sequence[Sequence[int]],
+        low: Mapping[int, Sequence[int]],
         busy_with: Iterable[PartitionKey],
     ) -> np.ndarray:
         arrived = columns.without(columns.live, unsafe) | ~columns.listed
         movable: np.ndarray = functools.reduce(np.logical_and, arrived.T)
-        for stage, partitions in enumerate(low):
+        for stage, partitions in low.items():
             movable[columns.starts[stage] + np.array(partitions, np.int64)] = False
         movable[[columns.row(key) for key in busy_with]] = False
         return movable

@@ -322,7 +322,7 @@ class Controller:
     def levels(self) -> list[Level]:
         """Compute the level of replication of each stage."""
         table = self.board.table
-        low = [] if table is None else self.repairs.low(table)
+        low = {} if table is None else self.repairs.low(table)
         return levels(self.wished, self.board.columns(), self.repairs.safety.doubtful(), low)
 
     def suggest(self, policy: str, now: float) -> Suggestion:

@@ -18,7 +18,7 @@ from controller.replicas.moves import MoveQueue
 from controller.replicas.table_changes import AfterLoss, Judge, without_worker
 from controller.replicas.vault_replicas import revived
 from controller.text import some
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import ById, Plan
 from flux.errors import QueryFailed
 from flux.replica.kinds import replicated
 from flux.wire.control import InStep
@@ -37,7 +37,7 @@ TOO_LONG = "longer than spark.flux.step.timeout"
 
 def without_copies(plan: Plan) -> Plan:
     """Return the plan with one replica for each partition. The sweep adds the others when the state has been restored."""
-    return replace(plan, stages=tuple(replace(stage, replicas=1) for stage in plan.stages))
+    return replace(plan, stages=ById(replace(stage, replicas=1) for stage in plan.stages))
 
 
 @dataclass
@@ -132,9 +132,9 @@ class Losses:
         """Tell whether the plan has this stage or source and partition. A pulse may be forged, and a note may be read half
         written."""
         if kind == LoopActivity.STEP:
-            return 0 <= what < len(self._plan.stages) and 0 <= partition < self._plan.stages[what].partitions
+            return what in self._plan.stages and 0 <= partition < self._plan.stages[what].partitions
         if kind == LoopActivity.READ:
-            return 0 <= what < len(self._plan.sources) and 0 <= partition < self._plan.sources[what].worker_partitions
+            return what in self._plan.sources and 0 <= partition < self._plan.sources[what].worker_partitions
         return kind in (LoopActivity.WAITS, LoopActivity.TURNS)
 
     # ---- losses
@@ -216,7 +216,7 @@ class Losses:
         after = without_worker(table, worker, safe, readers, *more)
         if self._board.phase != QueryPhase.FINISHED or self._plan.durable:
             return after  # the vault has every partition, and its checkpoints of the last ones may still need rows of the others
-        collects = [stage.collects for stage in self._plan.stages]
+        collects = {stage.id: stage.collects for stage in self._plan.stages}
 
         def shows(stage: int, partition: int, replica: ReplicaAt) -> bool:
             known = not collects[stage] or (PartitionKey(stage, partition), replica.worker) in self._complete

@@ -462,8 +462,8 @@ class RequestHandler:
             member = self._core.members.workers.get(load.worker)
             reports = member.stats.get("stages", ()) if member is not None else ()
             known[load.worker] = {
-                PartitionKey(stage, partition): behind_s
-                for stage, report in enumerate(reports)
+                PartitionKey(report.get("stage", -1), partition): behind_s
+                for report in reports
                 for partition, _, behind_s in report.get("checkpoints", ())
             }
         return known[load.worker].get(PartitionKey(load.stage, load.partition))

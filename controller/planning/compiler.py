@@ -37,6 +37,7 @@ from flux.dataflow.event_time import event_time, same_time
 from flux.dataflow.flow import Flow, FunctionOperator, StepsOperator
 from flux.dataflow.grouping import APPLY, GroupFlow, Grouping, ResolvedGrouping
 from flux.dataflow.plan import (
+    ById,
     EdgePlan,
     FromDataFrame,
     FromMicroBatches,
@@ -226,7 +227,7 @@ class _Compiler:
         ]
         edges = with_quanta(stages, self.edges)
         sources, stages = with_availability(self.sources, stages, edges, self._bounds, self.settings)
-        plan = Plan(query, tuple(sources), tuple(stages), tuple(edges), self.settings, secret)
+        plan = Plan(query, ById(sources), ById(stages), ById(edges), self.settings, secret)
         check_independent(plan, self._promise)
         return plan
 

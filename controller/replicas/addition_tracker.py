@@ -85,8 +85,8 @@ class AdditionTracker:
         #: them.
         self._lapsing: list[int] = []
 
-    def low(self, table: Table) -> list[list[int]]:
-        """Return, for each stage, its partitions with fewer replicas than it wants."""
+    def low(self, table: Table) -> dict[int, list[int]]:
+        """Return, by id of each stage, its partitions with fewer replicas than it wants."""
         self._census.look(table)
         return self._census.low_of_stages()
 
@@ -392,7 +392,7 @@ class AdditionTracker:
         return {
             "underReplicated": [
                 f"{self.plan.stages[stage].name}/{partition}"
-                for stage, partitions in enumerate(self.low(table))
+                for stage, partitions in self.low(table).items()
                 for partition in partitions
             ],
             "behind": [

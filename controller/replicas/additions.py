@@ -227,18 +227,18 @@ class Census:
         self.wishes = wishes
         stages = wishes.plan.stages
         #: By stage: the rows of the table, and the wish, by which it was counted last.
-        self._counted: list[Rows] = [()] * len(stages)
-        self._wished: list[StagePlan | None] = [None] * len(stages)
+        self._counted: dict[int, Rows] = {stage.id: () for stage in stages}
+        self._wished: dict[int, StagePlan | None] = {stage.id: None for stage in stages}
         #: By stage: its partitions with too few replicas.
-        self._low: list[list[int]] = [[] for _ in stages]
+        self._low: dict[int, list[int]] = {stage.id: [] for stage in stages}
         #: By stage and worker, and by worker alone: the number of replicas.
-        self._held: list[dict[int, int]] = [{} for _ in stages]
+        self._held: dict[int, dict[int, int]] = {stage.id: {} for stage in stages}
         self._total: Counter[int] = Counter()
 
     def look(self, table: Table) -> None:
         """Count the stages of a table anew whose replicas or wishes have changed since the last look."""
-        for stage, rows in enumerate(table.stages):
-            wish = self.wishes.plan.stages[stage]
+        for wish in self.wishes.plan.stages:
+            stage, rows = wish.id, table.stages[wish.id]
             if rows is not self._counted[stage] or wish is not self._wished[stage]:
                 self._counted[stage], self._wished[stage] = rows, wish
                 self._low[stage] = incomplete(wish, rows, mixed=stage in self.wishes.open)
@@ -247,8 +247,8 @@ class Census:
                 self._total.update(held)
                 self._held[stage] = held
 
-    def low_of_stages(self) -> list[list[int]]:
-        """Return, for each stage, its partitions with fewer replicas than it wants."""
+    def low_of_stages(self) -> dict[int, list[int]]:
+        """Return, by id of each stage, its partitions with fewer replicas than it wants."""
         return self._low
 
     def low(self) -> Iterator[PartitionKey]:
@@ -257,7 +257,7 @@ class Census:
         While a stage changes, its partitions that have the number that is kept safe come after all others, and partitions that
         have to drop a replica first are left out."""
         later: list[PartitionKey] = []
-        for stage, partitions in enumerate(self._low):
+        for stage, partitions in self._low.items():
             change = self.wishes.open.get(stage)
             rows = self._counted[stage]
             for partition in partitions:

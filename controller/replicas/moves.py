@@ -213,7 +213,7 @@ class MoveQueue:
     def problem(self, move: Move, table: Table, placement: Placement) -> str | None:
         """Return the reason why this move is impossible with this table; None: it is possible."""
         stages = self.plan.stages
-        if not 0 <= move.stage < len(stages):
+        if move.stage not in stages:
             names = ", ".join(f"{stage.id} ({stage.name})" for stage in stages)
             return f"there is no stage {move.stage}; there are {names}"
         stage = stages[move.stage]

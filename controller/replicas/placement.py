@@ -37,7 +37,7 @@ def first_table(
     Partitions are dealt to workers evenly, and each stage starts at the worker after the last one of the stage before."""
     workers = list(endpoints)
     start = 0
-    stages = []
+    stages: list[tuple[tuple[ReplicaAt, ...], ...]] = [()] * plan.stages.end
     spread = Spread(places, workers)
     for stage in plan.stages:
         held: Counter[int] = Counter()
@@ -50,10 +50,12 @@ def first_table(
                 f"stage {stage.name} wants replicas={stage.replicas} on different executors, and the {len(workers)} workers are "
                 f"on {executors}: use more executors, fewer replicas, or set spark.flux.replicas.allowSameExecutor to true"
             )
-        stages.append(tuple(tuple(map(_at_first, replicas, kinds)) for replicas in chosen))
+        stages[stage.id] = tuple(tuple(map(_at_first, replicas, kinds)) for replicas in chosen)
         start = (start + stage.partitions) % len(workers)
-    sources = tuple(tuple(_dealt(source.worker_partitions, workers)) for source in plan.sources)
-    return Table(FIRST_EPOCH, tuple(stages), sources, dict(endpoints))
+    sources: list[tuple[int, ...]] = [()] * plan.sources.end
+    for source in plan.sources:
+        sources[source.id] = tuple(_dealt(source.worker_partitions, workers))
+    return Table(FIRST_EPOCH, tuple(stages), tuple(sources), dict(endpoints))
 
 
 def _at_first(worker: int, kind: str) -> ReplicaAt:

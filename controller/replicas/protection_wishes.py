@@ -85,8 +85,7 @@ class ProtectionWishes:
         earlier = self.open.get(wish.id)
         if earlier is not None:
             self.give_up(wish.id, f"request {request} asks for {in_words(wish)}")
-        stages = tuple(wish if stage.id == wish.id else stage for stage in self.plan.stages)
-        self.plan = replace(self.plan, stages=stages)
+        self.plan = replace(self.plan, stages=self.plan.stages.with_part(wish))
         least = least_safe(before, wish)
         most = max(most_at_a_time(wish, least), *(len(row) for row in rows))
         change = Change(wish.id, least, most, in_words(before), in_words(wish), now, request)

@@ -30,19 +30,30 @@ class Placed(NamedTuple):
     replicas: dict[int, int]
 
 
+def sizes_of(plan: Plan) -> np.ndarray:
+    """Return the number of partitions by id of a stage: 0 for an id whose stage is no longer there."""
+    sizes = np.zeros(plan.stages.end, np.int64)
+    for stage in plan.stages:
+        sizes[stage.id] = stage.partitions
+    return sizes
+
+
 class TableIndex:
-    """A table as arrays of partitions by places, the primary's place first. The rows of stage s begin at ``starts[s]``.
+    """A table as arrays of partitions by places, the primary's place first. The rows of stage s begin at ``starts[s]``; a stage
+    that is no longer there has none.
 
     ``workers``, ``incarnations`` and ``live`` are those of the replicas; ``safe`` and ``applies`` those of their kinds."""
 
     def __init__(self, plan: Plan) -> None:
-        sizes = [stage.partitions for stage in plan.stages]
-        self.sizes = np.array(sizes, np.int64)
-        self.starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+        #: The ids of the stages, ascending.
+        self.stages = np.array([stage.id for stage in plan.stages], np.int64)
+        #: By id of a stage, those that are no longer there included.
+        self.sizes = sizes_of(plan)
+        self.starts = np.concatenate(([0], np.cumsum(self.sizes))).astype(np.int64)
         self.table: Table | None = None
         self.version = 0  # grows with every change
         #: By stage: the rows of the table that the arrays have.
-        self._seen: list[tuple[Replicas, ...] | None] = [None] * len(sizes)
+        self._seen: list[tuple[Replicas, ...] | None] = [None] * len(self.sizes)
         self._make(int(self.starts[-1]), 1)
 
     def _make(self, partitions: int, places: int) -> None:
@@ -92,6 +103,12 @@ class TableIndex:
             new[:, :have] = old
 
     # ---- questions
+
+    def by_stage(self, combine: np.ufunc, values: np.ndarray) -> dict[int, int]:
+        """Combine the values of the partitions of each stage, by its id. ``values`` has one for each row."""
+        # Only stages that are there have rows, and reduceat combines from each index to the next one.
+        combined = combine.reduceat(values, self.starts[self.stages])
+        return dict(zip(self.stages.tolist(), combined.tolist(), strict=True))
 
     @property
     def listed(self) -> np.ndarray:

@@ -10,7 +10,7 @@ import bisect
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
@@ -24,7 +24,7 @@ from controller.replicas.table_index import TableIndex
 from controller.report.failures import Availabilities
 from controller.report.silence import silent_streams
 from controller.report.watermarks import EventTimes, MicroBatchTime
-from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
+from flux.dataflow.plan import ById, FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import guarantee
 from flux.operators.user_code import text_of
 from flux.wire.statistics import BadRecords, Lag, SourceLag
@@ -38,7 +38,7 @@ class SourceCounts:
     A reader counts from its beginning. So the count of a partition is the sum over its readers; a reader that begins again
     reports less than before, or is on another worker."""
 
-    def __init__(self, sources: int, name: str = "bad_records") -> None:
+    def __init__(self, sources: Container[int], name: str = "bad_records") -> None:
         self._sources, self._name = sources, name
         self._before: dict[int, int] = {}  # by source: counts of readers that have ended
         self._said: dict[tuple[int, int, int], int] = {}  # by worker, source and partition
@@ -49,7 +49,7 @@ class SourceCounts:
         for worker, stats in workers.items():
             for said in stats.get(self._name, ()):
                 told = BadRecords(*said)
-                if 0 <= told.source < self._sources:
+                if told.source in self._sources:
                     now[worker, told.source, told.partition] = told.records
         for key, records in self._said.items():
             if now.get(key, -1) < records:
@@ -164,22 +164,22 @@ class Level:
 
 
 def levels(
-    plan: Plan, columns: TableIndex | None, doubtful: Iterable[Life], low: Sequence[Sequence[int]]
+    plan: Plan, columns: TableIndex | None, doubtful: Iterable[Life], low: Mapping[int, Sequence[int]]
 ) -> list[Level]:
     """Compute the level of each stage.
 
     ``columns`` are those of the table, None before the first; ``doubtful`` are replicas that are not safe yet or do not keep up;
-    ``low`` has, for each stage, the partitions with too few replicas."""
+    ``low`` has, by id of each stage, the partitions with too few replicas."""
     if columns is None:
         return [Level(stage.replicas, 0, stage.partitions) for stage in plan.stages]
     safe = columns.count(columns.without(columns.live & columns.safe, doubtful))
-    fewest = np.minimum.reduceat(safe, columns.starts[:-1])
-    listed = np.add.reduceat(columns.count(columns.listed), columns.starts[:-1])
-    active = np.add.reduceat(columns.count(columns.applies), columns.starts[:-1])
+    fewest = columns.by_stage(np.minimum, safe)
+    listed = columns.by_stage(np.add, columns.count(columns.listed))
+    active = columns.by_stage(np.add, columns.count(columns.applies))
     return [
         Level(
-            stage.replicas, int(fewest[stage.id]), len(low[stage.id]), int(active[stage.id]),
-            int(listed[stage.id] - active[stage.id]),
+            stage.replicas, fewest[stage.id], len(low[stage.id]), active[stage.id],
+            listed[stage.id] - active[stage.id],
         )
         for stage in plan.stages
     ]  # fmt: skip
@@ -192,22 +192,24 @@ class SourceLags:
     Only readers with a ``lag`` report one (see ``flux.source``). While a partition has no reader, because its worker was
     lost, its last report stands: the records that wait there have not gone."""
 
-    def __init__(self, sources: Sequence[SourcePlan]) -> None:
+    def __init__(self, sources: ById[SourcePlan]) -> None:
         self._sources = sources
-        self._names = [_names(source) for source in sources]
-        self._units = [source.reader.lag_unit if isinstance(source, WorkerSourcePlan) else "" for source in sources]
-        self._said: list[dict[int, SourceLag]] = [{} for _ in sources]
+        self._names = {source.id: _names(source) for source in sources}
+        self._units = {
+            source.id: source.reader.lag_unit if isinstance(source, WorkerSourcePlan) else "" for source in sources
+        }
+        self._said: dict[int, dict[int, SourceLag]] = {source.id: {} for source in sources}
 
     def report(self, workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Take the newest statistics of each worker, and make one entry for each source."""
         self._note(SourceLag(*lag) for stats in workers for lag in stats.get("lags", ()))
-        return [{"name": source.name} | self._lag(number) for number, source in enumerate(self._sources)]
+        return [{"name": source.name} | self._lag(source.id) for source in self._sources]
 
     def _note(self, lags: Iterable[SourceLag]) -> None:
         """Keep one lag of each partition. While it passes to another worker, both may report it; the farther one reads it now."""
         new: dict[tuple[int, int], SourceLag] = {}
         for lag in lags:
-            if 0 <= lag.source < len(self._said) and 0 <= lag.partition < len(self._names[lag.source]):
+            if lag.source in self._said and 0 <= lag.partition < len(self._names[lag.source]):
                 known = new.setdefault((lag.source, lag.partition), lag)
                 if lag.position > known.position:
                     new[lag.source, lag.partition] = lag
@@ -328,7 +330,7 @@ class Progress:
     run_id: str = ""
     _then: float | None = None
     _counts: dict[str, float] = field(default_factory=dict)
-    _by_stage: list[PartitionCounts] = field(init=False)
+    _by_stage: dict[int, PartitionCounts] = field(init=False)
     _lags: SourceLags = field(init=False)
     _bad_records: SourceCounts = field(init=False)
     _not_compared: SourceCounts = field(init=False)
@@ -337,18 +339,18 @@ class Progress:
     _availabilities: Availabilities = field(init=False)
 
     def __post_init__(self) -> None:
-        self._by_stage = [PartitionCounts(stage.partitions) for stage in self.plan.stages]
+        self._by_stage = {stage.id: PartitionCounts(stage.partitions) for stage in self.plan.stages}
         self._lags = SourceLags(self.plan.sources)
-        self._bad_records = SourceCounts(len(self.plan.sources))
-        self._not_compared = SourceCounts(len(self.plan.sources), "not_compared")
-        self._lost_rows = SourceCounts(len(self.plan.sources), "lost_rows")
+        self._bad_records = SourceCounts(self.plan.sources)
+        self._not_compared = SourceCounts(self.plan.sources, "not_compared")
+        self._lost_rows = SourceCounts(self.plan.sources, "lost_rows")
         self._event_times = EventTimes(self.plan)
         self._availabilities = Availabilities(self.plan)
-        inputs = [[edge for edge in self.plan.edges if edge.consumer == stage.id] for stage in self.plan.stages]
+        inputs = {stage.id: [self.plan.edges[edge] for edge in stage.edges_in] for stage in self.plan.stages}
         #: Stages whose only input is a source, and that source.
         self._behind = [
             (stage, edges[0].source)
-            for stage, edges in enumerate(inputs)
+            for stage, edges in inputs.items()
             if len(edges) == 1 and isinstance(edges[0], FromSource)
         ]
 
@@ -423,8 +425,12 @@ class Progress:
 
     def warnings(self, report: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
         """Return warnings that follow from a report, each once, with the name of its stage or empty."""
-        rows = [stage["rowsIn"] for stage in report["stages"]]
-        return self._event_times.warnings(rows, self.plan.settings.watermark_warn_after, now)
+        rows_in = self._rows_in(report["stages"])
+        return self._event_times.warnings(rows_in, self.plan.settings.watermark_warn_after, now)
+
+    def _rows_in(self, entries: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+        """Return the applied rows of each stage, by its id, out of the entries of a report."""
+        return {stage.id: int(entry["rowsIn"]) for stage, entry in zip(self.plan.stages, entries, strict=True)}
 
     def failures(self) -> list[tuple[str, float]]:
         """Return the text of each failure of inputs that has ended since the last call, and how long it lasted in seconds."""
@@ -448,9 +454,9 @@ class Progress:
 
     def ends_are_told(self, members: Membership) -> bool:
         """Tell whether the primaries of all partitions have reported their ends. A report of an end has the last counts."""
-        reports = [member.stats["stages"] for member in members.workers.values() if "stages" in member.stats]
-        for stage, counts in enumerate(self._by_stage):
-            counts.add(stages[stage]["primaries"] for stages in reports)
+        reports = [member.stats for member in members.workers.values()]
+        for stage, counts in self._by_stage.items():
+            counts.add(each["primaries"] for each in _of_stage(stage, reports))
             if counts.totals().finished < counts.partitions:
                 return False
         return True
@@ -459,10 +465,10 @@ class Progress:
         """Return how many rows the readers of sources have not counted. A reader that takes over in the middle knows the rows
         before its first batch by the last report of its predecessor alone (``inputs``). The rows that a stage has applied are
         rows of its source, and their count is exact, because it travels with the state."""
-        applied = dict(read)
+        applied, rows_in = dict(read), self._rows_in(stages)
         for stage, source in self._behind:
             if source in applied:
-                applied[source] = max(applied[source], int(stages[stage]["rowsIn"]))
+                applied[source] = max(applied[source], rows_in[stage])
         return sum(applied.values()) - sum(read.values())
 
     def _sources(self, workers: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -471,14 +477,14 @@ class Progress:
         self._not_compared.note(workers)
         self._lost_rows.note(workers)
         sources = self._lags.report(workers.values())
-        for number, source in enumerate(sources):
-            if bad := self._bad_records.of(number):
-                source["badRecords"] = bad
-            if left_out := self._not_compared.of(number):
-                source["notCompared"] = left_out
-            if lost := self._lost_rows.of(number):
-                source["lostRows"] = lost
-            source |= self._event_times.of_source(number)
+        for source, entry in zip(self.plan.sources, sources, strict=True):
+            if bad := self._bad_records.of(source.id):
+                entry["badRecords"] = bad
+            if left_out := self._not_compared.of(source.id):
+                entry["notCompared"] = left_out
+            if lost := self._lost_rows.of(source.id):
+                entry["lostRows"] = lost
+            entry |= self._event_times.of_source(source.id)
         return sources
 
     @staticmethod
@@ -497,7 +503,7 @@ class Progress:
     def _stage(self, plan: StagePlan, reports: list[dict[str, Any]], logged: int, now: float) -> dict[str, Any]:
         """Report on one stage. ``plan`` is as it is wished now; ``logged`` are the bytes in logs of ingress tasks."""
         stage = plan.id
-        mine = [stats["stages"][stage] for stats in reports if "stages" in stats]
+        mine = _of_stage(stage, reports)
         self._by_stage[stage].add(report["primaries"] for report in mine)
         totals = self._by_stage[stage].totals()
         sink: dict[str, Any] = {}
@@ -568,3 +574,8 @@ def unread_files(files: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, 
         for kind, named in files.items()
         if named
     }
+
+
+def _of_stage(stage: int, reports: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the statistics of a stage in the reports of workers. A worker whose plan is older than the stage has none."""
+    return [each for stats in reports for each in stats.get("stages", ()) if each.get("stage") == stage]

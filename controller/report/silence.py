@@ -35,7 +35,7 @@ def _told(plan: Plan, members: Membership) -> Iterator[SilentStream]:
     for member in members.workers.values():
         for told in member.stats.get("silent", ()):
             said = SilentStream(*told)
-            if 0 <= said.source < len(plan.sources):
+            if said.source in plan.sources:
                 yield said
 
 

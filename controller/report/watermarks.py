@@ -7,7 +7,7 @@ leads to the stage before, and so on to a partition of a source, whose reader te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -67,9 +67,9 @@ class EventTimes:
                 known = sources.setdefault((time.source, time.partition), time)
                 if time.watermark > known.watermark:
                     sources[time.source, time.partition] = time
-            for stage, counts in enumerate(stats.get("stages", ())):
+            for counts in stats.get("stages", ()):
                 for told in counts.get("times", ()):
-                    at = StageTime(*told)
+                    at, stage = StageTime(*told), counts.get("stage", -1)
                     before = stages.setdefault((stage, at.partition), at)
                     if at.watermark > before.watermark:
                         stages[stage, at.partition] = at
@@ -174,7 +174,7 @@ class EventTimes:
 
     # ---- warnings
 
-    def warnings(self, rows_in: Sequence[int], after_s: float, now: float) -> list[tuple[str, str]]:
+    def warnings(self, rows_in: Mapping[int, int], after_s: float, now: float) -> list[tuple[str, str]]:
         """Return warnings, each with the name of its stage or empty: of watermarks that have stood still for this time while rows
         came, and of partitions of which most rows are late. Each is given once. ``rows_in``: by stage, the applied rows."""
         found = [("", text) for text in self._late_partitions()]

@@ -5,10 +5,10 @@ The plan is made and checked by ``controller.planning.compiler``; everything her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,61 @@ if TYPE_CHECKING:  # the kernels of expressions take a third of a second to impo
 
 #: The column of the numbers of rows, which travels behind the other columns (design: numbered-rows).
 NUMBER = pa.field("number of the row", pa.int64(), nullable=False)
+
+
+class Numbered(Protocol):
+    """A part of a plan with an id of its own."""
+
+    @property
+    def id(self) -> int: ...
+
+
+Part = TypeVar("Part", bound=Numbered)
+
+
+class ById(Generic[Part]):
+    """Sources, stages or edges of a plan, each under its id, in ascending order of ids (design: plan).
+
+    An id is never used again, so ids of removed parts are missing: an id is no position, and the number of parts is no bound of
+    ids. Walks give the parts themselves; a stage comes behind all stages that it reads."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        """Keep parts whose ids ascend."""
+        self._parts = {part.id: part for part in parts}
+        assert list(self._parts) == sorted(self._parts), f"ids must ascend: {list(self._parts)}"
+
+    def __getitem__(self, id_: int) -> Part:
+        return self._parts[id_]
+
+    def __contains__(self, id_: object) -> bool:
+        """Tell whether a part has this id."""
+        return id_ in self._parts
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._parts.values())
+
+    def __len__(self) -> int:
+        """Return the number of parts."""
+        return len(self._parts)
+
+    def __eq__(self, other: object) -> bool:
+        return self._parts == other._parts if isinstance(other, ById) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ById({list(self._parts.values())})"
+
+    @property
+    def end(self) -> int:
+        """Return the id that a next part would have at the least: one above the highest."""
+        return max(self._parts, default=-1) + 1
+
+    def with_part(self, part: Part) -> ById[Part]:
+        """Return these parts with another one under its id."""
+        return ById(part if each.id == part.id else each for each in self)
 
 
 class Timed(Enum):
@@ -313,9 +368,9 @@ class Plan:
     """The dataflow of one query."""
 
     query: str
-    sources: tuple[SourcePlan, ...]
-    stages: tuple[StagePlan, ...]
-    edges: tuple[EdgePlan, ...]
+    sources: ById[SourcePlan]
+    stages: ById[StagePlan]
+    edges: ById[EdgePlan]
     settings: Settings
     secret: bytes = field(repr=False, default=b"")
     #: Whether each partition has a further replica in a directory, at the vault (design: vault).

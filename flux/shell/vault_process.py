@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from io import RawIOBase
 from typing import Any
 
-from flux.dataflow.plan import Plan, WorkerSourcePlan
+from flux.dataflow.plan import ById, EdgePlan, Plan, SourcePlan, WorkerSourcePlan
 from flux.dataflow.source_reader import AbsentReader
 from flux.errors import FluxError, QueryFailed
 from flux.expressions.steps import MapRows, RowSteps
@@ -46,8 +46,8 @@ class Task:
 def for_a_vault(plan: Plan) -> Plan:
     """Return the plan without any code of the user's: a vault runs none of it, and may not find its modules."""
     made = without_code(plan)
-    edges = tuple(replace(edge, steps=_without_functions(edge.steps)) for edge in made.edges)
-    sources = tuple(
+    edges = ById[EdgePlan](replace(edge, steps=_without_functions(edge.steps)) for edge in made.edges)
+    sources = ById[SourcePlan](
         source
         if source.event_time is None
         else replace(source, event_time=replace(source.event_time, steps=_without_functions(source.event_time.steps)))
@@ -62,11 +62,11 @@ def _without_functions(steps: RowSteps | None) -> RowSteps | None:
 
 def without_code(plan: Plan) -> Plan:
     """Return the plan without readers and operators, for tasks that only send rows through the steps of edges."""
-    sources = tuple(
+    sources = ById[SourcePlan](
         replace(source, reader=AbsentReader(source.reader)) if isinstance(source, WorkerSourcePlan) else source
         for source in plan.sources
     )
-    stages = tuple(replace(stage, make=_nothing, sink=None) for stage in plan.stages)
+    stages = ById(replace(stage, make=_nothing, sink=None) for stage in plan.stages)
     return replace(plan, sources=sources, stages=stages)
 
 

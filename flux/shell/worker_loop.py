@@ -92,7 +92,7 @@ class WorkerLoop:
 
     def __init__(self, plan: Plan, rendezvous: Rendezvous) -> None:
         self.plan = plan
-        self._travels = [plan.travels(edge) for edge in plan.edges]
+        self._travels = {edge.id: plan.travels(edge) for edge in plan.edges}
         self.rendezvous = rendezvous
         self.sockets = Sockets(rendezvous.keys, rendezvous.secret, plan.settings.message_max_bytes)
         self.port: Port = self.sockets.port(own_address(rendezvous.endpoint))

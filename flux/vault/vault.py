@@ -182,7 +182,7 @@ class Vault:
 
     def _exists(self, key: PartitionKey) -> bool:
         stages = self._plan.stages
-        return 0 <= key.stage < len(stages) and 0 <= key.partition < stages[key.stage].partitions
+        return key.stage in stages and 0 <= key.partition < stages[key.stage].partitions
 
     def on_installed(self, worker: int, answer: Installed, now: float) -> None:
         self._handing.on_installed(worker, answer, now)

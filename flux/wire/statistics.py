@@ -247,6 +247,8 @@ class Load(TypedDict, total=False):
 class StageStatistics(TypedDict, total=False):
     """Statistics of the replicas of one stage on this worker."""
 
+    #: The id of the stage.
+    stage: Natural
     primaries: list[PrimaryRows]
     #: Slices that are not applied yet.
     queued: Natural

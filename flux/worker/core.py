@@ -320,7 +320,7 @@ class WorkerCore:
                     raise ProtocolError(f"a consumer does not take {type(message).__name__}")
 
     def _on_press(self, connection: Hashable, message: Press) -> None:
-        if not 0 <= message.edge < len(self.plan.edges):
+        if message.edge not in self.plan.edges:
             raise ProtocolError(f"the plan has no edge {message.edge}")
         stage = self.plan.edges[message.edge].consumer
         self.subscriptions.on_press(connection, StreamId(message.edge, message.producer))
@@ -328,7 +328,7 @@ class WorkerCore:
             self.checkpoints.press(PartitionKey(stage, partition), message.anew)
 
     def _on_statement(self, connection: Hashable, message: Settled | Passed | Bound | Unread, now: float) -> None:
-        if not 0 <= message.edge < len(self.plan.edges):
+        if message.edge not in self.plan.edges:
             raise ProtocolError(f"the plan has no edge {message.edge}")
         if isinstance(message, Settled):
             self.subscriptions.on_settled(connection, message)
@@ -390,7 +390,7 @@ class WorkerCore:
     def _check_watermarks(self, item: PartitionOrder) -> None:
         """Check that steps for watermarks have one for each input, and other steps have none. ProtocolError: they have not; a
         replica that took them would end with an error of its own at the step, or as the next primary."""
-        if not 0 <= item.stage < len(self.plan.stages):
+        if item.stage not in self.plan.stages:
             return  # no replica will take it
         stage = self.plan.stages[item.stage]
         inputs = len(stage.edges_in) if stage.timed_inputs else 0
@@ -427,7 +427,7 @@ class WorkerCore:
 
     def _on_data(self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> None:
         taken = self.subscriptions.take(connection, message, batches, now)
-        if message.watermark is not None and 0 <= message.edge < len(self.plan.edges):
+        if message.watermark is not None and message.edge in self.plan.edges:
             self.watermarks.note(self.plan.edges[message.edge].consumer, now)
         if not taken:
             return  # the stream may not exist in the plan

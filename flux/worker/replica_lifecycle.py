@@ -144,8 +144,8 @@ class ReplicaLifecycle:
         self._turns = turns
         self._leaving = leaving
         self._order_exchange = order_exchange
-        self._inputs = [StageInputs.of(plan, stage) for stage in plan.stages]
-        self._rules = [StreamRules.of(plan, edge, workers) for edge in plan.edges]
+        self._inputs = {stage.id: StageInputs.of(plan, stage) for stage in plan.stages}
+        self._rules = {edge.id: StreamRules.of(plan, edge, workers) for edge in plan.edges}
         self._look_for_timers = look_for_timers
         self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
         #: Replicas made for the table that is being followed, which begin empty.

@@ -170,7 +170,7 @@ def load(core: WorkerCore, now: float) -> Load:
 
 def _of_stages(core: WorkerCore) -> list[StageStatistics]:
     found: list[StageStatistics] = []
-    logged = [0] * len(core.plan.stages)  # bytes of the rows that each stage consumes
+    logged = dict.fromkeys((stage.id for stage in core.plan.stages), 0)  # bytes of the rows that each stage consumes
     for stream, producer in core.producers.items():
         logged[core.plan.edges[stream.edge].consumer] += producer.log.bytes
     for stage in core.plan.stages:
@@ -179,6 +179,7 @@ def _of_stages(core: WorkerCore) -> list[StageStatistics]:
         exits = [replica.output.exit for replica in mine.values() if replica.output.exit is not None and replica.leads]
         found.append(
             {
+                "stage": stage.id,
                 "primaries": [
                     PrimaryRows(partition, replica.rows_in, replica.output.rows, int(replica.finished))
                     for partition, replica in mine.items()

@@ -346,7 +346,7 @@ class Subscriptions:
 
     def _exists(self, stream: StreamId) -> bool:
         """Tell whether the plan has such a stream."""
-        return 0 <= stream.edge < len(self._plan.edges) and stream.producer >= 0
+        return stream.edge in self._plan.edges and stream.producer >= 0
 
     def _count_refused(self, stream: StreamId) -> None:
         """Count a message about a stream that is not read from its sender. Such messages are under way whenever a worker is given

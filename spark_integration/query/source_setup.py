@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from controller.text import some
-from flux.dataflow.plan import Plan, SourcePlan, StagePlan, WorkerSourcePlan
+from flux.dataflow.plan import ById, Plan, SourcePlan, StagePlan, WorkerSourcePlan
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceSettings
 from flux.errors import UsageError
@@ -60,7 +60,7 @@ def prepared(
         found["sinks"][given.name] = _can_be_kept(said, f"sink {text_of(sink, repr)} of stage {given.name}")
         return replace(given, sink=sink)
 
-    sources, stages = tuple(map(source, plan.sources)), tuple(map(stage, plan.stages))
+    sources, stages = ById(map(source, plan.sources)), ById(map(stage, plan.stages))
     return replace(plan, sources=sources, stages=stages), found
 
 

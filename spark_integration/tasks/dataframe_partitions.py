@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame, SparkSession
 
-from flux.dataflow.plan import DataFrameSourcePlan, Plan, SourcePlan
+from flux.dataflow.plan import ById, DataFrameSourcePlan, Plan, SourcePlan
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import UsageError
 from spark_integration.query.source_setup import Kept
@@ -56,7 +56,7 @@ def with_cuts(plan: Plan, sources: Sequence[Source], kept: Kept, known: Kept | N
         said[about.name] = {"settings": settings, "partitions": partitions}
         return made
 
-    made = tuple(map(cut, plan.sources, sources))
+    made = ById(map(cut, plan.sources, sources))
     return replace(plan, sources=made), {**kept, "sources": {**kept["sources"], **said}}
 
 

@@ -13,14 +13,14 @@ def said(*told: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def test_what_all_readers_have_met_comes_together() -> None:
-    counts = SourceCounts(2)
+    counts = SourceCounts(range(2))
     counts.note({0: said((0, 0, 5), (1, 0, 1)), 1: said((0, 1, 2)), 2: {}})
     assert (counts.of(0), counts.of(1)) == (7, 1)
 
 
 def test_a_reader_that_is_over_has_met_what_it_has_met() -> None:
     """It was lost with its worker, closed, or began again in the same worker."""
-    counts = SourceCounts(1)
+    counts = SourceCounts(range(1))
     counts.note({0: said((0, 0, 5)), 1: said((0, 1, 2))})
     counts.note({1: said((0, 0, 1), (0, 1, 2))})
     assert counts.of(0) == 8
@@ -33,6 +33,6 @@ def test_a_reader_that_is_over_has_met_what_it_has_met() -> None:
 
 
 def test_what_no_source_has_is_left_out() -> None:
-    counts = SourceCounts(1)
+    counts = SourceCounts(range(1))
     counts.note({0: said((1, 0, 5), (-1, 0, 5))})
     assert counts.of(0) == counts.of(1) == 0

@@ -119,7 +119,7 @@ def test_partitions_default_to_the_setting() -> None:
 
 def test_output_to_fetch_gets_a_collecting_stage_behind() -> None:
     plan = compiled(stage("A")(rows()), collect=2)
-    last = plan.stages[-1]
+    *_, last = plan.stages
     assert (last.name, last.partitions, last.collects, last.output_schema) == ("A.toDF", 2, True, None)
     assert plan.terminal == [last]
 

@@ -17,7 +17,7 @@ def at_work(*of_workers: list[tuple[int, int, int, int]]) -> FakeCore:
     core = FakeCore()
     for member, primaries in zip(core.members.workers.values(), of_workers, strict=False):
         idle = {"queued": 0, "busy_s": 0.0}
-        member.stats = {"stages": [idle | {"primaries": primaries}, idle | {"primaries": []}]}
+        member.stats = {"stages": [idle | {"stage": 0, "primaries": primaries}, idle | {"stage": 1, "primaries": []}]}
     for member in list(core.members.workers.values())[len(of_workers) :]:
         del core.members.workers[member.node]
     return core
@@ -73,7 +73,7 @@ def test_rows_that_readers_have_not_counted_are_those_that_their_stage_has() -> 
     progress = Progress(c.core.plan, "id", None)
     idle = {"queued": 0, "busy_s": 0.0}
     for member, rows in zip(c.core.members.workers.values(), [600, 420], strict=False):
-        member.stats = {"stages": [idle | {"primaries": [(0, rows, 0, 0)]}]}
+        member.stats = {"stages": [idle | {"stage": 0, "primaries": [(0, rows, 0, 0)]}]}
     assert progress.make(c.core.members, 550, 0, 1.0, read={0: 550})["totalInputRows"] == 600
     assert progress.make(c.core.members, 700, 0, 2.0, read={0: 700})["totalInputRows"] == 700, "they are ahead of it"
     assert progress.make(c.core.members, 550, 0, 3.0)["totalInputRows"] == 550, "the stage has counts of earlier lives"
@@ -84,7 +84,7 @@ def test_a_worker_that_goes_after_the_end_leaves_its_counts_for_the_last_report(
     c = Cluster()
     progress = Progress(c.core.plan, "id", None)
     worker = c.holders()[0]
-    counted = [{"queued": 0, "busy_s": 0.0, "primaries": [(0, 600, 10, 1)]}]
+    counted = [{"stage": 0, "queued": 0, "busy_s": 0.0, "primaries": [(0, 600, 10, 1)]}]
     assert not progress.ends_are_told(c.core.members)
     c.report(worker, Heartbeat(node=worker, progress=1, stats={"stages": counted}))
     c.report(worker, PartitionFinished(node=worker, stage=0, partition=0))

@@ -72,9 +72,9 @@ def check(c: Cluster) -> None:
     ]
     assert [(load.stage, load.partition, load.worker, load.primary) for load in loads.replicas] == listed
     primaries = [load for load in loads.replicas if load.primary]
-    assert table.state_of_stages() == [
-        sum(load.state_bytes for load in primaries if load.stage == stage) for stage in range(len(c.table.stages))
-    ]
+    assert table.state_of_stages() == {
+        stage.id: sum(load.state_bytes for load in primaries if load.stage == stage.id) for stage in c.core.plan.stages
+    }
     assert table.of_workers() == pytest.approx(loads.of_workers())
     for load in loads.replicas:
         row = c.table.replicas(load.stage, load.partition)

@@ -152,7 +152,15 @@ def test_the_plan_says_what_protects_a_stage() -> None:
 
 def test_reports_say_what_a_loss_would_cost() -> None:
     c = cluster()
-    stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None, "sink_bytes": 0, "sink_full": 0}
+    stage = {
+        "stage": 0,
+        "primaries": [],
+        "queued": 0,
+        "busy_s": 0.0,
+        "latency_ms": None,
+        "sink_bytes": 0,
+        "sink_full": 0,
+    }
     said = [{"standbys": 0, "checkpoint_bytes": 0, "checkpoint_behind_s": 0.0, "replay_s": 0.25},
             {"standbys": 1, "checkpoint_bytes": 1 << 20, "checkpoint_behind_s": 1.5, "replay_s": 0.0}]  # fmt: skip
     for node, more in enumerate(said):
@@ -166,7 +174,7 @@ def test_reports_say_what_a_loss_would_cost() -> None:
 
 def shown_of(replicas: int, recovery: str = ACTIVE, **stats: Any) -> Any:
     c = Cluster(replicas=replicas, recovery=recovery)
-    stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None}
+    stage = {"stage": 0, "primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None}
     c.report(0, Heartbeat(node=0, progress=1, stats={"stages": [stage | stats.pop("stage", {})], **stats}))
     return Progress(c.core.plan, "id", None).make(c.core.members, 0, 1, c.now, wished=c.core.wished)["stages"][0]
 
@@ -185,7 +193,7 @@ def test_rows_in_the_logs_of_workers_and_of_ingress_tasks_count_for_the_stage_th
     c.take(c.core.on_report("ingress", register(0, "ingress"), c.now))
     node = next(iter(c.core.members.ingress.values())).node
     c.take(c.core.on_report("ingress", Heartbeat(node=node, progress=1, stats={"log_bytes": 1000}), c.now))
-    stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None, "kept_bytes": 234}
+    stage = {"stage": 0, "primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None, "kept_bytes": 234}
     c.report(0, Heartbeat(node=0, progress=1, stats={"stages": [stage]}))
     assert Progress(c.core.plan, "id", None).make(c.core.members, 0, 1, c.now)["stages"][0]["keptBytes"] == 1234
 
@@ -200,7 +208,14 @@ def test_reports_go_by_what_is_wished_now() -> None:
 def test_partitions_show_the_age_and_size_of_each_checkpoint() -> None:
     c = cluster()
     worker = c.holders()[1]
-    stage = {"primaries": [], "queued": 0, "busy_s": 0.0, "latency_ms": None, "checkpoints": [(0, 77, 1.25)]}
+    stage = {
+        "stage": 0,
+        "primaries": [],
+        "queued": 0,
+        "busy_s": 0.0,
+        "latency_ms": None,
+        "checkpoints": [(0, 77, 1.25)],
+    }
     c.report(worker, Heartbeat(node=worker, progress=1, stats={"stages": [stage]}))
     desk = RequestHandler(
         c.core, About("q", None, "a", 1, 0.0), lambda: None, Metrics(c.core.plan, "q", None), lambda: None

@@ -37,7 +37,7 @@ def planned() -> Plan:
 
 def times(*sources: SourceTime, stages: Any = ()) -> EventTimes:
     seen = EventTimes(planned())
-    seen.note([{"times": sources, "stages": [{"times": each} for each in stages]}])
+    seen.note([{"times": sources, "stages": [{"stage": number, "times": each} for number, each in enumerate(stages)]}])
     return seen
 
 
@@ -76,28 +76,28 @@ def test_rows_that_were_left_out_are_counted() -> None:
 
 def test_a_watermark_that_stands_still_while_rows_come_is_told_once() -> None:
     seen = times(stages=[[StageTime(0, 60 * S, 0, 0)]])
-    assert seen.warnings([10, 0], 30.0, 0.0) == []
-    assert seen.warnings([20, 0], 30.0, 29.0) == []
-    ((stage, text),) = seen.warnings([20, 0], 30.0, 31.0)
+    assert seen.warnings({0: 10, 1: 0}, 30.0, 0.0) == []
+    assert seen.warnings({0: 20, 1: 0}, 30.0, 29.0) == []
+    ((stage, text),) = seen.warnings({0: 20, 1: 0}, 30.0, 31.0)
     assert stage == "Counted"
     assert "has not moved for 31 s, though rows come, so nothing that waits for it is given" in text
     assert "idle='1 minute'" in text
-    assert seen.warnings([30, 0], 30.0, 99.0) == []
+    assert seen.warnings({0: 30, 1: 0}, 30.0, 99.0) == []
 
 
 def test_a_watermark_without_rows_is_no_reason_to_warn() -> None:
     seen = times(stages=[[StageTime(0, 60 * S, 0, 0)]])
-    assert seen.warnings([10, 0], 30.0, 0.0) == []
-    assert seen.warnings([10, 0], 30.0, 99.0) == []
+    assert seen.warnings({0: 10, 1: 0}, 30.0, 0.0) == []
+    assert seen.warnings({0: 10, 1: 0}, 30.0, 99.0) == []
 
 
 def test_a_partition_of_which_most_rows_are_late_is_told_once_with_the_newest_time() -> None:
     seen = times(SourceTime(0, 0, 90 * S, 400, 7 * S, 500, ReaderState.READING))
-    ((_, text),) = seen.warnings([0, 0], 30.0, 0.0)
+    ((_, text),) = seen.warnings({0: 0, 1: 0}, 30.0, 0.0)
     assert "400 of 500 rows of partition 0 of source bids were late" in text
     assert "its newest time is 1970-01-01T00:01:35.000Z, and the last late row has 1970-01-01T00:00:07.000Z" in text
     seen.note([{"times": [SourceTime(0, 0, 90 * S, 900, 7 * S, 1000, ReaderState.READING)]}])
-    assert seen.warnings([0, 0], 30.0, 0.0) == []
+    assert seen.warnings({0: 0, 1: 0}, 30.0, 0.0) == []
 
 
 def test_a_worker_reports_watermarks_late_rows_and_the_stream_that_is_waited_for() -> None:

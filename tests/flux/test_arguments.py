@@ -77,7 +77,7 @@ def test_called_with_an_input_it_is_a_stage_with_the_settings_of_the_class() -> 
     assert [(stage.name, stage.partitions, stage.key) for stage in plan.stages] == [
         ("Sessions", 2, ("user",)), ("Sessions#2", 2, ("user",)), ("Least", 32, ("user",)),
     ]  # fmt: skip
-    assert [stage.make().gap for stage in plan.stages[:2]] == [30, 60]
+    assert [stage.make().gap for stage in list(plan.stages)[:2]] == [30, 60]
     assert repr(flow.inputs[0].stage) == "<flux stage Sessions(gap=30)>"
 
 

@@ -124,6 +124,7 @@ EVERYTHING: Statistics = {
     "counters": {"stale": 8},
     "stages": [
         {
+            "stage": 0,
             "primaries": [PrimaryRows(0, 1, 2, 1)],
             "queued": 9,
             "busy_s": 0.5,

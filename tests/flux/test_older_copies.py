@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import flux
 from controller.operate.cli import app
-from flux.dataflow.plan import Forgotten
+from flux.dataflow.plan import ById, Forgotten
 from flux.dataflow.sink import SinkAhead
 from flux.errors import QueryFailed
 from flux.replica.order_log import OrderLog
@@ -230,7 +230,7 @@ class Gives(Slow):
 def test_a_worker_says_where_the_order_of_the_vault_ends_before_anything_new(checkpoints: float) -> None:
     made = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives), checkpoint_interval=checkpoints)
     stage = replace(made.stages[0], sink=Strict("noted"))
-    both = Both(replace(made, stages=(stage,), durable=True))
+    both = Both(replace(made, stages=ById([stage]), durable=True))
     first = both.worker.leaving.outside = Noted()
     both.show(table(0, 0, 0))
     both.greet(0, 0)
@@ -257,7 +257,7 @@ def test_a_worker_says_where_the_order_of_the_vault_ends_before_anything_new(che
 def test_a_location_that_was_set_back_knows_of_less_than_was_shown(loss: str) -> None:
     made = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives), checkpoint_interval=3600.0)
     stage = replace(made.stages[0], sink=Strict("set back"))
-    both = Both(replace(made, stages=(stage,), durable=True))
+    both = Both(replace(made, stages=ById([stage]), durable=True))
     first = both.worker.leaving.outside = Noted()
     both.show(table(0, 0, 0))
     both.greet(0, 0)
@@ -285,7 +285,7 @@ def test_a_location_that_was_set_back_knows_of_less_than_was_shown(loss: str) ->
 def test_a_location_gets_no_new_steps_before_its_sink_is_compared_so_each_later_start_is_refused_too() -> None:
     made = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives), checkpoint_interval=3600.0)
     stage = replace(made.stages[0], sink=Strict("refused again"))
-    both = Both(replace(made, stages=(stage,), durable=True))
+    both = Both(replace(made, stages=ById([stage]), durable=True))
     both.worker.leaving.outside = Noted()
     both.show(table(0, 0, 0))
     both.greet(0, 0)

@@ -241,7 +241,7 @@ def test_comparisons_that_are_left_out_are_reported() -> None:
     assert core.reading.not_compared() == []
     streams.producers[0].earlier.left_out = 3
     assert core.reading.not_compared() == [NotCompared(0, 0, 3)]
-    counts = SourceCounts(1, "not_compared")
+    counts = SourceCounts(range(1), "not_compared")
     counts.note({0: stats(core)})
     assert counts.of(0) == 3
 

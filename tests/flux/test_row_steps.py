@@ -294,7 +294,7 @@ def test_a_row_without_an_answer_is_an_error_that_names_its_place_and_no_stream_
 
 
 def outlet(*, may_lose: bool = False) -> EdgeOutput:
-    (edge,) = compiled(totals(same(source()).where(above(3)))).edges[1:]
+    _, edge = compiled(totals(same(source()).where(above(3)))).edges
     return EdgeOutput(Producer(StreamId(1, 0), 0, 2, 1 << 20, 1.0, may_lose=may_lose), edge)
 
 

@@ -222,8 +222,8 @@ def run(
     plan = planned(first, behind, source=source, **options)
     if kind is not Sums:
         schema = Numbered.schema if schema is None else schema
-        stages = replace(plan.stages[0], make=kind, output_schema=schema), *plan.stages[1:]
-        edges = plan.edges[0], replace(plan.edges[1], schema=schema)
+        stages = plan.stages.with_part(replace(plan.stages[0], make=kind, output_schema=schema))
+        edges = plan.edges.with_part(replace(plan.edges[1], schema=schema))
         plan = replace(plan, stages=stages, edges=edges)
     core = worker(plan)
     for now in range(200):

@@ -178,7 +178,7 @@ class Dearest(flux.Aggregate):
 def test_columns_that_are_given_on_and_looked_at_nowhere_do_not_travel(flow: Any, travels: list[str]) -> None:
     plan = compiled(Dearest(flow))
     first, _ = plan.stages
-    to_first, to_behind = plan.edges[0], plan.edges[-1]
+    to_first, *_, to_behind = plan.edges
     assert to_first.schema.names == first.schemas[0].names == travels
     assert to_first.schema.field(to_first.key[0]).name == first.key[0]
     assert to_behind.schema.names == ["user", "price", "ts"]

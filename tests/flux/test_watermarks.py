@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from flux.dataflow.plan import EventTime, FromSource, Plan, Timed
+from flux.dataflow.plan import ById, EventTime, FromSource, Plan, Timed
 from flux.dataflow.source_reader import FunctionReader, opened
 from flux.errors import ProtocolError
 from flux.exchange.producer import ToWorker
@@ -86,10 +86,10 @@ def timed(
     first = plan.edges[0]
     assert isinstance(first, FromSource)
     edges = [replace(first, timed=Timed.ON_TIME, states=True, quantum=10)]
-    edges += [replace(edge, states=True) for edge in plan.edges[1:]]
+    edges += [replace(edge, states=True) for edge in list(plan.edges)[1:]]
     stages = [replace(stage, timed_inputs=(0,)) for stage in plan.stages]
     settings = replace(plan.settings, watermark_drift=drift / 1e6)
-    return replace(plan, sources=(source,), stages=tuple(stages), edges=tuple(edges), settings=settings)
+    return replace(plan, sources=ById([source]), stages=ById(stages), edges=ById(edges), settings=settings)
 
 
 class Counting:

@@ -13,7 +13,7 @@ import flux
 from controller.planning.compiler import compile_plan
 from flux.arguments import STEPS
 from flux.dataflow.flow import Flow, Stage
-from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.plan import ById, Plan, StagePlan
 from flux.dataflow.sink import QueryReaders
 from flux.dataflow.source import DataFrameSource, Source
 from flux.operators.operator import says_needs
@@ -327,7 +327,7 @@ def bounded(flow: Dataflow, rng: random.Random, share: float = BOUNDED_SHARE) ->
 def with_standbys(flow: Dataflow, rng: random.Random, share: float) -> Dataflow:
     """With standbys in place of secondaries in a ``share`` of the stages that have any; where the operator allows it, these may
     be of the kind "upstream"."""
-    stages = tuple(
+    stages = ById[StagePlan](
         replace(stage, recovery=_standby_of(stage, rng))
         if rng.random() < share and stage.replicas > 1 and not stage.collects and stage.order == STEPS
         else stage
@@ -457,7 +457,7 @@ def draw(
         SECRET,
         builder.collect,
     )
-    plan = replace(plan, stages=tuple(_in_small_chunks(stage) for stage in plan.stages))
+    plan = replace(plan, stages=ById(_in_small_chunks(stage) for stage in plan.stages))
     sources = {node.name: node.data for node in builder.nodes if node.data is not None}
     return Dataflow(
         plan,

@@ -100,8 +100,8 @@ class Operators:
         assert controller.table is not None
         moves = []
         for _ in range(rng.choice([1, 1, 1, 4])):
-            stage = rng.randrange(len(controller.plan.stages))
-            partition = rng.randrange(controller.plan.stages[stage].partitions)
+            chosen = list(controller.plan.stages)[rng.randrange(len(controller.plan.stages))]
+            stage, partition = chosen.id, rng.randrange(chosen.partitions)
             source = rng.choice(controller.table.stages[stage][partition]).worker
             target = ANYWHERE if rng.random() < 0.2 else self._target(stage, partition, source)
             move = Move(stage, partition, source, target)

@@ -37,7 +37,7 @@ class Protects:
         sim, rng = self.sim, self._rng
         if sim.controller.phase != "running":
             return
-        stage = rng.randrange(len(sim.plan.stages))
+        stage = list(sim.plan.stages)[rng.randrange(len(sim.plan.stages))].id
         replicas = rng.choice([None, *range(1, REPLICAS_MAX + 1)])
         recovery = rng.choice([None, ACTIVE, STANDBY, STANDBY])
         if recovery == STANDBY and isinstance(sim.plan.stages[stage].make(), Replaying) and rng.random() < 0.7:

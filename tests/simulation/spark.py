@@ -68,7 +68,8 @@ class Spark:
     def attempt(self, job: SparkJob, partition: int) -> None:
         if self.controller.phase == "ended" or partition in job.done:
             return
-        data = self.sim.dataflow.sources[job.source]
+        sources = zip(self.plan.sources, self.sim.dataflow.sources, strict=True)
+        data = next(data for source, data in sources if source.id == job.source)
         version = min(job.attempts[partition], 1) if self.world.chance(0.8) else 0
         self.versions.setdefault((data.name, partition), set()).add(version)
         job.attempts[partition] += 1

@@ -73,9 +73,10 @@ class StallWatch:
         ] = {}  # id of a full replica -> how far those have got that read from it, as of this look
         sources = zip(sim.plan.sources, sim.dataflow.sources, strict=True)
         partitions = {source.id: len(data.batches) for source, data in sources}
-        self._producers = [
-            partitions[edge.source] if isinstance(edge, FromSource) else edge.producers for edge in sim.plan.edges
-        ]
+        self._producers = {
+            edge.id: partitions[edge.source] if isinstance(edge, FromSource) else edge.producers
+            for edge in sim.plan.edges
+        }
         sim.world.after(LOOK_S, self._look)
 
     @property

@@ -173,7 +173,7 @@ class Strikes:
         return all(
             any(r.worker in well and self.controller.repairs.safety.is_safe(stage, partition, r) for r in replicas)
             for stage, partitions in enumerate(table.stages)
-            if self.controller.phase != "finished" or self.plan.stages[stage].collects
+            if partitions and (self.controller.phase != "finished" or self.plan.stages[stage].collects)
             for partition, replicas in enumerate(partitions)
         )
 

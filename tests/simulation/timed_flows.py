@@ -18,7 +18,7 @@ import flux
 from controller.planning.compiler import compile_plan
 from flux.arguments import MARKS
 from flux.dataflow.flow import Flow, Stage
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import ById, Plan
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import QueryReaders
 from flux.dataflow.source import DataFrameSource, RowStart, Source
@@ -629,7 +629,7 @@ def _believing(plan: Plan, sources: list[Any]) -> Plan:
         else replace(source, event_time=replace(source.event_time, believed_after=data.believed_after))
         for source, data in zip(plan.sources, sources, strict=True)
     ]
-    return replace(plan, sources=tuple(made))
+    return replace(plan, sources=ById(made))
 
 
 def with_checkpoints(flow: Dataflow) -> Dataflow:

@@ -156,7 +156,7 @@ def computed(spark: Any, flow: Any) -> pa.Table:
     given: dict[int, list[pa.RecordBatch]] = {}
     for stage in plan.stages:
         given[stage.id] = list(stage_output(plan, stage, read, given))
-    last = plan.stages[-1]
+    *_, last = plan.stages
     return pa.Table.from_batches(given[last.id], schema=last.output_schema)
 
 
