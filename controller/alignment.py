@@ -3,14 +3,16 @@
 Workers report the watermark of each partition that they read. The answer to a report has the least watermark of the partitions
 that other workers read. So a lost answer is repeated, and no further message is needed. The driver alone hears
 of all partitions.
+
+``StateStop`` lets all readers stand still that are ahead, while the state of some worker is beyond its limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flux.windows.window import NEVER
+from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.statistics import SourceTime, holds_back
 
 
@@ -43,3 +45,21 @@ class Alignment:
     def of_others(self, worker: int) -> int:
         """Return the least watermark of the partitions that other workers read; ``NEVER``: none of these holds another back."""
         return next((watermark for watermark, of in self._least if of != worker), NEVER)
+
+
+class StateStop:
+    """The event time at which readers stand still, while the state of a worker is beyond ``spark.flux.availability.maxState``
+    (design: state-stop). It is that of the foremost partition when the limit was reached, so that the missing ones, when they are
+    back, may come up to it without a stop."""
+
+    def __init__(self) -> None:
+        #: ``END_OF_TIME``: all go on.
+        self.at = END_OF_TIME
+
+    def look(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        """Take the newest statistics of all workers."""
+        if not any(stats.get("state_full") for stats in workers):
+            self.at = END_OF_TIME
+        elif self.at == END_OF_TIME:
+            times = [SourceTime(*told).watermark for stats in workers for told in stats.get("times", ())]
+            self.at = max((time for time in times if NEVER < time < END_OF_TIME), default=END_OF_TIME)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from controller.alignment import Alignment
+from controller.alignment import Alignment, StateStop
 from controller.balance.load import Loads, LoadTable, Move, Suggestion
 from controller.balance.rounds import Rounds
 from controller.decide.balancer import Balancer
@@ -74,7 +74,7 @@ class Controller:
         self.plan = plan
         self.refused = 0
         self.inputs = InputRows()
-        self.alignment = Alignment(plan.settings.watermark_drift > 0)
+        self.alignment, self.state_stop = Alignment(plan.settings.watermark_drift > 0), StateStop()
         self.board = board = Board(plan)
         self.places = places = Slots(slots)
         self.repairs = repairs = AdditionTracker(plan, board.events, board.wishes)
@@ -216,7 +216,8 @@ class Controller:
                 self.board.end(rebuilt(message.kind, message.message, message.traceback))
 
     def _seen(self, node: int) -> HeartbeatSeen:
-        return HeartbeatSeen(epoch=self.table.epoch if self.table else -1, others_at=self.alignment.of_others(node))
+        epoch = self.table.epoch if self.table else -1
+        return HeartbeatSeen(epoch=epoch, others_at=self.alignment.of_others(node), stands_at=self.state_stop.at)
 
     def _count(self, member: Member, stats: dict[str, Any], now: float) -> None:
         if member.about.role == "worker":
@@ -277,6 +278,7 @@ class Controller:
 
     def on_tick(self, now: float) -> list[Tell]:
         self.alignment.look()
+        self.state_stop.look([member.stats for member in self.members.workers.values()])
         if self.losses.waiting is not None:
             self.losses.look_for_others(len(self.places.open), self._start, now)
         elif self.phase == QueryPhase.STARTING and now > self._deadline:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flux.dataflow.availability import HOP_US, PACE_US, Availability, of_settings
+from controller.planning.event_time_edges import window_of
+from flux.dataflow.availability import FORFEIT, HOP_US, PACE_US, STOP, Availability, of_settings
 from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromSource, FromStage, SourcePlan, StagePlan
 from flux.errors import UsageError
 from flux.operators.aggregate import Aggregate
@@ -73,10 +74,46 @@ def with_availability(
     reached = _sources(found, edges)
     for number in sorted(reached):
         _check_source(sources[number])
+    if settings.availability_overflow == FORFEIT:
+        _forfeiting(found, sources, stages, edges)
     return (
         [replace(source, may_be_silent=source.id in reached) for source in sources],
         [replace(stage, availability=found.get(stage.id)) for stage in stages],
     )
+
+
+def _forfeiting(
+    found: dict[int, Availability],
+    sources: Sequence[SourcePlan],
+    stages: Sequence[StagePlan],
+    edges: Sequence[EdgePlan],
+) -> None:
+    """Let the stages forfeit that can: windows that read sources themselves (design: forfeit). UsageError: there are none."""
+    able = set()
+    for stage in stages:
+        mine = [edges[number] for number in stage.edges_in]
+        if stage.id in found and window_of(chain_of(stage.make())[0]) is not None:
+            idle = [
+                sources[edge.source]
+                for edge in mine
+                if isinstance(edge, FromSource) and (time := sources[edge.source].event_time) is not None and time.idle
+            ]
+            if idle:
+                raise UsageError(
+                    f"source {idle[0].name} has idle=, and availability_overflow='forfeit' closes the windows of stage "
+                    f"{stage.name} without a partition, too, after a while: rows that are left out could not be told apart. "
+                    "Leave one of them out"
+                )
+            if all(isinstance(edge, FromSource) for edge in mine) and not stage.at_marks:
+                able.add(stage.id)
+    if not able or any(each.max_state is None for each in found.values()):
+        raise UsageError(
+            "availability_overflow='forfeit' closes windows without the inputs that are missing when the state of a worker is "
+            "beyond availability_max_state, so it needs that limit, as in availability_max_state='1g', and a stage with windows, "
+            "not with order='marks', whose inputs are sources: conditions and columns in front of it are where(...) and "
+            "select(...) of the source"
+        )
+    found |= {stage: replace(each, overflow=FORFEIT if stage in able else STOP) for stage, each in found.items()}
 
 
 def _may_show(stage: StagePlan) -> bool:

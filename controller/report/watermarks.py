@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from flux.dataflow.plan import FromMicroBatches, FromSource, FromStage, Plan, SourcePlan, WorkerSourcePlan
 from flux.windows.durations import words
 from flux.windows.window import FIRST_VERSION, NEVER
-from flux.wire.statistics import ReaderState, SourceTime, StageTime
+from flux.wire.statistics import Forfeited, ReaderState, SourceTime, StageTime
 
 #: Least number of late rows, and their share of all rows since the last look, at which a partition is told of.
 LATE_ROWS, LATE_SHARE = 100, 0.5
@@ -55,13 +55,20 @@ class EventTimes:
     #: By source and partition: rows and late rows at the last look.
     _late: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     _told_late: set[tuple[int, int]] = field(default_factory=set)
+    #: By stage and partition: windows that were closed without some inputs.
+    _forfeits: dict[tuple[int, int], Forfeited] = field(default_factory=dict)
+    #: By stage: the starts of the times that were told.
+    _told_forfeits: dict[int, int] = field(default_factory=dict)
+    #: The state of a worker is beyond its limit, so that the other inputs stand still; and that was told.
+    _full = _told_full = False
 
     def note(self, workers: Iterable[Mapping[str, Any]]) -> None:
         """Take the newest statistics of each worker. While a partition passes to another worker, both may report it; the one that
         is farther counts. While it is on none, its last report stands."""
         sources: dict[tuple[int, int], SourceTime] = {}
         stages: dict[tuple[int, int], StageTime] = {}
-        for stats in workers:
+        told_by = list(workers)
+        for stats in told_by:
             for told in stats.get("times", ()):
                 time = SourceTime(*told)
                 known = sources.setdefault((time.source, time.partition), time)
@@ -75,6 +82,14 @@ class EventTimes:
                         stages[stage, at.partition] = at
         self._sources |= sources
         self._stages |= stages
+        self._full = any(stats.get("state_full") for stats in told_by)
+        for stats in told_by:
+            for counts in stats.get("stages", ()):
+                for told in counts.get("forfeits", ()):
+                    forfeited = Forfeited(*told)
+                    key = counts.get("stage", -1), forfeited.partition
+                    if key not in self._forfeits or forfeited[2:] >= self._forfeits[key][2:]:
+                        self._forfeits[key] = forfeited
 
     # ---- sources
 
@@ -125,7 +140,16 @@ class EventTimes:
         }
         if least < FIRST_VERSION and (holder := self._holder(stage)):
             entry["heldBackBy"] = holder
+        if forfeits := self._forfeits_of(stage):
+            entry["incomplete"] = {
+                "from": shown(min(each.start for each in forfeits)),
+                "to": shown(max(each.through for each in forfeits)),
+            }
+            entry["forfeitedRows"] = sum(each.rows for each in forfeits)
         return {"eventTime": entry}
+
+    def _forfeits_of(self, stage: int) -> list[Forfeited]:
+        return [each for (of, _), each in self._forfeits.items() if of == stage]
 
     def _of_stage(self, stage: int) -> list[StageTime]:
         return [time for (of, _), time in sorted(self._stages.items()) if of == stage]
@@ -178,6 +202,7 @@ class EventTimes:
         """Return warnings, each with the name of its stage or empty: of watermarks that have stood still for this time while rows
         came, and of partitions of which most rows are late. Each is given once. ``rows_in``: by stage, the applied rows."""
         found = [("", text) for text in self._late_partitions()]
+        found += self._overflows()
         for stage in self.plan.stages:
             mine = self._of_stage(stage.id) if stage.timed_inputs else []
             if not mine:
@@ -200,6 +225,29 @@ class EventTimes:
             + ". If a partition may be without rows for long, say after which time the others go on without it: "
             "withWatermark(..., idle='1 minute')"
         )
+
+    def _overflows(self) -> Iterable[tuple[str, str]]:
+        """Yield warnings of state beyond ``spark.flux.availability.maxState``."""
+        for stage in self.plan.stages:
+            forfeits = self._forfeits_of(stage.id)
+            start = max((each.start for each in forfeits), default=NEVER)
+            if forfeits and self._told_forfeits.get(stage.id) != start:
+                self._told_forfeits[stage.id] = start
+                behind = [self.plan.stages[self.plan.edges[edge].consumer].name for edge in stage.edges_out]
+                yield (
+                    stage.name,
+                    f"windows from {shown(start) or 'the first one'} on are closed without inputs that do not answer, because "
+                    "the state of a worker is beyond spark.flux.availability.maxState: these results are incomplete for good"
+                    + (f", and so are those of {', '.join(behind)}" if behind else "")
+                    + ", and rows that come for them later are left out (forfeitedRows)",
+                )
+        if self._full and not self._told_full:
+            yield (
+                "",
+                "the state of a worker is beyond spark.flux.availability.maxState while an input is missing: the other inputs "
+                "stand still until it is back. With availability_overflow='forfeit' windows would close without it",
+            )
+        self._told_full = self._full
 
     def _late_partitions(self) -> Iterable[str]:
         for key, time in self._sources.items():

@@ -17,7 +17,7 @@ from flux.windows.durations import UNITS, microseconds, words
 #: none but the first.
 POLICIES = ("process", "delay", "suspend")
 #: Answers to state that has reached its limit while an input is missing: its sources stand still, or windows close without it.
-OVERFLOWS = ("stop", "forfeit")
+STOP, FORFEIT = OVERFLOWS = ("stop", "forfeit")
 #: Answers to the loss of the only copy of a partition: the query ends, or the partition begins empty and says so.
 LOSSES = ("fail", "converge")
 #: The longest bound. A result that is a day old is no answer to a failure.
@@ -81,4 +81,9 @@ def bound_of_stage(given: Any) -> int | None:
 def of_settings(settings: Settings, bound_us: int | None = None) -> Availability | None:
     """Return the availability of a stage that asks for a bound of its own, or for none. None: it has no availability."""
     bound = round(settings.availability * 1e6) if bound_us is None else bound_us
-    return Availability(bound, settings.availability_failure, settings.availability_stabilization) if bound else None
+    if not bound:
+        return None
+    return Availability(
+        bound, settings.availability_failure, settings.availability_stabilization, settings.availability_overflow,
+        settings.availability_max_state or None,
+    )  # fmt: skip

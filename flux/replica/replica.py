@@ -24,7 +24,7 @@ from flux.operators.batches import given_batches
 from flux.operators.operator import Batches, Context, Operator, move_watermarks, note_of_output
 from flux.operators.user_code import closed
 from flux.replica.deltas import DeltaTracker
-from flux.replica.event_clock import EventClock
+from flux.replica.event_clock import EventClock, Forfeits
 from flux.replica.kinds import ReplicaKind, active, compared
 from flux.replica.order_log import NO_CLAIM, OrderClaim, OrderLog, OwnOrder
 from flux.replica.output import EdgeOutput, ReplicaOutput
@@ -42,6 +42,7 @@ log = logging.getLogger("flux")
 EXTRA = 1 << 32
 #: Kinds of steps under module names, because they are looked up often.
 _TICK, _FINISH, _WATERMARK = StepKind.TICK, StepKind.FINISH, StepKind.WATERMARK
+_FORFEIT = StepKind.FORFEIT
 
 
 class Replica:
@@ -124,6 +125,8 @@ class Replica:
         self.clock = EventClock(len(stage.edges_in), stage.timed_inputs) if stage.timed_inputs else None
         if self.clock is not None:
             self.context.watermarks = list(self.clock.ordered)
+        #: The event time of which it has given results without some streams.
+        self.forfeits = Forfeits()
         self.waits = StepQueue(self.key, stage.edges_in, self.context.timers, limits, self.where, self.clock)
         self.add: Callable[[Slice], None] = self.waits.add
         self._waiting = self.waits.by_stream
@@ -202,6 +205,7 @@ class Replica:
             **({} if self.steady else {"steady": False}),
             **({"gone": list(self.gone)} if self.gone else {}),
             **({"left out before": list(self.left_out_before)} if any(self.left_out_before) else {}),
+            **self.forfeits.state(),
         }
 
     def adopt(self, state: dict[str, Any]) -> None:
@@ -226,6 +230,7 @@ class Replica:
             self.waits.latest = self.context.now
             if self.clock is not None:
                 self.clock.lead(self.context.watermarks, ())
+        self.forfeits.adopt(state.get("forfeits"))
         self.follow()
         self.release()
 
@@ -408,7 +413,9 @@ class Replica:
             return self.guard.process(step)
         if kind is _TICK:
             return self._fired()
-        if kind is _WATERMARK:
+        if kind is _WATERMARK or kind is _FORFEIT:
+            if kind is _FORFEIT:
+                self.forfeits.close(self.context.watermark, min(step.entry.watermarks), self.left_out()[0])
             return move_watermarks(self.operator, self.context, step.entry.watermarks)
         if kind is _FINISH:
             self.context.timers.replace({})
@@ -470,12 +477,14 @@ class Replica:
         if step.slices:
             self.guard.prove(first=not self.rows_in)
             self.rows_in += 0 if step.rows is None else step.rows.num_rows
+            if self.forfeits.spans and self.forfeits.counts(self.context.watermark):
+                self.forfeits.count(self.left_out()[0])
         elif kind is _FINISH:
             output.finish(step.entry.created)
             self.finished = True
-        elif kind is _WATERMARK:
+        elif kind is _WATERMARK or kind is _FORFEIT:
             self._state_watermark(step.number)
-        vain = kind is _FINISH or (kind is _WATERMARK and not output.given)
+        vain = kind is _FINISH or (kind.moves_watermarks and not output.given)
         if self.may_lose and output.given != 1 and not step.gone and not vain:
             words = bool(step.slices) and step.rows is None
             self.steady = self.steady and (words or step.number < output.silent)

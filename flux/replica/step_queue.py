@@ -43,8 +43,11 @@ PASSED_MAX = 256
 UNCOMMITTED_MAX = 1024
 #: Kinds of steps under module names, because they are looked up often.
 _SLICES, _TICK, _FINISH, _WATERMARK = StepKind.SLICES, StepKind.TICK, StepKind.FINISH, StepKind.WATERMARK
+_FORFEIT = StepKind.FORFEIT
 #: The method of an operator that a step calls, by the kind of the step.
-_METHODS = {_SLICES: "process", _TICK: "on_timer", _FINISH: "finish", _WATERMARK: "on_watermark"}
+_METHODS = {
+    _SLICES: "process", _TICK: "on_timer", _FINISH: "finish", _WATERMARK: "on_watermark", _FORFEIT: "on_watermark",
+}  # fmt: skip
 
 
 class ReplicaStep(msgspec.Struct, frozen=True):
@@ -167,13 +170,15 @@ class StepQueue:
             if self._timers.next <= now:
                 now = self.latest  # timers that are due since then come after this step, so it is not later
         if self.watermark_due(order):
-            return self._append(order, now, [], _WATERMARK)
+            assert self._clock is not None
+            return self._append(order, now, [], _FORFEIT if self._clock.forfeits else _WATERMARK)
         chosen = self.choose(self._limits.step_max_rows, busy_s)
         assert chosen or self.all_ended
         return self._append(order, now, chosen, _SLICES if chosen else _FINISH)
 
     def _append(self, order: OrderLog, now: float, chosen: list[Slice], kind: StepKind) -> OrderEntry:
-        self.latest, self.ticked, self.marked = max(now, self.latest), kind is _TICK, kind is _WATERMARK
+        marks = kind is _WATERMARK or kind is _FORFEIT
+        self.latest, self.ticked, self.marked = max(now, self.latest), kind is _TICK, marks
         watermarks = self._clock.take() if self._clock is not None and self.marked else []
         entry = entry_of(chosen, self.latest, kind, watermarks)
         order.append(entry)

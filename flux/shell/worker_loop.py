@@ -277,6 +277,7 @@ class WorkerLoop:
         elif isinstance(command, HeartbeatSeen):
             self._newest.heard_of(command.epoch)
             core.reading.align(command.others_at)
+            core.reading.stand(command.stands_at)
             self._ask_for_table(core, now)
         elif isinstance(command, EdgeComplete):
             core.on_edge_complete(command.edge, command.producers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flux.windows.window import NEVER
+from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.frames import Id, Natural, Sequence, Time
 from flux.wire.statistics import Statistics
 from partitioning.table import Table, TableChange
@@ -137,6 +137,8 @@ class HeartbeatSeen(Control, frozen=True):
     #: The least watermark of the partitions of sources that other workers read (design: alignment); the least time: there is none
     #: to wait for.
     others_at: Time = NEVER
+    #: Readers that results go on without, and whose watermark is above this, stand still (design: state-stop).
+    stands_at: Time = END_OF_TIME
 
 
 class TableSeen(Control, frozen=True):

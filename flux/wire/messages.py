@@ -277,6 +277,12 @@ class StepKind(IntEnum):
     FINISH = 2
     #: A watermark that has risen.
     WATERMARK = 3
+    #: A watermark that goes past streams that do not answer: rows that they bring for the time below it are left out.
+    FORFEIT = 4
+
+    @property
+    def moves_watermarks(self) -> bool:
+        return self in (StepKind.WATERMARK, StepKind.FORFEIT)
 
 
 class OrderEntry(msgspec.Struct, frozen=True, array_like=True):

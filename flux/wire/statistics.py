@@ -164,6 +164,17 @@ class TentativeReport(NamedTuple):
     revised: Natural = 0
 
 
+class Forfeited(NamedTuple):
+    """Event time of which a primary on this worker has given results without some of its streams."""
+
+    partition: Natural
+    #: The newest span.
+    start: Time
+    through: Time
+    #: Rows that came for any such time later, and were left out.
+    rows: Natural
+
+
 class Lag(NamedTuple):
     """Distance of a live replica from its primary, which reports it."""
 
@@ -269,6 +280,7 @@ class StageStatistics(TypedDict, total=False):
     checkpoints: list[KeptCheckpoint]
     #: For stages with event time.
     times: list[StageTime]
+    forfeits: list[Forfeited]
     #: Estimated time that the standby farthest behind a primary of this worker would need to repeat its steps.
     replay_s: float
     #: As ``replay_s``, but from a checkpoint location after the loss of all workers.
@@ -295,6 +307,8 @@ class Statistics(TypedDict, total=False):
     #: For sources with event time.
     times: list[SourceTime]
     silent: list[SilentStream]
+    #: The state of replicas with availability is beyond its limit here, and the other inputs are to stand still.
+    state_full: bool
     #: How often the logs have been emptied (``flux.worker.core``).
     drained: Natural
     #: Replicas elsewhere, by their primaries here.

@@ -395,7 +395,7 @@ class WorkerCore:
         stage = self.plan.stages[item.stage]
         inputs = len(stage.edges_in) if stage.timed_inputs else 0
         for number, entry in enumerate(item.entries, item.first):
-            moves = entry.kind is StepKind.WATERMARK
+            moves = entry.kind.moves_watermarks
             if len(entry.watermarks) != (inputs if moves else 0) or (moves and not inputs):
                 raise ProtocolError(
                     f"stage {stage.name}, partition {item.partition}: step {number} of kind {entry.kind.name} has "
@@ -507,7 +507,7 @@ class WorkerCore:
             self._tick_at = min(self._tick_at, replica.timer_at)
         if replica.order.peers:
             # Results of windows come at once, and seldom: they do not wait until the order has company.
-            ends = step.entry.kind is StepKind.WATERMARK and replica.output.given > 0
+            ends = step.entry.kind.moves_watermarks and replica.output.given > 0
             self.order_exchange.tell(replica.key, at_once=ends)
         if replica.clock is not None and replica.primary:
             self.watermarks.note(replica.stage.id, now)

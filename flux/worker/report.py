@@ -16,6 +16,7 @@ from flux.replica.replica import Replica
 from flux.state.standby import Standby
 from flux.wire.statistics import (
     TOLD_SHARE,
+    Forfeited,
     KeptCheckpoint,
     Lag,
     Load,
@@ -57,6 +58,7 @@ def stats(core: WorkerCore) -> Statistics:
         "lost_rows": lost_rows(core),
         "times": core.reading.times(),
         "silent": silent(core.reading),
+        "state_full": core.watermarks.limit.stops,
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
         "unapplied": unapplied(core),
@@ -201,6 +203,11 @@ def _of_stages(core: WorkerCore) -> list[StageStatistics]:
                 "vault_replay_s": round(max((_replay_s(replica, True) for replica in mine.values()), default=0.0), 3),
                 "kept_bytes": logged[stage.id],
                 "times": core.watermarks.times(stage.id),
+                "forfeits": [
+                    Forfeited(partition, *replica.forfeits.spans[-1], replica.forfeits.rows)
+                    for partition, replica in mine.items()
+                    if replica.primary and replica.forfeits.spans
+                ],
             }
         )
     return found

@@ -32,7 +32,7 @@ from flux.exchange.source_streams import ReaderPosition, SourceStreams, packed, 
 from flux.operators.batches import conform, split
 from flux.operators.plain_columns import plain_batch
 from flux.operators.user_code import closed, described, raised_by_user, text_of, user_traceback
-from flux.windows.window import NEVER
+from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.pulse import KIND, PARTITION, READS, TURN, WHAT, Note
 from flux.wire.statistics import BadRecords, NotCompared, ReaderState, SourceLag, SourceTime, holds_back
 from flux.worker.pacing import SMALL_ROWS as SMALL_STEP_ROWS
@@ -136,6 +136,8 @@ class SourceScheduler:
         self._drift = round(plan.settings.watermark_drift * 1e6)
         #: The least watermark of the partitions that other workers read; NEVER: there is none to wait for.
         self._others_at = NEVER
+        #: Readers that results go on without stand still above this watermark.
+        self._stands_at = END_OF_TIME
         #: Readers with a watermark above this wait for others (design: alignment); None: none does.
         self.aligned_to: int | None = None
         #: Wakes the thread that waits until ``due``; may be called by any thread. None: there is no such thread.
@@ -199,7 +201,7 @@ class SourceScheduler:
             return False
         if not streams.start_known and not streams.find_start():
             return False
-        if self.stopped or self._is_ahead(streams):
+        if self.stopped or self._is_ahead(key, streams):
             return streams.comes_again(len(self.open[key].small) if key in self.open else 0)
         return True
 
@@ -219,15 +221,31 @@ class SourceScheduler:
         least += [time.watermark for time in self.times() if holds_back(time)]
         self.aligned_to = min(least) + self._drift if least else None
         for key, streams in self.sources.items():
-            if self._is_ahead(streams):
+            if self._is_ahead(key, streams):
                 if key in self.open:
                     self.open[key].quiet = None
                 streams.wake_up()
 
-    def _is_ahead(self, streams: SourceStreams) -> bool:
+    def _is_ahead(self, key: SourcePartition, streams: SourceStreams) -> bool:
         """Tell whether a source is too far ahead of others."""
         to, timed = self.aligned_to, streams.timed
-        return to is not None and timed is not None and timed.watermark > to
+        if timed is None:
+            return False
+        if timed.watermark > self._stands_at and self.about(key).may_be_silent:
+            return True
+        return to is not None and timed.watermark > to
+
+    def stand(self, at: int) -> None:
+        """Let readers that results go on without stand still while their watermark is above ``at`` (design: state-stop). They may
+        have rows, so they are not idle."""
+        if at == self._stands_at:
+            return
+        self._stands_at = at
+        for key, streams in self.sources.items():
+            if self._is_ahead(key, streams):
+                if key in self.open:
+                    self.open[key].quiet = None
+                streams.wake_up()
 
     def due(self, now: float) -> float:
         """Return the time at which to read again; infinite while nothing may be read, because only a message makes room."""
@@ -563,16 +581,16 @@ class SourceScheduler:
         """Return the event times of the partitions that are read here and have some."""
         return [
             SourceTime(
-                *key, timed.watermark, timed.late, timed.late_time, streams.rows, self._state(streams)
+                *key, timed.watermark, timed.late, timed.late_time, streams.rows, self._state(key, streams)
             )
             for key, streams in self.sources.items()
             if (timed := streams.timed) is not None
         ]  # fmt: skip
 
-    def _state(self, streams: SourceStreams) -> ReaderState:
+    def _state(self, key: SourcePartition, streams: SourceStreams) -> ReaderState:
         if streams.ended:
             return ReaderState.ENDED
-        if self._is_ahead(streams) and not streams.comes_again():
+        if self._is_ahead(key, streams) and not streams.comes_again():
             return ReaderState.HELD
         if streams.silent:
             return ReaderState.SILENT

@@ -4,6 +4,8 @@ watermark-statements).
 Each input's watermark is the least over its streams, each bounded by statements that this very partition may go by. It is
 handed to a replica, to be ordered, at once if a window may end by it, otherwise after an interval. All partitions of a stage are
 looked at together, and not for each statement: statements by which nothing can end are told apart by the streams alone.
+
+A stage that forfeits goes past streams that do not move, window by window, while its state is beyond its limit (``StateLimit``).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import inf
 
+from flux.dataflow.availability import FORFEIT
 from flux.dataflow.plan import EdgePlan, FromMicroBatches, Plan, StagePlan
 from flux.exchange.bounds import WatermarkPace
 from flux.exchange.inbound import Inbound, RowSlice, WordSlice
@@ -24,6 +27,34 @@ from partitioning.ids import PartitionKey, StreamId
 #: Seconds between two looks at the streams of a stage; and between two looks at the watermarks of its partitions, for each stream
 #: of each partition, so that a look takes a small part of the time.
 LOOK_S, LOOK_STREAM_S = 0.001, 20e-6
+#: Seconds between two looks at the state of the replicas here, and so between two windows that are closed without a stream.
+STATE_LOOK_S = 0.02
+
+
+class StateLimit:
+    """The limit of the state of a worker's replicas while an input is missing (``spark.flux.availability.maxState``)."""
+
+    def __init__(self, plan: Plan, hosted: HostedReplicas) -> None:
+        self._stages = [stage.id for stage in plan.stages if stage.availability is not None]
+        limits = [stage.availability.max_state for stage in plan.stages if stage.availability is not None]
+        self._bytes_max = next((limit for limit in limits if limit is not None), None)
+        self._hosted = hosted
+        self._look_at = -inf
+        self._over = False
+        self._may_forfeit = any(stage.availability and stage.availability.overflow == FORFEIT for stage in plan.stages)
+
+    @property
+    def stops(self) -> bool:
+        """Whether other inputs are to stand still: the state is beyond its limit, and no stage forfeits."""
+        return not self._may_forfeit and self.over(inf)
+
+    def over(self, now: float) -> bool:
+        """Tell whether the state is beyond its limit. ``now``: infinite for a look at once."""
+        if self._bytes_max is not None and now >= self._look_at:
+            replicas = [each for stage in self._stages for each in self._hosted.of_stage.get(stage, {}).values()]
+            self._over = sum([replica.state_bytes for replica in replicas]) > self._bytes_max
+            self._look_at = now + STATE_LOOK_S if now < inf else self._look_at
+        return self._over
 
 
 class WatermarkScheduler:
@@ -54,6 +85,10 @@ class WatermarkScheduler:
         #: Times of the last looks, by stage: at the streams, and at all partitions.
         self._looked: dict[int, float] = {}
         self._looked_at_all: dict[int, float] = {}
+        self.limit = StateLimit(plan, hosted)
+        #: By replica of a stage that forfeits, while its state is beyond the limit: the bound of each stream, and since when it
+        #: has not moved.
+        self._stands: dict[PartitionKey, dict[StreamId, tuple[int, float]]] = {}
         self.due_at = inf
 
     def note(self, stage: int, now: float) -> None:
@@ -140,7 +175,7 @@ class WatermarkScheduler:
         for number in clock.timed:
             watermarks[number] = max(watermarks[number], self._least(replica, number))
         if watermarks == clock.ordered:
-            return inf
+            return self._forfeit(replica, now)
         before, risen = clock.watermark, min(watermarks)
         pace, at = self._pace[replica.stage.id], clock.offered_at
         fires = risen >= replica.context.event_timers.next
@@ -150,6 +185,54 @@ class WatermarkScheduler:
             clock.offer(watermarks, now)
             self._wake(replica.key)
         return inf
+
+    def _forfeit(self, replica: Replica, now: float) -> float:
+        """Close the oldest window of a replica without the streams that do not move, if the state here is beyond its limit
+        (design: forfeit). Return the time of the next look; infinite: with the next news."""
+        availability, clock, quantum = replica.stage.availability, replica.clock, self._pace[replica.stage.id].quantum
+        if availability is None or availability.overflow != FORFEIT or not self.limit.over(now):
+            self._stands.pop(replica.key, None)
+            return inf
+        assert clock is not None
+        standing, moving = self._standing(replica, now, availability.bound_us / 1e6)
+        target = min([bound for bound in moving if bound < END_OF_TIME], default=NEVER)
+        target = target // quantum * quantum if quantum > 0 and target > NEVER else target
+        if standing and target > clock.watermark:
+            oldest = (clock.watermark // quantum + 1) * quantum if quantum > 0 and clock.watermark > NEVER else target
+            through = min(oldest, target)
+            clock.offer([max(each, through) for each in clock.ordered], now, forfeits=True)
+            self._wake(replica.key)
+        return now + STATE_LOOK_S
+
+    def _standing(self, replica: Replica, now: float, patience_s: float) -> tuple[list[StreamId], list[int]]:
+        """Return the streams that hold a replica back and have not moved for ``patience_s``, and the bounds of the others. If no
+        stream moves, the state does not grow, and there are none. A stream with rows that are here and not ordered moves."""
+        assert replica.clock is not None
+        known, found = self._stands.setdefault(replica.key, {}), {}
+        standing: list[StreamId] = []
+        moving: list[int] = []
+        moves_now = False
+        for number in replica.clock.timed:
+            for edge in self._edges(replica, number):
+                ended, expected = replica.waits.ended[edge.id], replica.waits.expected.get(edge.id)
+                if expected is None:
+                    return [], []
+                for producer in expected:
+                    stream = StreamId(edge.id, producer)
+                    bound = self._bound(replica, stream)
+                    if producer in ended or bound.idle:
+                        continue
+                    before, since = known.get(stream, (bound.watermark, now))
+                    moves = bound.watermark != before or replica.waits.first_unordered(stream) is not None
+                    found[stream] = bound.watermark, now if moves else since
+                    stands = now - found[stream][1] >= patience_s
+                    moves_now |= not stands
+                    if stands and bound.watermark <= replica.clock.watermark:
+                        standing.append(stream)
+                    else:
+                        moving.append(bound.watermark)
+        self._stands[replica.key] = found
+        return (standing, moving) if moves_now else ([], [])
 
     def _least(self, replica: Replica, number: int) -> int:
         """Return the watermark of an input: the least over its streams."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.alignment import Alignment
-from flux.windows.window import NEVER
+from controller.alignment import Alignment, StateStop
+from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.control import Heartbeat, HeartbeatSeen
 from flux.wire.statistics import ReaderState, SourceTime
 from tests.controller.cluster import Cluster
@@ -84,3 +84,18 @@ def test_the_last_report_of_a_lost_reader_stands_until_another_one_reports() -> 
     beat(cluster, 2, at(None, 1))
     cluster.tick(0.1)
     assert beat(cluster, 0, at(100)) == NEVER
+
+
+def test_readers_stand_still_at_the_foremost_partition_until_no_worker_has_too_much_state() -> None:
+    stop = StateStop()
+    reading = {"times": [at(100), at(20, 1)]}
+    stop.look([reading, {"times": [at(90, 2)], "state_full": False}])
+    assert stop.at == END_OF_TIME
+    stop.look([{**reading, "state_full": True}, {"times": [at(110, 2)]}])
+    assert stop.at == 110 * S
+    stop.look([{**reading, "state_full": True}, {"times": [at(150, 2)]}])
+    assert stop.at == 110 * S, "those that were missing come up to it"
+    stop.look([reading])
+    assert stop.at == END_OF_TIME
+    stop.look([{"state_full": True}])
+    assert stop.at == END_OF_TIME, "no partition has a watermark"

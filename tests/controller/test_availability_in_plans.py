@@ -226,6 +226,18 @@ def test_the_clock_and_corrections_exclude_each_other() -> None:
     planned(PerSite(readings(idle="1 second")), availability="3s")
 
 
+def test_windows_over_sources_may_forfeit() -> None:
+    options = {"availability": "3s", "availability_overflow": "forfeit", "availability_max_state": "1m"}
+    plan = planned(Over(PerSite(readings())), **options)
+    assert {stage.name: stage.availability and stage.availability.overflow for stage in plan.stages} == {
+        "PerSite": "forfeit", "Over": "stop",
+    }  # fmt: skip
+    assert {stage.availability and stage.availability.max_state for stage in plan.stages} == {1 << 20}
+    assert "needs that limit" in refusal(PerSite(readings()), **{**options, "availability_max_state": "0"})
+    assert "whose inputs are sources" in refusal(PerSite(cleaned(readings())), **options)
+    assert "has idle=" in refusal(PerSite(readings(idle="1 minute")), **options)
+
+
 def test_values_are_checked_where_they_are_made() -> None:
     for wrong in (
         {"failure": "redo"},

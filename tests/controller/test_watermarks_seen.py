@@ -12,7 +12,7 @@ from controller.report.watermarks import EventTimes
 from flux.dataflow.plan import Plan
 from flux.settings import Settings
 from flux.windows.window import NEVER
-from flux.wire.statistics import ReaderState, SourceTime, StageTime
+from flux.wire.statistics import Forfeited, ReaderState, SourceTime, StageTime
 from flux.worker import report
 from tests.flux.test_watermarks import Windows, rows
 
@@ -108,3 +108,23 @@ def test_a_worker_reports_watermarks_late_rows_and_the_stream_that_is_waited_for
     assert said["times"][0][2:5] == (17, 1, 5)
     assert said["times"][1].watermark == NEVER
     assert {time.producer for time in said["stages"][0]["times"]} >= {1}
+
+
+def test_windows_that_closed_without_an_input_are_told_once_and_counted() -> None:
+    seen = times(SourceTime(0, 0, 90 * S, 0, NEVER, 10, ReaderState.READING), stages=[[StageTime(0, 60 * S, 0, 0)]])
+
+    def note(*told: Forfeited, full: bool = False) -> list[tuple[str, str]]:
+        seen.note([{"stages": [{"stage": 0, "forfeits": list(told)}], "state_full": full}])
+        return seen.warnings([10, 0], 30.0, 0.0)
+
+    ((stage, text),) = note(Forfeited(0, 10 * S, 20 * S, 3), Forfeited(1, 10 * S, 30 * S, 4))
+    assert stage == seen.plan.stages[0].name
+    assert text.startswith("windows from 1970-01-01T00:00:10.000Z on are closed without inputs that do not answer")
+    assert note(Forfeited(0, 10 * S, 25 * S, 5)) == [], "the same failure"
+    about = seen.of_stage(0, 0.0)["eventTime"]
+    assert about["incomplete"] == {"from": "1970-01-01T00:00:10.000Z", "to": "1970-01-01T00:00:30.000Z"}
+    assert about["forfeitedRows"] == 9
+    assert len(note(Forfeited(1, 50 * S, 60 * S, 4))) == 1, "another one"
+    ((_, text),) = note(full=True)
+    assert "the other inputs stand still until it is back" in text
+    assert note(full=True) == []

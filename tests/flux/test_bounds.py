@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from flux.errors import ProtocolError
-from flux.windows.window import NEVER
+from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.codec import decode_answer, decode_asked, decode_command, decode_data, decode_report
 from flux.wire.control import (
     Checkpointed,
@@ -74,6 +74,7 @@ from flux.wire.messages import (
 )
 from flux.wire.statistics import (
     BadRecords,
+    Forfeited,
     KeptCheckpoint,
     Lag,
     Load,
@@ -111,6 +112,7 @@ EVERYTHING: Statistics = {
     "tentative": [TentativeReport(0, 1, ShadowState.UP_FAILURE, 0.5, 2, 3, 4)],
     "times": [SourceTime(0, 1, NEVER, 2, NEVER, 3, ReaderState.IDLE)],
     "silent": [SilentStream(0, 1, 0.5, "its broker does not answer")],
+    "state_full": False,
     "not_compared": [NotCompared(0, 1, 2)],
     "drained": 3,
     "behind": [Lag(0, 1, 2, 3, 4, 0.5, 5, False)],
@@ -139,6 +141,7 @@ EVERYTHING: Statistics = {
             "vault_replay_s": 2.5,
             "kept_bytes": 6,
             "times": [StageTime(0, NEVER, 1, 2, 3, 4)],
+            "forfeits": [Forfeited(0, NEVER, NEVER, 2)],
         }
     ],
     "rss_bytes": 10,
@@ -250,8 +253,8 @@ def test_an_absurd_number_is_refused(decode: Decode, plain: Any, way: tuple[Any,
         return PREFIX + msgspec.msgpack.encode(with_another(plain, way, instead))
 
     decode(sent(number))
-    # A time may be any number of 64 bits, and NEVER stands for a time.
-    for beyond in BELOW if number == CHECKSUM else ABOVE if number == NEVER else BELOW + ABOVE:
+    # A time may be any number of 64 bits; NEVER and END_OF_TIME stand for times.
+    for beyond in BELOW if number == CHECKSUM else ABOVE if number in (NEVER, END_OF_TIME) else BELOW + ABOVE:
         with pytest.raises(ProtocolError, match="malformed"):
             decode(sent(beyond))
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import flux
+from flux.dataflow.availability import Availability
 from flux.dataflow.plan import ById, EventTime, FromSource, Plan, Timed
 from flux.dataflow.source_reader import FunctionReader, opened
 from flux.errors import ProtocolError
@@ -80,6 +81,7 @@ def timed(
     advance: bool = False,
     drift: int = 0,
     may_be_silent: bool = False,
+    availability: Availability | None = None,
 ) -> Plan:
     """Give the source of a plan an event time, whose on-time rows go to the first stage."""
     source = replace(plan.sources[0], event_time=EventTime("ts", 1, delay, idle, advance), may_be_silent=may_be_silent)
@@ -88,6 +90,7 @@ def timed(
     edges = [replace(first, timed=Timed.ON_TIME, states=True, quantum=10)]
     edges += [replace(edge, states=True) for edge in list(plan.edges)[1:]]
     stages = [replace(stage, timed_inputs=(0,)) for stage in plan.stages]
+    stages[0] = replace(stages[0], availability=availability)
     settings = replace(plan.settings, watermark_drift=drift / 1e6)
     return replace(plan, sources=ById([source]), stages=ById(stages), edges=ById(edges), settings=settings)
 

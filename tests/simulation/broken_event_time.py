@@ -239,8 +239,8 @@ def takes_waiting_for_idleness(patch: Patch) -> None:
 
     def broken(self: SourceScheduler) -> None:
         align(self)
-        for streams in self.sources.values():
-            if self._is_ahead(streams) and not streams.idle:
+        for key, streams in self.sources.items():
+            if self._is_ahead(key, streams) and not streams.idle:
                 streams.fall_idle()
 
     patch.setattr(SourceScheduler, "_align", broken)

@@ -133,6 +133,7 @@ class WorkerProcess(Process):
     def on_heartbeat_seen(self, order: HeartbeatSeen) -> None:
         if self.core is not None:
             self.core.reading.align(order.others_at)
+            self.core.reading.stand(order.stands_at)
 
     def on_rejected(self) -> None:
         self.sim.replaced(self)
