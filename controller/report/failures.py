@@ -15,7 +15,7 @@ from typing import Any
 from controller.report.silence import stream_name
 from controller.text import count
 from flux.dataflow.plan import FromStage, Plan
-from flux.wire.statistics import ShadowState, SilentStream, TentativeReport
+from flux.wire.statistics import SilentStream, TentativeReport, TentativeState
 
 #: Seconds for which a failure stays open though no worker reports it. A worker that is lost takes its report with it, and the
 #: shadow of its successor reports later.
@@ -62,7 +62,7 @@ class Availabilities:
             return
         reports = [TentativeReport(*told) for stats in workers for told in stats.get("tentative", ())]
         self._silent = silent
-        self._active = [report for report in reports if report.state != ShadowState.STABLE]
+        self._active = [report for report in reports if report.state != TentativeState.STABLE]
         if self._active:
             since = min(report.since for report in self._active)
             if self._failure is None:
@@ -128,7 +128,7 @@ class Availabilities:
     def _state(self) -> str:
         if self._failure is None:
             return "stable"
-        failing = any(report.state == ShadowState.UP_FAILURE for report in self._active)
+        failing = any(report.state == TentativeState.UP_FAILURE for report in self._active)
         return "tentative" if failing or not self._active else "correcting"
 
     def _windows(self) -> int:

@@ -137,8 +137,8 @@ class StageTime(NamedTuple):
     producer: Id = -1
 
 
-class ShadowState(IntEnum):
-    """The state of the shadow of a partition: whether its results are stable."""
+class TentativeState(IntEnum):
+    """Whether the results of a partition are stable, by its shadow."""
 
     STABLE = 0
     #: An input is missing, and tentative results have been given.
@@ -153,7 +153,7 @@ class TentativeReport(NamedTuple):
 
     stage: Id
     partition: Id
-    state: ShadowState
+    state: TentativeState
     #: The time of its first tentative result in this failure, by the wall clock in seconds since 1970.
     since: float
     #: Ends of windows with tentative results that have no stable ones yet.

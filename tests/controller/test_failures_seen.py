@@ -18,7 +18,7 @@ from controller.report.failures import LOST_S, Availabilities
 from controller.report.metrics import Metrics
 from flux.dataflow.plan import Plan
 from flux.settings import Settings
-from flux.wire.statistics import ShadowState, SilentStream, TentativeReport
+from flux.wire.statistics import SilentStream, TentativeReport, TentativeState
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
 AT = datetime(2026, 11, 27, 12, 1, 7).timestamp()
@@ -41,7 +41,13 @@ def planned(**options: Any) -> Plan:
 
 
 def told(
-    state: ShadowState, windows: int, rows: int, revised: int = 0, partition: int = 0, stage: int = 1, since: float = AT
+    state: TentativeState,
+    windows: int,
+    rows: int,
+    revised: int = 0,
+    partition: int = 0,
+    stage: int = 1,
+    since: float = AT,
 ) -> TentativeReport:
     return TentativeReport(stage, partition, state, since, windows, rows, revised)
 
@@ -59,18 +65,20 @@ def test_a_failure_is_told_from_its_first_tentative_result_to_its_last_correctio
     assert seen(failures, AT)["state"] == "stable"
     entry = seen(
         failures, AT + 1,
-        told(ShadowState.UP_FAILURE, 9, 900, stage=0), told(ShadowState.UP_FAILURE, 41, 1234), silent=[SILENT],
+        told(TentativeState.UP_FAILURE, 9, 900, stage=0), told(TentativeState.UP_FAILURE, 41, 1234), silent=[SILENT],
     )  # fmt: skip
     assert entry["message"] == (
         "tentative since 12:01:07: events/3 is silent (its broker does not answer), 41 windows to correct"
     ), "windows are counted in the last stage, each once"
     assert (entry["state"], entry["stages"], entry["rowsTentative"]) == ("tentative", ["Again", "Counted"], 2134)
     assert entry["silent"][0]["source"] == "events"
-    entry = seen(failures, AT + 10, told(ShadowState.STABILIZATION, 12, 1300, 30))
+    entry = seen(failures, AT + 10, told(TentativeState.STABILIZATION, 12, 1300, 30))
     assert entry["message"] == "tentative since 12:01:07: all inputs are back, 12 windows to correct"
     assert entry["state"] == "correcting"
     assert failures.ended() == []
-    entry = seen(failures, AT + 11, told(ShadowState.STABLE, 0, 1300, 37), told(ShadowState.STABLE, 0, 950, 5, stage=0))
+    entry = seen(
+        failures, AT + 11, told(TentativeState.STABLE, 0, 1300, 37), told(TentativeState.STABLE, 0, 950, 5, stage=0)
+    )
     assert (entry["state"], entry["since"], entry["message"]) == ("stable", None, "")
     assert (entry["rowsTentative"], entry["rowsRevised"]) == (2250, 42)
     assert failures.ended() == [
@@ -85,12 +93,12 @@ def test_a_failure_is_told_from_its_first_tentative_result_to_its_last_correctio
 
 def test_counts_of_failures_that_ended_stay_and_reports_of_them_open_no_new_one() -> None:
     failures = Availabilities(planned(availability="1h"))
-    seen(failures, AT, told(ShadowState.UP_FAILURE, 1, 10))
-    done = told(ShadowState.STABLE, 0, 10, 1)
+    seen(failures, AT, told(TentativeState.UP_FAILURE, 1, 10))
+    done = told(TentativeState.STABLE, 0, 10, 1)
     seen(failures, AT + 1, done)
     assert seen(failures, AT + 2, done)["rowsTentative"] == 10
     assert len(failures.ended()) == 1
-    entry = seen(failures, AT + 60, done, told(ShadowState.UP_FAILURE, 1, 5, since=AT + 59, partition=1))
+    entry = seen(failures, AT + 60, done, told(TentativeState.UP_FAILURE, 1, 5, since=AT + 59, partition=1))
     assert (entry["rowsTentative"], entry["message"]) == (
         15, "tentative since 12:02:06: an input is missing, 1 window to correct",
     )  # fmt: skip
@@ -98,9 +106,9 @@ def test_counts_of_failures_that_ended_stay_and_reports_of_them_open_no_new_one(
 
 def test_a_worker_that_is_lost_with_its_shadow_ends_no_failure_before_another_one_can_report() -> None:
     failures = Availabilities(planned(availability="1h"))
-    seen(failures, AT, told(ShadowState.UP_FAILURE, 5, 50))
+    seen(failures, AT, told(TentativeState.UP_FAILURE, 5, 50))
     assert seen(failures, AT + 1)["state"] == "tentative"
-    entry = seen(failures, AT + 3, told(ShadowState.UP_FAILURE, 7, 20, since=AT + 2))
+    entry = seen(failures, AT + 3, told(TentativeState.UP_FAILURE, 7, 20, since=AT + 2))
     assert (entry["message"].split(":")[0], entry["rowsTentative"]) == ("tentative since 12", 70)
     assert entry["since"].endswith("07.000Z")
     seen(failures, AT + 4)
@@ -119,13 +127,13 @@ def test_many_silent_streams_are_counted_and_a_silent_one_alone_is_told() -> Non
 
 def test_a_query_without_availability_says_nothing() -> None:
     failures = Availabilities(planned())
-    failures.note([{"tentative": [told(ShadowState.UP_FAILURE, 1, 1)]}], [SILENT], AT)
+    failures.note([{"tentative": [told(TentativeState.UP_FAILURE, 1, 1)]}], [SILENT], AT)
     assert failures.report() == {}
 
 
 def test_metrics_count_tentative_rows_and_silent_partitions() -> None:
     failures = Availabilities(planned(availability="1h"))
-    entry = seen(failures, AT, told(ShadowState.UP_FAILURE, 5, 50), silent=[SILENT])
+    entry = seen(failures, AT, told(TentativeState.UP_FAILURE, 5, 50), silent=[SILENT])
     metrics = Metrics(planned(availability="1h"), "q", None)
     made = {sample.name: sample.value for metric in metrics._of_availability(entry) for sample in metric.samples}
     assert made == {

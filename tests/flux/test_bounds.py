@@ -85,7 +85,6 @@ from flux.wire.statistics import (
     PrimaryRows,
     ReaderState,
     ReplicaWork,
-    ShadowState,
     SilentStream,
     SourceLag,
     SourceTime,
@@ -93,6 +92,7 @@ from flux.wire.statistics import (
     StageTime,
     Statistics,
     TentativeReport,
+    TentativeState,
     Unapplied,
 )
 from partitioning.table import Table, TableChange
@@ -109,7 +109,7 @@ EVERYTHING: Statistics = {
     "lags": [SourceLag(0, 1, 2, 3)],
     "bad_records": [BadRecords(0, 1, 2)],
     "lost_rows": [LostRows(0, 1, 2)],
-    "tentative": [TentativeReport(0, 1, ShadowState.UP_FAILURE, 0.5, 2, 3, 4)],
+    "tentative": [TentativeReport(0, 1, TentativeState.UP_FAILURE, 0.5, 2, 3, 4)],
     "times": [SourceTime(0, 1, NEVER, 2, NEVER, 3, ReaderState.IDLE)],
     "silent": [SilentStream(0, 1, 0.5, "its broker does not answer")],
     "state_full": False,
