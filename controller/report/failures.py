@@ -60,7 +60,8 @@ class Availabilities:
         """Take the newest statistics of each worker, and the silent partitions. ``wall``: the time by the clock."""
         if not self._asked:
             return
-        reports = [TentativeReport(*told) for stats in workers for told in stats.get("tentative", ())]
+        told = [TentativeReport(*each) for stats in workers for each in stats.get("tentative", ())]
+        reports = [report for report in told if report.stage in self._plan.stages]
         self._silent = silent
         self._active = [report for report in reports if report.state != TentativeState.STABLE]
         if self._active:
@@ -74,8 +75,8 @@ class Availabilities:
             for report in reports:
                 if report.since >= failure.since:
                     failure.reports[report.stage, report.partition, report.since] = report
-            told = {(report.stage, report.partition) for report in reports}
-            missing = any((stage, partition) not in told for stage, partition, _ in failure.reports)
+            known = {(report.stage, report.partition) for report in reports}
+            missing = any((stage, partition) not in known for stage, partition, _ in failure.reports)
             if not self._active and (not missing or wall >= failure.seen + LOST_S):
                 self._end(failure, wall)
 

@@ -53,8 +53,9 @@ class TentativeUndo(NamedTuple):
     start: int | None
     end: int | None
 
-    def voids(self, rows: TentativeOutput) -> bool:
-        return (self.start is None or self.start < rows.through) and (self.end is None or rows.through <= self.end)
+    def reaches(self, through: int) -> bool:
+        """Return whether output up to this time is void."""
+        return (self.start is None or self.start < through) and (self.end is None or through <= self.end)
 
 
 class TentativeEnd(NamedTuple):

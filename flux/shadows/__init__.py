@@ -5,5 +5,6 @@ peeked              Results that the stable operator gives, without a change of 
 forked              Results of a copy of the operator, which is given the steps that follow
 calendar            Marks of event time that were heard of, with their dates
 overlay             Tentative rows of upstream shadows, by stream and mark
+shown_rows          Tentative rows that a sink was shown, and those that the correction has changed
 shadow              The shadow of one replica: deadlines, policies, marks and their corrections
 """

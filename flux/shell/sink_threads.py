@@ -309,7 +309,7 @@ class SinkThreads:
             return
         with self._lock:
             if isinstance(news, TentativeUndo):
-                queue.leave_out(news.voids)
+                queue.leave_out(lambda rows: news.reaches(rows.through))
             elif isinstance(news, TentativeOutput):
                 queue.tentative_bytes += _cost(news)
                 while queue.tentative_bytes > TENTATIVE_BYTES and (oldest := _oldest(queue)) is not None:

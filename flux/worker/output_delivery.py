@@ -18,6 +18,7 @@ from flux.errors import QueryFailed
 from flux.operators.collect import Collect
 from flux.replica.output import ReaderBuffer, SinkBuffer
 from flux.replica.replica import Replica
+from flux.shadows.shown_rows import ShownRows
 from flux.wire.control import PartitionFinished
 from flux.wire.messages import Chunk, Fetch, Pull, Pulled
 from flux.worker.effects import ToConnection, ToController
@@ -182,6 +183,8 @@ class OutputDelivery:
         self._sinks = any(stage.sink is not None for stage in plan.stages)
         self._kept_max = plan.settings.sink_max_bytes
         self._offering = OutputOffers(replicas, tell, wake)
+        #: By partition whose sink was told of tentative results here: the rows of the newest failure.
+        self.shown: dict[PartitionKey, ShownRows] = {}
 
     def open(self, replica: Replica) -> None:
         """Give a new replica an exit, if its stage has a sink."""
@@ -194,6 +197,7 @@ class OutputDelivery:
     def close(self, replica: Replica) -> None:
         """End the output of a replica that is given up."""
         out = replica.output.exit
+        self.shown.pop(replica.key, None)
         if out is not None and out.leads and not isinstance(out, ReaderBuffer) and self.outside is not None:
             self.outside.ends(*replica.key)
 
@@ -229,7 +233,10 @@ class OutputDelivery:
         if not out.leads:
             out.leads = True
             outside.begins(*replica.key, out.left, replica.leads_since == FIRST_EPOCH)
+        shown = self.shown.get(replica.key)
         for position, batch in out.hand_on(replica.order.committed):
+            if shown is not None:
+                shown.write(batch)
             if (made := out.recovered(position)) is not None:
                 outside.recovered(*replica.key, made, out.note)
             outside.write(*replica.key, position, batch)
@@ -248,6 +255,7 @@ class OutputDelivery:
         if not replica.leads or outside is None or out is None or not shows_tentative(replica.stage.sink):
             return
         self._hand_on(replica, out, outside)
+        self.shown.setdefault(replica.key, ShownRows()).tell(news)
         outside.tell(*replica.key, news)
 
     def note_end(self, replica: Replica, wall: float) -> None:

@@ -19,6 +19,7 @@ import flux
 from flux.dataflow.sink import TentativeEnd, TentativeOutput, TentativeUndo, shows_tentative
 from flux.errors import UsageError
 from flux.settings import Settings
+from flux.shadows.shown_rows import ShownRows
 from flux.shell import sink_threads
 from flux.shell.sink_threads import SinkThreads
 
@@ -201,10 +202,28 @@ def test_a_worker_tells_the_sink_of_a_primary_behind_its_committed_output() -> N
     work(replica, 1.0)
     found.tell(replica, TentativeEnd(5))
     assert told == [((*replica.key, TentativeEnd(5)), 1)]
+    assert found.shown[replica.key].rows == 0
     assert (outside.begun, outside.written) == ([0], [(0, [7])])
     replica.stage = replace(replica.stage, sink=flux.Sink())
     found.tell(replica, TentativeEnd(6))
     assert len(told) == 1
+
+
+def test_rows_that_a_correction_changes_are_counted() -> None:
+    shown = ShownRows()
+    shown.write(one(5))
+    for x, through in ((1, 10), (2, 20), (3, 20)):
+        shown.tell(TentativeOutput(one(x), through))
+    shown.tell(TentativeUndo(0, 10))
+    shown.write(one(1))
+    shown.tell(TentativeUndo(10, 20))
+    shown.write(one(2))
+    shown.write(one(4))
+    assert (shown.rows, shown.changed) == (3, 0)
+    shown.tell(TentativeEnd(20))
+    assert (shown.rows, shown.changed) == (3, 1), "3 has become 4"
+    shown.tell(TentativeOutput(one(1), 30))
+    assert (shown.rows, shown.changed) == (1, 0), "another failure"
 
 
 @pytest.mark.parametrize(
