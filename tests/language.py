@@ -107,12 +107,20 @@ def passages(source: str) -> Iterator[Passage]:
     yield from _comments(source)
 
 
+@cache
+def comments(source: str) -> list[tokenize.TokenInfo]:
+    """List the comments of a module."""
+    if "#" not in source:
+        return []
+    return [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT]
+
+
 def _comments(source: str) -> Iterator[Passage]:
     """Join comment lines that follow each other in the same column. A comment behind code stands alone."""
     block: list[str] = []
     begin, last, column = 0, -1, -1
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT or re.match(r"#\s*(noqa|type:|fmt:|pragma)", token.string):
+    for token in comments(source):
+        if re.match(r"#\s*(noqa|type:|fmt:|pragma)", token.string):
             continue
         row, at = token.start
         alone = not token.line[:at].strip()

@@ -29,6 +29,8 @@ from tests import java_archive  # noqa: E402
 
 BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q", "-p", "no:cacheprovider", "--durations=12", "--durations-min=4"]
+#: Waits for descendants, too.
+WAITED = [sys.executable, str(ROOT / "tests" / "waited.py")]
 SHORT = [*PYTEST, "-m", "not long"]
 
 #: Files of the simulation that a second process runs: half of the work in seconds of a core, so that both cores have something
@@ -100,9 +102,10 @@ class Command:
     def __init__(self, command: list[str], aside: bool = False, idle: bool = False) -> None:
         self._output = tempfile.TemporaryFile() if aside else None  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=self._output, stderr=self._output, preexec_fn=be_idle if idle else None
-        )
-        #: Work of the process, and of those of its descendants whose end was waited for.
+            [*WAITED, *command], cwd=ROOT, stdout=self._output, stderr=self._output,
+            preexec_fn=be_idle if idle else None,
+        )  # fmt: skip
+        #: Work of the process and of all its descendants, JVMs of Spark among them.
         self.work_s = 0.0
 
     def wait(self) -> bool:

@@ -6,11 +6,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-import io
 import itertools
 import pkgutil
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -26,6 +24,7 @@ from flux.connectors.files.parquet_sink import to_parquet
 from flux.connectors.files.source import files as read_files
 from flux.connectors.kafka.sink_options import to_kafka
 from flux.connectors.kafka.source import kafka
+from tests import language
 from tests.simulation.known_seeds import OF_VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -288,7 +287,7 @@ def product() -> list[tuple[Path, str, ast.Module]]:
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py") if package not in ("tests", "benchmarks") else ():
             text = path.read_text()
-            found.append((path, text, ast.parse(text)))
+            found.append((path, text, language.parsed(text)))
     return found
 
 
@@ -457,9 +456,8 @@ def _texts(tree: ast.Module, source: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             yield ast.get_docstring(node) or ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+    for token in language.comments(source):
+        yield token.string
 
 
 def _identifiers(tree: ast.Module) -> Iterator[str]:

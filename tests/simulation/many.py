@@ -15,8 +15,8 @@ from tests.simulation.runs import LONG
 
 #: Seeds that are always the same. ``make test`` runs those of them in which much happens, ``make test-long`` all.
 FIXED = range(500)
-#: Seeds that follow from the tested source, so that each change of it tries other ones; ``make test`` runs a fifth as many.
-ROTATED_COUNT = 200 if LONG else 40
+#: Seeds that follow from the tested source, so that each change of it tries other ones; ``make test`` runs a tenth as many.
+ROTATED_COUNT = 200 if LONG else 20
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("partitioning", "flux", "controller", "tests/simulation")
 #: Cores that the runs may use.

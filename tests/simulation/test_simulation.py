@@ -118,8 +118,14 @@ BROKE_ONCE = {
 LONG_RUN = 330669
 
 
+def left_to_test_long(seed: int) -> bool:
+    """Tell whether a seed shows no rule of the product that another one does not show: the law was wrong in it, or it is a
+    second one with the same cause."""
+    return seed == LONG_RUN or BROKE_ONCE[seed].startswith(("the law ", "the same"))
+
+
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.long) if seed == LONG_RUN else seed for seed in BROKE_ONCE]
+    "seed", [pytest.param(seed, marks=pytest.mark.long) if left_to_test_long(seed) else seed for seed in BROKE_ONCE]
 )
 def test_what_broke_a_law_once_breaks_none_now(seed: int) -> None:
     result = run(seed)

@@ -7,7 +7,8 @@ import pytest
 from tests.simulation.mixes import CHANGES, STANDBY_REPAIRS, STANDBYS
 from tests.simulation.runs import Runs, runs_of
 
-SEEDS = range(195)
+#: The first two show the events that are rare.
+SEEDS = (11, 9, *(seed for seed in range(195) if seed not in (11, 9)))
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,13 @@ from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
 from tests.simulation.flows import Dataflow, chain, with_standbys
 from tests.simulation.run import Result, Simulation, outcome
+from tests.simulation.runs import LONG
 from tests.simulation.stage_kinds import Watched
 
-SEEDS = range(12)
+#: In seeds 0, 7 and 8 most repairs happen, and they take as long as thirty others.
+SEEDS = range(12) if LONG else (1, 2, 3, 4, 5, 6, 9, 10, 11)
+#: Steps applied in one call with others, at least.
+TOGETHER_MIN = 200 if LONG else 100
 
 
 def totals(seed: int) -> Result:
@@ -51,10 +55,10 @@ def test_every_law_holds(results: list[Result]) -> None:
 
 def test_steps_are_applied_together(results: list[Result]) -> None:
     together = sum(result.counts["steps applied in one call with others"] for result in results)
-    assert together > 200, together
+    assert together > TOGETHER_MIN, together
 
 
 def test_a_law_breaks_where_a_partition_gets_the_results_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     right = together_._give_each
     monkeypatch.setattr(together_, "_give_each", lambda replicas, results: right(replicas[::-1], results))
-    assert any(totals(seed).law for seed in range(3))
+    assert any(totals(seed).law for seed in (1, 2, 3))

@@ -22,8 +22,10 @@ from tests.simulation.run import Result, Simulation, outcome, run
 from tests.simulation.runs import Runs
 from tests.simulation.stage_kinds import Hold, Shatter, Watched
 
-SEEDS = (0, 1, 2, 6, 19, 21, 36, 45)
-MIXES = (UPSTREAM, UPSTREAM_REPAIRS, UPSTREAM_LIVES, UPSTREAM_PROTECTED)
+#: The first two long runs, and the first five short ones, show all events; ``make test`` makes those.
+SEEDS = (0, 21, 1, 2, 6, 19, 36, 45)
+SHORT_SEEDS = (2, 0, 1, 3, 4)
+MIXES = (UPSTREAM_PROTECTED, UPSTREAM, UPSTREAM_REPAIRS, UPSTREAM_LIVES)
 
 
 class ReplayingShatter(Replaying, Shatter):
@@ -59,9 +61,9 @@ def long_run(seed: int) -> Result:
 
 @pytest.fixture(scope="module")
 def results() -> Runs:
-    short = [partial(run, seed, mix) for seed in range(5) for mix in MIXES]
+    short = [partial(run, seed, mix) for seed in SHORT_SEEDS for mix in MIXES]
     long = [partial(long_run, seed) for seed in SEEDS]
-    return Runs([*short[:4], *long, *short[4:]], few=8)
+    return Runs([*long[:2], *short, *long[2:]], few=7)
 
 
 @pytest.mark.timeout(3600)
@@ -112,9 +114,9 @@ def acks_what_is_still_needed(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("break_it", "seeds"),
     [
-        (sends_points_before_all_is_acked, (1, 2)),
-        (gives_again_what_everybody_has, (19, 21)),
-        (forgets_what_operators_need, (19, 21)),
+        (sends_points_before_all_is_acked, (21, 2)),
+        (gives_again_what_everybody_has, (0, 36)),
+        (forgets_what_operators_need, (2, 21)),
         (acks_what_is_still_needed, (0, 19)),
     ],
 )
