@@ -5,6 +5,7 @@ latency         Latency from ingress to egress at a steady rate
 event_time      Windows, sessions, joins and state per key over parquet files, beside Structured Streaming
 result_age      Age of a window's result at a sink
 join_age        Age of a joined row at a sink
+availability    Results while a source partition is silent, and their corrections
 small           Small batches at a steady rate, which no source joins
 failover        Faults, seen from outside: gaps, old rows, and the time to full replication
 move            Moves of partitions, seen from outside, while rows flow

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from flux.windows import kept_rows
 from flux.windows.kept_rows import GroupRows, KeptRows, whole_groups
-from flux.windows.session_state import SessionState
+from flux.windows.session_state import Sessions, SessionState
 from flux.windows.window import SessionWindow
 from partitioning import kernels
 from partitioning.accumulators import Accumulator
@@ -174,17 +174,30 @@ class SessionRows:
         """Yield the sessions that no row can join any more, in parts of ``rows_max`` rows at most or of one session, and take
         them out. Consume all."""
         for ended in self._sessions.close(watermark, SESSIONS_MAX):
-            offsets, rows = ended.values[0].offsets.to_numpy(), ended.values[0].values.to_numpy()
-            for first, last in whole_groups(offsets, rows_max):
-                taken = self._rows.taken(rows[offsets[first] : offsets[last]])
-                of = slice(first, last)
-                yield GroupRows(taken, np.diff(offsets[first : last + 1]), ended.starts[of], ended.ends[of])
-            self._ended += len(rows)
+            yield from self._given(ended, rows_max)
+            self._ended += len(ended.values[0].values)
         if len(self._rows) >= kept_rows.ROWS_MIN and 2 * self._ended > len(self._rows):
             self._move_together()
 
-    def part(self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> SessionRows:
+    def _given(self, ended: Sessions, rows_max: int) -> Iterator[GroupRows]:
+        """Yield the rows of sessions."""
+        offsets, rows = ended.values[0].offsets.to_numpy(), ended.values[0].values.to_numpy()
+        for first, last in whole_groups(offsets, rows_max):
+            taken = self._rows.taken(rows[offsets[first] : offsets[last]])
+            of = slice(first, last)
+            yield GroupRows(taken, np.diff(offsets[first : last + 1]), ended.starts[of], ended.ends[of])
+
+    def ending(self, watermark: int, after: int, rows_max: int) -> Iterator[GroupRows]:
+        """Yield the sessions that a watermark ends and ``after`` does not, as ``close`` does, and leave them in the state."""
+        for ended in self._sessions.ending(watermark, after, SESSIONS_MAX):
+            yield from self._given(ended, rows_max)
+
+    def part(
+        self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int
+    ) -> SessionRows | EndingSessionRows:
         """Return the ``part`` of the sessions, with copies of their rows; see ``SessionState.part``."""
+        if not keys:
+            return EndingSessionRows(self, after)
         made = SessionRows(self._rows.schema, self._keys_at, self._sessions.window)
         made._sessions, rows = self._sessions.those_of(keys, watermark, after, made._links)
         for begin in range(0, len(rows), kept_rows.BATCH_ROWS_MAX):
@@ -258,3 +271,15 @@ class SessionRows:
     def _take(self, rows: pa.Table) -> None:
         for batch in rows.to_batches():
             self._rows.add(batch)
+
+
+class EndingSessionRows:
+    """The sessions of a state that watermarks would end, for a ``peek`` without rows: they are read where they are."""
+
+    def __init__(self, state: SessionRows, after: int) -> None:
+        self._state, self._after = state, after
+
+    def close(self, watermark: int, rows_max: int = 1 << 62) -> Iterator[GroupRows]:
+        """Yield the sessions that this watermark ends and no earlier one."""
+        yield from self._state.ending(watermark, self._after, rows_max)
+        self._after = max(self._after, watermark)

@@ -168,13 +168,16 @@ class SessionState:
         found = np.empty(self._open, np.int32)
         count, earliest = kernels.ended_sessions(self._at, self._is_open, self._size, limit, found)
         for slots in self._in_order(found[:count], rows_max):
-            keys = [] if self._index is None else self._index.keys(self._at[slots, OWNER].astype(np.int32))
-            values = [made.result(slots) for made in self._accumulators]
-            yield Sessions(keys, self._at[slots, START], self._at[slots, LAST] + self.window.gap, values)
+            yield self._given(slots)
             self._forget(slots)
         self._earliest = earliest
         if count and self._size >= SLOTS_MIN and 2 * self._open < self._size:
             self._move_together()
+
+    def _given(self, slots: np.ndarray) -> Sessions:
+        keys = [] if self._index is None else self._index.keys(self._at[slots, OWNER].astype(np.int32))
+        values = [made.result(slots) for made in self._accumulators]
+        return Sessions(keys, self._at[slots, START], self._at[slots, LAST] + self.window.gap, values)
 
     def _in_order(self, ended: np.ndarray, rows_max: int) -> Iterator[np.ndarray]:
         """Yield ended sessions by their last rows, then by their first rows, then by slot, in parts of ``rows_max`` at most.
@@ -225,10 +228,17 @@ class SessionState:
 
     # ---- beside the steps
 
-    def part(self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> SessionState:
+    def part(
+        self, times: np.ndarray, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int
+    ) -> SessionState | EndingSessions:
         """Return a state with copies of the open sessions of these keys, given by batch, and of those that the watermark ends and
-        ``after`` does not (design: peek). ``times``: of the rows of the keys."""
-        return self._copied(self._reached(keys, watermark, after))
+        ``after`` does not (design: peek). ``times``: of the rows of the keys. Without any nothing is copied."""
+        return self._copied(self._reached(keys, watermark, after)) if keys else EndingSessions(self, after)
+
+    def ending(self, watermark: int, after: int, rows_max: int) -> Iterator[Sessions]:
+        """Yield the sessions that a watermark ends and ``after`` does not, as ``close`` does, and leave them in the state."""
+        for slots in self._in_order(self._reached((), watermark, after), rows_max):
+            yield self._given(slots)
 
     def _reached(self, keys: Sequence[Sequence[pa.Array]], watermark: int, after: int) -> np.ndarray:
         """Return the slots of those sessions, ascending."""
@@ -371,6 +381,18 @@ class SessionState:
         first[1:] = ~same
         self._heads[owners[first]] = there[first]
         self._earliest = int(self._at[there, LAST].min()) if len(there) else END_OF_TIME
+
+
+class EndingSessions:
+    """The sessions of a state that watermarks would end, for a ``peek`` without rows: they are read where they are."""
+
+    def __init__(self, state: SessionState, after: int) -> None:
+        self._state, self._after = state, after
+
+    def close(self, watermark: int, rows_max: int = 1 << 62) -> Iterator[Sessions]:
+        """Yield the sessions that this watermark ends and no earlier one."""
+        yield from self._state.ending(watermark, self._after, rows_max)
+        self._after = max(self._after, watermark)
 
 
 def _order(lasts: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -422,6 +422,46 @@ class NexmarkSource(StrEnum):
     kafka = "kafka"
 
 
+class WayToResults(StrEnum):
+    peek = "peek"
+    fork = "fork"
+
+
+class AvailabilityPeer(StrEnum):
+    idle = "idle"
+
+
+@bench.command()
+def availability(
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Time for which the partition is silent.")] = 10,
+    chain: Annotated[int, typer.Option(min=1, max=8, help="Stages from the source to the sink.")] = 1,
+    policy: Annotated[
+        str, typer.Option(help="Policies of failure and stabilization: process, delay or suspend each.")
+    ] = "process,process",
+    kind: Annotated[
+        WayToResults, typer.Option(help="peek: the state is read; fork: a copy of the operator goes on.")
+    ] = WayToResults.peek,
+    peer: Annotated[
+        AvailabilityPeer | None, typer.Option(help="idle: the same with an idle time-out and without availability.")
+    ] = None,
+    fast_rows: Annotated[
+        int, typer.Option(min=0, help="Rows of each run at full speed with availability on and off; 0: no such runs.")
+    ] = 6_000_000,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Results while a source partition is silent, and their corrections; the cost while nothing fails."""
+    from benchmarks import availability as benchmark
+    from flux.dataflow.availability import POLICIES
+
+    policies = policy.split(",")
+    if len(policies) != 2 or not set(policies) <= set(POLICIES):
+        raise typer.BadParameter(f"--policy takes two of {', '.join(POLICIES)}, as in process,delay; got {policy}")
+    console = _prepare(as_json, out)
+    report = benchmark.run(seconds, chain, (policies[0], policies[1]), kind.value, peer is not None, fast_rows, console)
+    _finish(report, console, as_json, out)
+
+
 @bench.command()
 def nexmark(
     queries: Annotated[
