@@ -7,4 +7,6 @@ calendar            Marks of event time that were heard of, with their dates
 overlay             Tentative rows of upstream shadows, by stream and mark
 shown_rows          Tentative rows that a sink was shown, and those that the correction has changed
 shadow              The shadow of one replica: deadlines, policies, marks and their corrections
+lane                Rows of tentative messages, by partition of their consumer
+hosting             The shadows of one worker: their places, their turns and their lane
 """

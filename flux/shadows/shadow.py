@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from math import inf
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ from flux.shadows.overlay import Overlay, TentativeEntry, TentativeRoom
 from flux.shadows.tentative_operator import TentativeOperator
 from flux.windows.statements import StreamBound
 from flux.windows.window import END_OF_TIME, NEVER
+from flux.wire.statistics import TentativeState
 from partitioning.ids import StreamId
 
 #: The share of the bound X after which a mark is overdue: the rest is for the work and the way.
@@ -47,16 +47,6 @@ REVISE_S = 0.1
 STANDS_S = 0.3
 #: The share of X after which missing tentative marks are asked for again.
 ASK_SHARE = 0.25
-
-
-class ShadowState(Enum):
-    """The state of a partition, by its shadow."""
-
-    STABLE = "stable"
-    #: Results are tentative, and a stream stands still.
-    UP_FAILURE = "failure"
-    #: Results are tentative, and all streams move again.
-    STABILIZATION = "stabilization"
 
 
 class MarkOutput(NamedTuple):
@@ -143,14 +133,6 @@ class FiredMark:
     output: MarkOutput | None = None
 
 
-class FailureRecord(NamedTuple):
-    """One failure of a partition, from the first tentative mark on."""
-
-    since: float
-    #: Streams that stood still, in all.
-    streams: frozenset[StreamId]
-
-
 class Shadow:
     """The tentative work beside one replica. Its owner calls ``look`` with news, ``work`` when ``due_at`` has come, and takes the
     effects of both."""
@@ -173,16 +155,16 @@ class Shadow:
         self.operator = operator
         self.calendar = MarkCalendar(quantum)
         self.overlay = Overlay(room)
-        self.state = ShadowState.STABLE
-        #: Time of the first tentative mark of the present failure; infinite: there is none.
-        self.since = inf
+        self.state = TentativeState.STABLE
+        #: Time of the first tentative mark of the present failure, or of the last one; 0: there was none.
+        self.since = 0.0
         self.watermark = watermark
         #: The newest tentative mark, or the stable watermark.
         self.reached = watermark
         self.due_at = inf
         #: Counts: tentative marks, revisions of marks, marks that were merged into later ones, tentative rows.
         self.fired = self.revised = self.skipped = self.rows = 0
-        #: Rows of the present failure.
+        #: Rows of that failure.
         self.rows_in_failure = 0
         #: Bytes of kept output.
         self.kept_bytes = 0
@@ -194,7 +176,6 @@ class Shadow:
         self._revision = 0
         self._streams: dict[StreamId, StreamNews] = {}
         self._marks: list[FiredMark] = []
-        self._stood: set[StreamId] = set()
         #: Seconds that the last mark has taken.
         self._cost_s = 0.0
         self._effects: list[ShadowEffect] = [Undone(watermark, None)] if to_sink and again else []
@@ -206,6 +187,8 @@ class Shadow:
     ) -> list[ShadowEffect]:
         """Take the stable watermark of the replica, and the bounds of all its streams, as far as the replica has applied them.
         ``applied``: by stream, the newest element that may be in the state, for streams of which no step was seen yet."""
+        for stream in self._streams.keys() - bounds.keys():
+            del self._streams[stream]
         for stream, bound in bounds.items():
             known = self._streams.get(stream)
             if known is None:
@@ -213,7 +196,7 @@ class Shadow:
             self._hear(stream, known, bound, now, watermark)
         if watermark > self.watermark:
             self._rise(watermark)
-        if self.state is not ShadowState.STABLE:
+        if self.state is not TentativeState.STABLE:
             self._settle(now)
             self._ask(now)
         self.due_at = self._due(now)
@@ -295,14 +278,10 @@ class Shadow:
         following = self.calendar.after(self.watermark)
         overdue = following is not None and now >= following.created + ALPHA * self._bound_s
         if self.reached <= self.watermark and not overdue:
-            self.state, self.since = ShadowState.STABLE, inf
+            self.state = TentativeState.STABLE
             self._effects.append(CorrectionDone(self.watermark))
-            self._stood.clear()
-            self.rows_in_failure = 0
             return
-        standing = self.standing(now)
-        self._stood.update(standing)
-        self.state = ShadowState.UP_FAILURE if standing else ShadowState.STABILIZATION
+        self.state = TentativeState.UP_FAILURE if self.standing(now) else TentativeState.STABILIZATION
 
     def standing(self, now: float) -> list[StreamId]:
         """List the streams that hold the watermark back and do not move."""
@@ -314,10 +293,6 @@ class Shadow:
             and known.bound < self.reached
             and (known.risen_at == inf or now - known.risen_at > patience_s)
         ]
-
-    @property
-    def failure(self) -> FailureRecord:
-        return FailureRecord(self.since, frozenset(self._stood))
 
     @property
     def windows(self) -> int:
@@ -340,18 +315,18 @@ class Shadow:
     # ---- deadlines
 
     def _policy(self) -> str:
-        stabilizes = self.state is ShadowState.STABILIZATION
+        stabilizes = self.state is TentativeState.STABILIZATION
         return self._availability.stabilization if stabilizes else self._availability.failure
 
     def _suspended(self) -> bool:
         """Tell whether nothing is given until the failure is over. That goes by the state: marks beyond the stable watermark may
         be overdue when it has reached the last tentative one (rule D6)."""
-        return self.state is not ShadowState.STABLE and self._policy() == "suspend"
+        return self.state is not TentativeState.STABLE and self._policy() == "suspend"
 
     def deadline(self, mark: DatedMark) -> float:
         """Return the time at which a mark is due, unless all streams have come to it before (rules D1, D3)."""
         wait_s = ALPHA * self._bound_s
-        if self.state is not ShadowState.STABLE and self._policy() == "process":
+        if self.state is not TentativeState.STABLE and self._policy() == "process":
             wait_s = min(wait_s, PROCESS_S)
         return max(mark.created + wait_s - self._hops_s, mark.heard + GRACE_S)
 
@@ -367,7 +342,7 @@ class Shadow:
 
     def _due(self, now: float) -> float:
         """Return the time of the next mark or revision, or the next look at a failure."""
-        if self.state is not ShadowState.STABLE:
+        if self.state is not TentativeState.STABLE:
             at = now + self._patience_s / 3
             if self._suspended():
                 return at
@@ -403,8 +378,8 @@ class Shadow:
         self._cost_s = seconds
 
     def _begin(self, now: float) -> None:
-        if self.state is ShadowState.STABLE:
-            self.state, self.since = ShadowState.UP_FAILURE, now
+        if self.state is TentativeState.STABLE:
+            self.state, self.since, self.rows_in_failure = TentativeState.UP_FAILURE, now, 0
 
     def _anew(self, now: float) -> FiredMark | None:
         return next((mark for mark in self._marks if mark.dirty and now >= mark.at + REVISE_S), None)

@@ -41,7 +41,7 @@ from flux.shell.threads import BackgroundJobs
 from flux.shell.transport import Frames, Port, Sockets, own_address
 from flux.shell.worker_links import WorkerLinks
 from flux.state.sender import Aside
-from flux.wire.codec import decode_asked, decode_batches
+from flux.wire.codec import decode_asked, decode_batches, decode_tentative
 from flux.wire.control import (
     CopyState,
     EdgeComplete,
@@ -59,7 +59,7 @@ from flux.wire.control import (
     Welcome,
 )
 from flux.wire.frames import encode
-from flux.wire.messages import Data, Install
+from flux.wire.messages import Data, Install, Tentative
 from flux.wire.pulse import KIND, TURN, TURNS, WAITS
 from flux.wire.statistics import Statistics
 from flux.worker.core import WorkerCore
@@ -266,6 +266,8 @@ class WorkerLoop:
                 except ProtocolError as error:
                     core.on_undecodable(connection, message, str(error))
                     return
+            elif isinstance(message, Tentative) and core.shadows.knows(message):
+                batches = decode_tentative(message, frames[1:], self._travels[message.edge])
             core.on_data_plane(connection, message, batches, now)
         except ProtocolError:
             core.counters.malformed += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import pyarrow as pa
 from flux.errors import ProtocolError
 from flux.wire.control import FromController, ToController
 from flux.wire.frames import decode
-from flux.wire.messages import RUN_BATCHES, Answered, Asked, Data, ElementKind
+from flux.wire.messages import RUN_BATCHES, Answered, Asked, Data, ElementKind, Tentative
 
 #: Columns lie at multiples of this many bytes from the beginning of their frame.
 WORD = 8
@@ -61,13 +62,35 @@ def decode_batches(message: Data, frames: Sequence[Any], schema: pa.Schema) -> l
     ProtocolError: header and payload do not agree."""
     if len(frames) != len(message.runs):
         raise ProtocolError(f"{len(frames)} payload frames, the header announces {len(message.runs)}")
+    batches = _decoded(frames, schema)
+    check_shape(message, batches)
+    return batches
+
+
+def _decoded(frames: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
     try:
         batches = [pa.ipc.read_record_batch(_at_a_word(frame), schema) for frame in frames]
         for batch in batches:
             batch.validate()
     except Exception as error:
         raise ProtocolError(f"payload is not a record batch of the edge's schema: {error}") from None
-    check_shape(message, batches)
+    return batches
+
+
+def decode_tentative(message: Tentative, frames: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Decode the payload of Tentative: one batch, or none without rows. ProtocolError: header and payload do not agree."""
+    partitions, rows = message.partitions, message.rows
+    if len(partitions) != len(rows) or len(set(partitions)) != len(partitions) or min(rows, default=1) < 1:
+        raise ProtocolError("partitions and rows of tentative rows do not agree")
+    if not message.after < message.through or not isfinite(message.created):
+        raise ProtocolError(
+            f"tentative rows of times {message.after} to {message.through}, created at {message.created}"
+        )
+    if len(frames) != bool(partitions):
+        raise ProtocolError(f"{len(frames)} payload frames with tentative rows of {len(partitions)} partitions")
+    batches = _decoded(frames, schema)
+    if batches and batches[0].num_rows != sum(rows):
+        raise ProtocolError(f"payload has {batches[0].num_rows} tentative rows, the header announces others")
     return batches
 
 

@@ -486,8 +486,44 @@ class Unread(Message, frozen=True):
     end: Natural
 
 
+class WantTentative(Message, frozen=True):
+    """Request of a shadow to the shadow of a producer, for tentative marks that it has missed (design: tentative-lane)."""
+
+    edge: Id
+    producer: Id
+    #: The worker that asks.
+    worker: Id
+    #: Marks behind this event time of the stream are wanted.
+    after: Time
+
+
+class Tentative(Message, frozen=True):
+    """Tentative rows of one mark of a stream, for the shadows on one worker, with one payload frame if there are rows (design:
+    tentative-lane). It is state and no element: it may be lost, late and repeated, and nothing acks it."""
+
+    edge: Id
+    producer: Id
+    #: The life of the producer's shadow. A later one voids the marks of earlier ones.
+    life: Natural
+    #: The number of this result within the life: of a mark, the highest counts.
+    revision: Natural
+    #: The mark of the stream before this one.
+    after: Time
+    through: Time
+    #: Elements of the stream below this were stable when the rows were made.
+    sequence: Natural
+    #: The time at which the mark could first have been complete.
+    created: float
+    #: Partitions with rows, in the order of the payload; the others of the worker have none.
+    partitions: list[Natural]
+    #: Rows of each, parallel to ``partitions``.
+    rows: list[Natural]
+
+
 #: Messages of a worker to the data port of another.
-ToPort = Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound | Unread
+ToPort = (
+    Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound | Unread | WantTentative | Tentative
+)
 #: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull
 #: Answers to a producer by a worker that consumes its stream.

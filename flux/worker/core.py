@@ -31,6 +31,7 @@ from flux.replica.batched_steps import apply_together
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
+from flux.shadows.hosting import ShadowHosting
 from flux.state.sender import Aside, StateSender, ToSender
 from flux.state.standby import StandbyStore
 from flux.wire.control import Checkpointed, CopyState, TableSeen
@@ -51,8 +52,10 @@ from flux.wire.messages import (
     Pull,
     Settled,
     StepKind,
+    Tentative,
     ToProducer,
     Unread,
+    WantTentative,
 )
 from flux.wire.parts import PartLimits
 from flux.wire.pulse import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
@@ -197,6 +200,9 @@ class WorkerCore:
             plan, self.hosted, self.subscriptions, self.turns, self.leaving, self.order_exchange, standby_store or StandbyStore(),
             workers, self._look_for_timers,
         )  # fmt: skip
+        self.shadows = ShadowHosting(
+            plan, self.hosted, self.subscriptions.streams, self.leaving.tell, self._effects.append, self.counters, clock
+        )  # fmt: skip
         self.producers = self.lifecycle.producers
         self.log_meter = self.lifecycle.log_meter
         self.reading = SourceScheduler(plan, self.lifecycle.producer)
@@ -284,6 +290,7 @@ class WorkerCore:
         self._tick_at = 0.0  # new primaries have timers to fire
         self.watermarks.note_all(now)
         self.subscriptions.on_table(update.changed)
+        self.shadows.on_table(now)
         for standby in rising:
             self._state_receiver.promote(standby, table.epoch, now)
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
@@ -315,6 +322,8 @@ class WorkerCore:
                 self._on_press(connection, message)
             case Settled() | Passed() | Bound() | Unread():
                 self._on_statement(connection, message, now)
+            case Tentative() | WantTentative():
+                self.shadows.on_message(message, batches, now, now + self.wall_ahead)
             case _:
                 if self._extension is None or not self._extension.on_message(message, now):
                     raise ProtocolError(f"a consumer does not take {type(message).__name__}")
@@ -337,6 +346,7 @@ class WorkerCore:
         elif isinstance(message, Bound):
             if self.subscriptions.on_bound(connection, message):
                 self.watermarks.note(self.plan.edges[message.edge].consumer, now)
+                self.shadows.note(self.plan.edges[message.edge].consumer, now)
         else:
             self.turns.wake_all(self.subscriptions.on_passed(connection, message))
 
@@ -429,6 +439,7 @@ class WorkerCore:
         taken = self.subscriptions.take(connection, message, batches, now)
         if message.watermark is not None and message.edge in self.plan.edges:
             self.watermarks.note(self.plan.edges[message.edge].consumer, now)
+            self.shadows.note(self.plan.edges[message.edge].consumer, now)
         if not taken:
             return  # the stream may not exist in the plan
         mine = self.hosted.of_stage[self.plan.edges[message.edge].consumer]
@@ -459,6 +470,8 @@ class WorkerCore:
             self._wake_for_timers(now + self.wall_ahead)
         if now >= self.watermarks.due_at:
             self.watermarks.look(now)
+        if now >= self.shadows.due_at and self.shadows.work(now, now + self.wall_ahead):
+            return True
         started = self._clock()
         steps = self.turns.next(now, self.wall_ahead)
         if steps:
@@ -517,6 +530,8 @@ class WorkerCore:
                 age_s = wall - step.entry.created
                 self.latencies[replica.stage.id].append(age_s)
                 self.aged_s += age_s
+        if self.shadows:
+            self.shadows.after_step(replica, step, now, wall)
         if replica.finished:
             self.leaving.note_end(replica, wall)
             self.leaving.report(replica)
@@ -660,7 +675,7 @@ class WorkerCore:
         at = min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
             self.checkpoints.due(), self._revivals.due(), self.leaving.due(), self.subscriptions.owed.due_at,
-            self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at,
+            self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at, self.shadows.due_at,
             inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
         if self._unread_at < at:  # acks have come since it was computed
@@ -676,5 +691,6 @@ class WorkerCore:
         """Close every reader and operator; an exception of one is logged."""
         self.reading.close()
         self._state_receiver.close()
+        self.shadows.close()
         for replica in self.replicas.values():
             replica.close()

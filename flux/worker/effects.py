@@ -62,7 +62,7 @@ def needed_workers(core: WorkerCore) -> set[int]:
         found |= producer.readers
     for replica in core.replicas.values():
         found |= replica.order.peers.keys()
-    return found | core.reaches
+    return found | core.reaches | core.shadows.reaches
 
 
 class UnneededLinks:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from flux.dataflow.plan import Plan
-from flux.dataflow.sink import QueryReaders, TentativeNews, ahead, shows_tentative
+from flux.dataflow.sink import QueryReaders, TentativeNews, TentativeUndo, ahead, shows_tentative
 from flux.errors import QueryFailed
 from flux.operators.collect import Collect
 from flux.replica.output import ReaderBuffer, SinkBuffer
@@ -250,11 +250,12 @@ class OutputDelivery:
 
     def tell(self, replica: Replica, news: TentativeNews) -> None:
         """Hand news of tentative results to the sink, behind the output that is committed by now. Only a primary shows any: all
-        rows go outside by one door."""
+        rows go outside by one door. An undo goes in front of that output, which takes the place of the rows that it voids."""
         out, outside = replica.output.exit, self.outside
         if not replica.leads or outside is None or out is None or not shows_tentative(replica.stage.sink):
             return
-        self._hand_on(replica, out, outside)
+        if not isinstance(news, TentativeUndo) or not out.leads:
+            self._hand_on(replica, out, outside)
         self.shown.setdefault(replica.key, ShownRows()).tell(news)
         outside.tell(*replica.key, news)
 

@@ -57,6 +57,7 @@ def stats(core: WorkerCore) -> Statistics:
         "not_compared": core.reading.not_compared(),
         "lost_rows": lost_rows(core),
         "times": core.reading.times(),
+        **({"tentative": list(core.shadows.reports(core.leaving.shown))} if core.shadows else {}),
         "silent": silent(core.reading),
         "state_full": core.watermarks.limit.stops,
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),

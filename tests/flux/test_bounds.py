@@ -70,7 +70,9 @@ from flux.wire.messages import (
     Restore,
     Resume,
     Settled,
+    Tentative,
     Unread,
+    WantTentative,
 )
 from flux.wire.statistics import (
     BadRecords,
@@ -164,6 +166,8 @@ ASKED = [
     Passed(0, 1, 2, 3, 4),
     Bound(0, 1, 2, 3, 4, 5, NEVER),
     Unread(0, 1, 2, 3),
+    Tentative(0, 1, 2, 3, NEVER, NEVER, 6, 1.5, [0, 1], [10, 20]),
+    WantTentative(0, 1, 2, NEVER),
     Restore(0, 1, 2, 3),
     Pull(0, 1, 2, 3, 4, True),
 ]

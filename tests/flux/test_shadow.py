@@ -17,7 +17,7 @@ from flux.shadows.shadow import (
     MarkOutput,
     Shadow,
     ShadowEffect,
-    ShadowState,
+    TentativeState,
     Undone,
     WantedMarks,
 )
@@ -100,7 +100,7 @@ def test_a_mark_is_due_nine_tenths_of_the_bound_after_the_first_stream_has_come_
     assert case.shadow.due_at == pytest.approx(100.5 + 2.7)
     assert not case.work(103.1)
     assert case.given(case.work(103.2)) == [(10, 11)]
-    assert case.shadow.state is ShadowState.UP_FAILURE
+    assert case.shadow.state is TentativeState.UP_FAILURE
     assert case.shadow.windows == 1
 
 
@@ -123,7 +123,7 @@ def test_nothing_is_due_while_the_stable_watermark_comes_in_time() -> None:
     for second in range(10, 20):
         assert not case.look(100.0 + second, second, second + 1, second)
     assert case.shadow.fired == 0
-    assert case.shadow.state is ShadowState.STABLE
+    assert case.shadow.state is TentativeState.STABLE
 
 
 @pytest.mark.parametrize(("policy", "due"), [("process", 0.35), ("delay", 2.7)])
@@ -143,10 +143,10 @@ def test_suspend_gives_one_mark_and_then_nothing_before_all_is_stable_and_nothin
     case.look(103.0, 10, 16, 10)
     assert not case.work(110.0)
     case.look(110.1, 11, 16, 11)  # the stable watermark has reached the tentative one, and five marks are overdue
-    assert case.shadow.state is not ShadowState.STABLE
+    assert case.shadow.state is not TentativeState.STABLE
     assert not case.work(110.1)
     case.look(110.2, 16, 16, 16)
-    assert case.shadow.state is ShadowState.STABLE
+    assert case.shadow.state is TentativeState.STABLE
 
 
 def test_stable_results_are_announced_by_an_undo_and_the_last_by_the_end_of_the_correction() -> None:
@@ -156,7 +156,7 @@ def test_stable_results_are_announced_by_an_undo_and_the_last_by_the_end_of_the_
     case.work(102.7)
     assert case.shadow.reached == 12 * SECOND
     assert case.look(104.0, 11, 12, 11) == [Undone(10 * SECOND, 11 * SECOND)]
-    assert case.shadow.state is ShadowState.STABILIZATION
+    assert case.shadow.state is TentativeState.STABILIZATION
     assert case.look(104.1, 12, 12, 12) == [Undone(11 * SECOND, 12 * SECOND), CorrectionDone(12 * SECOND)]
     assert case.shadow.idle
 
@@ -167,9 +167,9 @@ def test_a_stream_that_stands_again_is_a_failure_again() -> None:
     for _ in range(3):
         case.work(102.7)
     case.look(104.0, 11, 13, 11)
-    assert case.shadow.state is ShadowState.STABILIZATION
+    assert case.shadow.state is TentativeState.STABILIZATION
     case.look(105.0, 11, 13, 11)
-    assert case.shadow.state is ShadowState.UP_FAILURE
+    assert case.shadow.state is TentativeState.UP_FAILURE
     assert case.shadow.standing(105.0) == [OTHER]
     assert case.shadow.since == 102.7
 

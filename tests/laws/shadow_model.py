@@ -31,7 +31,7 @@ from flux.shadows.shadow import (
     MarkOutput,
     Shadow,
     ShadowEffect,
-    ShadowState,
+    TentativeState,
     Undone,
     WantedMarks,
 )
@@ -419,7 +419,7 @@ class ShadowModel:
             raise ShadowLawBroken("tentative rows are left")
         for partition in (*self.of_a, *self.of_b):
             shadow = partition.shadow
-            if not shadow.idle or partition.room.bytes or shadow.nbytes or shadow.state is not ShadowState.STABLE:
+            if not shadow.idle or partition.room.bytes or shadow.nbytes or shadow.state is not TentativeState.STABLE:
                 raise ShadowLawBroken("a shadow holds something in calm")
             self.stats["revised"] += shadow.revised
         if "suspend" not in self.policies and self.latest > 2 * TURN_S:

@@ -17,9 +17,9 @@ from flux.exchange.producer import ToWorker
 from flux.exchange.source_streams import ReaderPosition
 from flux.state.jobs import attempt
 from flux.state.sender import Aside
-from flux.wire.codec import decode_batches
+from flux.wire.codec import decode_batches, decode_tentative
 from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, HeartbeatSeen, NewTable, PartitionFinished
-from flux.wire.messages import Chunk, Data, Hello, Install, Pulled
+from flux.wire.messages import Chunk, Data, Hello, Install, Pulled, Tentative
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, UnneededLinks, needed_workers
@@ -211,6 +211,9 @@ class WorkerProcess(Process):
                 known = core.knows(identity, message)
                 schema = self.sim.plan.travels(self.sim.plan.edges[message.edge])
                 batches = decode_batches(message, batches, schema) if known else []
+            elif isinstance(message, Tentative):
+                schema = self.sim.plan.edges[message.edge].schema
+                batches = decode_tentative(message, batches, schema) if core.shadows.knows(message) else []
         if isinstance(message, Install):
             self.sim.counts["copies of state in several parts"] += message.offset > 0
             self.sim.stalls.copied()
