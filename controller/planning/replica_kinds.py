@@ -56,12 +56,13 @@ def check_independent(plan: Plan, promises: Container[int]) -> None:
 
 
 def _before(plan: Plan, stage: StagePlan) -> Iterator[EdgePlan]:
-    """Yield the edges by which rows come to a stage, near or far."""
-    for number in stage.edges_in:
+    """Yield the edges by which rows come to a stage, near or far, each once."""
+    found = list(dict.fromkeys(stage.edges_in))
+    for number in found:
         edge = plan.edges[number]
         yield edge
         if isinstance(edge, FromStage):
-            yield from _before(plan, plan.stages[edge.stage])
+            found += [each for each in plan.stages[edge.stage].edges_in if each not in found]
 
 
 def _differs(plan: Plan, edge: EdgePlan, promises: Container[int]) -> str:
