@@ -167,6 +167,12 @@ class ConsumerProgress:
         acked others, or there were none until now."""
         self.unread_since, self.unread_patience, self.unread_look = now if owes else inf, 1.0, False
 
+    @property
+    def looks_for_unread(self) -> bool:
+        """The worker owed no ack at the last look, or it has been told of elements: newer ones do not wait for the patience of
+        these."""
+        return self.unread_since == inf or self.unread_patience > 1
+
     def unread_due(self, link_s: float) -> float:
         """Return the time at which the worker is to be told of unread elements here; infinite: it owes no ack."""
         return self.unread_since + link_s * self.unread_patience

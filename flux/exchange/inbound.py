@@ -390,6 +390,41 @@ class Inbound:
                 self.marks.keep(lambda: self._applied_by_all(hosted))
         return slices
 
+    def borrow(
+        self,
+        message: Data,
+        batches: Sequence[pa.RecordBatch],
+        partition: int,
+        others: Collection[int],
+        counters: Counters,
+    ) -> list[Delivery]:
+        """Take a message that is lent to one partition by another replica of it, and return its slices (design: borrowed-rows).
+        ``others`` here have not got it. Its bytes count against the credit, and are none of those granted to the producer."""
+        if message.first > self.received[partition]:
+            counters.gap += 1
+            return []
+        packet = Packet(self, message.nbytes, 0)
+        slices = self._slices(message, batches, (partition,), (), packet, counters)
+        self._advance(partition, message.sequence + 1, others)
+        packet.pending = len(slices)
+        self.held_bytes += message.nbytes if slices else 0
+        for _, slice_ in slices:
+            self.waiting.setdefault(partition, deque()).append(slice_.first)
+        if message.mark is not None and self._marked:
+            self.adopt(self.incarnation, [message.mark])
+        self.taken += 1
+        return slices
+
+    def borrow_bound(self, message: Bound, partition: int, others: Collection[int]) -> None:
+        """Take a statement that is lent to a partition. It counts for ``others`` once they have the elements before it."""
+        if message.first <= self.received[partition]:
+            self._advance(partition, message.sequence, others)
+            self.said = self.said.newer(Statement(message.sequence, message.watermark))
+
+    def _advance(self, partition: int, end: int, others: Collection[int]) -> None:
+        if end > self.received[partition]:
+            self.received.join(partition, end, others)
+
     def hear(self, message: Bound, hosted: Collection[int], counters: Counters) -> bool:
         """Take a statement about the stream's watermark, and tell whether it says anything new."""
         if message.nonce != self.nonce or self.phase is not IN_ORDER or message.number != self.number:

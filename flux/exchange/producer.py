@@ -587,7 +587,7 @@ class Producer:
             self._sendable = end
             for cursor in self._cursors.values():
                 cursor.look_again |= cursor.owes_since is None
-                cursor.unread_look |= cursor.phase is STANDING_BY and cursor.unread_since == np.inf
+                cursor.unread_look |= cursor.phase is STANDING_BY and cursor.looks_for_unread
         if self._presses:
             assert self._consumers is not None
             for worker, press in self._pressing.look(

@@ -1,4 +1,5 @@
 """Reachability: rows that do not come over one link, and other ways to them (design: reachability).
 
 starvation  Rows that do not come although some process has them
+lending     Rows that a primary cannot get, lent by a secondary that has them
 """

@@ -520,13 +520,52 @@ class Tentative(Message, frozen=True):
     rows: list[Natural]
 
 
+class UnorderedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Slices of a stream at a secondary that no order names."""
+
+    stage: Id
+    partition: Id
+    #: That of the secondary.
+    incarnation: Sequence
+    edge: Id
+    producer: Id
+    #: Exclusive: the newest of them is below this.
+    end: Natural
+
+
+class Unordered(Message, frozen=True):
+    """Statement of the secondaries on a worker, to the primaries on another: slices have been without an order for
+    ``spark.flux.link.timeout`` (design: borrowed-rows)."""
+
+    worker: Id
+    items: list[UnorderedRows]
+
+
+class Borrow(Message, frozen=True):
+    """Answer of a primary that lacks such slices: a request for them. They come as Data, and the stream's watermark as Bound."""
+
+    stage: Id
+    partition: Id
+    #: That of the secondary.
+    incarnation: Sequence
+    edge: Id
+    producer: Id
+    #: The number of this loan. Its messages carry it.
+    nonce: Natural
+    #: The first element that the primary lacks.
+    next: Natural
+    #: Bytes that it takes.
+    room: Size
+
+
 #: Messages of a worker to the data port of another.
 ToPort = (
-    Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound | Unread | WantTentative | Tentative
-)
+    Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound | Unread | Unordered | WantTentative
+    | Tentative
+)  # fmt: skip
 #: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull
 #: Answers to a producer by a worker that consumes its stream.
 ToProducer = Resume | ReadsElsewhere | Ack | Reset | Refuse
 #: Answers of a data port.
-Answered = ToProducer | Acks | Chunk | Pulled | OrdersSeen | Installed
+Answered = ToProducer | Acks | Chunk | Pulled | OrdersSeen | Installed | Borrow

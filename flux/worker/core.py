@@ -9,14 +9,12 @@ set back: it is ``wall_ahead`` of the monotonic clock.
 Left to others: frames, sockets, clocks and the source iterators (the shell), placement (the controller's table), and in this
 package: making the replicas that the table places (``replica_lifecycle``), reading streams (``subscriptions``), reading sources
 (``source_scheduler``), the choice of the next step (``step_scheduler``), and copies of state (``flux.state``).
-
-``DrainCounter`` counts how often the logs of the worker have been emptied.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
 from typing import Any, Protocol
 
@@ -27,6 +25,7 @@ from flux.dataflow.plan import FromStage, Plan
 from flux.errors import Fenced, ProtocolError, RefusedError
 from flux.exchange.inbound import Counters
 from flux.exchange.producer import ToWorker, unread_due
+from flux.reach.lending import Lender
 from flux.replica.batched_steps import apply_together
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.replica import Replica
@@ -38,6 +37,7 @@ from flux.wire.control import Checkpointed, CopyState, TableSeen
 from flux.wire.messages import (
     Acks,
     Answered,
+    Borrow,
     Bound,
     Data,
     Fetch,
@@ -54,6 +54,7 @@ from flux.wire.messages import (
     StepKind,
     Tentative,
     ToProducer,
+    Unordered,
     Unread,
     WantTentative,
 )
@@ -65,6 +66,7 @@ from flux.worker.hosted_replicas import HostedReplicas
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.pacing import Pacing
 from flux.worker.replica_lifecycle import ReplicaLifecycle
+from flux.worker.report import DrainCounter
 from flux.worker.source_scheduler import SourceScheduler
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
@@ -72,16 +74,6 @@ from flux.worker.table_follower import AssignedPartitions
 from flux.worker.watermarks import WatermarkScheduler
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
 from partitioning.table import Table
-
-
-class DrainableLog(Protocol):
-    """A log, or the kept output for a sink: numbers from ``base`` to ``end``."""
-
-    @property
-    def base(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    def __len__(self) -> int: ...
 
 
 class WorkerExtension(Protocol):
@@ -112,30 +104,6 @@ class WorkerExtension(Protocol):
 
     def due(self) -> float:
         """Return the time at which ``passed`` must be called again at the latest, if nothing happens before."""
-
-
-class DrainCounter:
-    """A count of the times at which everything has left a worker's logs that was in them at one moment.
-
-    Rows leave the log of a stream when every replica of their consumer has applied them. Once the count of a worker has grown by
-    two since some moment, its logs have nothing left of their content at that moment; one is not enough, because the first of the
-    two may have been marked before. To know that rows are through, ``controller.operate.all_available`` asks all workers for this
-    count, once for each stage on the way. Logs are looked at with each heartbeat; nothing is done on the data path."""
-
-    def __init__(self) -> None:
-        self.times = 0
-        #: Logs that have to be emptied up to a sequence number.
-        self._marks: dict[int, tuple[DrainableLog, int]] = {}
-
-    def look(self, logs: Iterable[DrainableLog]) -> int:
-        """Return the count. ``logs``: all present logs. The content of a log that is gone is no longer this worker's to hand
-        on."""
-        mine = {id(log): log for log in logs}
-        self._marks = {key: (log, end) for key, (log, end) in self._marks.items() if key in mine and log.base < end}
-        if not self._marks:
-            self.times += 1
-            self._marks = {key: (log, log.end) for key, log in mine.items() if len(log)}
-        return self.times
 
 
 #: Seconds. A wall clock that has gone back by more than this was set; smaller differences are drift.
@@ -229,6 +197,7 @@ class WorkerCore:
             self.lifecycle, plan.secret, plan.settings.resend_timeout, clock, parts, self.counters
         )
         self._state_receiver = self._state_sender.incoming
+        self.lender = Lender(worker, plan.settings.link_timeout, self.replicas, self.subscriptions.streams)
         self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._state_sender)
 
     @property
@@ -320,6 +289,8 @@ class WorkerCore:
                 self._on_orders(connection, message)
             case Press():
                 self._on_press(connection, message)
+            case Unordered():
+                self.subscriptions.on_unordered(connection, message)
             case Settled() | Passed() | Bound() | Unread():
                 self._on_statement(connection, message, now)
             case Tentative() | WantTentative():
@@ -366,6 +337,9 @@ class WorkerCore:
             return
         if isinstance(message, Installed):
             (self._extension or self._state_sender).on_installed(worker, message, now)
+            return
+        if isinstance(message, Borrow):
+            self.lender.lend(worker, message)
             return
         if isinstance(message, Acks):
             for ack in message.items:
@@ -610,6 +584,7 @@ class WorkerCore:
         if self._state_sender.active:
             yield from self._copies_of_state(now)
         yield from self._revivals.poll(now)
+        yield from self.lender.poll(self.table, now)
         self.leaving.flush(now)  # output that became committed, or left, since the last time
         busy = True
         while busy:

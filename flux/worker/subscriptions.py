@@ -19,6 +19,7 @@ import pyarrow as pa
 from flux.dataflow.plan import FromDataFrame, FromSource, FromStage, Plan
 from flux.errors import QueryFailed
 from flux.exchange.inbound import IN_ORDER, Counters, Delivery, Inbound
+from flux.reach.lending import Borrower
 from flux.reach.starvation import OwedRows, Starvation
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
@@ -28,6 +29,7 @@ from flux.wire.messages import (
     Ack,
     Acks,
     AppliedThrough,
+    Borrow,
     Bound,
     Data,
     Hello,
@@ -38,6 +40,7 @@ from flux.wire.messages import (
     Reset,
     Settled,
     ToProducer,
+    Unordered,
     Unread,
 )
 from flux.worker.hosted_replicas import HostedReplicas
@@ -90,7 +93,7 @@ ACK_ENTRIES = 30_000
 #: Limit on the times that the same batch arrives damaged: more often is no accident on the way.
 UNDECODABLE_MAX = 5
 
-Answer = Callable[[Hashable, ToProducer | Acks], None]
+Answer = Callable[[Hashable, ToProducer | Acks | Borrow], None]
 
 
 class Subscriptions:
@@ -119,6 +122,7 @@ class Subscriptions:
         self._nonce = 0
         self._starvation = Starvation(plan.settings.resend_timeout)
         self.owed = OwedRows(plan.settings.link_timeout)
+        self.borrower = Borrower(hosted.replicas, hosted.besides, self.of_stream, self._next_nonce, counters)
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
@@ -242,6 +246,8 @@ class Subscriptions:
     def on_bound(self, connection: Hashable, message: Bound) -> bool:
         """Take a statement about a stream's watermark, and tell whether it says anything new. A worker for which a stream has no
         rows gets nothing but statements, so these show that the connection of the last handshake is gone."""
+        if self.borrower.knows(connection, message):
+            return self.borrower.hear(message)
         known = self._greeted(connection, StreamId(message.edge, message.producer))
         inbound = None if known is None else self._stated(connection, message)
         return inbound is not None and inbound.hear(message, self.hosted_by(inbound.stream), self._counters)
@@ -414,9 +420,8 @@ class Subscriptions:
         starved: bool = False,
     ) -> None:  # fmt: skip
         """Read a stream from this connection. ``starved``: an ordered step here lacks its rows."""
-        self._nonce += 1
         self._left.discard(inbound.stream)
-        inbound.greet(incarnation, connection, self._nonce, epoch, read_from)
+        inbound.greet(incarnation, connection, self._next_nonce(), epoch, read_from)
         hosted = self.hosted_by(inbound.stream)
         others = self._not_reading(inbound.stream)
         front = self._front(inbound) if inbound.numbered or starved or inbound.may_lose else 0
@@ -424,6 +429,15 @@ class Subscriptions:
         self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front, end))
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
+
+    def _next_nonce(self) -> int:
+        self._nonce += 1
+        return self._nonce
+
+    def on_unordered(self, connection: Hashable, message: Unordered) -> None:
+        """Ask a secondary for slices that its primary here lacks."""
+        for question in self.borrower.ask(connection, message):
+            self.answer(connection, question)
 
     def _ask_again(self, inbound: Inbound, since: int) -> None:
         """Read a stream also for a replica that has joined, and that reads since the table of this epoch."""
@@ -497,9 +511,9 @@ class Subscriptions:
     # ---- rows
 
     def knows(self, connection: Hashable, message: Data) -> bool:
-        """Tell whether this stream is read from this connection; only then is a payload worth decoding."""
+        """Tell whether this stream is read from this connection, or lent on it; only then is a payload worth decoding."""
         inbound = self.streams.get(StreamId(message.edge, message.producer))
-        return inbound is not None and inbound.connection == connection
+        return inbound is not None and (inbound.connection == connection or self.borrower.knows(connection, message))
 
     def _greeted(self, connection: Hashable, stream: StreamId) -> Inbound | None:
         """Return a stream that is read on a connection. None: it is not, and its producer is to greet first."""
@@ -514,6 +528,9 @@ class Subscriptions:
         self, connection: Hashable, message: Data, batches: Sequence[pa.RecordBatch], now: float
     ) -> list[Delivery]:
         """Take a message, and return its slices to be applied, by partition."""
+        if self.borrower.knows(connection, message):
+            self._ack_within(self.ack_s, now)
+            return self.borrower.take(message, batches)
         inbound = self._greeted(connection, StreamId(message.edge, message.producer))
         if inbound is None:
             return []

@@ -46,6 +46,7 @@ from flux.wire.messages import (
     Answered,
     AppliedThrough,
     Asked,
+    Borrow,
     Bound,
     Chunk,
     Data,
@@ -71,6 +72,8 @@ from flux.wire.messages import (
     Resume,
     Settled,
     Tentative,
+    Unordered,
+    UnorderedRows,
     Unread,
     WantTentative,
 )
@@ -168,6 +171,7 @@ ASKED = [
     Unread(0, 1, 2, 3),
     Tentative(0, 1, 2, 3, NEVER, NEVER, 6, 1.5, [0, 1], [10, 20]),
     WantTentative(0, 1, 2, NEVER),
+    Unordered(0, [UnorderedRows(0, 1, 2, 3, 4, 5)]),
     Restore(0, 1, 2, 3),
     Pull(0, 1, 2, 3, 4, True),
 ]
@@ -183,6 +187,7 @@ ANSWERED = [
     OrdersSeen([PartitionSeen(0, 0, 1, 1, 5, 5, 5, CHECKSUM)]),
     Installed(0, 1, 2, 3, 64, False),
     Installed(0, 1, 2, 3, 0, False, lacks=True),
+    Borrow(0, 1, 2, 3, 4, 5, 6, 7),
 ]
 REPORTS = [
     Register(role="worker", index=0, attempt=1, host="h", pid=3, edges=[1], node=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flux.exchange.log import End, Log, LogEntry
-from flux.worker.core import DrainCounter
+from flux.worker.report import DrainCounter
 
 
 def log(*sequences: int) -> Log:

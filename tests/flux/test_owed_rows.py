@@ -70,6 +70,15 @@ def test_each_telling_waits_twice_as_long_until_an_ack_brings_something_new() ->
     assert told(producer, 12.31) == [2]
 
 
+def test_newer_rows_do_not_wait_for_the_patience_of_those_that_were_told() -> None:
+    producer = offered()
+    give(producer, 1, 0)
+    times = [float(now) for now in np.arange(1.0, 4.0, 0.05) if told(producer, float(now))]
+    assert len(times) == 3  # the next one is due in more than a second
+    give(producer, 1, 0)
+    assert [told(producer, now) for now in (4.0, 4.29, 4.31)] == [[], [], [2]]
+
+
 def test_nothing_is_due_once_all_is_acked() -> None:
     producer = offered()
     give(producer, 1, 0)

@@ -26,6 +26,7 @@ from flux.exchange.inbound import Inbound, PartitionProgress
 from flux.exchange.log import Log
 from flux.exchange.marks import Marks
 from flux.exchange.producer import Producer
+from flux.reach.lending import Lender
 from flux.reach.starvation import Starvation
 from flux.replica.replica import Replica
 from flux.state.sender import StateSender
@@ -212,6 +213,11 @@ def waits_for_the_link(patch: Patch) -> None:
         self.owed.due_at = inf
 
     patch.setattr(Subscriptions, "look_for_owed", broken)
+
+
+def lends_nothing(patch: Patch) -> None:
+    """A secondary keeps slices that its primary cannot get."""
+    patch.setattr(Lender, "look", lambda *given: ())
 
 
 def secondaries_hold_credit_for_ever(patch: Patch) -> None:

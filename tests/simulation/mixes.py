@@ -352,6 +352,10 @@ CUT_LINKS = Mix(
     slots=4,
     reach=True,
 )
+#: The same with sources that workers read. These give their rows soon, so many links are cut soon.
+CUT_LINKS_OF_READERS = replace(
+    CUT_LINKS, faults=replace(CUT_LINKS.faults or Faults(), calm_after_s=2.0, pair_cuts_per_s=12.0), numbered=1.0
+)
 #: The same with event time.
 CUT_LINKS_IN_EVENT_TIME = replace(CUT_LINKS, event_time=True)
 #: Aggregates whose replicas have no common order, beside stages that have one.

@@ -2,7 +2,9 @@
 
 reachable means going on    a worker that reads a stage's stream, and has room for more of it, does not stand still for longer
                             than ``link.timeout`` and a third of it, times the replicas that it may try, while another replica
-                            of the producer has committed rows for it, and links between the two let everything through
+                            of the producer has committed rows for it, and links between the two let everything through.
+                            A primary does not lack rows for longer than ``link.timeout`` and two thirds of it that a secondary
+                            has, which it can reach in the same way
 
 Which replica has such rows, and which links are cut, is looked up in the processes and in the network, and not asked of the code
 that keeps the rule. It is looked at in runs in which links are cut and nothing else fails: any other fault may cost time by
@@ -11,7 +13,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from flux.exchange.consumer_progress import STANDING_BY
 from flux.exchange.inbound import Inbound
 from flux.exchange.producer import Producer
 from flux.worker.core import WorkerCore
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 from tests.simulation.faults import Faults
 from tests.simulation.violation import Violation
 
@@ -33,6 +35,8 @@ LOOK_S = 0.01
 #: In link timeouts, for each replica that may be tried: the timeout, its sixth for rows that are on their way, and a sixth for
 #: the messages of a handshake and for the turns in which they are read.
 TIMES = 4 / 3
+#: The same for rows that a secondary has: two thirds of a timeout, two looks of a third each, and a third for the messages.
+LENT_TIMES = 5 / 3
 
 
 @dataclass
@@ -44,12 +48,13 @@ class Stop:
 
 
 class ReachWatch:
-    """``worst``: the longest time for which rows waited that a reachable replica had, in seconds."""
+    """``worst``: the longest time for which rows waited that a reachable replica of their producer had, in seconds;
+    ``worst_lent``: the same for rows that a secondary had."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.worst = 0.0
-        self._stops: dict[tuple[int, StreamId], Stop] = {}
+        self.worst = self.worst_lent = 0.0
+        self._stops: dict[Hashable, Stop] = {}
         if sim.faults.pair_cuts_per_s and only_cuts(sim.faults):
             sim.world.after(LOOK_S, self._look)
 
@@ -70,12 +75,45 @@ class ReachWatch:
                 others = list(self._others(core, stream, inbound))
                 if not others:
                     continue
-                key, got = (core.worker, stream), sum(map(inbound.received.__getitem__, _hosted(core, stream)))
+                hosted = _hosted(core, stream)
+                # As long as it applies what it has of the stream, it has work.
+                got = sum(inbound.received[p] + inbound.next_to_apply(p) for p in hosted)
+                key = core.worker, stream
                 stop = known.get(key)
                 if stop is None or stop.got != got:
                     stop = Stop(got, now)
                 self._stops[key] = stop
                 self._judge(core, stream, inbound, now - stop.since, others)
+        for key, worker, stream, got, lender in self._lacking():
+            stop = known.get((*key, stream))
+            if stop is None or stop.got != got:
+                stop = Stop(got, now)
+            self._stops[*key, stream] = stop
+            self.worst_lent = max(self.worst_lent, now - stop.since)
+            sim.counts["looks at primaries that lack rows of a secondary"] += 1
+            if now - stop.since > self.link_s * LENT_TIMES:
+                raise Violation(
+                    GOES_ON,
+                    f"partition {tuple(key)} at worker {worker} lacks rows of stream {stream} for {now - stop.since:.3f} s at "
+                    f"{now - 1000:.2f} s, which its secondary at worker {lender} has",
+                )
+
+    def _lacking(self) -> Iterator[tuple[PartitionKey, int, StreamId, int, int]]:
+        """Primaries that lack rows which a secondary has, that they can reach: partition, worker, stream, the element that comes
+        next, and the worker of the secondary."""
+        network = self.sim.network
+        for core in self.sim.hosts():
+            for key, replica in core.replicas.items():
+                for worker in replica.order.peers if replica.primary and not replica.finished else ():
+                    other = self.sim.core_of(worker)
+                    cut = network.cut_off(core.worker, worker) or network.cut_off(worker, core.worker)
+                    lender = None if other is None or cut else other.replicas.get(key)
+                    for stream, slices in () if lender is None else lender.waits.by_stream.items():
+                        inbound = core.subscriptions.streams.get(stream)
+                        at = 0 if inbound is None else inbound.received[key.partition]
+                        room = inbound is None or inbound.held_bytes < inbound.credit
+                        if room and slices[-1].sequence >= at >= replica.order.ordered_below(stream):
+                            yield key, core.worker, stream, at, worker
 
     def _judge(self, core: WorkerCore, stream: StreamId, inbound: Inbound, stood: float, others: list[int]) -> None:
         if stood > self.worst:

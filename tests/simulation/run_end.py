@@ -38,6 +38,7 @@ class RunEnd:
                 self.counts["stale messages refused"] += counters.stale
                 self.counts["gaps noticed"] += counters.gap
                 self.counts["subscriptions that switched their source"] += counters.switched
+                self.counts["slices lent to a primary"] += worker.core.subscriptions.borrower.slices
                 self.counts["slices cut as an order says"] += sum(
                     i.cuts for i in worker.core.subscriptions.streams.values()
                 )

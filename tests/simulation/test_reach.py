@@ -1,4 +1,4 @@
-"""Links between two workers that are cut for seconds hold up nothing that can be had elsewhere (design: owed-rows)."""
+"""Links between two workers that are cut for seconds hold up nothing that can be had elsewhere (design: reachability)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.mixes import CUT_LINKS, EVENT_TIME_FAULTLESS, FAULTLESS, Mix
+from tests.simulation.mixes import CUT_LINKS, CUT_LINKS_OF_READERS, EVENT_TIME_FAULTLESS, FAULTLESS, Mix
 from tests.simulation.run import REACH_FROM, Result, run
 from tests.simulation.runs import LONG
 from tests.simulation.story_hashes import tell
 
-#: Cut links and nothing else; and whatever a seed has, beside cut links.
-ALONE, AMONG = range(60 if LONG else 12), range(REACH_FROM, REACH_FROM + (100 if LONG else 12))
+#: Cut links and nothing else, in two mixes; and whatever a seed has, beside cut links.
+ALONE, AMONG = range(60 if LONG else 9), range(REACH_FROM, REACH_FROM + (100 if LONG else 9))
 
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    return [*(run(seed, CUT_LINKS) for seed in ALONE), *map(run, AMONG)]
+    alone = [run(seed, mix) for mix in (CUT_LINKS, CUT_LINKS_OF_READERS) for seed in ALONE]
+    return [*alone, *map(run, AMONG)]
 
 
 def test_every_law_is_kept(results: list[Result]) -> None:
@@ -31,6 +32,7 @@ def test_rows_are_owed_and_read_elsewhere(results: list[Result]) -> None:
     assert counts["links cut in both directions"] > 0
     assert counts["looks at streams that a reachable replica has rows of"] > 100
     assert counts["subscriptions that switched their source"] > 3
+    assert counts["slices lent to a primary"] > 5
 
 
 @pytest.mark.parametrize(("mix", "seed"), [(FAULTLESS, 3), (FAULTLESS, 17), (EVENT_TIME_FAULTLESS, 5)])

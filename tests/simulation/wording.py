@@ -112,6 +112,21 @@ class Wording:
         at = f"{m.edge}.{m.producer}"
         return [(f"stream {at}: below batch {m.end} there are batches here of which you ack none", [at])]
 
+    def _Unordered(self, m: messages.Unordered, _: Any) -> Lines:  # noqa: N802
+        return [
+            (
+                f"{self.key((r.stage, r.partition))}: batches of stream {r.edge}.{r.producer} below {r.end} are in no order",
+                [f"{r.edge}.{r.producer}", key_tag((r.stage, r.partition))],
+            )
+            for r in m.items
+        ]
+
+    def _Borrow(self, m: messages.Borrow, _: Any) -> Lines:  # noqa: N802
+        at, key = f"{m.edge}.{m.producer}", (m.stage, m.partition)
+        return [
+            (f"{self.key(key)}: lend me stream {at} from batch {m.next}, {m.room:,} bytes at most", [at, key_tag(key)])
+        ]
+
     def _Reset(self, m: messages.Reset, _: Any) -> Lines:  # noqa: N802
         at = f"{m.edge}.{m.producer}"
         return [(f"stream {at}: {self.said(m.reason)}; greet me again", [at])]
