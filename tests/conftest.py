@@ -116,6 +116,23 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def patient_tasks() -> Iterator[Any]:
+    pytest.importorskip("pyspark")
+    session = _session("local[6,1000]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def slots(patient_tasks: Any) -> Any:
+    """Driver and six task slots in one JVM. Tasks may fail often, so a Python worker may be killed and Spark starts another one.
+    Three executors of ``cluster`` cost 20 seconds of a core more: for tests in which executors stay alive."""
+    running = patient_tasks.sparkContext._jsc.sc().statusTracker().getExecutorInfos
+    eventually("Spark tasks of an earlier test", lambda: sum(each.numRunningTasks() for each in running()), 0, 120)
+    return patient_tasks
+
+
+@pytest.fixture(scope="session")
 def executors() -> Iterator[Any]:
     pytest.importorskip("pyspark")
     more = {"spark.task.maxFailures": "1000", "spark.decommission.enabled": "true"}

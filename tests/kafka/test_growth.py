@@ -18,7 +18,7 @@ from tests.kafka.topics import grow, send
 
 @pytest.mark.spark
 def test_partitions_and_topics_that_come_later_are_told_and_then_read_from_their_beginning(
-    cluster: Any,
+    slots: Any,
     broker: Broker,
     topic: str,
     tmp_path: Path,
@@ -37,7 +37,7 @@ def test_partitions_and_topics_that_come_later_are_told_and_then_read_from_their
         )
         seen = flux.stage(key="key", partitions=2, schema=SEEN)(Seen)
         return seen(clicks).to_parquet(tmp_path / "rows", roll_every="200ms").start(
-            spark=cluster, workers=2, checkpointLocation=tmp_path / "location", progress_interval="100ms",
+            spark=slots, workers=2, checkpointLocation=tmp_path / "location", progress_interval="100ms",
             checkpoint_interval="200ms",
         )  # fmt: skip
 

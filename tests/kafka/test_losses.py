@@ -28,9 +28,9 @@ def values(numbers: range) -> list[Any]:
 
 
 @contextmanager
-def running(flow: Any, cluster: Any, location: Path | None, workers: int = 2) -> Iterator[flux.Query]:
+def running(flow: Any, slots: Any, location: Path | None, workers: int = 2) -> Iterator[flux.Query]:
     more = {} if location is None else {"checkpointLocation": location}
-    query = flow.start(spark=cluster, workers=workers, progress_interval="100ms", **more)
+    query = flow.start(spark=slots, workers=workers, progress_interval="100ms", **more)
     try:
         yield query
     finally:
@@ -49,13 +49,13 @@ def reads(query: flux.Query, folder: Path, numbers: range) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("key", [None, pytest.param("key", marks=pytest.mark.long)])
 def test_new_records_come_after_the_old_ones_were_compacted(
-    cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path, key: str | None
+    slots: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path, key: str | None
 ) -> None:
     topic = new_topic(**COMPACTED)
     send(broker.address, topic, values(OLD))
     for numbers in (OLD, NEW):
         flow = query_of(topic, broker.address, tmp_path / "rows", key=key)
-        with running(flow, cluster, tmp_path / "location") as query:
+        with running(flow, slots, tmp_path / "location") as query:
             if numbers is NEW:
                 send(broker.address, topic, values(NEW))
             reads(query, tmp_path / "rows", numbers)
@@ -68,13 +68,13 @@ def test_new_records_come_after_the_old_ones_were_compacted(
 @pytest.mark.spark
 @pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_new_records_come_after_retention_has_deleted_all_that_were_applied(
-    cluster: Any, broker: Broker, topic: str, tmp_path: Path, fails: bool
+    slots: Any, broker: Broker, topic: str, tmp_path: Path, fails: bool
 ) -> None:
     """Without a key, 7 of 8 partitions have got no row: they have nothing to say of the others."""
     send(broker.address, topic, values(OLD))
     for numbers in (OLD, NEW):
         flow = query_of(topic, broker.address, tmp_path / "rows", fail_on_data_loss=fails)
-        with running(flow, cluster, tmp_path / "location") as query:
+        with running(flow, slots, tmp_path / "location") as query:
             if numbers is NEW:
                 send(broker.address, topic, values(NEW))
             reads(query, tmp_path / "rows", numbers)
@@ -84,28 +84,28 @@ def test_new_records_come_after_retention_has_deleted_all_that_were_applied(
 
 @pytest.mark.spark
 def test_all_that_is_there_comes_after_retention_has_passed_the_checkpoint(
-    cluster: Any, broker: Broker, topic: str, tmp_path: Path
+    slots: Any, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     send(broker.address, topic, values(OLD))
     flow = query_of(topic, broker.address, tmp_path / "rows", fail_on_data_loss=False)
-    with running(flow, cluster, tmp_path / "location") as query:
+    with running(flow, slots, tmp_path / "location") as query:
         reads(query, tmp_path / "rows", OLD)
     send(broker.address, topic, values(range(500, 550)))
     delete_before(broker.address, topic, len(OLD) + 50)
     send(broker.address, topic, values(NEW))
     flow = query_of(topic, broker.address, tmp_path / "rows", fail_on_data_loss=False)
-    with running(flow, cluster, tmp_path / "location") as query:
+    with running(flow, slots, tmp_path / "location") as query:
         reads(query, tmp_path / "rows", NEW)
     assert written(tmp_path / "rows") == Counter([*OLD, *NEW])
 
 
 @pytest.mark.spark
 def test_a_worker_is_lost_after_records_that_were_applied_have_expired(
-    cluster: Any, broker: Broker, topic: str, tmp_path: Path
+    slots: Any, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     send(broker.address, topic, values(OLD))
     flow = query_of(topic, broker.address, tmp_path / "rows", replicas=2, stages=2)
-    with running(flow, cluster, None, workers=3) as query:
+    with running(flow, slots, None, workers=3) as query:
         reads(query, tmp_path / "rows", OLD)
         until(lambda: rows_in(query) >= len(OLD), "the controller has heard of them")
         # Until then partitions without rows may still ask for them (design: needed-no-more).

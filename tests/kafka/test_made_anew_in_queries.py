@@ -22,7 +22,7 @@ FIRST, SECOND, LATER, THIRD = range(100), range(1000, 1150), range(2000, 2050), 
 
 @pytest.mark.spark
 def test_all_of_each_new_topic_comes_once_though_a_worker_is_killed_and_the_query_starts_again(
-    cluster: Any, broker: Broker, topic: str, tmp_path: Path
+    slots: Any, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     rows, location = tmp_path / "rows", tmp_path / "location"
 
@@ -30,7 +30,7 @@ def test_all_of_each_new_topic_comes_once_though_a_worker_is_killed_and_the_quer
         return query_of(topic, broker.address, rows, replicas=2, stages=2, key="key", fail_on_data_loss=fails)
 
     send(broker.address, topic, values(FIRST))
-    with running(flow(False), cluster, location, workers=3) as query:
+    with running(flow(False), slots, location, workers=3) as query:
         reads(query, rows, FIRST)
         remake(broker.address, topic)
         send(broker.address, topic, values(SECOND))
@@ -41,10 +41,10 @@ def test_all_of_each_new_topic_comes_once_though_a_worker_is_killed_and_the_quer
     remake(broker.address, topic)
     send(broker.address, topic, values(THIRD))
     with (
-        running(flow(True), cluster, location) as query,
+        running(flow(True), slots, location) as query,
         pytest.raises(flux.FluxError, match="was deleted and made anew"),
     ):
         query.awaitTermination(120)
-    with running(flow(False), cluster, location) as query:
+    with running(flow(False), slots, location) as query:
         reads(query, rows, THIRD)
     assert written(rows) == Counter([*FIRST, *SECOND, *LATER, *THIRD])

@@ -42,10 +42,10 @@ def check_topic(topic: str, broker: Broker) -> None:
 
 
 def test_a_topic_has_each_row_once_and_in_order_though_two_writers_are_killed(
-    cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
+    slots: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, gate = new_topic(3), tmp_path / "gate"
-    query = seen_into(topic, broker, gate, 2).start(spark=cluster, workers=3, progress_interval="100ms")
+    query = seen_into(topic, broker, gate, 2).start(spark=slots, workers=3, progress_interval="100ms")
     try:
         assert query.status["sinks"] == [f"Seen to topic {topic} of Kafka at {broker.address}, exactly once"]
         for part in (5, 2):
@@ -64,12 +64,12 @@ def test_a_topic_has_each_row_once_and_in_order_though_two_writers_are_killed(
 
 @pytest.mark.parametrize("guarantee", [pytest.param("exactly_once", marks=pytest.mark.long), "transactional"])
 def test_a_query_that_has_lost_everything_goes_on_in_the_topic_where_it_was(
-    cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path, guarantee: str
+    slots: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path, guarantee: str
 ) -> None:
     topic, gate = new_topic(3), tmp_path / "gate"
     for first in (True, False):
         query = seen_into(topic, broker, gate, 1, guarantee).start(
-            spark=cluster, workers=2, checkpointLocation=tmp_path / "location", progress_interval="100ms",
+            spark=slots, workers=2, checkpointLocation=tmp_path / "location", progress_interval="100ms",
             checkpoint_interval="200ms",
         )  # fmt: skip
         try:

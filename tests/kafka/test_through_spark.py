@@ -51,7 +51,7 @@ def bad_records_of(query: flux.Query) -> int:
 
 @pytest.mark.spark
 def test_each_record_counts_once_though_a_worker_is_killed(
-    cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
+    slots: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, dead = new_topic(PARTITIONS), new_topic()
     clicks = flux.kafka(
@@ -59,7 +59,7 @@ def test_each_record_counts_once_though_a_worker_is_killed(
         bad_records=f"dead_letter:{dead}",
     )  # fmt: skip
     seen = flux.stage(key="key", partitions=4, replicas=2, schema=SEEN)(Seen)
-    query = seen(clicks).to_parquet(tmp_path, roll_every="200ms").start(spark=cluster, workers=3)
+    query = seen(clicks).to_parquet(tmp_path, roll_every="200ms").start(spark=slots, workers=3)
     try:
         rounds(broker.address, topic, 0, ROUNDS // 2)
         until(lambda: rows_in(query) >= KEYS * ROUNDS // 2, "the first half")
@@ -86,14 +86,14 @@ def test_each_record_counts_once_though_a_worker_is_killed(
 
 @pytest.mark.spark
 def test_a_query_that_meets_a_bad_record_ends_and_names_it(
-    cluster: Any, broker: Broker, topic: str, tmp_path: Path
+    slots: Any, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     send(broker.address, topic, [b'{"key": 1, "sequence": 0}', b"nonsense"])
     clicks = flux.kafka(topic, broker.address, format="json", schema="key BIGINT, sequence BIGINT")
     query = (
         flux.stage(key="key", partitions=2, schema=SEEN)(Seen)(clicks)
         .to_parquet(tmp_path)
-        .start(spark=cluster, workers=2)
+        .start(spark=slots, workers=2)
     )
     with pytest.raises(BadRecord, match=f"topic '{topic}', partition 0, offset 1 is no json.*b'nonsense'"):
         query.awaitTermination(120)
@@ -101,7 +101,7 @@ def test_a_query_that_meets_a_bad_record_ends_and_names_it(
 
 @pytest.mark.spark
 def test_avro_out_is_registered_once_and_ends_with_the_row_that_does_not_fit(
-    cluster: Any, broker: Broker, new_topic: Callable[..., str]
+    slots: Any, broker: Broker, new_topic: Callable[..., str]
 ) -> None:
     """What a query settles where it starts is what its workers write by."""
     topic, out = new_topic(), new_topic()
@@ -118,7 +118,7 @@ def test_avro_out_is_registered_once_and_ends_with_the_row_that_does_not_fit(
         flow = flux.stage(key="key", partitions=2, schema=SEEN)(Seen)(rows).to_kafka(
             out, broker.address, key="key", **avro
         )
-        query = flow.start(spark=cluster, workers=2)
+        query = flow.start(spark=slots, workers=2)
     until(lambda: len(found(broker.address, out, 0)[0]) >= 2, "both records")
     (messages,) = found(broker.address, out, 2)
     send(broker.address, topic, [b'{"key": 3}'])
@@ -143,7 +143,7 @@ def seen_in(broker: Broker, topic: str, count: int) -> list[tuple[int, int, int]
 
 @pytest.mark.spark
 def test_topics_that_are_ahead_of_a_restored_location_are_refused_with_what_to_do(
-    cluster: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
+    slots: Any, broker: Broker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, outs = new_topic(PARTITIONS), {kind: new_topic(2) for kind in ("exactly_once", "transactional")}
     location, older, newest = tmp_path / "location", tmp_path / "older", tmp_path / "newest"
@@ -153,7 +153,7 @@ def test_topics_that_are_ahead_of_a_restored_location_are_refused_with_what_to_d
     def started() -> flux.Query:
         ends = [counts.to_kafka(to, broker.address, key="key", guarantee=kind) for kind, to in outs.items()]
         options = {"checkpointLocation": location, "checkpoint_interval": "200ms"}
-        return flux.start(*ends, spark=cluster, workers=2, **options)
+        return flux.start(*ends, spark=slots, workers=2, **options)
 
     def check(stop: int) -> None:
         wanted = [(key, number, number) for key in range(KEYS) for number in range(stop)]

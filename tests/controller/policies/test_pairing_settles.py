@@ -21,7 +21,7 @@ def settle(cluster: Cluster, rounds: int = 150) -> None:
 
 
 @pytest.mark.parametrize("back_pressure", [False, True])
-@pytest.mark.parametrize("partitions", [1, 7, 32, 61])
+@pytest.mark.parametrize("partitions", [1, 7, pytest.param(32, marks=pytest.mark.long), 61])
 @pytest.mark.parametrize("workers", WORKERS)
 def test_counts_that_do_not_divide_evenly_come_to_rest(workers: int, partitions: int, back_pressure: bool) -> None:
     """All begin on two workers, each partition as heavy as the others."""
@@ -54,7 +54,7 @@ def test_any_load_comes_to_rest(workers: int, costs: list[float], copies: int, s
     ("total", "back_pressure"),
     [(0.7, False), (0.7, True), (1.5, False), (1.5, True), (2.4, False), (2.4, True), (6.0, True)],
 )
-@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.2])
+@pytest.mark.parametrize("exponent", [pytest.param(0.5, marks=pytest.mark.long), 1.0, 1.2])
 def test_skewed_keys_over_64_partitions_on_3_workers_end_within_1_2_of_the_mean(
     exponent: float, total: float, back_pressure: bool
 ) -> None:
@@ -66,8 +66,8 @@ def test_skewed_keys_over_64_partitions_on_3_workers_end_within_1_2_of_the_mean(
 
 @pytest.mark.parametrize("back_pressure", [False, True])
 @pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("partitions", [12, 32, 61])
-@pytest.mark.parametrize("total", [1.2, 1.8, 2.1])
+@pytest.mark.parametrize("partitions", [pytest.param(12, marks=pytest.mark.long), 32, 61])
+@pytest.mark.parametrize("total", [1.2, pytest.param(1.8, marks=pytest.mark.long), 2.1])
 def test_with_a_worker_at_a_quarter_of_its_speed_the_placement_ends_near_the_best(
     total: float, partitions: int, copies: int, back_pressure: bool
 ) -> None:
