@@ -20,6 +20,7 @@ from flux.wire.statistics import SilentStream, TentativeReport, TentativeState
 #: Seconds for which a failure stays open though no worker reports it. A worker that is lost takes its report with it, and the
 #: shadow of its successor reports later.
 LOST_S = 5.0
+UP_FAILURE = TentativeState.UP_FAILURE
 #: Streams that a text names; it counts the others.
 NAMED = 2
 
@@ -36,6 +37,9 @@ class InputFailure:
     silent: dict[tuple[int, int], SilentStream] = field(default_factory=dict)
     #: By stage, partition and beginning of the shadow's work: the newest report.
     reports: dict[tuple[int, int, float], TentativeReport] = field(default_factory=dict)
+
+    #: The partition of a source that holds the stages back, with the reason; empty: it is not known.
+    holder: str = ""
 
     def sum(self, counted: str) -> int:
         return sum(getattr(report, counted) for report in self.reports.values())
@@ -94,15 +98,19 @@ class Availabilities:
 
     def _told(self, failure: InputFailure) -> str:
         streams = self._streams(list(failure.silent.values()), "was", "were")
+        missed = f"waited for {failure.holder}" if failure.holder else "an input was missing"
         return (
-            f"{streams or 'an input was missing'}; tentative from {_clock(failure.since)} to {_clock(failure.seen)}: "
+            f"{streams or missed}; tentative from {_clock(failure.since)} to {_clock(failure.seen)}: "
             f"{failure.sum('rows'):,} tentative rows, of which the correction changed {failure.sum('revised'):,}"
         )
 
-    def report(self) -> dict[str, Any]:
-        """Return the entry of a progress report; empty: no stage has availability."""
+    def report(self, stages: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """Return the entry of a progress report, of which ``stages`` are the entries of stages; empty: no stage has
+        availability."""
         if not self._asked:
             return {}
+        if self._failure is not None:
+            self._note_holder(self._failure, stages)
         failure, rows, revised = self._failure, self._rows, self._revised
         if failure is not None:
             rows, revised = rows + failure.sum("rows"), revised + failure.sum("revised")
@@ -126,6 +134,14 @@ class Availabilities:
         }
         return {"availability": entry}
 
+    def _note_holder(self, failure: InputFailure, stages: Iterable[Mapping[str, Any]]) -> None:
+        """Note the partition of a source that holds tentative stages back: it may answer, and have no rows."""
+        active = {self._plan.stages[report.stage].name for report in self._active if report.state == UP_FAILURE}
+        for entry in stages:
+            if entry["name"] in active and (holder := entry.get("eventTime", {}).get("heldBackBy")):
+                failure.holder = holder
+                return
+
     def _state(self) -> str:
         if self._failure is None:
             return "stable"
@@ -141,7 +157,8 @@ class Availabilities:
         if self._failure is None:
             return streams
         left = f"{count(self._windows(), 'window')} to correct"
-        why = "all inputs are back" if self._state() == "correcting" else streams or "an input is missing"
+        holder = f"waiting for {self._failure.holder}" if self._failure.holder else "an input is missing"
+        why = "all inputs are back" if self._state() == "correcting" else streams or holder
         return f"tentative since {_clock(self._failure.since)}: {why}, {left}"
 
     def _streams(self, silent: Sequence[SilentStream], one: str, several: str) -> str:

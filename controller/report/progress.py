@@ -410,7 +410,7 @@ class Progress:
             "sources": self._sources({member.node: stats for member, stats in workers}),
             "stages": stages,
             "workers": [self._worker(member, stats, now) for member, stats in workers],
-        } | self._availabilities.report()
+        } | self._availabilities.report(stages)
         if members.vault is not None:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
         if over:

@@ -125,6 +125,18 @@ def test_many_silent_streams_are_counted_and_a_silent_one_alone_is_told() -> Non
     assert entry["state"] == "stable"
 
 
+def test_a_partition_that_answers_and_has_no_rows_is_named_by_what_it_holds_back() -> None:
+    failures = Availabilities(planned(availability="1h"))
+    failures.note([{"tentative": [told(TentativeState.UP_FAILURE, 3, 9)]}], [], AT)
+    holder = {"name": "Again", "eventTime": {"heldBackBy": "partition 3 of source events: no row since 12:01:02"}}
+    entry = failures.report([{"name": "Counted"}, holder])["availability"]
+    assert entry["message"] == (
+        "tentative since 12:01:07: waiting for partition 3 of source events: no row since 12:01:02, 3 windows to correct"
+    )
+    failures.note([{"tentative": [told(TentativeState.STABLE, 0, 9)]}], [], AT + 1)
+    assert failures.ended()[0][0].startswith("waited for partition 3 of source events")
+
+
 def test_a_query_without_availability_says_nothing() -> None:
     failures = Availabilities(planned())
     failures.note([{"tentative": [told(TentativeState.UP_FAILURE, 1, 1)]}], [SILENT], AT)
