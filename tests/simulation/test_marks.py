@@ -11,6 +11,7 @@ import pytest
 
 import flux
 from flux.arguments import MARKS, STEPS
+from flux.dataflow.plan import ById
 from tests.simulation import mixes, timed_flows
 from tests.simulation import timed_kinds as kinds
 from tests.simulation.checkers import Ledger
@@ -70,7 +71,7 @@ def steady(order: str, holder: dict[str, Any]) -> Any:
         builder.sink(counts)
         flow = timed_flows._compiled(builder, random.Random(1), False, 0.0)
         settings = replace(flow.plan.settings, log_max_bytes=1 << 20, credit_max_bytes=1 << 20, ack_interval=0.005)
-        stages = (replace(flow.plan.stages[0], order=order), *flow.plan.stages[1:])
+        stages = ById(replace(stage, order=order) if stage.id == 0 else stage for stage in flow.plan.stages)
         return replace(flow, plan=replace(flow.plan, stages=stages, settings=settings), credit_floor=1 << 20)
 
     return make

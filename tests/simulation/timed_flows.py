@@ -568,7 +568,7 @@ def _with_marks(flow: Dataflow, rng: random.Random | None) -> Dataflow:
     """Return the flow with replicas without a common order in most of the aggregates that may have them."""
     if rng is None:
         return flow
-    stages = tuple(
+    stages = ById(
         replace(stage, order=MARKS, replicas=max(stage.replicas, min(2, most)))
         if stage.sink is None
         and isinstance(made := stage.make(), flux.Aggregate)
