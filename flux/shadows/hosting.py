@@ -234,7 +234,7 @@ class ShadowHosting:
         self._now, self._wall = now, wall
         with self._guarded(hosted):
             hosted.shadow.note_step(step)
-        if step.entry.kind in (StepKind.WATERMARK, StepKind.FINISH) and not hosted.shadow.idle:
+        if step.entry.kind in (StepKind.WATERMARK, StepKind.FINISH) and not hosted.shadow.calm:
             self._look(hosted, now, wall)
         elif not hosted.news:
             self._note(hosted, now)
@@ -259,7 +259,8 @@ class ShadowHosting:
         replica = hosted.replica
         with self._guarded(hosted):
             bounds, applied = self._bounds(replica)
-            self._do(hosted, hosted.shadow.look(wall, replica.context.watermark, bounds, applied))
+            waiting = replica.waits.by_stream
+            self._do(hosted, hosted.shadow.look(wall, replica.context.watermark, bounds, applied, waiting))
 
     def _bounds(self, replica: Replica) -> tuple[dict[StreamId, StreamBound], dict[StreamId, int]]:
         """Return the bound of each stream behind the elements that a replica has applied, and the newest element that its state

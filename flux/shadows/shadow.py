@@ -15,7 +15,7 @@ for stages that have missed it (T6).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -108,6 +108,8 @@ class StreamNews:
     risen_at: float = inf
     #: Creation of the newest element that was applied since then; infinite: none was.
     created: float = inf
+    #: Elements of it wait for the partition: it is not the stream that is late.
+    waits: bool = False
     #: The newest element with rows that was applied.
     applied: int = -1
     #: Time at which tentative marks were asked for last.
@@ -183,16 +185,23 @@ class Shadow:
     # ---- news
 
     def look(
-        self, now: float, watermark: int, bounds: Mapping[StreamId, StreamBound], applied: Mapping[StreamId, int] = {}
+        self,
+        now: float,
+        watermark: int,
+        bounds: Mapping[StreamId, StreamBound],
+        applied: Mapping[StreamId, int] = {},
+        waiting: Collection[StreamId] = (),
     ) -> list[ShadowEffect]:
         """Take the stable watermark of the replica, and the bounds of all its streams, as far as the replica has applied them.
-        ``applied``: by stream, the newest element that may be in the state, for streams of which no step was seen yet."""
+        ``applied``: by stream, the newest element that may be in the state, for streams of which no step was seen yet;
+        ``waiting``: streams with elements that the replica has still to apply."""
         for stream in self._streams.keys() - bounds.keys():
             del self._streams[stream]
         for stream, bound in bounds.items():
             known = self._streams.get(stream)
             if known is None:
                 known = self._streams[stream] = StreamNews(applied=applied.get(stream, -1))
+            known.waits = stream in waiting
             self._hear(stream, known, bound, now, watermark)
         if watermark > self.watermark:
             self._rise(watermark)
@@ -285,19 +294,27 @@ class Shadow:
 
     def standing(self, now: float) -> list[StreamId]:
         """List the streams that hold the watermark back and do not move."""
-        patience_s = self._patience_s
-        return [
-            stream
-            for stream, known in self._streams.items()
-            if known.waited_for
-            and known.bound < self.reached
-            and (known.risen_at == inf or now - known.risen_at > patience_s)
-        ]
+        return [stream for stream, known in self._holding(self.reached) if now > self._stands_at(known)]
+
+    def _holding(self, mark: int) -> Iterator[tuple[StreamId, StreamNews]]:
+        """Yield the streams that the partition waits for in front of a mark."""
+        for stream, known in self._streams.items():
+            if known.waited_for and known.bound < mark:
+                yield stream, known
+
+    def _stands_at(self, known: StreamNews) -> float:
+        """Return the time from which on a stream stands still, unless it moves before."""
+        return inf if known.waits else -inf if known.risen_at == inf else known.risen_at + self._patience_s
 
     @property
     def windows(self) -> int:
         """The number of marks that are to be corrected."""
         return len(self._marks)
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is tentative or to be corrected."""
+        return self.idle and self.state is TentativeState.STABLE
 
     @property
     def idle(self) -> bool:
@@ -324,11 +341,17 @@ class Shadow:
         return self.state is not TentativeState.STABLE and self._policy() == "suspend"
 
     def deadline(self, mark: DatedMark) -> float:
-        """Return the time at which a mark is due, unless all streams have come to it before (rules D1, D3)."""
+        """Return the time at which a mark is due, unless all streams have come to it before (rules D1, D3). A failure begins only
+        where a stream stands still: streams that move, or wait here, are late by load, and so is a watermark that all streams
+        have passed."""
         wait_s = ALPHA * self._bound_s
         if self.state is not TentativeState.STABLE and self._policy() == "process":
             wait_s = min(wait_s, PROCESS_S)
-        return max(mark.created + wait_s - self._hops_s, mark.heard + GRACE_S)
+        due = max(mark.created + wait_s - self._hops_s, mark.heard + GRACE_S)
+        if self.state is TentativeState.STABLE:
+            stands_at = min((self._stands_at(known) for _, known in self._holding(mark.mark)), default=inf)
+            due = max(due, stands_at)
+        return due
 
     def _front(self) -> tuple[int, int]:
         """Return the event time to which every stream has come, by stable bounds alone, and by these or tentative marks. Marks

@@ -194,10 +194,28 @@ def test_a_mark_to_which_every_stream_has_come_is_due_at_once() -> None:
     assert case.operator.asked == [(10 * SECOND, 11 * SECOND, [11 * SECOND])]
 
 
-def test_a_mark_to_which_all_streams_have_come_by_stable_bounds_waits_for_the_stable_watermark() -> None:
+def test_a_failure_does_not_begin_where_all_streams_have_passed_the_mark_or_move() -> None:
+    """The watermark is late by load."""
     case = Case()
     case.look(100.0, 10, 11, 11)
-    assert case.shadow.due_at == pytest.approx(102.7)
+    assert case.shadow.due_at == float("inf")
+    case = Case()
+    case.look(100.0, 10, 11, 10)
+    for tenth in range(50):
+        bounds = {ONE: StreamBound(20 * SECOND), OTHER: StreamBound(10 * SECOND + tenth)}
+        case.shadow.look(100.1 + tenth / 10, 10 * SECOND, bounds)
+    assert not case.work(105.1)
+    assert case.shadow.due_at == pytest.approx(105.0 + 0.75)
+    assert case.given(case.work(105.8)) == [(10, 11)]
+
+
+def test_a_stream_whose_rows_wait_here_is_not_the_one_that_is_late() -> None:
+    case = Case()
+    bounds = {ONE: StreamBound(11 * SECOND), OTHER: StreamBound(10 * SECOND)}
+    case.shadow.look(100.0, 10 * SECOND, bounds, waiting={OTHER})
+    assert not case.work(110.0)
+    case.shadow.look(110.0, 10 * SECOND, bounds)
+    assert case.given(case.work(110.0)) == [(10, 11)]
 
 
 def test_a_mark_is_given_again_when_its_overlay_changes_ten_times_a_second_at_most() -> None:
