@@ -96,6 +96,11 @@ def latency(
     _finish(benchmark.run(rate, seconds, workers, partitions, console), console, as_json, out)
 
 
+class StageOrder(StrEnum):
+    steps = "steps"
+    marks = "marks"
+
+
 class FaultKind(StrEnum):
     kill_executor = "kill-executor"
     kill_worker = "kill-worker"
@@ -118,13 +123,23 @@ def failover(
             min=1, help="Exit with 1 if a row gets older than this. (default: depends on the fault; kill-worker 400)"
         ),
     ] = None,
+    order: Annotated[
+        StageOrder | None,
+        typer.Option(help="Count windows of 50 ms in replicas with this order, and print the gaps beyond their pace."),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Faults at a steady rate: gap between outputs, latency, lost and duplicated rows, time to full replication."""
+    console = _prepare(as_json, out)
+    if order is not None:
+        from benchmarks import window_gaps
+
+        report = window_gaps.run(order.value, fault.value, rate, times, replicas, partitions, console)
+        _finish(report, console, as_json, out)
+        return
     from benchmarks import failover as benchmark
 
-    console = _prepare(as_json, out)
     report = benchmark.run(fault.value, rate, times, replicas, partitions, peer, console, oldest_ms)
     _finish(report, console, as_json, out)
 
