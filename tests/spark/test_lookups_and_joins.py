@@ -127,7 +127,15 @@ def found(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def prices_are(tmp_path: Path, price: int) -> Callable[[], bool]:
-    return lambda: any(row.get("price") == price for row in found(tmp_path))
+    """Look for a row with the price in the files that have come since the last look: they become many while it waits."""
+    seen: set[Path] = set()
+
+    def look() -> bool:
+        new = {*(tmp_path / "rows").glob("part-*.parquet")} - seen
+        seen.update(new)
+        return any(price in pyarrow.parquet.read_table(file)["price"].to_pylist() for file in new)
+
+    return look
 
 
 def expected(spark: Any, label: str, rounds: int) -> list[tuple]:
