@@ -354,6 +354,8 @@ class Status(RequestAnswer, frozen=True):
     lag_units: dict[str, str] = {}
     #: Inputs that are missing, and the results that are tentative for that, in words; empty: none are.
     missing: str = ""
+    #: Workers that read streams elsewhere, because nothing came over a link, in words.
+    links: list[str] = []
     #: Names of the stages with tentative results.
     tentative: list[str] = []
     #: Records that did not fit their format, for sources with any.

@@ -207,6 +207,9 @@ class Metrics(Collector):
             *self._of_stages(report["stages"], levels),
             *self._of_event_time(report["stages"]),
             *self._of_availability(report.get("availability")),
+            self._one(
+                "flux_links_down", "Links between workers over which nothing comes", float(len(report.get("links", ())))
+            ),
             *self._of_workers(workers, busy),
             *self._of_events(),
         ]

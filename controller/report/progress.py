@@ -22,6 +22,7 @@ from controller.replicas.membership import Member, Membership
 from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
 from controller.report.failures import Availabilities
+from controller.report.links import links_down
 from controller.report.silence import silent_streams
 from controller.report.watermarks import EventTimes, MicroBatchTime
 from flux.dataflow.plan import ById, FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
@@ -411,6 +412,9 @@ class Progress:
             "stages": stages,
             "workers": [self._worker(member, stats, now) for member, stats in workers],
         } | self._availabilities.report(stages)
+        links = links_down(members)
+        if links:
+            result["links"] = links
         if members.vault is not None:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
         if over:

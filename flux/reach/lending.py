@@ -58,7 +58,7 @@ class Lender:
         self._heads: dict[tuple[PartitionKey, StreamId], UnorderedHead] = {}
 
     def poll(self, table: Table | None, now: float) -> Iterator[ToWorker]:
-        """Yield what is lent, and messages to the primaries of slices here that have been without an order for long. It is called
+        """Yield lent slices, and messages to the primaries of slices here that have been without an order for long. It is called
         as often as there is occasion, and needs no time of its own: a worker beats ten times a second."""
         while self._lent:
             yield self._lent.popleft()

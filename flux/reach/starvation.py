@@ -139,6 +139,24 @@ class OwedRows:
         self._held: dict[StreamId, HeldWindow] = {}
         self._streams: dict[StreamId, OwedStream] = {}
         self.due_at = inf
+        #: Streams that have gone over: from which worker to which, and when.
+        self._gone_over: dict[StreamId, tuple[tuple[int, int], float]] = {}
+
+    def went_over(self, inbound: Inbound, before: int, now: float) -> None:
+        """Note that a stream is read from another worker than ``before``, from which nothing came."""
+        if before >= 0:
+            self._gone_over[inbound.stream] = (before, inbound.read_from), now
+
+    def greeted(self, stream: StreamId, worker: int) -> None:
+        """Note that a worker has offered a stream. If it was left because nothing came, its link is up again."""
+        if stream in self._gone_over and self._gone_over[stream][0][0] == worker:
+            del self._gone_over[stream]
+
+    def detours(self, streams: Streams) -> Iterator[tuple[tuple[int, int], float]]:
+        """Yield the changes of streams that are still read from the worker that they went over to, and when they were made."""
+        for stream, (way, since) in self._gone_over.items():
+            if streams[stream].read_from == way[1]:
+                yield way, since
 
     def note(self, inbound: Inbound, worker: int, end: int) -> None:
         """Note that a worker has the elements of a stream below ``end``, and that some of them have not come."""

@@ -117,6 +117,18 @@ class SilentStream(NamedTuple):
     reason: Reason
 
 
+class Detour(NamedTuple):
+    """Streams that a worker reads from another replica of their producer, because nothing came from the one before."""
+
+    #: The worker from which nothing came.
+    source: Id
+    #: The worker from which they are read instead.
+    instead: Id
+    #: The time of the first change, in seconds since the epoch.
+    since: float
+    streams: Natural
+
+
 def holds_back(time: SourceTime) -> bool:
     """Tell whether readers that are farther ahead wait for this one (design: alignment)."""
     return time.watermark > NEVER and time.state not in (ReaderState.IDLE, ReaderState.ENDED)
@@ -307,6 +319,7 @@ class Statistics(TypedDict, total=False):
     #: For sources with event time.
     times: list[SourceTime]
     silent: list[SilentStream]
+    detours: list[Detour]
     #: The state of replicas with availability is beyond its limit here, and the other inputs are to stand still.
     state_full: bool
     #: How often the logs have been emptied (``flux.worker.core``).

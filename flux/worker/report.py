@@ -20,6 +20,7 @@ from flux.replica.replica import Replica
 from flux.state.standby import Standby
 from flux.wire.statistics import (
     TOLD_SHARE,
+    Detour,
     Forfeited,
     KeptCheckpoint,
     Lag,
@@ -63,6 +64,7 @@ def stats(core: WorkerCore) -> Statistics:
         "times": core.reading.times(),
         **({"tentative": list(core.shadows.reports(core.leaving.shown))} if core.shadows else {}),
         "silent": silent(core.reading),
+        "detours": detours(core),
         "state_full": core.watermarks.limit.stops,
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
@@ -79,6 +81,14 @@ def stats(core: WorkerCore) -> Statistics:
         "order_bytes": core.written[1],
         "order_slices": core.written[2],
     }
+
+
+def detours(core: WorkerCore) -> list[Detour]:
+    """List the workers from which nothing came, each with the one that is read instead (design: owed-rows)."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for (source, instead), since in core.subscriptions.owed.detours(core.subscriptions.streams):
+        found.setdefault((source, instead), []).append(since)
+    return [Detour(*way, round(min(times) + core.wall_ahead, 3), len(times)) for way, times in found.items()]
 
 
 def silent(reading: SourceScheduler) -> list[SilentStream]:

@@ -371,6 +371,7 @@ class Subscriptions:
             self._counters.stale += 1  # dropped meanwhile; the table will tell the sender
             return
         inbound.offers[hello.worker], inbound.offered[hello.worker] = connection, hello.epoch
+        self.owed.greeted(inbound.stream, hello.worker)
         live = listed[hello.worker][1]
         if live and inbound.read_from in (-1, hello.worker):
             self._subscribe(inbound, connection, 0, hello.epoch, hello.worker)
@@ -479,14 +480,17 @@ class Subscriptions:
         """Read streams from another replica of their producer that has rows which do not come from the present one (design:
         owed-rows)."""
         for inbound, worker in self.owed.look(self.streams, self.hosted_by, now):
-            if worker != inbound.read_from and worker in self._readable(inbound):
+            if worker != (before := inbound.read_from) and worker in self._readable(inbound):
                 self._go_over(inbound, worker)
+                self.owed.went_over(inbound, before, now)
 
     def try_elsewhere(self, holders: Iterable[Inbound], now: float) -> None:
         """Read streams from another replica of their producer that keep a window open, and of which nothing comes (design:
         owed-rows)."""
         for inbound in self.owed.held((each for each in holders if len(each.offers) > 1), now):
+            before = inbound.read_from
             self.read_from_next(inbound)
+            self.owed.went_over(inbound, before, now)
 
     def _go_over(self, inbound: Inbound, worker: int) -> None:
         """Read a stream from the replica of its producer on another worker, which has offered it."""

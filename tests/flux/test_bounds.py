@@ -79,6 +79,7 @@ from flux.wire.messages import (
 )
 from flux.wire.statistics import (
     BadRecords,
+    Detour,
     Forfeited,
     KeptCheckpoint,
     Lag,
@@ -117,6 +118,7 @@ EVERYTHING: Statistics = {
     "tentative": [TentativeReport(0, 1, TentativeState.UP_FAILURE, 0.5, 2, 3, 4)],
     "times": [SourceTime(0, 1, NEVER, 2, NEVER, 3, ReaderState.IDLE)],
     "silent": [SilentStream(0, 1, 0.5, "its broker does not answer")],
+    "detours": [Detour(0, 1, 0.5, 2)],
     "state_full": False,
     "not_compared": [NotCompared(0, 1, 2)],
     "drained": 3,

@@ -15,8 +15,10 @@ from flux.exchange.inbound import Inbound
 from flux.exchange.producer import Producer, unread_due
 from flux.reach.starvation import OwedRows
 from flux.wire.messages import Ack, Data, Hello, ReadsElsewhere, Resume, Unread
+from flux.wire.statistics import Detour
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
+from flux.worker.report import stats
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -170,6 +172,14 @@ def test_it_goes_over_to_who_has_the_rows_once_those_under_way_had_their_time(re
     assert reader.resumed(1.04) == []
     assert reader.resumed(1.06) == [2]
     assert reader.core.counters.switched == 1
+
+
+def test_a_detour_is_reported_until_the_worker_that_was_left_greets_again(reader: Reader) -> None:
+    reader.unread(2, 1.0, end=5)
+    reader.resumed(1.06)
+    assert stats(reader.core)["detours"] == [Detour(1, 2, 1.06, 1)]
+    reader.hello(1, 3.0)
+    assert stats(reader.core)["detours"] == []
 
 
 def test_rows_that_were_under_way_end_the_search(reader: Reader) -> None:

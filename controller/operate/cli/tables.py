@@ -142,8 +142,8 @@ def head(query: Status) -> Text:
         f"{query.take_overs} take-overs, {query.repairs} repairs, {query.moves} moves, longest stall "
         f"{query.stall_ms_max:.1f} ms"
     )
-    if query.missing:
-        text.append(f"\n{query.missing}", style="yellow")
+    for line in [query.missing, *query.links] if query.missing else query.links:
+        text.append(f"\n{line}", style="yellow")
     for source, records in query.source_lags.items():
         unit = query.lag_units.get(source, "record")
         text.append(f"\nsource {source} is {records:,} {unit if records == 1 else unit + 's'} behind")
