@@ -2,7 +2,7 @@
 
 Rows come at a steady rate to one partition of a source, and carry the time at which they are due as their event time. Windows of
 50 ms are counted in several partitions, and arrive at a sink of one partition. An executor is killed that neither reads the
-source nor leads the sink: a source has one reader, and a sink one primary, whatever the stage between them does.
+source nor leads the sink: a source has one reader, and a sink one primary, with either order.
 """
 
 from __future__ import annotations
