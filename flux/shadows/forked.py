@@ -104,7 +104,7 @@ class ForkedOperator:
             for name in context.timers.due(entry.now):
                 if context.timers.take(name, entry.now):
                     yield from given_batches(copied.on_timer(name))
-        elif entry.kind is StepKind.WATERMARK:
+        elif entry.kind.moves_watermarks:
             # The rows that were missing come now. Some of them are behind the watermark of the copy.
             self._void = True
             marks = zip(context.watermarks, entry.watermarks, strict=True)

@@ -234,7 +234,7 @@ class ShadowHosting:
         self._now, self._wall = now, wall
         with self._guarded(hosted):
             hosted.shadow.note_step(step)
-        if step.entry.kind in (StepKind.WATERMARK, StepKind.FINISH) and not hosted.shadow.calm:
+        if (step.entry.kind.moves_watermarks or step.entry.kind is StepKind.FINISH) and not hosted.shadow.calm:
             self._look(hosted, now, wall)
         elif not hosted.news:
             self._note(hosted, now)

@@ -177,7 +177,8 @@ def test_tentative_rows_that_are_void_leave_with_the_copy_once_in_a_bound() -> N
     assert sums(beside.mark(30, 40)) == [22]
 
 
-def test_a_copy_is_made_anew_when_the_stable_watermark_moves() -> None:
+@pytest.mark.parametrize("kind", [StepKind.WATERMARK, StepKind.FORFEIT])
+def test_a_copy_is_made_anew_when_the_stable_watermark_moves(kind: StepKind) -> None:
     """Rows that were missing are behind the watermark of the copy."""
     beside = Beside(spent(Window("ts", 10, 10)), ("user",), SCHEMA, forked)
     row = ("a", 1, 5, 1, 0.1, 5, "x")
@@ -186,7 +187,7 @@ def test_a_copy_is_made_anew_when_the_stable_watermark_moves() -> None:
     assert first is not None
     assert first[0].column("n").to_pylist() == [1]
     beside.step(StepKind.SLICES, batch([row]), now=4.0)
-    beside.step(StepKind.WATERMARK, marks=[6], now=4.0)
+    beside.step(kind, marks=[6], now=4.0)
     again = beside.mark(6, 20)
     assert again is not None
     assert again[0].column("n").to_pylist() == [2]
