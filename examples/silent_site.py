@@ -56,6 +56,8 @@ WAIT_S = 45.0
 WARM_UP_S = 60.0
 #: Names of the flows on the board: with availability, in Structured Streaming, and with idle.
 FLOWS = {"sites", "all", "micro", "idle"}
+#: Seconds between two lines about the query where there is no terminal.
+SAID_S = 2.0
 #: The most windows in the table on the terminal.
 SHOWN = 14
 #: All sites together, as a key.
@@ -478,19 +480,19 @@ def run(spark: SparkSession, address: str, folder: Path, workers: int, picture: 
     query = started(sites, folder / "boards", workers)
     threading.Thread(target=follow_boards, args=(folder / "boards", boards, ended), daemon=True).start()
     micro = start_micro_batches(spark, folder, boards)
-    status = ""
+    status, said_at = "", 0.0
     try:
         query.wait_until_running(START_S)
         with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
 
             def show() -> None:
-                nonlocal status
+                nonlocal status, said_at
                 said = query.status["message"]
                 if live is not None:
                     live.update(table(boards, said), refresh=True)
-                elif said != status:
+                elif said != status and time.time() > said_at + SAID_S:
                     console.print(said)
-                status = said
+                    status, said_at = said, time.time()
 
             sites.start()
             limit = time.time() + WARM_UP_S

@@ -1,0 +1,114 @@
+"""Workers with real sockets: a partition falls silent, its windows are shown tentatively, and stable ones take their places."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from harness import LIMIT_S, ThreadQuery
+from outside_store import ALONE, until
+
+import flux
+
+SCHEMA = pa.schema([("site", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
+WINDOW_US = 100_000
+#: Windows of both partitions, and those of which partition 1 is silent at first.
+BOTH, ALL = 5, 10
+BACK = threading.Event()
+
+
+def rows(window: int, site: str) -> pa.RecordBatch:
+    times = [WINDOW_US * window] * 4  # none is later than another one, and so late
+    return pa.record_batch([pa.array([site] * 4), pa.array(times, pa.timestamp("us", "UTC"))], schema=SCHEMA)
+
+
+def read(partition: int) -> Iterator[pa.RecordBatch | None]:
+    """Four rows of each site for each window, from both partitions. Neither ends before the other is back."""
+    for window in range(ALL + 1):
+        while partition == 1 and window >= BOTH and not BACK.is_set():
+            yield None
+        yield pa.concat_batches([rows(window, "a"), rows(window, "b")])
+    end = time.monotonic() + LIMIT_S
+    while not BACK.is_set() and time.monotonic() < end:
+        yield None
+
+
+@flux.stage(key="site", window=flux.window("ts", "100 milliseconds"), partitions=2, replicas=2, availability="400ms")
+class PerSite(flux.Aggregate):
+    n = flux.count()
+
+
+class Board(flux.Sink):
+    """A table by window and site, one for each partition. ``calls`` are those of all partitions."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[Any]]] = []
+        self.views: dict[int, flux.TentativeView] = {}
+
+    def __deepcopy__(self, memo: Any) -> BoardOfPartition:
+        return BoardOfPartition(self)
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+        raise AssertionError("the pattern is not called")
+
+    tentative = undo = write  # type: ignore[assignment]
+
+
+class BoardOfPartition(Board):
+    def __init__(self, pattern: Board) -> None:
+        self.calls, self.views = pattern.calls, pattern.views
+
+    def open(self, context: flux.SinkContext) -> None:
+        self.view = self.views[context.partition] = flux.TentativeView(["window_start", "site"])
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+        self.view.write(batch)
+        self.calls.append(("write", batch.to_pylist()))
+
+    def tentative(self, batch: pa.RecordBatch, through: int) -> None:
+        self.view.tentative(batch, through)
+        self.calls.append(("tentative", batch.to_pylist()))
+
+    def undo(self, start: int | None, end: int | None) -> None:
+        self.view.undo(start, end)
+        self.calls.append(("undo", [start, end]))
+
+    def corrected(self, through: int) -> None:
+        self.calls.append(("corrected", [through]))
+
+
+def counts(shown: list[dict[str, Any]]) -> dict[tuple[int, str], int]:
+    found = {}
+    for row in shown:
+        found[round(row["window_start"].timestamp() * 1e6) // WINDOW_US, row["site"]] = row["n"]
+    return found
+
+
+def test_windows_are_shown_while_a_partition_is_silent_and_corrected_when_it_is_back() -> None:
+    board = Board()
+    source = flux.source(read, SCHEMA, 2, "readings").withWatermark("ts", "0 seconds")
+    with ThreadQuery(PerSite(source).to(board), progress_interval="100ms", **ALONE) as query:
+        query.started()
+        silent = {(window, site) for window in range(BOTH, ALL) for site in "ab"}
+
+        def shown() -> dict[tuple[int, str], int]:
+            return counts([row for name, given in list(board.calls) if name == "tentative" for row in given])
+
+        until(lambda: silent <= shown().keys(), "the windows without partition 1 are shown")
+        assert {key: shown()[key] for key in silent} == dict.fromkeys(silent, 4), board.calls
+        stable = counts([row for name, given in list(board.calls) if name == "write" for row in given])
+        assert not stable.keys() & silent
+        until(lambda: query.server.progress[-1]["availability"]["state"] == "tentative", "reports say so")
+        BACK.set()
+        query.wait()
+        events = [event.why for event in query.server.core.repairs.history if event.kind == "tentative"]
+    stable = counts([row for name, given in board.calls if name == "write" for row in given])
+    assert stable == {(window, site): 8 for window in range(ALL + 1) for site in "ab"}
+    left = [row for view in board.views.values() for row in view.table().to_pylist()]
+    assert not any(row["tentative"] for row in left), "nothing tentative is left"
+    assert counts(left) == stable
+    assert sum(name == "corrected" for name, _ in board.calls) >= 1
+    assert not events or "tentative rows" in events[0]
