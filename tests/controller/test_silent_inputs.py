@@ -78,7 +78,7 @@ def test_a_reader_that_holds_up_its_worker_is_named_by_the_pulse(plan: Plan) -> 
     for kind in (WAITS, IN_STEP):
         member.pulse = Pulse(1, kind, events, 2, 0)
         assert told(plan, members) == []
-    others = replace(plan, sources=tuple(replace(source, may_be_silent=False) for source in plan.sources))
+    others = replace(plan, sources=ById(replace(source, may_be_silent=False) for source in plan.sources))
     member.pulse = Pulse(1, READS, events, 2, 0)
     assert told(others, members) == []
 

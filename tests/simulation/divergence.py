@@ -24,6 +24,7 @@ from flux.operators.operator import chain_of
 from flux.ranks.dedup import Dedup
 from flux.replica.replica import Replica
 from tests.simulation import stage_kinds
+from tests.simulation.timed_kinds import GivesOn
 from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Divergences:
         """Tell whether other output of a replica stays where it is: operators that give rows on as they came differ, too."""
         stages, edges = self.sim.plan.stages, self.sim.plan.edges
         consumers = [chain_of(stages[edges[each].consumer].make())[0] for each in replica.stage.edges_out]
-        gives_on = any(isinstance(each, AsOfJoin | Dedup) for each in consumers)
+        gives_on = any(isinstance(each, AsOfJoin | Dedup | GivesOn) for each in consumers)
         return isinstance(replica.operator, stage_kinds.Watched) and not gives_on
 
     def _disturb(self, key: Key, replica: Replica) -> None:
