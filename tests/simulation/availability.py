@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 AVAILABILITY_FROM = 80_000_000_000
 #: Virtual seconds between two batches of a partition.
 PERIOD_S = 0.1
+#: Virtual seconds for messages, turns and calls of the outside, beside the bound.
+SLACK_S = 0.15
 #: Event time of the first batch, in microseconds.
 BEGIN = 1_000_000 * SECOND
 ANSWER = "(1) the stable answer is that of a run without failure"
@@ -104,16 +106,16 @@ class AvailabilityCase:
     delay_s: float
     chained: bool
     data: SilentData
-    #: By window end: the counts of each key; and the virtual second at which the first partition had brought all its rows.
+    #: By window end: the counts of each key; and the second at which its first row comes.
     truth: dict[int, Counter[Any]] = field(default_factory=lambda: defaultdict(Counter))
-    known_at: dict[int, float] = field(default_factory=dict)
+    truth_from: dict[int, float] = field(default_factory=dict)
     size: int = SECOND // 2
 
 
 def draw(rng: random.Random, clock: Callable[[], float]) -> AvailabilityCase:
     names = ("process", "delay", "suspend")
     case = AvailabilityCase(
-        rng.choice([1.5, 3.0]), (rng.choice(names), rng.choice(names)), rng.choice([6.0, 12.0]), rng.choice([0.0, 0.3]),
+        rng.choice([1.5, 3.0]), (rng.choice(names), rng.choice(names)), rng.choice([4.0, 6.0]), rng.choice([0.0, 0.3]),
         rng.random() < 0.5, SilentData("readings", [], clock=clock, delay=0),
     )  # fmt: skip
     data, ids = case.data, 0
@@ -122,7 +124,7 @@ def draw(rng: random.Random, clock: Callable[[], float]) -> AvailabilityCase:
         silences = []
         for _ in range(rng.choice([0, 1, 1, 2]) if partition else 1):
             begin = rng.uniform(0.5, case.seconds)
-            silences.append((begin, begin + rng.choice([0.5, 2.0, 4.0, 5.0, 10.0])))
+            silences.append((begin, begin + rng.choice([0.5, 2.0, 4.0, 4.0, 8.0])))
         data.silences[partition] = silences
         batches, due, newest = [], [], 0.0
         for number in range(1, round(case.seconds / PERIOD_S) + 1):
@@ -262,6 +264,7 @@ class TentativeOutside(Outside):
         left = {key: list(shown) for key, shown in self.shown.items() if shown}
         if left:
             raise Violation(VOID, f"{left} are shown at the end")
+        self.sim.check_bound()
         self.sim.check_calm()
 
 
@@ -296,23 +299,22 @@ class TentativeDelivery(Delivery):
 class AvailabilitySimulation(Simulation):
     """One run with availability."""
 
-    def __init__(
-        self, seed: int, faults: Faults | None = None, quiet: bool = False, availability: float | None = None
-    ) -> None:
+    def __init__(self, seed: int, faults: Faults | None = None, availability: float | None = None) -> None:
         rng = random.Random(f"availability {seed}")
         self.case = draw(rng, lambda: self.world.now)
         bound_s = self.case.bound_s if availability is None else availability
-        self.quiet = quiet
+        self.quiet = faults is None
         slots = rng.choice([1, 2, 3])
         super().__init__(
             seed, faults or Faults(), slots=slots, dataflow=build(self.case, rng, slots, bound_s),
         )  # fmt: skip
         self.outside = TentativeOutside(self)
-        for batches in self.case.data.batches:
-            for rows in batches:
+        for batches, due in zip(self.case.data.batches, self.case.data.due, strict=True):
+            for rows, at in zip(batches, due, strict=True):
                 for row in rows:
-                    end = (row[3] // self.case.size + 1) * self.case.size  # type: ignore[operator, misc]
-                    self.case.truth[self.end_of(end)][row[1]] += 1
+                    end = self.end_of((row[3] // self.case.size + 1) * self.case.size)  # type: ignore[operator, misc]
+                    self.case.truth[end][row[1]] += 1
+                    self.case.truth_from[end] = min(at, self.case.truth_from.get(end, at))
 
     def end_of(self, end: int) -> int:
         """Return the end of the last window to which the rows of a first one go. Its time is that end."""
@@ -321,6 +323,28 @@ class AvailabilitySimulation(Simulation):
     def window_of(self, row: Any) -> tuple[int, Any]:
         """Return the end and the key of the window of a result."""
         return row[2], row[0]
+
+    def check_bound(self) -> None:
+        """Check law (4), in runs in which nothing but silence fails, and nothing is suspended: a window with rows is shown, in
+        part or whole, within the bound from the moment at which the first partition had passed it."""
+        case = self.case
+        if "suspend" in case.policies or not self.quiet:
+            return
+        began = max(case.data.begun.values())
+        for end, first in case.truth_from.items():
+            passed = [
+                due
+                for batches, all_due in zip(case.data.batches, case.data.due, strict=True)
+                for rows, due in zip(batches, all_due, strict=True)
+                if max(row[3] for row in rows) - case.data.delay >= end  # type: ignore[operator, misc, type-var]
+            ]
+            seen = self.outside.seen.get(end)
+            if not passed or seen is None:
+                continue
+            late = seen - began - max(min(passed), first) - case.bound_s
+            self.counts["windows shown within the bound"] += 1
+            if late > SLACK_S:
+                raise Violation(BOUND, f"window {end - BEGIN}: {late:.3f} s after its time")
 
     def check_calm(self) -> None:
         for core in self.hosts():
