@@ -12,7 +12,7 @@ import flux
 from controller.planning.compiler import compile_plan
 from controller.replicas.membership import Membership
 from controller.report.silence import NOT_BACK, TRIED_AGAIN, silent_streams, stream_name
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import ById, Plan
 from flux.dataflow.source import DataFrameSource
 from flux.settings import Settings
 from flux.wire.pulse import IN_STEP, READS, WAITS, Pulse
