@@ -53,7 +53,7 @@ START_S = 180.0
 #: Seconds that everything may take to come out behind the last reading.
 WAIT_S = 45.0
 #: The longest time to the first window of each flow: Structured Streaming compiles its first batch for seconds.
-WARM_UP_S = 60.0
+WARM_UP_S = 120.0
 #: Names of the flows on the board: with availability, in Structured Streaming, and with idle.
 FLOWS = {"sites", "all", "micro", "idle"}
 #: Seconds between two lines about the query where there is no terminal.
