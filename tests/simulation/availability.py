@@ -1,6 +1,6 @@
 """Runs with tentative results: live sources that fall silent, windows along a chain, a sink that shows tentative rows.
 
-The laws are those of section "laws" of docs/design/availability.md: (1) the stable answer is that of a run without failure; (2)
+The laws (design: shadow): (1) the stable answer is that of a run without failure; (2)
 each tentative row is void by the end, and none comes behind its stable window; (3) no tentative count is above the true one; (4)
 a window is shown within the bound, where nothing but silence fails; (5) shadows hold nothing in calm; (9) nothing is corrected
 twice.

@@ -1,0 +1,92 @@
+"""Tentative messages: payloads that do not fit their header, and streams that have no tentative rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flux.dataflow.plan import ById, FromStage
+from flux.errors import ProtocolError
+from flux.exchange.inbound import Counters
+from flux.shadows.hosting import ShadowHosting, host_of
+from flux.wire.codec import decode_tentative
+from flux.wire.messages import Tentative, WantTentative
+from partitioning.ids import ACTIVE, STANDBY
+from partitioning.table import ReplicaAt
+
+SCHEMA = pa.schema([("n", pa.int64())])
+ROWS = pa.record_batch([pa.array([1, 2, 3])], schema=SCHEMA).serialize()
+
+
+def message(**changed: Any) -> Tentative:
+    given = {
+        "edge": 0,
+        "producer": 0,
+        "life": 1,
+        "revision": 1,
+        "after": 0,
+        "through": 10,
+        "sequence": 0,
+        "created": 1.0,
+    }
+    return Tentative(**{**given, "partitions": [0, 2], "rows": [1, 2], **changed})
+
+
+def test_a_payload_is_decoded() -> None:
+    (batch,) = decode_tentative(message(), [ROWS], SCHEMA)
+    assert batch.to_pydict() == {"n": [1, 2, 3]}
+    assert decode_tentative(message(partitions=[], rows=[]), [], SCHEMA) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "frames"),
+    [
+        ({"rows": [1, 1]}, [ROWS]),
+        ({"rows": [3]}, [ROWS]),
+        ({"rows": [0, 3]}, [ROWS]),
+        ({"partitions": [2, 2]}, [ROWS]),
+        ({"partitions": [], "rows": []}, [ROWS]),
+        ({}, []),
+        ({}, [ROWS, ROWS]),
+        ({}, [b"none"]),
+        ({"created": float("nan")}, [ROWS]),
+        ({"after": 10}, [ROWS]),
+    ],
+)
+def test_a_payload_that_does_not_fit_is_refused(changed: dict[str, Any], frames: list[Any]) -> None:
+    with pytest.raises(ProtocolError):
+        decode_tentative(message(**changed), frames, SCHEMA)
+
+
+def hosting(availability: object) -> ShadowHosting:
+    """Return the hosting of a worker with one stage behind another, and no shadow."""
+    edges = ById([FromStage(0, 1, 0, (), SCHEMA, 2, 2, stage=0)])
+    stages = ById([SimpleNamespace(id=number, availability=availability) for number in (0, 1)])
+    plan: Any = SimpleNamespace(edges=edges, stages=stages, settings=SimpleNamespace(availability_max_bytes=1000))
+    hosted: Any = SimpleNamespace(worker=0, epoch=0, table=None, of_stage={})
+    return ShadowHosting(plan, hosted, {}, lambda *given: None, lambda effect: None, Counters(), lambda: 0.0)
+
+
+@pytest.mark.parametrize("asked", [message(edge=5), message(edge=-1), message(producer=2), WantTentative(0, -1, 0, 0)])
+def test_streams_without_tentative_rows_are_refused(asked: Any) -> None:
+    with pytest.raises(ProtocolError, match="has no tentative rows"):
+        hosting(object()).on_message(asked, [], 0.0, 0.0)
+    with pytest.raises(ProtocolError, match="has no tentative rows"):
+        hosting(None).on_message(message(), [], 0.0, 0.0)
+
+
+def test_without_availability_nothing_is_hosted() -> None:
+    assert not hosting(None)
+    assert hosting(None).due_at == float("inf")
+
+
+def test_the_host_is_the_primary_in_front_of_a_sink_and_else_the_last_live_replica() -> None:
+    row = [ReplicaAt(3, 0), ReplicaAt(5, 0), ReplicaAt(7, 1, live=False)]
+    stage: Any = SimpleNamespace(sink=None, recovery=ACTIVE)
+    assert host_of(stage, row) == 5
+    assert host_of(SimpleNamespace(sink=object(), recovery=ACTIVE), row) == 3  # type: ignore[arg-type]
+    assert host_of(SimpleNamespace(sink=None, recovery=STANDBY), row) == 3  # type: ignore[arg-type]
+    assert host_of(stage, []) is None
