@@ -1,0 +1,105 @@
+"""Workers with real sockets: a link between two of them is cut in one direction, and its rows come another way (design:
+reachability)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from cut_links import CutLinks
+from harness import LIMIT_S, ThreadQuery, dataframe
+from outside_store import ALONE, SCHEMA, until
+
+import flux
+
+#: The cut lasts for this long at least, and until the rows of its first second are there.
+CUT_S, FIRST_S = 2.0, 1.0
+#: The law in virtual time is 0.4 s (``tests/simulation/reach_laws.py``); a machine under load takes its time.
+LATE_S = 10 * 0.4
+
+
+@flux.stage(key="x", partitions=1, replicas=2, schema=SCHEMA)
+def first(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+#: Four workers are dealt the replicas one after another, so the primary of partition 1 is where no replica of ``first`` is.
+@flux.stage(key="x", partitions=2, replicas=2, schema=SCHEMA)
+def second(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+class Arrivals(flux.Sink):
+    """Each row with the time at which it came."""
+
+    came: ClassVar[list[tuple[int, float]]] = []
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
+        now = time.monotonic()
+        self.came.extend((x, now) for x in batch.column("x").to_pylist())
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[CutLinks]:
+    links = CutLinks()
+    links.install(monkeypatch)
+    Arrivals.came.clear()
+    yield links
+    links.close()
+
+
+class Paced:
+    """Rows that are made one after another until ``enough``, each with its time."""
+
+    def __init__(self) -> None:
+        self.made: list[float] = []
+        self.enough = threading.Event()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        end = time.monotonic() + LIMIT_S
+        while not self.enough.is_set() and time.monotonic() < end:
+            self.made.append(time.monotonic())
+            yield pa.record_batch([pa.array([len(self.made) - 1], pa.int64())], schema=SCHEMA)
+            time.sleep(0.02)
+
+
+def read_by_primary(query: ThreadQuery, links: CutLinks) -> tuple[int, int]:
+    """The worker from which the primary of partition 1 of ``second`` reads ``first``, and that of this primary."""
+    table = query.server.core.table
+    assert table is not None
+    stage = next(stage.id for stage in query.plan.stages if stage.name == "second")
+    reader = table.replicas(stage, 1)[0].worker
+    core = links.loops[links.ports[table.endpoints[reader]]].core
+    assert core is not None
+    (inbound,) = core.subscriptions.streams.values()
+    return inbound.read_from, reader
+
+
+def test_rows_come_another_way_while_a_link_is_cut_in_one_direction(links: CutLinks) -> None:
+    rows = Paced()
+    flow = second(first(dataframe(SCHEMA))).to(Arrivals())
+    with ThreadQuery(flow, workers=4, progress_interval="100ms", **ALONE) as query:
+        query.started()
+        query.feed([rows])
+        until(lambda: len(Arrivals.came) > 10, "rows flow")
+        cut = read_by_primary(query, links)
+        names = {worker: links.ports[endpoint] for worker, endpoint in query.server.core.table.endpoints.items()}
+        began = time.monotonic()
+        links.cut.add((names[cut[0]], names[cut[1]]))
+        until(lambda: time.monotonic() > began + CUT_S, "time passes")
+        early = sum(made < began + FIRST_S for made in list(rows.made))
+        until(lambda: len(Arrivals.came) >= early, "rows of the first second come while the link is cut")
+        until(lambda: "links" in query.server.progress[-1], "the status names the link")
+        down: list[dict[str, Any]] = query.server.progress[-1]["links"]
+        links.cut.clear()
+        rows.enough.set()
+        query.wait()
+    assert sorted(x for x, _ in Arrivals.came) == list(range(len(rows.made)))
+    assert [(link["nothingFrom"], link["worker"]) for link in down] == [cut]
+    during = [came - rows.made[x] for x, came in Arrivals.came if began <= rows.made[x] < began + FIRST_S]
+    assert max(during) < LATE_S, sorted(during)[-5:]
+    assert min(rows.made) < began < max(rows.made)
