@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import flux
 from flux.operators.windowed_rows import EachGroupFunction, GroupKey, GroupsFunction
 from flux.windows.window import Closing, SessionWindow, Window
-from tests.flux.peeked import PeekedLine, examples, followed, rises
+from tests.flux.peeked import SEEDS, PeekedLine, examples, followed
 
 SCHEMA = pa.schema([
     ("user", pa.string()), ("place", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("amount", pa.int64()),
@@ -76,11 +77,17 @@ ROWS = st.tuples(
     st.sampled_from([-3, 0, 2, None]), st.sampled_from([0.1, 1e16, -1e16, None]), st.sampled_from([5, 1999, None]),
     st.sampled_from(["", "x", "yz", None]),
 )  # fmt: skip
-#: Rows of a step, or a rise of the watermark; then tentative rows, as given by rising tentative watermarks.
-STEPS = st.lists(
-    st.tuples(st.just(0), st.lists(ROWS, min_size=1, max_size=6).map(batch)) | rises(1), min_size=1, max_size=7
-)
-OVERLAY = st.lists(st.tuples(st.integers(0, 8), st.just(0), st.lists(ROWS, max_size=5).map(batch)), max_size=3)
+
+
+def drawn(number: int, random: Random) -> pa.RecordBatch:
+    """Draw rows like ``ROWS``."""
+    choices: list[list[Any]] = [
+        ["a", "b", None], [1, 2, None], [*range(40), None], [-3, 0, 2, None], [0.1, 1e16, -1e16, None], [5, 1999, None],
+        ["", "x", "yz", None],
+    ]  # fmt: skip
+    return batch([tuple(map(random.choice, choices)) for _ in range(random.randint(1, 6))])  # type: ignore[misc]
+
+
 WINDOWS = st.builds(
     lambda size, slide, offset: Window("ts", size, min(slide, size), offset % min(slide, size)),
     st.sampled_from([1, 4, 10, 24]),
@@ -90,42 +97,38 @@ WINDOWS = st.builds(
 KEYS = st.sampled_from([("user",), ("user", "place"), ("place",), ()])
 
 
-def followed_with(make: Any, key: tuple[str, ...], mode: str, steps: Any, overlay: Any, data: Any) -> None:
-    followed(lambda: PeekedLine(make, key, [SCHEMA], mode), steps, overlay, data)
+def followed_with(make: Any, key: tuple[str, ...], mode: str, seed: int) -> None:
+    followed(lambda: PeekedLine(make, key, [SCHEMA], mode), drawn, seed)
 
 
-@examples(15)
+@examples(6)
+@given(window=WINDOWS, key=KEYS, mode=st.sampled_from(["append", "update"]), seed=SEEDS)
+def test_windows_are_peeked_at(window: Window, key: Any, mode: str, seed: int) -> None:
+    followed_with(spent(window), key, mode, seed)
+
+
+@examples(5)
+@given(gap=st.sampled_from([1, 3, 8]), key=KEYS, seed=SEEDS)
+def test_sessions_are_peeked_at(gap: int, key: Any, seed: int) -> None:
+    followed_with(spent(SessionWindow("ts", gap)), key, "append", seed)
+
+
+@examples(4)
+@given(key=KEYS, seed=SEEDS)
+def test_groups_that_close_at_a_known_time_are_peeked_at(key: Any, seed: int) -> None:
+    followed_with(spent(Closing("ts")), key, "append", seed)
+
+
+@examples(4)
+@given(key=KEYS, seed=SEEDS)
+def test_groups_without_windows_are_peeked_at_in_update_mode(key: Any, seed: int) -> None:
+    followed_with(spent(None), key, "update", seed)
+
+
+@examples(5)
 @given(
-    steps=STEPS, overlay=OVERLAY, window=WINDOWS, key=KEYS, mode=st.sampled_from(["append", "update"]), data=st.data()
-)
-def test_windows_are_peeked_at(steps: Any, overlay: Any, window: Window, key: Any, mode: str, data: Any) -> None:
-    followed_with(spent(window), key, mode, steps, overlay, data)
-
-
-@examples(10)
-@given(steps=STEPS, overlay=OVERLAY, gap=st.sampled_from([1, 3, 8]), key=KEYS, data=st.data())
-def test_sessions_are_peeked_at(steps: Any, overlay: Any, gap: int, key: Any, data: Any) -> None:
-    followed_with(spent(SessionWindow("ts", gap)), key, "append", steps, overlay, data)
-
-
-@examples(8)
-@given(steps=STEPS, overlay=OVERLAY, key=KEYS, data=st.data())
-def test_groups_that_close_at_a_known_time_are_peeked_at(steps: Any, overlay: Any, key: Any, data: Any) -> None:
-    followed_with(spent(Closing("ts")), key, "append", steps, overlay, data)
-
-
-@examples(8)
-@given(steps=STEPS, overlay=OVERLAY, key=KEYS, data=st.data())
-def test_groups_without_windows_are_peeked_at_in_update_mode(steps: Any, overlay: Any, key: Any, data: Any) -> None:
-    followed_with(spent(None), key, "update", steps, overlay, data)
-
-
-@examples(10)
-@given(
-    steps=STEPS, overlay=OVERLAY, window=WINDOWS | st.builds(SessionWindow, st.just("ts"), st.sampled_from([1, 3, 8])),
-    key=st.sampled_from([("user",), ("user", "place")]), number=st.integers(0, 1), data=st.data(),
+    window=WINDOWS | st.builds(SessionWindow, st.just("ts"), st.sampled_from([1, 3, 8])),
+    key=st.sampled_from([("user",), ("user", "place")]), number=st.integers(0, 1), seed=SEEDS,
 )  # fmt: skip
-def test_functions_over_windows_are_peeked_at(
-    steps: Any, overlay: Any, window: Any, key: Any, number: int, data: Any
-) -> None:
-    followed_with(functions(window)[number], key, "append", steps, overlay, data)
+def test_functions_over_windows_are_peeked_at(window: Any, key: Any, number: int, seed: int) -> None:
+    followed_with(functions(window)[number], key, "append", seed)
