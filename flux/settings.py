@@ -241,6 +241,8 @@ def _parsed(what: str, raw: Any, kind: str, example: str) -> Any:
 
 def _quantity(raw: Any, units: Mapping[str, float]) -> float:
     if isinstance(raw, int | float) and not isinstance(raw, bool):
+        if not math.isfinite(raw):
+            raise ValueError(raw)
         return raw
     match = re.fullmatch(r"\s*(-?[0-9.]+)\s*([a-zA-Z]*)\s*", raw)
     if match is None:

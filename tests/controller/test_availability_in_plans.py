@@ -138,6 +138,10 @@ def test_a_bound_is_a_time_of_up_to_a_day(given: Any) -> None:
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(UsageError, match=r"availability: cannot read 'soon' as seconds"):
         flux.stage(availability="soon")
+    for given in (float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=rf"availability: cannot read {given} as seconds"):
+            flux.stage(availability=given)
+        assert f"cannot read {given} as seconds" in refusal(PerSite(readings()), availability=given)
     assert "out of range, at most 86400" in refusal(PerSite(readings()), availability="25h")
     assert "cannot read 'redo' as process, delay or suspend" in refusal(
         PerSite(readings()), availability="3s", availability_failure="redo"

@@ -115,8 +115,13 @@ def test_unknown_settings_are_refused_with_those_that_exist() -> None:
         Settings.of({"spark.flux.worker": "1", "spark.other": "x"})
 
 
-@pytest.mark.parametrize("raw", ["nan", "inf", "1e999"])
-def test_a_number_is_finite(raw: str) -> None:
+@pytest.mark.parametrize("raw", ["nan", "inf", "1e999", float("nan"), float("inf")])
+def test_a_number_is_finite(raw: Any) -> None:
+    if isinstance(raw, float):
+        with pytest.raises(flux.UsageError, match=rf"spark\.flux\.ack\.interval: cannot read {raw} as seconds"):
+            Settings.of(None, ack_interval=raw)
+        with pytest.raises(flux.UsageError, match=rf"spark\.flux\.log\.maxBytes: cannot read {raw} as bytes"):
+            Settings.of(None, log_max_bytes=raw)
     with pytest.raises(flux.UsageError, match=r"spark\.flux\.balance\.threshold: cannot read .* as number"):
         Settings.of(None, balance_threshold=raw)
 
