@@ -10,7 +10,7 @@ take one of these back is to look through all tentative rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,9 +119,10 @@ class TentativeView:
     A view is for one partition and one thread, and does no I/O."""
 
     def __init__(self, key: str | Sequence[str], *, max_bytes: int = 64 << 20) -> None:
-        self._key = [key] if isinstance(key, str) else list(key)
-        if not self._key or not all(isinstance(name, str) for name in self._key):
-            raise UsageError(f"TentativeView wants the names of its key columns, got {key!r}")
+        names = [key] if isinstance(key, str) else list(key) if isinstance(key, Iterable) else []
+        if not names or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"TentativeView wants the names of its key columns, got {key!r:.100}")
+        self._key = names
         if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
             raise UsageError(f"TentativeView: max_bytes must be a number of bytes above zero, got {max_bytes!r}")
         self._bytes_max = max_bytes
@@ -201,6 +202,8 @@ class TentativeView:
 
     def _slots(self, batch: pa.RecordBatch) -> np.ndarray:
         """Return the slot of the key of each row. Forgets rows if there are too many, so slots of earlier calls do not count."""
+        if not isinstance(batch, pa.RecordBatch):
+            raise UsageError(f"TentativeView: expected a pyarrow.RecordBatch, got {type(batch).__name__}")
         if self._schema is None:
             self._begin(batch.schema)
         if batch.schema != self._schema:
@@ -214,9 +217,11 @@ class TentativeView:
     def _begin(self, schema: pa.Schema) -> None:
         if missing := [name for name in self._key if name not in schema.names]:
             raise UsageError(f"TentativeView: no column {missing[0]!r} in {', '.join(schema.names)}")
-        self._schema, self._stable = schema, StableRows(schema)
         fields = [field for name in self._key for field in _flat_fields(schema.field(name))]
-        self._index = KeyIndex([pa.field(f"{number}", field.type) for number, field in enumerate(fields)])
+        if not fields:
+            raise UsageError(f"TentativeView: no field in the structs of its key columns, {', '.join(self._key)}")
+        self._index = KeyIndex(fields)
+        self._schema, self._stable = schema, StableRows(schema)
         #: By slot: the number of its tentative rows, and the latest time of one.
         self._live, self._through = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._grow()
@@ -273,9 +278,10 @@ def _one(table: pa.Table) -> pa.RecordBatch:
 
 
 def _flat_fields(field: pa.Field) -> list[pa.Field]:
+    """Return the fields of a struct, and of structs in it, each with the whole way to it as its name."""
     if not pa.types.is_struct(field.type):
         return [field]
-    return [flat for each in field.type for flat in _flat_fields(each)]
+    return [flat for each in field.type for flat in _flat_fields(each.with_name(f"{field.name}.{each.name}"))]
 
 
 def _flat(column: pa.Array) -> list[pa.Array]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import flux
 from flux.errors import UsageError
+from partitioning.errors import KeyTypeError
 
 WINDOW = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 SCHEMA = pa.schema([("window", WINDOW), ("site", pa.string()), ("n", pa.int64())])
@@ -136,10 +137,17 @@ def test_memory_is_bounded_old_stable_rows_go_first_and_tentative_ones_are_never
     assert back.rows.num_rows + back.removed.num_rows == sum(shown), "each row that was shown is taken back"
 
 
+def nested(kind: pa.DataType) -> pa.RecordBatch:
+    return pa.record_batch([pa.nulls(1, kind)], names=["k"])
+
+
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
         (lambda: flux.TentativeView([]), "wants the names of its key columns"),
+        (lambda: flux.TentativeView(3), "wants the names of its key columns, got 3"),  # type: ignore[arg-type]
+        (lambda: flux.TentativeView("k").write(pa.table({"k": [1]})), "expected a pyarrow.RecordBatch, got Table"),  # type: ignore[arg-type]
+        (lambda: flux.TentativeView("k").write(nested(pa.struct([]))), "no field in the structs of its key columns, k"),
         (lambda: flux.TentativeView("k", max_bytes=0), "max_bytes must be a number of bytes above zero"),
         (lambda: flux.TentativeView("k").write(batch([])), "no column 'k' in window, site, n"),
     ],
@@ -154,3 +162,12 @@ def test_rows_of_another_schema_are_refused() -> None:
     view.write(batch([(0, "a", 1)]))
     with pytest.raises(UsageError, match="expected rows of"):
         view.tentative(pa.record_batch({"site": ["a"]}), 1)
+
+
+def test_a_view_whose_first_rows_cannot_have_keys_says_so_again() -> None:
+    within = pa.list_(pa.int8())
+    for kind, name in ((within, "k"), (pa.struct([("at", within)]), r"k\.at")):
+        view = flux.TentativeView("k")
+        for _ in range(2):
+            with pytest.raises(KeyTypeError, match=f"column '{name}' of type list"):
+                view.write(nested(kind))
