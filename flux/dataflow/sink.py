@@ -180,7 +180,8 @@ class Sink:
         raise NotImplementedError(f"{type(self).__name__} shows no tentative results")
 
     def corrected(self, through: int) -> None:
-        """Hear that a failure is over: all results before ``through`` are stable and written. Optional."""
+        """Hear that a failure is over: all results before ``through`` are stable and written. At the end of all inputs
+        ``through`` is ``2**63 - 1``. Optional."""
 
     def recovered(self, sequence: int) -> None:
         """Hear which batch is the first that no earlier primary can have written. Called after a restart from a checkpoint

@@ -36,7 +36,7 @@ from flux.shadows.shadow import CorrectionDone, MarkOutput, Shadow, ShadowEffect
 from flux.shadows.shown_rows import ShownRows
 from flux.shadows.tentative_operator import TentativeOperator
 from flux.windows.statements import StreamBound, bound_of
-from flux.windows.window import NEVER
+from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.messages import StepKind, Tentative, WantTentative
 from flux.wire.statistics import TentativeReport, TentativeState
 from partitioning.ids import ACTIVE, PartitionKey, StreamId
@@ -272,8 +272,9 @@ class ShadowHosting:
             for producer in (-1,) if expected is None else expected:
                 stream = StreamId(edge, producer)
                 inbound = self._streams.get(stream)
-                if producer in ended or inbound is None:
-                    bounds[stream] = StreamBound(ended=producer in ended)
+                if producer in ended or inbound is None:  # marks that an ended stream has brought are due as before
+                    said = NEVER if inbound is None else inbound.said.watermark
+                    bounds[stream] = StreamBound(said, ended=producer in ended)
                     continue
                 pending = replica.waits.by_stream.get(stream)
                 first = pending[0] if pending else None
@@ -332,7 +333,9 @@ class ShadowHosting:
                     else:
                         self._send_mark(hosted, effect)
                 case Undone(start, end):
-                    self._tell(replica, TentativeUndo(None if start == NEVER else start, end))
+                    self._tell(
+                        replica, TentativeUndo(None if start == NEVER else start, None if end == END_OF_TIME else end)
+                    )
                 case CorrectionDone(through):
                     if replica.stage.sink is not None:
                         self._tell(replica, TentativeEnd(through))
@@ -379,8 +382,9 @@ class ShadowHosting:
     # ---- the lane
 
     def knows(self, message: Tentative) -> bool:
-        """Tell whether tentative rows are of use here; only then is a payload worth decoding."""
-        if message.edge not in self._lanes:
+        """Tell whether tentative rows are of use here; only then is a payload worth decoding. A life of an epoch that is not
+        known here yet is refused: it would void all marks of true ones. Its marks are asked for again."""
+        if message.edge not in self._lanes or message.life // LIVES_MAX > self._hosted.epoch:
             return False
         consumer = self._plan.edges[message.edge].consumer
         return any(key.stage == consumer for key in self._shadows)
@@ -394,8 +398,10 @@ class ShadowHosting:
             raise ProtocolError(f"stream {message.edge}.{message.producer} has no tentative rows")
         if isinstance(message, WantTentative):
             self._on_want(message, edge)
-        else:
+        elif self.knows(message):
             self._on_tentative(message, batches, now, wall)
+        else:  # the shadow has gone, or its table is newer than ours; the payload was not decoded
+            self._counters.stale += 1
 
     def _on_want(self, message: WantTentative, edge: FromStage) -> None:
         hosted, table = self._shadows.get(PartitionKey(edge.stage, message.producer)), self._hosted.table

@@ -246,11 +246,11 @@ class Shadow:
 
     def _hear(self, stream: StreamId, known: StreamNews, bound: StreamBound, now: float, watermark: int) -> None:
         known.idle, known.ended = bound.idle, bound.ended
-        if bound.ended:
-            known.bound = END_OF_TIME
-        elif bound.watermark > known.bound and bound.watermark < END_OF_TIME:
+        if known.bound < bound.watermark < END_OF_TIME:
             self.calendar.hear(bound.watermark, min(known.created, now), now, watermark)
             known.bound, known.risen_at, known.created = bound.watermark, now, inf
+        if bound.ended:
+            known.bound = END_OF_TIME
         self._void(stream, known.bound)
 
     def _void(self, stream: StreamId, bound: int) -> None:

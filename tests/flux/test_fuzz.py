@@ -24,7 +24,22 @@ from flux.wire.codec import decode_command, decode_data, decode_report
 from flux.wire.control import EdgeComplete, Failure, Heartbeat, NewTable, Stop, TableSeen, Welcome
 from flux.wire.frames import HEADER_BYTES_MAX, PREFIX, encode
 from flux.wire.handshake import ACCEPTED, Caller, Gate, Session, Tickets
-from flux.wire.messages import Ack, Acks, Data, OrderEntry, Orders, PartitionOrder, Reset, Resume
+from flux.wire.messages import (
+    Ack,
+    Acks,
+    Borrow,
+    Data,
+    OrderEntry,
+    Orders,
+    PartitionOrder,
+    Reset,
+    Resume,
+    Tentative,
+    Unordered,
+    UnorderedRows,
+    Unread,
+    WantTentative,
+)
 from partitioning.table import ReplicaAt, Table
 
 SEED = 11
@@ -35,6 +50,7 @@ STRANGERS = 400
 SCHEMA = pa.schema([("x", pa.int64())])
 
 TABLE = Table(3, (((ReplicaAt(0, 0), ReplicaAt(1, 3)),),), ((0,),), {0: "tcp://127.0.0.1:9", 1: "tcp://127.0.0.1:8"})
+TENTATIVE = Tentative(0, 1, 2, 3, 4, 5, 6, 7.0, [0, 1], [1, 2])
 TRUE = [
     encode(message)
     for message in (
@@ -43,6 +59,11 @@ TRUE = [
         Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000),
         Data(0, 1, 2, 0, 0, 1, [0, 1], [10, 20], [2], 1000, batches=[0, 1], counts=[5, 10, 5, 10]),
         Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)]),
+        Unread(0, 1, 2, 3),
+        Unordered(1, [UnorderedRows(0, 1, 2, 0, 1, 9)]),
+        Borrow(0, 1, 2, 0, 1, 7, 3, 1 << 20),
+        WantTentative(0, 1, 2, 3),
+        TENTATIVE,
         Reset(0, 1, "again"),
         Resume(0, 1, 2, 3, [(0, 1)], 4, [], 5),
         EdgeComplete(edge=0, producers=[0, 1, 2]),

@@ -344,6 +344,16 @@ def test_idle_and_ended_streams_hold_nothing_back() -> None:
     assert case.shadow.standing(110.0) == []
 
 
+def test_marks_that_an_ended_stream_has_brought_are_due_as_before() -> None:
+    """It may have ended before the shadow has looked at its last rows."""
+    case = Case()
+    case.look(100.0, 10, 10, 10)
+    bounds = {ONE: StreamBound(12 * SECOND, ended=True), OTHER: StreamBound(10 * SECOND)}
+    case.shadow.look(100.5, 10 * SECOND, bounds)
+    assert case.given(case.work(103.2)) == [(10, 11)]
+    assert case.shadow.reached == 11 * SECOND
+
+
 def test_a_jump_of_event_time_keeps_a_bounded_number_of_marks() -> None:
     calendar = MarkCalendar(SECOND)
     calendar.hear(10 * SECOND, 1.0, 1.5, 5 * SECOND)

@@ -11,10 +11,10 @@ import pytest
 from flux.dataflow.plan import ById, FromStage
 from flux.errors import ProtocolError
 from flux.exchange.inbound import Counters
-from flux.shadows.hosting import ShadowHosting, host_of
+from flux.shadows.hosting import LIVES_MAX, ShadowHosting, host_of
 from flux.wire.codec import decode_tentative
 from flux.wire.messages import Tentative, WantTentative
-from partitioning.ids import ACTIVE, STANDBY
+from partitioning.ids import ACTIVE, STANDBY, PartitionKey
 from partitioning.table import ReplicaAt
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -76,6 +76,33 @@ def test_streams_without_tentative_rows_are_refused(asked: Any) -> None:
         hosting(object()).on_message(asked, [], 0.0, 0.0)
     with pytest.raises(ProtocolError, match="has no tentative rows"):
         hosting(None).on_message(message(), [], 0.0, 0.0)
+
+
+def test_rows_for_a_worker_without_the_shadow_are_counted_and_end_nothing() -> None:
+    """It has left for another worker, or an error has ended it. The payload is not decoded then."""
+    found = hosting(object())
+    assert not found.knows(message())
+    found.on_message(message(), [], 0.0, 0.0)
+    assert found._counters.stale == 1
+
+
+def test_a_life_of_an_epoch_that_is_not_known_here_is_refused() -> None:
+    """It would void the marks of all true lives until the end of the failure."""
+    found = hosting(object())
+    found._hosted.epoch = 3
+    found._shadows[PartitionKey(1, 0)] = object()  # type: ignore[assignment]
+    assert found.knows(message(life=4 * LIVES_MAX - 1))
+    for life in (4 * LIVES_MAX, 1 << 62):
+        assert not found.knows(message(life=life))
+        found.on_message(message(life=life), [], 0.0, 0.0)
+    assert found._counters.stale == 2
+
+
+@pytest.mark.parametrize("worker", [-1, 0, 99])
+def test_a_request_for_a_shadow_that_is_elsewhere_or_by_an_unknown_worker_is_counted(worker: int) -> None:
+    found = hosting(object())
+    found.on_message(WantTentative(0, 0, worker, -(1 << 63)), [], 0.0, 0.0)
+    assert found._counters.stale == 1
 
 
 def test_without_availability_nothing_is_hosted() -> None:
