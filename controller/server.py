@@ -342,6 +342,8 @@ class Server:
             core.board.note(text, time.monotonic(), stage=stage)
         for text, seconds in self._report.failures():
             core.board.note(text, time.monotonic(), kind="tentative", seconds=seconds)
+        for text, seconds in self._report.links_up(time.time()):
+            core.board.note(text, time.monotonic(), kind="link", seconds=seconds)
         for source, names in self._not_read.items():
             report["sources"][source]["notRead"] = list(names)
         for source, files in self._unread_files.items():

@@ -56,7 +56,7 @@ from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Membership
 from controller.replicas.moves import MovePhase
 from controller.replicas.replica_safety import Life
-from controller.report.links import told
+from controller.report.links import lent, told
 from controller.report.metrics import Metrics
 from controller.report.progress import Level
 from flux.dataflow.plan import Plan
@@ -313,7 +313,7 @@ class RequestHandler:
             requests=[_stands(asked) for asked in core.open_requests()],
             checkpoint=_kept(report.get("checkpoint")),
             missing=available.get("message", ""),
-            links=[told(link) for link in report.get("links", ())],
+            links=[*map(told, report.get("links", ())), *map(lent, report.get("loans", ()))],
             tentative=available.get("stages", []),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
             lag_units={s["name"]: s["lag"]["unit"] for s in report.get("sources", ()) if "unit" in s.get("lag", ())},

@@ -354,7 +354,7 @@ class Status(RequestAnswer, frozen=True):
     lag_units: dict[str, str] = {}
     #: Inputs that are missing, and the results that are tentative for that, in words; empty: none are.
     missing: str = ""
-    #: Workers that read streams elsewhere, because nothing came over a link, in words.
+    #: Workers that read streams elsewhere, because nothing came over a link, and loans of secondaries, in words.
     links: list[str] = []
     #: Names of the stages with tentative results.
     tentative: list[str] = []

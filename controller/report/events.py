@@ -22,7 +22,7 @@ class Event:
     #: - for a stage (``partition`` is -1): "protect" (a request for other replicas), "protected", "protect given up"
     #: - for a worker (``stage`` is empty and ``partition`` -1): "join", "loss", "drain"
     #: - for the query: "scale", "balance" (a note of a policy), "tentative" (a failure of inputs that is over: results were
-    #:   tentative)
+    #:   tentative), "link" (a link between two workers that was down, and is up again)
     #: - for any of these: "warning"
     kind: str
     #: By the wall clock, once it is in the log.

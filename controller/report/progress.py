@@ -10,7 +10,7 @@ import bisect
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
@@ -22,7 +22,7 @@ from controller.replicas.membership import Member, Membership
 from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
 from controller.report.failures import Availabilities
-from controller.report.links import links_down
+from controller.report.links import LinksDown, links_down, loans
 from controller.report.silence import silent_streams
 from controller.report.watermarks import EventTimes, MicroBatchTime
 from flux.dataflow.plan import ById, FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
@@ -338,6 +338,7 @@ class Progress:
     _lost_rows: SourceCounts = field(init=False)
     _event_times: EventTimes = field(init=False)
     _availabilities: Availabilities = field(init=False)
+    _links: LinksDown = field(default_factory=LinksDown)
 
     def __post_init__(self) -> None:
         self._by_stage = {stage.id: PartitionCounts(stage.partitions) for stage in self.plan.stages}
@@ -413,8 +414,8 @@ class Progress:
             "workers": [self._worker(member, stats, now) for member, stats in workers],
         } | self._availabilities.report(stages)
         links = links_down(members)
-        if links:
-            result["links"] = links
+        self._links.note(links, wall or now)
+        result |= {name: entry for name, entry in (("links", links), ("loans", loans(members))) if entry}
         if members.vault is not None:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
         if over:
@@ -439,6 +440,10 @@ class Progress:
     def failures(self) -> list[tuple[str, float]]:
         """Return the text of each failure of inputs that has ended since the last call, and how long it lasted in seconds."""
         return self._availabilities.ended()
+
+    def links_up(self, wall: float) -> Iterator[tuple[str, float]]:
+        """Yield the text of each link that was down and is up again, and the seconds for which it was down."""
+        return self._links.over(wall)
 
     def _worker(self, member: Member, stats: Mapping[str, Any], now: float) -> dict[str, Any]:
         return {

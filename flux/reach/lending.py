@@ -28,6 +28,8 @@ from partitioning.table import Table
 #: In link timeouts: the time between two looks at the slices of secondaries, and the first and the longest time for which a slice
 #: may be without order before the primary is told. Together with a look they are the timeout.
 LOOK, FIRST, LONGEST = 1 / 3, 2 / 3, 8.0
+#: In link timeouts: the time after its last slice for which a loan is still reported. Statements come at least as often.
+SHOWN = LONGEST + 2
 
 Replicas = Mapping[PartitionKey, Replica]
 Streams = Mapping[StreamId, Inbound]
@@ -141,7 +143,19 @@ class Loan:
     key: PartitionKey
     incarnation: int
     stream: StreamId
+    lender: int
     number: int = 0
+
+
+@dataclass(slots=True)
+class LentStream:
+    """Slices of a stream that a primary here has got from a secondary on worker ``lender``, in one loan after another: the times
+    of the first and the last one, and their number."""
+
+    lender: int
+    since: float
+    last: float
+    slices: int = 0
 
 
 class Borrower:
@@ -155,6 +169,7 @@ class Borrower:
         of_stream: Callable[[StreamId], Inbound],
         nonce: Callable[[], int],
         counters: Counters,
+        link_s: float,
     ) -> None:
         """Begin without loans. ``replicas``: those on the worker, a live mapping; ``besides`` gives the other partitions of a
         replica's stage there, ``nonce`` one that no handshake has."""
@@ -163,8 +178,10 @@ class Borrower:
         self._of_stream = of_stream
         self._nonce = nonce
         self._counters = counters
+        self._link_s = link_s
         self._loans: dict[int, Loan] = {}
         self._of: dict[tuple[PartitionKey, StreamId], int] = {}
+        self._lent: dict[tuple[PartitionKey, StreamId], LentStream] = {}
         self.slices = 0
 
     def ask(self, connection: Hashable, message: Unordered) -> Iterator[Borrow]:
@@ -176,9 +193,9 @@ class Borrower:
             if replica is None or not known or not replica.primary or rows.edge not in replica.stage.edges_in:
                 self._counters.stale += 1
             elif not replica.finished:
-                yield from self._question(connection, replica, rows)
+                yield from self._question(connection, replica, rows, message.worker)
 
-    def _question(self, connection: Hashable, replica: Replica, rows: UnorderedRows) -> Iterator[Borrow]:
+    def _question(self, connection: Hashable, replica: Replica, rows: UnorderedRows, lender: int) -> Iterator[Borrow]:
         """Yield the question for slices that a primary lacks, unless it is behind the order, or has no room.
 
         Ordered rows are not asked for: the secondary may have applied them. It has all others behind the rows here, because it
@@ -190,7 +207,7 @@ class Borrower:
             return
         self._loans.pop(self._of.get((replica.key, stream), -1), None)
         nonce = self._of[replica.key, stream] = self._nonce()
-        self._loans[nonce] = Loan(connection, replica.key, replica.incarnation, stream)
+        self._loans[nonce] = Loan(connection, replica.key, replica.incarnation, stream, lender)
         yield Borrow(*replica.key, rows.incarnation, *stream, nonce, at, room)
 
     def knows(self, connection: Hashable, message: Data | Bound) -> bool:
@@ -198,15 +215,30 @@ class Borrower:
         loan = self._loans.get(message.nonce)
         return loan is not None and loan.connection == connection and loan.stream == (message.edge, message.producer)
 
-    def take(self, message: Data, batches: Sequence[pa.RecordBatch]) -> list[Delivery]:
+    def take(self, message: Data, batches: Sequence[pa.RecordBatch], now: float) -> list[Delivery]:
         """Take the next message of a loan, and return its slices."""
         replica, loan = self._next(message), self._loans.get(message.nonce)
         if replica is None or loan is None or not _of(message, replica.partition):
             return []
         inbound, others = self._of_stream(loan.stream), self._besides(replica)
         taken = inbound.borrow(message, batches, replica.partition, others, self._counters)
-        self.slices += len(taken)
+        if taken:
+            self.slices += len(taken)
+            lent = self._lent.get((loan.key, loan.stream))
+            if lent is None or lent.lender != loan.lender:
+                lent = self._lent[loan.key, loan.stream] = LentStream(loan.lender, now, now)
+            lent.last, lent.slices = now, lent.slices + len(taken)
         return taken
+
+    @property
+    def lent(self) -> Collection[LentStream]:
+        """The streams of which slices have been lent lately."""
+        return self._lent.values()
+
+    def forget(self, now: float) -> None:
+        """Forget streams of which nothing has been lent for long."""
+        if self._lent:
+            self._lent = {key: lent for key, lent in self._lent.items() if now <= lent.last + SHOWN * self._link_s}
 
     def hear(self, message: Bound) -> bool:
         """Take the statement at the end of a loan, and tell whether it says anything."""

@@ -129,6 +129,19 @@ class Detour(NamedTuple):
     streams: Natural
 
 
+class LentRows(NamedTuple):
+    """Rows that primaries on a worker have got from their secondaries on another one, because their producer could not bring
+    them."""
+
+    #: The worker of the secondaries.
+    lender: Id
+    #: The time of the first of them, in seconds since the epoch.
+    since: float
+    streams: Natural
+    #: The number of slices.
+    slices: Natural
+
+
 def holds_back(time: SourceTime) -> bool:
     """Tell whether readers that are farther ahead wait for this one (design: alignment)."""
     return time.watermark > NEVER and time.state not in (ReaderState.IDLE, ReaderState.ENDED)
@@ -320,6 +333,7 @@ class Statistics(TypedDict, total=False):
     times: list[SourceTime]
     silent: list[SilentStream]
     detours: list[Detour]
+    lent: list[LentRows]
     #: The state of replicas with availability is beyond its limit here, and the other inputs are to stand still.
     state_full: bool
     #: How often the logs have been emptied (``flux.worker.core``).

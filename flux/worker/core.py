@@ -585,6 +585,7 @@ class WorkerCore:
             yield from self._copies_of_state(now)
         yield from self._revivals.poll(now)
         yield from self.lender.poll(self.table, now)
+        self.subscriptions.borrower.forget(now)
         self.leaving.flush(now)  # output that became committed, or left, since the last time
         busy = True
         while busy:

@@ -15,6 +15,7 @@ import numpy as np
 
 from flux.dataflow.plan import FromSource
 from flux.dataflow.source_reader import SILENCE_TOLD_S
+from flux.reach.lending import LentStream
 from flux.replica.kinds import keeps_checkpoints
 from flux.replica.replica import Replica
 from flux.state.standby import Standby
@@ -24,6 +25,7 @@ from flux.wire.statistics import (
     Forfeited,
     KeptCheckpoint,
     Lag,
+    LentRows,
     Load,
     LostRows,
     PartitionRead,
@@ -65,6 +67,7 @@ def stats(core: WorkerCore) -> Statistics:
         **({"tentative": list(core.shadows.reports(core.leaving.shown))} if core.shadows else {}),
         "silent": silent(core.reading),
         "detours": detours(core),
+        "lent": lent(core),
         "state_full": core.watermarks.limit.stops,
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
@@ -89,6 +92,20 @@ def detours(core: WorkerCore) -> list[Detour]:
     for (source, instead), since in core.subscriptions.owed.detours(core.subscriptions.streams):
         found.setdefault((source, instead), []).append(since)
     return [Detour(*way, round(min(times) + core.wall_ahead, 3), len(times)) for way, times in found.items()]
+
+
+def lent(core: WorkerCore) -> list[LentRows]:
+    """List the workers whose secondaries have lent rows to primaries here lately (design: borrowed-rows)."""
+    found: dict[int, list[LentStream]] = {}
+    for stream in core.subscriptions.borrower.lent:
+        found.setdefault(stream.lender, []).append(stream)
+    return [
+        LentRows(
+            lender, round(min(stream.since for stream in streams) + core.wall_ahead, 3), len(streams),
+            sum(stream.slices for stream in streams),
+        )
+        for lender, streams in found.items()
+    ]  # fmt: skip
 
 
 def silent(reading: SourceScheduler) -> list[SilentStream]:

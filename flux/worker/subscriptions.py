@@ -121,8 +121,9 @@ class Subscriptions:
         self._copies: dict[int, set[tuple[int, int, int]]] = {}
         self._nonce = 0
         self._starvation = Starvation(plan.settings.resend_timeout)
-        self.owed = OwedRows(plan.settings.link_timeout)
-        self.borrower = Borrower(hosted.replicas, hosted.besides, self.of_stream, self._next_nonce, counters)
+        link_s = plan.settings.link_timeout
+        self.owed = OwedRows(link_s)
+        self.borrower = Borrower(hosted.replicas, hosted.besides, self.of_stream, self._next_nonce, counters, link_s)
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
@@ -534,7 +535,7 @@ class Subscriptions:
         """Take a message, and return its slices to be applied, by partition."""
         if self.borrower.knows(connection, message):
             self._ack_within(self.ack_s, now)
-            return self.borrower.take(message, batches)
+            return self.borrower.take(message, batches, now)
         inbound = self._greeted(connection, StreamId(message.edge, message.producer))
         if inbound is None:
             return []

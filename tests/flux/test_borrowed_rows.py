@@ -13,6 +13,7 @@ from flux.exchange.producer import ToWorker
 from flux.wire.messages import Borrow, Data, ElementKind, Unordered
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
+from flux.worker.report import stats
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -77,6 +78,18 @@ def test_rows_without_an_order_reach_the_primary_within_half_a_second(pair: Pair
     assert kept(pair.cores[0]) == []
     pair.go_on(1.25, 1.5)
     assert kept(pair.cores[0]) == kept(pair.cores[1]) == [[1, 2, 3]]
+
+
+def test_a_loan_is_reported_while_slices_come(pair: Pair) -> None:
+    pair.feeders[1].send(0, 1, 2, now=1.0)
+    pair.feeders[1].send(1, 3, now=1.0)
+    pair.go_on(1.0, 1.5)
+    (lent,) = stats(pair.cores[0])["lent"]
+    assert (lent.lender, lent.streams, lent.slices) == (1, 1, 2)
+    assert 1.0 < lent.since < 1.5
+    assert stats(pair.cores[1])["lent"] == []
+    pair.go_on(1.5, 5.0)
+    assert stats(pair.cores[0])["lent"] == []
 
 
 def test_what_the_producer_brings_later_is_dropped_and_the_stream_goes_on(pair: Pair) -> None:

@@ -82,7 +82,7 @@ def read_by_primary(query: ThreadQuery, links: CutLinks) -> tuple[int, int]:
 def test_rows_come_another_way_while_a_link_is_cut_in_one_direction(links: CutLinks) -> None:
     rows = Paced()
     flow = second(first(dataframe(SCHEMA))).to(Arrivals())
-    with ThreadQuery(flow, workers=4, progress_interval="100ms", **ALONE) as query:
+    with ThreadQuery(flow, workers=4, progress_interval="100ms", resend_timeout="300ms", **ALONE) as query:
         query.started()
         query.feed([rows])
         until(lambda: len(Arrivals.came) > 10, "rows flow")
@@ -96,6 +96,7 @@ def test_rows_come_another_way_while_a_link_is_cut_in_one_direction(links: CutLi
         until(lambda: "links" in query.server.progress[-1], "the status names the link")
         down: list[dict[str, Any]] = query.server.progress[-1]["links"]
         links.cut.clear()
+        until(lambda: "links" not in query.server.progress[-1], "the status forgets the link")
         rows.enough.set()
         query.wait()
     assert sorted(x for x, _ in Arrivals.came) == list(range(len(rows.made)))
