@@ -172,7 +172,7 @@ class ShadowHosting:
         again, self._lives[key] = key in self._lives, self._lives.get(key, -1) + 1
         shadow = Shadow(
             made, stage.availability, quantum, self.room, lanes, stage.availability.stages_behind,
-            stage.sink is not None, again, replica.context.watermark,
+            stage.sink is not None, again, replica.context.watermark, bool(self._lanes.intersection(stage.edges_out)),
         )  # fmt: skip
         life = self._hosted.epoch * LIVES_MAX + self._lives[key] % LIVES_MAX
         self._shadows[key] = HostedShadow(replica, shadow, life)
@@ -327,11 +327,10 @@ class ShadowHosting:
         for effect in effects:
             match effect:
                 case MarkOutput():
-                    if replica.stage.sink is not None:
+                    if replica.stage.sink is not None and effect.rows:
                         for batch in effect.batches:
                             self._tell(replica, TentativeOutput(batch, effect.through))
-                    else:
-                        self._send_mark(hosted, effect)
+                    self._send_mark(hosted, effect)  # a stage with a sink may have others behind it
                 case Undone(start, end):
                     self._tell(
                         replica, TentativeUndo(None if start == NEVER else start, None if end == END_OF_TIME else end)

@@ -131,7 +131,7 @@ class FiredMark:
     rows: int = 0
     #: Its overlay has changed since.
     dirty: bool = False
-    #: Its output, for stages behind; None: the results went to a sink.
+    #: Its output, for stages behind; None: there are none.
     output: MarkOutput | None = None
 
 
@@ -150,10 +150,11 @@ class Shadow:
         to_sink: bool = False,
         again: bool = False,
         watermark: int = NEVER,
+        to_stages: bool | None = None,
     ) -> None:
         """Begin at a stable ``watermark``. ``lanes``: the edges whose streams may have tentative marks; ``stages_behind``: on the
-        longest way to an end; ``to_sink``: results go to a sink, not to other stages; ``again``: an earlier shadow of the
-        partition may have shown something to the sink (rule O1)."""
+        longest way to an end; ``to_sink``: results go to a sink; ``again``: an earlier shadow of the partition may have shown
+        something to the sink (rule O1); ``to_stages``: results go to other stages, None: where there is no sink."""
         self.operator = operator
         self.calendar = MarkCalendar(quantum)
         self.overlay = Overlay(room)
@@ -174,6 +175,7 @@ class Shadow:
         self._room = room
         self._hops_s = stages_behind * HOP_S
         self._to_sink = to_sink
+        self._to_stages = not to_sink if to_stages is None else to_stages
         self._lanes = lanes
         self._revision = 0
         self._streams: dict[StreamId, StreamNews] = {}
@@ -440,9 +442,9 @@ class Shadow:
         mark.rows = out.rows
         self.rows += out.rows
         self.rows_in_failure += out.rows
-        if out.rows or not self._to_sink:
+        if out.rows or self._to_stages:
             self._effects.append(out)
-        self._keep(mark, None if self._to_sink else out)
+        self._keep(mark, out if self._to_stages else None)
         return True
 
     def _keep(self, mark: FiredMark, output: MarkOutput | None) -> None:

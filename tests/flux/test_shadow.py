@@ -311,6 +311,20 @@ def test_kept_outputs_answer_who_has_missed_them_until_they_are_stable() -> None
     assert case.room.bytes == 0
 
 
+def test_results_that_go_to_a_sink_and_to_stages_are_taken_back_there_and_kept_for_these() -> None:
+    case = Case(to_sink=True, to_stages=True)
+    case.operator.mark = lambda after, through, overlay: [] if through > 11 * SECOND else [rows(1)]  # type: ignore[method-assign]
+    case.look(100.0, 10, 10, 10)
+    case.look(100.5, 10, 12, 10)
+    assert case.given(case.work(103.3)) + case.given(case.work(103.7)) == [(10, 11), (11, 12)], "also one without rows"
+    assert [each.through // SECOND for each in case.shadow.kept(NEVER)] == [11, 12]
+    assert case.look(104.0, 11, 12, 11)[0] == Undone(10 * SECOND, 11 * SECOND)
+    only = Case(to_sink=True)
+    only.look(100.0, 10, 11, 10)
+    assert only.given(only.work(103.3)) == [(10, 11)]
+    assert only.shadow.kept(NEVER) == []
+
+
 def test_overlay_and_kept_output_stay_within_their_bytes_and_lose_the_oldest_marks() -> None:
     case = Case()
     case.room.bytes_max = 3 * rows(1).nbytes

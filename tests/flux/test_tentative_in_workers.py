@@ -88,27 +88,31 @@ def counts(shown: list[dict[str, Any]]) -> dict[tuple[int, str], int]:
 
 
 def test_windows_are_shown_while_a_partition_is_silent_and_corrected_when_it_is_back() -> None:
-    board = Board()
-    source = flux.source(read, SCHEMA, 2, "readings").withWatermark("ts", "0 seconds")
-    with ThreadQuery(PerSite(source).to(board), progress_interval="100ms", **ALONE) as query:
+    """The second sink stands in a stage of its own, behind that of the first."""
+    board, behind = Board(), Board()
+    counted = PerSite(flux.source(read, SCHEMA, 2, "readings").withWatermark("ts", "0 seconds"))
+    with ThreadQuery(counted.to(board), counted.to(behind), progress_interval="100ms", **ALONE) as query:
         query.started()
         silent = {(window, site) for window in range(BOTH, ALL) for site in "ab"}
 
-        def shown() -> dict[tuple[int, str], int]:
+        def shown(board: Board = board) -> dict[tuple[int, str], int]:
             return counts([row for name, given in list(board.calls) if name == "tentative" for row in given])
 
         until(lambda: silent <= shown().keys(), "the windows without partition 1 are shown")
+        until(lambda: silent <= shown(behind).keys(), "and behind the stage as well")
         assert {key: shown()[key] for key in silent} == dict.fromkeys(silent, 4), board.calls
+        assert {key: shown(behind)[key] for key in silent} == dict.fromkeys(silent, 4), behind.calls
         stable = counts([row for name, given in list(board.calls) if name == "write" for row in given])
         assert not stable.keys() & silent
         until(lambda: query.server.progress[-1]["availability"]["state"] == "tentative", "reports say so")
         BACK.set()
         query.wait()
         events = [event.why for event in query.server.core.repairs.history if event.kind == "tentative"]
-    stable = counts([row for name, given in board.calls if name == "write" for row in given])
-    assert stable == {(window, site): 8 for window in range(ALL + 1) for site in "ab"}
-    left = [row for view in board.views.values() for row in view.table().to_pylist()]
-    assert not any(row["tentative"] for row in left), "nothing tentative is left"
-    assert counts(left) == stable
-    assert sum(name == "corrected" for name, _ in board.calls) >= 1
+    for each in (board, behind):
+        stable = counts([row for name, given in each.calls if name == "write" for row in given])
+        assert stable == {(window, site): 8 for window in range(ALL + 1) for site in "ab"}
+        left = [row for view in each.views.values() for row in view.table().to_pylist()]
+        assert not any(row["tentative"] for row in left), "nothing tentative is left"
+        assert counts(left) == stable
+        assert sum(name == "corrected" for name, _ in each.calls) >= 1
     assert not events or "tentative rows" in events[0]
