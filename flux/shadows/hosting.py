@@ -48,6 +48,8 @@ log = logging.getLogger("flux")
 LOOK_SHARE, LOOK_MIN_S = 0.01, 0.01
 #: Lives of shadows of one partition on one worker within an epoch.
 LIVES_MAX = 1 << 16
+#: Microseconds of event time between the marks of an operator without windows whose inputs bring no marks of their own.
+MARK_US = 100_000
 
 
 class ShadowReplicas(Protocol):
@@ -57,6 +59,12 @@ class ShadowReplicas(Protocol):
     epoch: int
     table: Table | None
     of_stage: dict[int, dict[int, Replica]]
+
+
+def gives_by_event_time(made: operator.Operator) -> bool:
+    """Return whether an operator gives rows when the watermark moves."""
+    kind, base = type(operator.chain_of(made)[0]), operator.Operator
+    return kind.on_watermark is not base.on_watermark or kind.on_event_timer is not base.on_event_timer
 
 
 def host_of(stage: StagePlan, row: Sequence[ReplicaAt]) -> int | None:
@@ -167,8 +175,10 @@ class ShadowHosting:
             self._given_up[key] = replica
             return
         assert stage.availability is not None
-        quantum = max((self._plan.edges[edge].quantum for edge in stage.edges_in), default=0)
         lanes = self._lanes.intersection(stage.edges_in)
+        quantum = max((self._plan.edges[edge].quantum for edge in stage.edges_in), default=0)
+        if not quantum and not lanes and gives_by_event_time(replica.operator):
+            quantum = MARK_US
         again, self._lives[key] = key in self._lives, self._lives.get(key, -1) + 1
         shadow = Shadow(
             made, stage.availability, quantum, self.room, lanes, stage.availability.stages_behind,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from harness import LIMIT_S, ThreadQuery
 from outside_store import ALONE, until
 
@@ -39,6 +40,31 @@ def read(partition: int) -> Iterator[pa.RecordBatch | None]:
 @flux.stage(key="site", window=flux.window("ts", "100 milliseconds"), partitions=2, replicas=2, availability="400ms")
 class PerSite(flux.Aggregate):
     n = flux.count()
+
+
+@flux.stage(key="site", partitions=2, replicas=2, availability="400ms")
+class OwnPerSite(flux.Operator):
+    """The same by an operator of the user's own. It has no windows, so its marks are those of its shadow."""
+
+    schema = pa.schema([("window_start", pa.timestamp("us", "UTC")), ("site", pa.string()), ("n", pa.int64())])
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, str], int] = {}
+
+    def process(self, batch: pa.RecordBatch) -> Any:
+        for at, site in zip(
+            batch.column("ts").cast(pa.int64()).to_pylist(), batch.column("site").to_pylist(), strict=True
+        ):
+            key = at // WINDOW_US, site
+            self.counts[key] = self.counts.get(key, 0) + 1
+
+    def on_watermark(self) -> Any:
+        over = sorted(key for key in self.counts if (key[0] + 1) * WINDOW_US <= self.context.watermark)
+        rows = [(start * WINDOW_US, site, self.counts.pop((start, site))) for start, site in over]
+        if not rows:
+            return None
+        arrays = [pa.array(each, field.type) for each, field in zip(zip(*rows, strict=True), self.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 class Board(flux.Sink):
@@ -87,11 +113,15 @@ def counts(shown: list[dict[str, Any]]) -> dict[tuple[int, str], int]:
     return found
 
 
-def test_windows_are_shown_while_a_partition_is_silent_and_corrected_when_it_is_back() -> None:
+@pytest.mark.parametrize("stage", [PerSite, OwnPerSite])
+def test_windows_are_shown_while_a_partition_is_silent_and_corrected_when_it_is_back(stage: Any) -> None:
     """The second sink stands in a stage of its own, behind that of the first."""
-    board, behind = Board(), Board()
-    counted = PerSite(flux.source(read, SCHEMA, 2, "readings").withWatermark("ts", "0 seconds"))
-    with ThreadQuery(counted.to(board), counted.to(behind), progress_interval="100ms", **ALONE) as query:
+    BACK.clear()
+    board = Board()
+    behind = Board() if stage is PerSite else board
+    counted = stage(flux.source(read, SCHEMA, 2, "readings").withWatermark("ts", "0 seconds"))
+    outputs = [counted.to(each) for each in dict.fromkeys((board, behind))]
+    with ThreadQuery(*outputs, progress_interval="100ms", **ALONE) as query:
         query.started()
         silent = {(window, site) for window in range(BOTH, ALL) for site in "ab"}
 
