@@ -17,8 +17,9 @@ import pytest
 from folders_read import LONG_S, ROWS, drain, fails, given, gives_nothing, numbers, started, take, write
 
 import flux
-from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone
+from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone, gone
 from flux.connectors.files.formats import ParquetFormat
+from flux.connectors.files.listing import FoundFile
 from flux.connectors.files.reader import FILE_ROWS
 from flux.connectors.files.source import FilesReader
 from flux.connectors.files.watch import Watch
@@ -517,6 +518,27 @@ def test_a_folder_that_cannot_be_read_is_silent_where_results_go_on_without_it_a
         until(lambda: next(rows) is None, "an answer")
         assert rows._unanswered_at is None
         assert reader.unread_files() == {"incomplete": {}, "missing": {}, "corrupt": {}}
+    finally:
+        rows.close()
+
+
+def test_a_file_that_was_gone_with_its_folder_and_is_there_again_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is back before it is asked whether the file went with it."""
+    where, fails = Watch.where, iter([True, False, True])
+
+    def on_a_mount(watch: Watch, found: FoundFile) -> str:
+        if next(fails, False):
+            raise gone(found.name)
+        return where(watch, found)
+
+    monkeypatch.setattr(Watch, "where", on_a_mount)
+    write(tmp_path, "a.parquet", 0)
+    write(tmp_path, "b.parquet", 3)
+    rows = patient(tmp_path).read(0, None)
+    try:
+        assert [value for value, _ in take(rows, 6)] == [0, 1, 2, 3, 4, 5]
     finally:
         rows.close()
 

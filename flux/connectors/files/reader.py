@@ -42,6 +42,8 @@ class FileRows(ThreadedReader):
         self._taken = self._reached = self._first[0]
         #: The newest place behind rows that were put out.
         self._given = self._first
+        #: The file that is read.
+        self._found: FoundFile | None = None
         #: Time since which the folder cannot be read; None: it can.
         self._unanswered_at: float | None = None
         super().__init__(self._rows, f"flux-files-{partition}")
@@ -101,7 +103,7 @@ class FileRows(ThreadedReader):
 
     def _folder_error(self, error: BaseException) -> FileError | None:
         """Return the error about a folder that is to be waited for; None: the error is of another kind, and ends the query."""
-        return self._watch.unanswered(error) if self._watch.folder.may_be_silent else None
+        return self._watch.unanswered(error, self._found) if self._watch.folder.may_be_silent else None
 
     def _rows_from(self, number: int, skip: int) -> Iterator[Positioned | float]:
         if number >= self._partitions or skip:
@@ -117,6 +119,7 @@ class FileRows(ThreadedReader):
                 continue
             # Not before there is a file: the entry would bring back a folder that is gone.
             self._reader = self._reader or self._watch.enter(self._partition)
+            self._found = found
             yield from self._file(found, number, skip)
             number, skip = number + self._partitions, 0
 

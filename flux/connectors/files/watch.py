@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from pyarrow import fs
 
 from flux.connectors.files.completion import Completion
-from flux.connectors.files.errors import BadFile, FileChanged, FileError, gone
+from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone, gone
 from flux.connectors.files.formats import FileFormat
 from flux.connectors.files.listing import FoundFile, Rules, listed
 from flux.connectors.ledger import Ledger, LedgerBroken
@@ -152,15 +152,17 @@ class Watch:
                 self._look()
             return self._files[number] if number < len(self._files) else None, self._looks
 
-    def unanswered(self, error: BaseException) -> FileError | None:
+    def unanswered(self, error: BaseException, file: FoundFile | None = None) -> FileError | None:
         """Return the error about the folder, if it is the reason of an error about a file or the ledger: the folder cannot be
-        read, and its files neither. None: it can."""
+        read, and its files neither, or could not a moment ago. None: it can. ``file``: the one that is read, if any."""
         if isinstance(error, FileError) and error.no_answer:
             return error
         try:
-            self.listed()
+            there = self.listed()
         except FileError as found:
             return found if found.no_answer else None
+        if isinstance(error, FileGone) and file is not None and file.name in there:
+            return FileError(f"{self._path(file.name)} was not there a moment ago, and is there again")
         return None
 
     def known(self, number: int) -> FoundFile:
