@@ -7,12 +7,29 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from attacked import BATCHES, MALFORMED, answered, attacked_half_way, data, hello, row, until
+from attacked import BATCHES, MALFORMED, QUIET, answered, attacked_half_way, data, hello, row, until
 from harness import LIMIT_S, Peer
 
 from flux.wire.control import Failure, Heartbeat, PartitionFinished, TableSeen
 from flux.wire.frames import MAGIC, PREFIX, VERSION, encode
-from flux.wire.messages import Ack, Fetch, Install, OrderEntry, Orders, PartitionOrder, Refuse, Reset, Resume, StepKind
+from flux.wire.messages import (
+    Ack,
+    Borrow,
+    Fetch,
+    Install,
+    OrderEntry,
+    Orders,
+    PartitionOrder,
+    Refuse,
+    Reset,
+    Resume,
+    StepKind,
+    Tentative,
+    Unordered,
+    UnorderedRows,
+    Unread,
+    WantTentative,
+)
 
 
 def test_rows_before_hello_are_refused() -> None:
@@ -152,6 +169,28 @@ def test_absurd_numbers_of_primaries_and_answers_that_nobody_asked_for_are_malfo
             peer.send(encode(message), *([b"part"] if isinstance(message, Install) else []))
         query.until_counted("malformed", 8)
         assert query.counters()["malformed"] == 8
+
+
+def test_tentative_rows_and_loans_of_strangers_are_counted_and_change_nothing() -> None:
+    """In a query without availability, and from a worker that has no replica here."""
+    tentative = Tentative(0, 0, 1, 1, 0, 5, 0, 1.0, [0], [1])
+    malformed = (
+        tentative, Tentative(99, -1, 1 << 62, 0, 5, 0, 0, float("nan"), [], [1]), WantTentative(0, 0, 0, 0), Unread(99, 0, 0, 1),
+        Tentative(0, 0, -1, 1, 0, 5, 0, 1.0, [], []), WantTentative(0, 0, -2, 0), Unread(0, 0, 0, -1),
+        Unordered(0, [UnorderedRows(0, 0, 0, 0, 0, -1)]), Borrow(0, 0, 0, 0, 0, 1, 0, 1),
+    )  # fmt: skip
+    stale = (
+        Unread(0, -1, 0, 1), Unread(0, 12345, -1, 1 << 62), Unread(0, QUIET, 1, 1),
+        Unordered(99, [UnorderedRows(0, 0, 0, 0, 0, 1)]), Unordered(-1, [UnorderedRows(-1, -1, -1, -1, -1, 1 << 62)]),
+        Unordered(0, [UnorderedRows(0, 1 << 30, 0, 99, 0, 1)]),
+    )  # fmt: skip
+    with attacked_half_way() as query, Peer(query.ports()[0]) as peer:
+        before = query.counters().get("stale", 0)
+        for message in (*malformed, *stale):
+            peer.send(encode(message), *([row()] if message is tentative else []))
+        query.until_counted("malformed", len(malformed))
+        query.until_counted("stale", before + len(stale))
+        assert query.counters()["malformed"] == len(malformed)
 
 
 def test_frames_beyond_the_limit_close_the_connection_and_nothing_else() -> None:
