@@ -381,7 +381,7 @@ def _looked_at(given: Flow | Source) -> Plan:
 
 def schema_of(given: Flow | Source) -> StructType:
     """Return the columns of a flow or a source, as a DataFrame of its rows has them."""
-    stage = _looked_at(given).stages[-1]
+    *_, stage = _looked_at(given).stages
     if stage.output_schema is None:
         raise UsageError(f"stage {stage.name} gives no rows, so it has no columns")
     return for_spark(stage.output_schema, f"stage {stage.name}")[0]
@@ -402,7 +402,8 @@ def column(given: Flow | Source, name: str) -> Column | None:
         return None
     try:
         spark = session_of(sources_of([given] if isinstance(given, Flow) else [RowFlow(given, ())]))
-        schema = _looked_at(given).stages[-1].output_schema
+        *_, last = _looked_at(given).stages
+        schema = last.output_schema
         found = [] if schema is None else positions(schema, name, is_case_sensitive(spark))
         if not found or schema is None:
             return None

@@ -15,6 +15,7 @@ from flux.joins.join import Join
 from flux.joins.refreshed_lookup import RefreshedLookup
 from flux.operators.collect import Collect
 from flux.operators.operator import Operator
+from flux.operators.tentative import ReadableOperator
 from flux.operators.windowed_rows import WindowFunction
 from flux.ranks.dedup import Dedup
 from flux.ranks.top import Top, TopOfWindow
@@ -58,10 +59,11 @@ def test_a_class_of_flux_keeps_the_name_by_which_locations_know_it(kind: type) -
 
 def test_every_operator_of_flux_that_a_plan_can_name_is_listed() -> None:
     """A plan names the operators of a chain one by one, and aggregates and keyed operators by their users' classes."""
-    bases = [Operator, *(kind for kind in Operator.__subclasses__() if kind.__name__ == "_Ranks")]
+    bases = [Operator, ReadableOperator]
+    bases += [kind for kind in ReadableOperator.__subclasses__() if kind.__name__ == "_Ranks"]
     named = {kind for base in bases for kind in base.__subclasses__() if kind.__module__.startswith("flux.")}
     # A stage has _Unmade before its plan is compiled; _Ranks is what both kinds of ranks are derived from.
-    others = {"Chained", "Aggregate", "KeyedOperator", "_Unmade", "_Ranks"}
+    others = {"Chained", "Aggregate", "KeyedOperator", "_Unmade", "_Ranks", "ReadableOperator"}
     assert {kind.__name__ for kind in named} - others == {
         kind.__name__ for kind in STORED if issubclass(kind, Operator)
     }

@@ -190,7 +190,7 @@ def test_a_stream_with_a_full_log_takes_rows_that_another_one_of_its_reader_make
     """Whoever holds up the one may wait for these rows in the other."""
     plan = planned_with("x")
     full, again = (Producer(StreamId(0, 0), 1, PARTITIONS, 1, 1.0, reads_again=True) for _ in range(2))
-    streams = SourceStreams(plan.edges * 2, [full, again], "rows", False, True, 100)
+    streams = SourceStreams([*plan.edges] * 2, [full, again], "rows", False, True, 100)
     streams.append(rows(*range(10)), 0.0)
     assert not streams.has_room
     again.earlier.front = 20

@@ -23,6 +23,7 @@ HERE, THERE = ("here", 1), ("there", 1)
 
 class Reader:
     topic, topic_id, next_offset, takes_time, full = "clicks", UNKNOWN, 0, False, False
+    may_be_silent = answered_before = False
 
     def __init__(self, partition: int) -> None:
         self.partition = partition

@@ -19,6 +19,7 @@ from controller.decide.query_phases import QueryPhase
 from controller.replicas.addition_limits import READY_MAX_S
 from controller.replicas.additions import Phase
 from controller.report.events import Event
+from flux.dataflow.sink import TentativeUndo
 from flux.errors import QueryFailed
 from flux.operators.operator import Context
 from partitioning.table import ReplicaAt, Table
@@ -27,6 +28,7 @@ from tests.simulation.checkers import VALIDATED_EVERY
 from tests.simulation.faults import Faults
 from tests.simulation.flows import chain
 from tests.simulation.hearts import Heart
+from tests.simulation.outside import Delivery, Outside
 from tests.simulation.run import Simulation
 from tests.simulation.stage_kinds import Delay, Watched, make_batch
 from tests.simulation.variants import VARIANTS
@@ -103,9 +105,19 @@ def a_second_primary_in_the_same_epoch(sim: Simulation) -> None:
     one, other = [process.core for process in sim.workers if process.core is not None and process.core.replicas][:2]
     for core in (one, other):
         core.replicas[0, 0] = SimpleNamespace(  # type: ignore[assignment]
-            primary=True, leads_since=7, incarnation=0, applied=0, order=SimpleNamespace(end=0), where="stage 0"
+            primary=True,
+            leads=True,
+            leads_since=7,
+            incarnation=0,
+            applied=0,
+            order=SimpleNamespace(end=0),
+            where="stage 0",
         )
         sim.ledger.watch_roles(core)
+
+
+def a_tentative_row_reaches_a_sink_that_shows_none(sim: Simulation) -> None:
+    Delivery(Outside(sim), sim, sim.workers[0]).tell(0, 0, TentativeUndo(None, None))
 
 
 def something_stays_in_a_log(sim: Simulation) -> None:
@@ -284,6 +296,7 @@ SHOWN: dict[Tamper, str] = {
     a_stream_goes_back: "order within a stream",
     a_key_comes_to_another_partition: "one partition per key",
     a_second_primary_in_the_same_epoch: "one primary per partition and epoch",
+    a_tentative_row_reaches_a_sink_that_shows_none: "tentative results are for sinks that show them",
     something_stays_in_a_log: "logs and queues drain",
     a_step_stays_in_an_order_log: "logs and queues drain",
     a_log_miscounts: "the log counts its bytes",
