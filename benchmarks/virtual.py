@@ -326,7 +326,7 @@ class VirtualCluster:
     def repair(self, limit_s: float = 600.0) -> None:
         """Run until every partition has its replicas again."""
         end = self.now + limit_s
-        while self.core.repairs.under_way or any(self.core.repairs.low(self.table)):
+        while self.core.repairs.under_way or any(self.core.repairs.low(self.table).values()):
             assert self.now < end, "repairs do not come to an end"
             self.now += TICK_S
             with self.driver.timed():

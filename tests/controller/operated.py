@@ -120,7 +120,7 @@ class FakeCore:
 
     def levels(self) -> list[Level]:
         columns = None if self.table is None else TableIndex(self.plan).look(self.table)
-        low = [] if self.table is None else self.repairs.low(self.table)
+        low = {} if self.table is None else self.repairs.low(self.table)
         return levels(self.wished, columns, self.repairs.safety.doubtful(), low)
 
     def suggest(self, policy: str, now: float) -> Suggestion:

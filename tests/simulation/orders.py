@@ -51,6 +51,10 @@ class Model(SimpleNamespace):
             output=SimpleNamespace(exit=None, compared=False, checksums=OutputChecksums()),
         )  # fmt: skip
 
+    @property
+    def progress(self) -> int:
+        return int(self.applied)
+
 
 @dataclass
 class Schedule:
