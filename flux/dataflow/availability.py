@@ -18,8 +18,6 @@ from flux.windows.durations import UNITS, microseconds, words
 POLICIES = ("process", "delay", "suspend")
 #: Answers to state that has reached its limit while an input is missing: its sources stand still, or windows close without it.
 STOP, FORFEIT = OVERFLOWS = ("stop", "forfeit")
-#: Answers to the loss of the only copy of a partition: the query ends, or the partition begins empty and says so.
-LOSSES = ("fail", "converge")
 #: The longest bound. A result that is a day old is no answer to a failure.
 LONGEST_US = UNITS["day"]
 #: Rows of a partition are taken to come once in a step of the windows behind them, or in this time, in microseconds.
@@ -42,8 +40,6 @@ class Availability:
     overflow: str = "stop"
     #: Bytes of state of one worker while an input is missing; None: no limit.
     max_state: int | None = None
-    #: The answer to the loss of all copies of a partition.
-    on_loss: str = "fail"
     #: Stages behind this one, at most, up to the result that has the bound.
     stages_behind: int = 0
 
@@ -56,7 +52,6 @@ class Availability:
         _check("availability_failure", self.failure, POLICIES)
         _check("availability_stabilization", self.stabilization, POLICIES)
         _check("overflow", self.overflow, OVERFLOWS)
-        _check("on_loss", self.on_loss, LOSSES)
 
     def __str__(self) -> str:
         return f"results within {words(self.bound_us)} (failure: {self.failure}, stabilization: {self.stabilization})"

@@ -247,7 +247,6 @@ def test_values_are_checked_where_they_are_made() -> None:
         {"failure": "redo"},
         {"stabilization": "x"},
         {"overflow": "drop"},
-        {"on_loss": "end"},
         {"bound_us": 0},
     ):
         with pytest.raises(UsageError):
