@@ -77,13 +77,13 @@ def test_two_stable_values_of_a_window_are_a_contradiction_and_the_same_one_twic
     assert boards.contradictions == [Window(10, ALL)]
 
 
-def test_the_longest_wait_counts_from_the_first_reading_that_came(tmp_path: Path) -> None:
+def test_the_longest_wait_counts_from_the_reading_behind_which_a_window_is_complete(tmp_path: Path) -> None:
     sites, boards = Sites(tmp_path, ""), Boards()
     sites.brought = {Window(10, ALL): 11.5, Window(11, ALL): 11.0}
     boards.note("all", "tentative", 14.0, [[10, ALL, 1, 1]])
     boards.note("all", "stable", 20.0, [[10, ALL, 2, 2]])
     boards.note("all", "stable", 13.0, [[11, ALL, 2, 2]])
-    assert latest(boards, sites, 10, 12) == 2.5
+    assert latest(boards, sites, 10, 12) == 1.0
     draw(tmp_path / "picture.png", boards, {Window(10, ALL): Values(2, 2)}, Times(8.0, 9.0, 10.0, 11.0))
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
