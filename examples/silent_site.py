@@ -309,7 +309,12 @@ def start_micro_batches(spark: SparkSession, folder: Path, boards: Boards) -> An
 
 def kill_an_executor(query: flux.Query) -> None:
     """Kill the executor of a worker, once every partition has both of its replicas."""
+    limit = time.monotonic() + WAIT_S
     while query.isActive and (query.lastProgress is None or query.lastProgress["underReplicated"]):
+        if time.monotonic() > limit:
+            raise TimeoutError(
+                f"expected two replicas of each partition within {WAIT_S:.0f} s; status: {query.status['message']}"
+            )
         time.sleep(0.02)
     worker, member = next(iter(query.members().items()))
     console.print(f"[bold]Killing executor {member.about.executor}, with worker {worker}[/bold]")
@@ -452,7 +457,7 @@ def draw(path: Path, boards: Boards, answers: dict[Window, Values], times: Times
 
 
 def verdict(boards: Boards, sites: Sites, answers: dict[Window, Values], begin: int, end: int) -> bool:
-    """Print what came of the run, and return whether it kept its word."""
+    """Print the results of the run, and return whether the answer is exact and no window was late."""
     found, waited = stable(boards, ("sites", "all"), begin, end), latest(boards, sites, begin, end)
     shown = [each for flow in ("sites", "all") for window, each in boards.of(flow).items() if window in answers]
     tentative = [each for each in shown if each.tentative]

@@ -188,7 +188,7 @@ def test_a_barrier_is_named() -> None:
     why = refusal(flow.withStage(availability="3s"))
     assert "stage by_clock is a barrier" in why
     assert "stage PerSite asks for availability" in why
-    planned(by_clock(PerSite(readings()).withStage(availability="3s")))  # only what is before a stage counts
+    planned(by_clock(PerSite(readings()).withStage(availability="3s")))  # only the stages before it count
 
 
 def test_a_sink_of_stable_rows_is_no_mistake(tmp_path: Any) -> None:

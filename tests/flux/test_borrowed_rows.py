@@ -35,7 +35,7 @@ class Pair:
             feeder.answers = lambda now=0.0: []  # ``pass_on`` takes all effects
         #: Messages between the two, with their sender.
         self.sent: list[tuple[int, Any]] = []
-        #: What is lost on the way from the secondary.
+        #: Tells whether a message of the secondary is lost on its way.
         self.loses: Any = lambda message: False
         self.pass_on(0.0)
 

@@ -190,7 +190,7 @@ def test_rows_that_were_under_way_end_the_search(reader: Reader) -> None:
 
 
 def test_a_repeated_handshake_is_no_progress(reader: Reader) -> None:
-    """Whose answers do not arrive greets again and again."""
+    """A worker without answers to its greetings repeats them."""
     reader.unread(2, 1.0, end=5)
     assert reader.hello(1, 1.02) == [1]
     assert reader.resumed(1.06) == [2]

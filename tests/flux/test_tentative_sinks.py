@@ -1,4 +1,4 @@
-"""Tentative results at a sink: in order with ``write``, never in its way, and taken back by whoever leads next."""
+"""Tentative results at a sink: in order with ``write``, never in its way, and taken back by the next primary."""
 
 from __future__ import annotations
 

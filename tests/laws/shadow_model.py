@@ -178,7 +178,7 @@ class ModelPartition:
         self._do(self.shadow.look(self.model.now, self.watermark, bounds, self.applied))
 
     def turn(self) -> None:
-        """Do what is due, and come back in time."""
+        """Tell the shadow of its streams, and let it do the work that is due."""
         self.look()
         while self.shadow.due_at <= self.model.now:
             before = self.shadow.fired + self.shadow.revised
@@ -455,7 +455,7 @@ def _hears_the_newest(
 
 
 Patches = list[tuple[Any, str, Any]]
-#: By name of the rule that is left out: what is patched, and the laws that may break.
+#: Broken variants, by the name of the left-out rule: the patch of each, and the laws that it may break.
 WITHOUT: dict[str, Patches] = {
     "keeps tentative rows after stable ones came": [(Overlay, "void", _keeps), (Overlay, "applied", _keeps)],
     "takes tentative rows behind stable ones": [(Overlay, "_is_news", _any_is_news)],

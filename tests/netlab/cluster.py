@@ -129,7 +129,7 @@ class Cluster:
         return self.spark
 
     def close(self) -> None:
-        """Stop the session and remove what was written. The programs end with the laboratory."""
+        """Stop the session and remove its files. The programs end with the laboratory."""
         if self.spark is not None:
             self.spark.sparkContext.setLogLevel("OFF")
             self.spark.stop()

@@ -98,7 +98,7 @@ class SilentData(TimedData):
 
 @dataclass
 class AvailabilityCase:
-    """What a run is made of."""
+    """The draw of one run: its flow, its faults and its times."""
 
     bound_s: float
     policies: tuple[str, str]

@@ -352,7 +352,7 @@ CUT_LINKS = Mix(
     slots=4,
     reach=True,
 )
-#: The same with sources that workers read. These give their rows soon, so many links are cut soon.
+#: The same with sources that workers read. Such sources give all rows in a short time, so the cuts of links come early and often.
 CUT_LINKS_OF_READERS = replace(
     CUT_LINKS, faults=replace(CUT_LINKS.faults or Faults(), calm_after_s=2.0, pair_cuts_per_s=12.0), numbered=1.0
 )

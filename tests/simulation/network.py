@@ -188,7 +188,7 @@ class Network:
             link.cut(self.world.random.random() * self.faults.cut_s)
 
     def sever(self, sender: int, receiver: int, seconds: float) -> None:
-        """Hold up all that goes from one node to another; what is sent meanwhile comes late."""
+        """Hold up all messages from one node to another; those sent meanwhile come late."""
         until = self.world.now + seconds
         self.severed[sender, receiver] = max(until, self.severed.get((sender, receiver), 0.0))
         self.disturbed(until)

@@ -6,8 +6,8 @@ reachable means going on    a worker that reads a stage's stream, and has room f
                             A primary does not lack rows for longer than ``link.timeout`` and two thirds of it that a secondary
                             has, which it can reach in the same way
 
-Which replica has such rows, and which links are cut, is looked up in the processes and in the network, and not asked of the code
-that keeps the rule. It is looked at in runs in which links are cut and nothing else fails: any other fault may cost time by
+The replicas with such rows are looked up in the processes, and the cut links in the network; the code that keeps the rule is
+asked for neither. It is looked at in runs in which links are cut and nothing else fails: any other fault may cost time by
 itself.
 """
 
