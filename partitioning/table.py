@@ -7,22 +7,28 @@ epoch. The first replica of a partition is its primary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import compress, zip_longest
 from operator import is_not
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
 
 from partitioning.ids import ACTIVE
 
-#: Epoch of the first table. Its replicas begin empty; those of later epochs begin with a copy of state.
+T = TypeVar("T")
+#: Epoch of the first table. Its replicas begin empty. Replicas of later epochs begin with a copy of state, unless their stage was
+#: born in that epoch (``Table.birth``).
 FIRST_EPOCH = 0
 
 
 #: Number of a stage, source, partition or worker. Numbers from outside must not be negative.
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+#: Version of a plan.
+Version = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+#: Number of partitions of a stage or source.
+Width = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
 
 class ReplicaAt(msgspec.Struct, frozen=True, array_like=True):
@@ -41,12 +47,25 @@ class Table(msgspec.Struct, frozen=True):
     """The owners of all partitions in one epoch."""
 
     epoch: Epoch
-    #: By stage and partition: the replicas, the primary first.
+    #: By stage and partition: the replicas, the primary first. A removed stage has no partitions.
     stages: tuple[tuple[tuple[ReplicaAt, ...], ...], ...]
-    #: By source and partition: the worker that reads the partition, for sources inside the workers.
+    #: By source and partition: the worker that reads the partition, for sources inside the workers. A removed source has none.
     sources: tuple[tuple[Number, ...], ...]
     #: The data port of each worker.
     endpoints: dict[Number, str]
+    #: The version of the plan that it is for. A process without that plan does not go by the table (design: plan-version).
+    plan: Version = 0
+    #: The epoch in which the replicas of a stage began empty, for stages that came after the first table.
+    born: dict[Number, Epoch] = {}
+
+    def birth(self, stage: int) -> int:
+        """Return the epoch whose replicas of a stage begin empty. Later replicas begin with a copy of state."""
+        return self.born.get(stage, FIRST_EPOCH)
+
+    def row(self, stage: int, partition: int) -> tuple[ReplicaAt, ...]:
+        """Return the replicas of a partition; none: the stage, or the partition, is not in the table."""
+        rows = self.stages[stage] if stage < len(self.stages) else ()
+        return rows[partition] if partition < len(rows) else ()
 
     def replicas(self, stage: int, partition: int) -> tuple[ReplicaAt, ...]:
         return self.stages[stage][partition]
@@ -87,26 +106,45 @@ class TableChange(msgspec.Struct, frozen=True, array_like=True):
     endpoints: dict[Number, str]
     #: Workers that have left.
     gone: list[Number]
+    #: See ``Table``.
+    plan: Version = 0
+    #: Stages that were born in this epoch.
+    born: list[Number] = []
+    #: New numbers of partitions, of stages and of sources that came or were removed.
+    stage_widths: dict[Number, Width] = {}
+    source_widths: dict[Number, Width] = {}
 
 
 def change_between(before: Table, after: Table) -> TableChange:
     """Compare two tables. The result is as large as their differences, not as the tables."""
+    stages, sources = _aligned(before.stages, after.stages), _aligned(before.sources, after.sources)
     return TableChange(
         before.epoch,
         after.epoch,
         [
-            RowChange(stage, partition, after.stages[stage][partition])
-            for stage, (one, other) in enumerate(zip(before.stages, after.stages, strict=True))
+            RowChange(stage, partition, other[partition])
+            for stage, (one, other) in enumerate(stages)
             for partition in differing(one, other)
+            if partition < len(other)
         ],
         [
-            ReaderChange(source, partition, after.sources[source][partition])
-            for source, (one, other) in enumerate(zip(before.sources, after.sources, strict=True))
+            ReaderChange(source, partition, other[partition])
+            for source, (one, other) in enumerate(sources)
             for partition in differing(one, other)
+            if partition < len(other)
         ],
         {worker: at for worker, at in after.endpoints.items() if before.endpoints.get(worker) != at},
         [worker for worker in before.endpoints if worker not in after.endpoints],
+        after.plan,
+        [stage for stage, epoch in after.born.items() if before.born.get(stage) != epoch],
+        {stage: len(other) for stage, (one, other) in enumerate(stages) if len(one) != len(other)},
+        {source: len(other) for source, (one, other) in enumerate(sources) if len(one) != len(other)},
     )
+
+
+def _aligned(before: Sequence[T], after: Sequence[T]) -> list[tuple[T | tuple[()], T | tuple[()]]]:
+    """Pair the stages or sources of two tables by their ids."""
+    return list(zip_longest(before, after, fillvalue=()))
 
 
 def changed_by(table: Table, change: TableChange) -> Table:
@@ -115,8 +153,8 @@ def changed_by(table: Table, change: TableChange) -> Table:
     ValueError: the change is for another table, or for a partition that the table does not have."""
     if change.base != table.epoch:
         raise ValueError(f"a change of the table of epoch {change.base} does not fit that of epoch {table.epoch}")
-    stages: list[tuple[tuple[ReplicaAt, ...], ...]] = list(table.stages)
-    sources: list[tuple[int, ...]] = list(table.sources)
+    stages: list[tuple[tuple[ReplicaAt, ...], ...]] = _resized(table.stages, change.stage_widths, ())
+    sources: list[tuple[int, ...]] = _resized(table.sources, change.source_widths, 0)
     rows: dict[int, list[tuple[ReplicaAt, ...]]] = {}
     readers: dict[int, list[int]] = {}
     try:
@@ -131,14 +169,28 @@ def changed_by(table: Table, change: TableChange) -> Table:
     for source, workers in readers.items():
         sources[source] = tuple(workers)
     endpoints = {worker: at for worker, at in table.endpoints.items() if worker not in change.gone}
-    return Table(change.epoch, tuple(stages), tuple(sources), endpoints | change.endpoints)
+    born = {stage: epoch for stage, epoch in table.born.items() if stages[stage]}
+    born.update(dict.fromkeys(change.born, change.epoch))
+    return Table(change.epoch, tuple(stages), tuple(sources), endpoints | change.endpoints, change.plan, born)
+
+
+def _resized(rows: Sequence[tuple[T, ...]], widths: dict[int, int], nothing: T) -> list[tuple[T, ...]]:
+    """Return the rows of a table with other numbers of partitions, which the change fills in."""
+    made = list(rows)
+    for id_, width in sorted(widths.items()):
+        made.extend([()] * (id_ + 1 - len(made)))
+        made[id_] = (nothing,) * width
+    return made
 
 
 def differing(before: Sequence[object], after: Sequence[object]) -> list[int]:
-    """Return the indices at which two rows of a table differ. Tables share equal rows, so most need no look inside."""
+    """Return the indices at which two rows of a table differ. Tables share equal rows, so most need no look inside. A stage that
+    comes or goes differs everywhere; others keep their number of partitions."""
     if before is after:
         return []
-    assert len(before) == len(after), "a stage keeps its partitions"
+    if len(before) != len(after):
+        assert not (before and after), "a stage keeps its partitions"
+        return list(range(max(len(before), len(after))))
     others = compress(range(len(after)), map(is_not, before, after))
     return [place for place in others if before[place] != after[place]]
 

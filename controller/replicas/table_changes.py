@@ -50,7 +50,7 @@ class NextTable:
         before, stages = self._before, list(self._before.stages)
         for stage, rows in self._rows.items():
             stages[stage] = tuple(rows)
-        return Table(self.epoch, tuple(stages), before.sources, before.endpoints)
+        return replace(before, epoch=self.epoch, stages=tuple(stages))
 
 
 def changed(table: Table, changes: Mapping[PartitionKey, Change]) -> Table:
@@ -184,7 +184,7 @@ def _after_primary(
 
 def with_worker(table: Table, worker: int, endpoint: str) -> Table:
     """Make the table with a worker that has joined and holds no replica yet."""
-    return Table(table.epoch + 1, table.stages, table.sources, {**table.endpoints, worker: endpoint})
+    return replace(table, epoch=table.epoch + 1, endpoints={**table.endpoints, worker: endpoint})
 
 
 def read_elsewhere(table: Table, workers: Iterable[int], readers: list[int]) -> Table:
@@ -192,4 +192,4 @@ def read_elsewhere(table: Table, workers: Iterable[int], readers: list[int]) -> 
     given = set(workers)
     turns = itertools.cycle(readers)
     sources = tuple(tuple(next(turns) if owner in given else owner for owner in owners) for owners in table.sources)
-    return Table(table.epoch + 1, table.stages, sources, table.endpoints)
+    return replace(table, epoch=table.epoch + 1, sources=sources)

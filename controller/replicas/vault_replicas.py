@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from controller.replicas.placement import Placement
 from controller.replicas.table_changes import changed
 from partitioning.ids import DISK, PartitionKey
@@ -41,7 +43,7 @@ class VaultReplicas:
         if epoch == FIRST_EPOCH:
             return table
         stages = tuple(tuple((ReplicaAt(replicas[0].worker, epoch),) for replicas in rows) for rows in table.stages)
-        return Table(epoch, stages, table.sources, table.endpoints)
+        return replace(table, epoch=epoch, stages=stages)
 
     def begin_again(self, epoch: int) -> None:
         """Note that all workers are lost, so that the next first table has this epoch."""
@@ -52,23 +54,27 @@ class VaultReplicas:
         if self._vault is None:
             return table
         if table is not self._table:
-            before, shown = self._table, self._shown
+            before, shown = self._table.stages if self._table else (), self._shown.stages if self._shown else ()
             stages = tuple(
-                self._stage(
-                    rows, before.stages[stage] if before else (), shown.stages[stage] if shown else (), self._vault
-                )
+                self._stage(rows, before[stage : stage + 1], shown[stage : stage + 1], self._vault)
                 for stage, rows in enumerate(table.stages)
             )
             endpoints = {**table.endpoints, self._vault.worker: self._endpoint}
-            self._table, self._shown = table, Table(table.epoch, stages, table.sources, endpoints)
+            self._table, self._shown = table, replace(table, stages=stages, endpoints=endpoints)
         assert self._shown is not None
         return self._shown
 
     @staticmethod
-    def _stage(rows: Rows, before: Rows, shown: Rows, vault: ReplicaAt) -> Rows:
-        if rows is before:
-            return shown
-        known = zip(before, shown, strict=True) if before else (((), ()) for _ in rows)
+    def _stage(rows: Rows, before: tuple[Rows, ...], shown: tuple[Rows, ...], vault: ReplicaAt) -> Rows:
+        """Return the rows of a stage as they go out. ``before``, ``shown``: as they were, and as they went out, if the stage was
+        there."""
+        if before and rows is before[0]:
+            return shown[0]
+        known = (
+            list(zip(*before, *shown, strict=True))
+            if before and len(before[0]) == len(rows)
+            else [((), ())] * len(rows)
+        )
         return tuple(
             last if row is old and old else (*row, vault) if row else ()
             for row, (old, last) in zip(rows, known, strict=True)
@@ -89,4 +95,4 @@ def revived(table: Table, orphans: Iterable[PartitionKey], placement: Placement)
         held[fit[0]] += 1
         rows[key] = (ReplicaAt(fit[0], table.epoch),)
     made = changed(table, {key: lambda _, row=row: row for key, row in rows.items()})  # type: ignore[misc]
-    return Table(table.epoch, made.stages, made.sources, made.endpoints)
+    return replace(made, epoch=table.epoch)

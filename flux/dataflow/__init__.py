@@ -12,4 +12,5 @@ row_flow         Flows of conditions and columns, with a watermark in front of t
 grouping         Groups of rows and their aggregates, under the names of DataFrames
 write_stream     ``flow.writeStream``: the sinks of a flow under the names of Structured Streaming
 plan             The plan: sources, stages and edges, frozen and shipped with the tasks
+plan_change      Changes of the plan of a running query, and the versions of a plan
 """

@@ -157,6 +157,8 @@ class SourcePlan:
     event_time: EventTime | None = field(default=None, kw_only=True)
     #: Whether results go on without it: availability reaches it, so silence does not end the query (design: availability).
     may_be_silent: bool = field(default=False, kw_only=True)
+    #: The version of the plan that brought it.
+    since: int = field(default=0, kw_only=True)
 
     @property
     def worker_partitions(self) -> int:
@@ -270,6 +272,8 @@ class StagePlan:
     timed_inputs: tuple[int, ...] = ()
     #: The bound on the time to its results while an input is missing; None: they wait.
     availability: Availability | None = None
+    #: The version of the plan that brought it.
+    since: int = field(default=0, kw_only=True)
 
     @property
     def at_marks(self) -> bool:
@@ -300,6 +304,11 @@ class EdgePlan:
     #: Microseconds of event time: windows behind it end at multiples of it, or nearly so. A watermark that passes one is told at
     #: once; 0: none is.
     quantum: int = field(default=0, kw_only=True)
+    #: The version of the plan that brought it.
+    since: int = field(default=0, kw_only=True)
+    #: Bytes of log of each of its streams, given at birth (design: share-at-birth). None: an edge of the first version, whose
+    #: share is computed from that version.
+    log_bytes: int | None = field(default=None, kw_only=True)
 
     from_stage: ClassVar[bool] = False
     producers_known: ClassVar[bool] = True
@@ -381,6 +390,12 @@ class Plan:
     location: str = ""
     #: By stage, the new beginnings of sinks. Positions of other sinks count from the start of the query.
     forgotten: Mapping[int, Forgotten] = field(default_factory=dict)
+    #: Grows by one with each change (``flux.dataflow.plan_change``).
+    version: int = 0
+    #: The numbers of streams of sources and of stages in the first version (``counted_streams``); None: this is that version.
+    first_streams: tuple[int, int] | None = None
+    #: Ids below these have been given: of sources, stages and edges.
+    used: tuple[int, int, int] = (0, 0, 0)
 
     def log_share(self, edge: EdgePlan, workers: int) -> int:
         """Return the bytes of log for each stream of an edge on a worker.
@@ -388,15 +403,37 @@ class Plan:
         The streams of sources, which are few and fast, share one half and the streams of stages the other half, counting one for
         every replica. The share is the same for every replica of a stream, always: if one replica had room for an element,
         another must have room for it too, or a replica that reads from the second may wait for ever for rows of its primary."""
-        counts = {True: 0, False: 0}  # streams of stages, and of sources
-        for each in self.edges:
-            replicas = self.stages[each.stage].replicas if isinstance(each, FromStage) else 1
-            counts[each.from_stage] += each.producers * replicas
+        if edge.log_bytes is not None:
+            return edge.log_bytes
+        counts = self.first_streams or self.counted_streams()
         limit = self.settings.log_max_bytes
-        budget = limit * workers // (2 if all(counts.values()) else 1)
+        budget = limit * workers // (2 if all(counts) else 1)
         if not edge.from_stage:
             limit = min(limit, self.settings.source_log_bytes)
         return max(min(limit, budget // max(counts[edge.from_stage], 1)), 1)
+
+    def streams_of(self, edge: EdgePlan) -> int:
+        """Return the number of streams of an edge, counting one for every replica of the stage that feeds it."""
+        return edge.producers * (self.stages[edge.stage].replicas if isinstance(edge, FromStage) else 1)
+
+    def counted_streams(self) -> tuple[int, int]:
+        """Return the numbers of streams of sources and of stages."""
+        sources, stages = (
+            sum(self.streams_of(edge) for edge in self.edges if edge.from_stage is of_stage)
+            for of_stage in (False, True)
+        )
+        return sources, stages
+
+    def log_left(self, workers: int) -> int:
+        """Return the bytes of log, on this number of workers, that are left for edges of later versions. Together these edges get
+        as much as the first version. The share of a removed edge is left again."""
+        given = sum(edge.log_bytes * self.streams_of(edge) for edge in self.edges if edge.log_bytes is not None)
+        return max(self.settings.log_max_bytes * workers - given, 0)
+
+    def next_ids(self) -> tuple[int, int, int]:
+        """Return the least ids that new sources, stages and edges may have. None of them was given before."""
+        sources, stages, edges = self.used
+        return max(sources, self.sources.end), max(stages, self.stages.end), max(edges, self.edges.end)
 
     def edges_of_source(self, source: int) -> list[EdgePlan]:
         return [edge for edge in self.edges if isinstance(edge, FromSource) and edge.source == source]

@@ -106,6 +106,50 @@ class EdgeWatermark(Control, frozen=True):
     watermark: Time
 
 
+class PlanChanged(Control, frozen=True):
+    """A change of the plan, for all processes. The table that names it follows when all have answered (design: plan-version)."""
+
+    #: That of the plan which the change makes.
+    version: Natural
+    #: By ``flux.dataflow.plan_change.encode_change``.
+    change: bytes
+
+
+class PlanSeen(Control, frozen=True):
+    """Answer to PlanChanged: the process has the plan, or cannot have it."""
+
+    node: Id
+    version: Natural
+    #: The reason for which the process cannot have the plan: code that cannot be loaded, or a schema that does not fit.
+    error: str = ""
+
+
+class GetPlan(Control, frozen=True):
+    """Request for the changes of the plan after a version. Each is answered with a PlanChanged of its own, in order."""
+
+    node: Id
+    #: The newest that the process has.
+    version: Natural
+
+
+class EdgeBorn(Control, frozen=True):
+    """Report of the reader of a running source in a worker: a new edge is to begin with this row or batch. Nothing is sent on it
+    before the answer (design: edge-of-a-source)."""
+
+    node: Id
+    edge: Id
+    producer: Id
+    number: Natural
+
+
+class EdgeStored(Control, frozen=True):
+    """Answer to EdgeBorn, to all workers: the stream begins with this row or batch for good, whichever worker reads it."""
+
+    edge: Id
+    producer: Id
+    number: Natural
+
+
 class Heartbeat(Control, frozen=True):
     """Sign of life of a process, with its statistics."""
 
@@ -258,6 +302,9 @@ ToController = (
     | InStep
     | TableSeen
     | TableMissed
+    | PlanSeen
+    | GetPlan
+    | EdgeBorn
     | ReplicaCaughtUp
     | ReplicaDiverged
     | PartitionFinished
@@ -273,6 +320,8 @@ FromController = (
     | TableChanged
     | EdgeComplete
     | EdgeWatermark
+    | PlanChanged
+    | EdgeStored
     | HeartbeatSeen
     | CopyState
     | LastCheckpoints

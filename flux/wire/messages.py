@@ -279,6 +279,8 @@ class StepKind(IntEnum):
     WATERMARK = 3
     #: A watermark that goes past streams that do not answer: rows that they bring for the time below it are left out.
     FORFEIT = 4
+    #: A change of the plan, from which on the partition feeds other edges. It is no step of the operator (design: edge-begins).
+    CHANGE = 5
 
     @property
     def moves_watermarks(self) -> bool:
@@ -301,6 +303,8 @@ class OrderEntry(msgspec.Struct, frozen=True, array_like=True):
     rows: Sequence = -1
     #: The watermark of each input from this step on; only steps for watermarks have any.
     watermarks: list[Time] = []
+    #: The version of the plan whose edges the partition feeds from this step on; only changes have one.
+    version: Natural = 0
 
 
 class PartitionOrder(msgspec.Struct, frozen=True, array_like=True):

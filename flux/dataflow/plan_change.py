@@ -1,0 +1,185 @@
+"""Changes of the plan of a running query: stages, sources and edges that come and go (design: plan-version).
+
+Each change makes the next version of the plan. All processes apply the same changes in the same order, so plans of one version
+are equal everywhere. ``PlanVersions`` are the versions that one process knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import cloudpickle
+
+from flux.dataflow.plan import ById, EdgePlan, FromSource, FromStage, Part, Plan, SourcePlan, StagePlan
+from flux.errors import ProtocolError, UsageError
+from flux.operators.user_code import described
+from flux.wire.frames import HEADER_BYTES_MAX
+from flux.wire.handshake import mac, same
+
+#: Bytes of the code in front of an encoded change, and of everything beside the change in its message.
+_CODE_BYTES, _BESIDE = 32, 1 << 10
+#: The streams of a change get one 64th of the log that is left, and each of them this number of bytes at the least: with
+#: less, each batch would wait for an ack.
+PART_OF_LOG, STREAM_BYTES_MIN = 64, 64 << 10
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """The difference of two versions of a plan."""
+
+    #: That of the plan which it makes.
+    version: int
+    sources: tuple[SourcePlan, ...] = ()
+    stages: tuple[StagePlan, ...] = ()
+    #: All edges that are new: each goes to a new stage.
+    edges: tuple[EdgePlan, ...] = ()
+    removed_sources: tuple[int, ...] = ()
+    removed_stages: tuple[int, ...] = ()
+    removed_edges: tuple[int, ...] = ()
+
+    def applied_to(self, plan: Plan) -> Plan:
+        """Return the plan of this version. A running stage that gets an edge has its id behind its other ``edges_out``.
+
+        ValueError: the change does not fit the plan."""
+        self._check_numbers(plan)
+        gone = frozenset(self.removed_edges)
+        edges_out = {stage.id: [each for each in stage.edges_out if each not in gone] for stage in plan.stages}
+        for edge in self.edges:
+            if isinstance(edge, FromStage) and edge.stage in edges_out:
+                edges_out[edge.stage].append(edge.id)
+        kept = ById(replace(stage, edges_out=tuple(edges_out[stage.id])) for stage in plan.stages)
+        made = replace(
+            plan,
+            version=self.version,
+            sources=_changed(plan.sources, self.removed_sources, self._born(self.sources)),
+            stages=_changed(kept, self.removed_stages, self._born(self.stages)),
+            edges=_changed(plan.edges, self.removed_edges, self._born(self.edges)),
+            first_streams=plan.first_streams or plan.counted_streams(),
+            used=plan.next_ids(),
+        )
+        made = replace(made, used=made.next_ids())
+        self._check_parts(made)
+        return made
+
+    def _born(self, parts: Sequence[Part]) -> list[Part]:
+        """Return new parts with the version since which they are there."""
+        return [replace(part, since=self.version) for part in parts]  # type: ignore[type-var]
+
+    def _check_numbers(self, plan: Plan) -> None:
+        if self.version != plan.version + 1:
+            raise ValueError(f"a change to version {self.version} does not fit a plan of version {plan.version}")
+        least = dict(zip(("source", "stage", "edge"), plan.next_ids(), strict=True))
+        for kind, parts, present, removed in (
+            ("source", self.sources, plan.sources, self.removed_sources),
+            ("stage", self.stages, plan.stages, self.removed_stages),
+            ("edge", self.edges, plan.edges, self.removed_edges),
+        ):
+            ids = [part.id for part in parts]
+            if ids != sorted(set(ids)) or (ids and ids[0] < least[kind]):
+                raise ValueError(f"ids of a new {kind} must ascend from {least[kind]} on, given are {ids}")
+            if absent := [each for each in removed if each not in present]:
+                raise ValueError(f"the plan has no {kind} {absent[0]} that could be removed")
+
+    def _check_parts(self, made: Plan) -> None:
+        """Check that the plan that was made hangs together: each edge leads from a part of the plan to a later one."""
+        for edge in made.edges:
+            origin = edge.stage if isinstance(edge, FromStage) else None
+            there = edge.consumer in made.stages and (
+                edge.source in made.sources if isinstance(edge, FromSource) else origin in made.stages
+            )
+            if not there or edge.id not in made.stages[edge.consumer].edges_in:
+                raise ValueError(f"edge {edge.id} does not lead from a part of the plan to a stage that reads it")
+            if origin is not None and (origin >= edge.consumer or edge.id not in made.stages[origin].edges_out):
+                raise ValueError(
+                    f"edge {edge.id} leads from stage {origin}, which does not feed it or is not before it"
+                )
+            if edge.since == self.version and made.stages[edge.consumer].since < self.version:
+                raise ValueError(f"edge {edge.id} is new, and stage {edge.consumer} runs: a stage keeps its inputs")
+        for stage in made.stages:
+            absent = [each for each in (*stage.edges_in, *stage.edges_out) if each not in made.edges]
+            if absent:
+                raise ValueError(f"stage {stage.name} names edge {absent[0]}, which the plan does not have")
+
+    def with_log_shares(self, plan: Plan, workers: int) -> PlanChange:
+        """Return the change with the share of the log of each new edge's streams, of the log that is left in ``plan`` (design:
+        share-at-birth). ``workers``: the number with which the query began. UsageError: too little is left."""
+        made = self.applied_to(plan)
+        streams = sum(made.streams_of(edge) for edge in made.edges if edge.since == self.version)
+        if not streams:
+            return self
+        left = plan.log_left(workers)
+        share = max(left // PART_OF_LOG // streams, STREAM_BYTES_MIN)
+        if share * streams > left:
+            raise UsageError(
+                f"{streams} new streams, one for each partition and replica that feeds a new stage, need "
+                f"{_kb(STREAM_BYTES_MIN)} of log each, and {_kb(left)} are left: remove other stages, use fewer "
+                "partitions, or start the query with a larger spark.flux.log.maxBytes"
+            )
+        share = min(share, plan.settings.log_max_bytes)
+        return replace(self, edges=tuple(replace(edge, log_bytes=share) for edge in self.edges))
+
+
+def _changed(parts: ById[Part], removed: Collection[int], added: Sequence[Part]) -> ById[Part]:
+    return ById([*(part for part in parts if part.id not in removed), *added])
+
+
+def _kb(nbytes: int) -> str:
+    return f"{nbytes >> 10} KB"
+
+
+def encode_change(change: PlanChange, secret: bytes) -> bytes:
+    """Encode a change with a code by the secret of the query, for ``decode_change``. It travels with the user's operators.
+
+    UsageError: it cannot be pickled, or is too long for a message."""
+    try:
+        pickled: bytes = cloudpickle.dumps(change)
+    except Exception as error:
+        raise UsageError(
+            f"stages {', '.join(stage.name for stage in change.stages)} cannot be sent to the workers: {described(error)}. "
+            "Operators must be picklable: open connections and files in open() or at the first rows"
+        ) from error
+    if len(pickled) > HEADER_BYTES_MAX - _BESIDE:
+        raise UsageError(
+            f"an addition of {_kb(len(pickled))} is too long, at most {_kb(HEADER_BYTES_MAX - _BESIDE)} can be sent: "
+            "have the operators read large objects from files, or add fewer stages at a time"
+        )
+    return mac(secret, b"change of the plan", pickled) + pickled
+
+
+def decode_change(data: bytes, secret: bytes) -> PlanChange:
+    """Decode a change. ProtocolError: it does not come from this query's driver. Any error of the user's modules, which are
+    imported."""
+    view = memoryview(data)
+    if len(view) < _CODE_BYTES or not same(view[:_CODE_BYTES], mac(secret, b"change of the plan", view[_CODE_BYTES:])):
+        raise ProtocolError("a change of the plan without the code of this query")
+    change = cloudpickle.loads(view[_CODE_BYTES:])
+    assert isinstance(change, PlanChange), f"{type(change).__name__} in place of a change of the plan"
+    return change
+
+
+class PlanVersions:
+    """The plans that one process knows, up to the ``newest``. The process goes by one of them, and
+    forgets the earlier ones."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plans = {plan.version: plan}
+        self.newest = plan
+
+    def take(self, change: PlanChange) -> bool:
+        """Take a change. Return False if versions between are missing. ValueError: it does not fit."""
+        if change.version > self.newest.version + 1:
+            return False
+        if change.version == self.newest.version + 1:
+            self.newest = change.applied_to(self.newest)
+            self._plans[change.version] = self.newest
+        return True
+
+    def of(self, version: int) -> Plan | None:
+        """Return the plan of a version; None: it is not known yet."""
+        return self._plans.get(version)
+
+    def go_by(self, version: int) -> None:
+        """Forget the versions before the one that the process goes by from now on."""
+        for earlier in [each for each in self._plans if each < version]:
+            del self._plans[earlier]
