@@ -1,12 +1,12 @@
 """Plans: a user's flow, checked and frozen for all processes of a query.
 
 compiler          A user's flow to a checked plan: names, schemas, keys, edges, topological order
-inputs            Inputs of a stage, rows of a source or a stage behind steps; and its sink
-names             Names of columns in a plan, and of stages and sources in errors about expressions
-ranks             Ranks and duplicates: the operators of declarations
-joins             Joins: both sides as Spark resolves them, and steps around the operator
-lookups           Joins with tables: steps of an edge that look up rows
-unions            Unions: inputs brought to the same columns
+additions         Flows that are added to a running query: a change of its plan
+compiled          A plan together with facts about its declarations, which additions need
+parts             Parts of a plan that is being compiled, those of a running plan in front of new ones
+steps             Conditions and columns as steps
+inputs            Flows in the order of a plan, and the inputs of a stage that is being compiled
+names             Names of columns in a plan, and of its stages and sources
 checks            Checks of whole plans: output that would never come, or that nothing takes
 replica_kinds     Kinds of replicas in a plan, and the stages that may have replicas without an order
 availability      Availability in a plan: the stages and sources that a bound reaches, and refusals

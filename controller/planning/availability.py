@@ -7,10 +7,12 @@ up to the sources; a stage that several bounds reach has the shortest one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from controller.planning.event_time_edges import window_of
+from controller.planning.parts import Parts
 from flux.dataflow.availability import FORFEIT, HOP_US, PACE_US, STOP, Availability, of_settings
 from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromSource, FromStage, SourcePlan, StagePlan
 from flux.errors import UsageError
@@ -23,28 +25,28 @@ from flux.windows.durations import words
 LINE = "withWatermark('ts', '10 seconds')"
 
 
-def with_availability(
-    sources: Sequence[SourcePlan],
-    stages: Sequence[StagePlan],
-    edges: Sequence[EdgePlan],
+def set_availability(
+    sources: Parts[SourcePlan],
+    stages: Parts[StagePlan],
+    edges: Parts[EdgePlan],
     asked: Mapping[int, int],
     settings: Settings,
-) -> tuple[list[SourcePlan], list[StagePlan]]:
-    """Return sources and stages with the availability that reaches them. ``stages``: each after its inputs; ``asked``: the bounds
-    that stages ask for themselves, in microseconds. UsageError: a stage can have none."""
-    default = of_settings(settings)
+) -> None:
+    """Give new sources and stages the availability that reaches them. ``asked``: the bounds that stages ask for themselves, in
+    microseconds. UsageError: a stage can have none."""
+    default, grown = of_settings(settings), _grown(sources, stages, edges)
     if default is None and not asked:
-        return list(sources), list(stages)
+        return
     found: dict[int, Availability] = {}
     names: dict[int, str] = {}  # by stage: the stage that asks for the bound, or the setting
-    for stage in reversed(stages):
+    for stage in reversed(stages.new):
         wanted: list[tuple[Availability, str]] = []
         states = any(edges[number].states for number in stage.edges_in)
         if stage.id in asked:
             own = of_settings(settings, asked[stage.id])
             assert own is not None
             wanted.append((own, f"stage {stage.name}"))
-        elif default is not None and states and _may_show(stage):
+        elif default is not None and states and stage.id not in grown and _may_show(stage):
             wanted.append((default, "the query"))
         behind = {edges[number].consumer for number in stage.edges_out} & found.keys()
         if states or stage.id in asked:  # otherwise it waits for nothing but the end of its input
@@ -54,17 +56,13 @@ def with_availability(
             depth = max((found[each].stages_behind + 1 for each in behind), default=0)
             found[stage.id] = replace(strictest, stages_behind=depth)
     if not found:
-        if any(edge.states for edge in edges):
-            raise UsageError(
-                "availability is a bound on results, and the only stages of this query that wait for a watermark give their rows "
-                "to a sink that takes stable ones alone: leave availability out"
-            )
-        raise UsageError(
-            "availability bounds the time to results that wait for a watermark, and no source of this query tells one before its "
-            f"end: declare it, source.{LINE}, for a source that workers read (a DataFrame tells none), or leave availability out"
-        )
-    for stage in stages:
+        if not any(map(stages.runs, (each.id for each in stages))):
+            _refuse_none(edges)
+        return
+    for stage in stages.new:
         if stage.id in found:
+            if stage.id in grown:
+                _refuse_grown(stage, names[stage.id])
             _check(stage, found[stage.id], names[stage.id], sources, stages, edges)
     if settings.watermark_drift:
         raise UsageError(
@@ -76,21 +74,58 @@ def with_availability(
         _check_source(sources[number])
     if settings.availability_overflow == FORFEIT:
         _forfeiting(found, sources, stages, edges)
-    return (
-        [replace(source, may_be_silent=source.id in reached) for source in sources],
-        [replace(stage, availability=found.get(stage.id)) for stage in stages],
+    for source in sources.new:
+        sources[source.id] = replace(source, may_be_silent=source.id in reached)
+    for stage in stages.new:
+        stages[stage.id] = replace(stage, availability=found.get(stage.id))
+
+
+def _grown(sources: Parts[SourcePlan], stages: Parts[StagePlan], edges: Parts[EdgePlan]) -> set[int]:
+    """Return the new stages that read parts which run already, near or far."""
+    grown: set[int] = set()
+    for stage in stages.new:  # each after its inputs
+        for edge in map(edges.__getitem__, stage.edges_in):
+            if isinstance(edge, FromStage):
+                old = stages.runs(edge.stage) or edge.stage in grown
+            else:
+                assert isinstance(edge, FromSource)
+                old = sources.runs(edge.source)
+            if old:
+                grown.add(stage.id)
+    return grown
+
+
+def _refuse_none(edges: Iterable[EdgePlan]) -> NoReturn:
+    """Raise UsageError: no stage of a query can have the availability that its settings ask for."""
+    if any(edge.states for edge in edges):
+        raise UsageError(
+            "availability is a bound on results, and the only stages of this query that wait for a watermark give their rows "
+            "to a sink that takes stable ones alone: leave availability out"
+        )
+    raise UsageError(
+        "availability bounds the time to results that wait for a watermark, and no source of this query tells one before its "
+        f"end: declare it, source.{LINE}, for a source that workers read (a DataFrame tells none), or leave availability out"
+    )
+
+
+def _refuse_grown(stage: StagePlan, asks: str) -> NoReturn:
+    asks = "it" if asks == f"stage {stage.name}" else asks
+    raise UsageError(
+        f"stage {stage.name}: {asks} asks for availability, which reaches all stages before it, and one of these runs and keeps "
+        "its own. Leave availability out, and the added stage gives stable results; or read the input by a source of its "
+        "own; or start the query anew with the stage in it"
     )
 
 
 def _forfeiting(
     found: dict[int, Availability],
-    sources: Sequence[SourcePlan],
-    stages: Sequence[StagePlan],
-    edges: Sequence[EdgePlan],
+    sources: Parts[SourcePlan],
+    stages: Parts[StagePlan],
+    edges: Parts[EdgePlan],
 ) -> None:
     """Let the stages forfeit that can: windows that read sources themselves (design: forfeit). UsageError: there are none."""
     able = set()
-    for stage in stages:
+    for stage in stages.new:
         mine = [edges[number] for number in stage.edges_in]
         if stage.id in found and window_of(chain_of(stage.make())[0]) is not None:
             idle = [
@@ -122,7 +157,7 @@ def _may_show(stage: StagePlan) -> bool:
     return stage.output_schema is not None and tentative_kind(stage.make()) != BARRIER
 
 
-def _sources(found: Mapping[int, Availability], edges: Sequence[EdgePlan]) -> set[int]:
+def _sources(found: Mapping[int, Availability], edges: Parts[EdgePlan]) -> set[int]:
     return {edge.source for edge in edges if isinstance(edge, FromSource) and edge.consumer in found}
 
 
@@ -130,9 +165,9 @@ def _check(
     stage: StagePlan,
     availability: Availability,
     asks: str,
-    sources: Sequence[SourcePlan],
-    stages: Sequence[StagePlan],
-    edges: Sequence[EdgePlan],
+    sources: Parts[SourcePlan],
+    stages: Parts[StagePlan],
+    edges: Parts[EdgePlan],
 ) -> None:
     """Raise UsageError if a stage cannot have the availability that ``asks`` asks for."""
     asks = "it" if asks == f"stage {stage.name}" else asks
@@ -170,7 +205,7 @@ def _check(
     _check_bound(stage, availability, mine)
 
 
-def _lacks(mine: Sequence[EdgePlan], sources: Sequence[SourcePlan], stages: Sequence[StagePlan]) -> str:
+def _lacks(mine: Sequence[EdgePlan], sources: Parts[SourcePlan], stages: Parts[StagePlan]) -> str:
     """Tell why no input of a stage has a watermark before its end, and what to write."""
     origins = [stages[edge.stage] if isinstance(edge, FromStage) else edge for edge in mine]
     timed = [

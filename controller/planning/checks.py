@@ -3,11 +3,11 @@ that cannot be kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
-from controller.planning.compiler import topological
 from controller.planning.event_time_edges import check_rows_come, check_timers_fire, check_windows_close
+from controller.planning.inputs import topological
 from flux.arguments import MARKS
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow
@@ -82,10 +82,11 @@ def _gives_at_the_end(stage: StagePlan) -> bool:
     return not operator._flux_timed and type(operator).process is Aggregate.process
 
 
-def check_taken(plan: Plan) -> None:
-    """Check that output is taken. UsageError: a stage gives rows at the end of the flow, and no sink takes them."""
+def check_taken(plan: Plan, of: Container[int] | None = None) -> None:
+    """Check that output is taken. UsageError: a stage gives rows at the end of the flow, and no sink takes them. ``of``: the
+    stages in question; None: all."""
     for stage in plan.terminal:
-        if stage.output_schema is not None and stage.sink is None:
+        if stage.output_schema is not None and stage.sink is None and (of is None or stage.id in of):
             raise UsageError(
                 f"stage {stage.name} gives rows ({', '.join(stage.output_schema.names)}) that nothing takes: end the flow in "
                 "to_parquet(path), to_kafka(topic, servers), foreach_batch(function), to(sink) or to_readers() before start(), "

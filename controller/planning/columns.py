@@ -13,6 +13,7 @@ from functools import partial
 
 from controller.planning.event_time_edges import narrowed
 from controller.planning.inputs import in_part, places_among, some_of
+from controller.planning.parts import Parts
 from flux.dataflow.flow import StepsOperator
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
@@ -29,24 +30,24 @@ from flux.joins.join import Join
 from flux.operators.operator import Chain
 
 
-def leave_out_columns(sources: list[SourcePlan], stages: list[StagePlan], edges: list[EdgePlan]) -> None:
-    """Leave out columns of a plan at which nothing looks. ``stages``: each after its inputs."""
+def leave_out_columns(sources: Parts[SourcePlan], stages: Parts[StagePlan], edges: Parts[EdgePlan]) -> None:
+    """Leave out columns of new parts of a plan at which nothing looks."""
     columns = _Columns(sources, stages, edges)
-    for stage in reversed(stages):
+    for stage in reversed(stages.new):
         columns.narrow_join(stage)
         columns.narrow_given_on(stage)
-    for source in list(sources):
+    for source in sources.new:
         if source.event_time is not None:
             columns.narrow_event_time(source, source.event_time)
-    for source in list(sources):
+    for source in sources.new:
         if isinstance(source, DataFrameSourcePlan) or (isinstance(source, StreamSourcePlan) and not source.written):
             columns.read_in_part(source)
 
 
 class _Columns:
-    """The columns of sources, stages and edges, which it replaces in their lists."""
+    """The columns of sources, stages and edges, which it replaces."""
 
-    def __init__(self, sources: list[SourcePlan], stages: list[StagePlan], edges: list[EdgePlan]) -> None:
+    def __init__(self, sources: Parts[SourcePlan], stages: Parts[StagePlan], edges: Parts[EdgePlan]) -> None:
         self._sources, self._stages, self._edges = sources, stages, edges
 
     # ---- joins

@@ -10,35 +10,37 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
-from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from controller.planning.availability import with_availability
+from controller.planning.availability import set_availability
 from controller.planning.columns import leave_out_columns
+from controller.planning.compiled import CompiledPlan, StageRows, given_rows, is_joinable
 from controller.planning.event_time_edges import (
     InputTime,
     check_window,
+    set_quanta,
     timed_inputs,
     times_given,
     window_of,
-    with_quanta,
 )
-from controller.planning.inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, source_plan
-from controller.planning.joins import PlanJoins, PlanTable, ToJoin, ToTable, check_once, split
-from controller.planning.lookups import TABLE_ALONE, check_tables
-from controller.planning.names import check_cases, check_names, place_of_errors
-from controller.planning.ranks import Nodes, resolved_ranking
+from controller.planning.inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, source_plan, topological
+from controller.planning.names import PlanNames, check_cases, check_names, place_of_errors
+from controller.planning.parts import Nodes, Parts
+from controller.planning.relations.joins import PlanJoins, PlanTable, ToJoin, ToTable, check_once, split
+from controller.planning.relations.lookups import TABLE_ALONE, check_tables
+from controller.planning.relations.ranks import resolved_ranking
+from controller.planning.relations.unions import united
 from controller.planning.replica_kinds import check_independent, replicas_of
-from controller.planning.unions import united
+from controller.planning.steps import PlanSteps, Resolvers, ToArrow, ToGroups, ToSteps
 from flux.arguments import MARKS, STEPS
 from flux.dataflow.event_time import event_time, same_time
 from flux.dataflow.flow import Flow, FunctionOperator, StepsOperator
-from flux.dataflow.grouping import APPLY, GroupFlow, Grouping, ResolvedGrouping
+from flux.dataflow.grouping import APPLY, GroupFlow
 from flux.dataflow.plan import (
     ById,
     EdgePlan,
+    EventTime,
     FromDataFrame,
     FromMicroBatches,
     FromSource,
@@ -50,20 +52,20 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
-from flux.dataflow.relations.joining import Frame, JoinFlow, LookupFlow, ResolvedJoin
+from flux.dataflow.relations.joining import JoinFlow, LookupFlow, ResolvedJoin
 from flux.dataflow.relations.lookups import VERSION, LookupSource, RefreshedFlow
 from flux.dataflow.relations.ranking import RankFlow, ToOrder
+from flux.dataflow.relations.running_flow import Running, RunningSource, RunningStage
 from flux.dataflow.row_flow import Applied, RowFlow, UnionFlow
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.sink import FlowTo, Sink, flow_of
 from flux.dataflow.source import Source
 from flux.errors import SchemaError, UsageError
-from flux.expressions.steps import MapRows, RowSteps
+from flux.expressions.steps import RowSteps
 from flux.operators.aggregate import Aggregate, columns_read, computed_columns, takes_any_input
 from flux.operators.collect import Collect
 from flux.operators.operator import Chain, Operator, never_gives
 from flux.operators.plain_columns import plain_schema
-from flux.operators.row_function import RowFunction
 from flux.operators.schema import check_key, position
 from flux.operators.user_code import text_of
 from flux.settings import Settings
@@ -76,40 +78,6 @@ GROUPS_ONCE = (
     "input ends"
 )
 RANKS_ONCE = "rank within windows, each of which is given once: flux.top(..., window=flux.window('ts', '10 minutes'))"
-
-#: A function from a declared schema (DDL, StructType, pyarrow) to a pyarrow schema.
-ToArrow = Callable[[Any], pa.Schema]
-#: A function from the schema of rows, and the operators that a user has put behind them, to the steps that these are.
-ToSteps = Callable[[pa.Schema, Callable[[Any], Any]], RowSteps]
-#: A function from the schema of rows, a grouping of them, and their aliases, to the grouping as workers compute it.
-ToGroups = Callable[[pa.Schema, Grouping, Frame | None], ResolvedGrouping]
-
-
-def topological(flows: Sequence[Flow]) -> list[Flow]:
-    """Return every stage that the flows need, each after all of its inputs. UsageError names the stages of a cycle."""
-    order: list[Flow] = []
-    done: set[int] = set()
-    path: list[Flow] = []
-
-    def visit(flow: Flow) -> None:
-        if id(flow) in done:
-            return
-        if any(flow is above for above in path):
-            names = [above.stage.name for above in path[[id(a) for a in path].index(id(flow)) :]]
-            raise UsageError(
-                f"the flow has a cycle: {' -> '.join([*reversed(names), names[-1]])}; a dataflow must be acyclic"
-            )
-        path.append(flow)
-        for given in flow.inputs:
-            if isinstance(given, Flow):
-                visit(given)
-        path.pop()
-        done.add(id(flow))
-        order.append(flow)
-
-    for flow in flows:
-        visit(flow)
-    return order
 
 
 def compile_plan(
@@ -136,68 +104,82 @@ def compile_plan(
     flows, ``to_groups`` groups, ``to_order`` orders, and ``to_join`` joins; ``to_table`` reads tables. ``trial``: the flow is
     being written, and a column that has its name twice may yet be left out. UsageError and SchemaError name the stage, the
     expected value and the actual value."""
-    resolvers = _Resolvers(to_arrow, to_steps, to_groups, to_order, to_join, to_table)
-    return _Compiler(settings, resolvers, case_sensitive, began_with or {}, trial).compile(
-        flows, query, secret, collect
-    )
+    resolvers = Resolvers(to_arrow, to_steps, to_groups, to_order, to_join, to_table, case_sensitive)
+    return compiled_plan(flows, settings, resolvers, query, secret, collect, began_with, trial).plan
 
 
-class _Resolvers(NamedTuple):
-    """Functions that make plans of declarations. None: there is no session, which resolves them."""
+def compiled_plan(
+    flows: Sequence[Flow | FlowTo],
+    settings: Settings,
+    resolvers: Resolvers,
+    query: str,
+    secret: bytes,
+    collect: int = 0,
+    began_with: Mapping[str, int] | None = None,
+    trial: bool = False,
+) -> CompiledPlan:
+    """Check and number everything; return the plan together with its declarations. Arguments as for ``compile_plan``."""
+    compiler = Compiler(settings, resolvers, began_with or {}, trial)
+    compiler.compile(flows, collect)
+    parts = ById(compiler.sources), ById(compiler.stages), ById(compiler.edges)
+    return compiler.described(Plan(query, *parts, settings, secret))
 
-    to_arrow: ToArrow
-    to_steps: ToSteps | None
-    to_groups: ToGroups | None
-    to_order: ToOrder | None
-    to_join: ToJoin | None
-    to_table: ToTable | None
 
-
-class _Compiler:
-    """A compiler of one set of flows. It numbers sources, stages and edges in the order in which it adds them, and is used
-    once."""
+class Compiler:
+    """A compiler of one set of flows. It numbers sources, stages and edges in the order in which it adds them, behind those of a
+    running plan, and is used once."""
 
     def __init__(
         self,
         settings: Settings,
-        resolvers: _Resolvers,
-        case_sensitive: bool,
+        resolvers: Resolvers,
         began_with: Mapping[str, int],
         trial: bool,
+        running: CompiledPlan | None = None,
     ) -> None:
+        """``running``: the plan to which the flows are added; None: they are a query of their own. The others as for
+        ``compile_plan``."""
         self.settings = settings
         self.began_with = began_with
+        self.to_arrow, self._to_steps, self._to_groups, self._to_order, to_join, to_table, case_sensitive = resolvers
         self.case_sensitive = case_sensitive
-        self.to_arrow, self._to_steps, self._to_groups, self._to_order, to_join, to_table = resolvers
         self._trial = trial
-        self.sources: list[SourcePlan] = []
-        self.stages: list[StagePlan] = []
-        self.edges: list[EdgePlan] = []
+        self._running = running
+        known = CompiledPlan(Plan("", ById(), ById(), ById(), settings)) if running is None else running
+        source, stage, edge = known.plan.next_ids()
+        self.sources, self.stages = Parts(known.plan.sources, source), Parts(known.plan.stages, stage)
+        self.edges = Parts(known.plan.edges, edge)
+        self._steps = PlanSteps(resolvers)
         self._nodes = Nodes(self.sources, self.stages, self.edges)
         self._joins = PlanJoins(to_join, to_table, self.to_arrow, lambda given: self._input(given).schema, self._nodes)
-        self._source_ids: dict[int, int] = {}
-        self._stage_ids: dict[int, int] = {}
+        #: The declarations of sources and stages; those that run and can be read are here from the start.
+        self._source_of = dict(known.sources)
+        self._flow_of = dict(known.flows)
+        self._source_ids = {id(each): id_ for id_, each in known.sources.items() if is_joinable(self.sources[id_])}
+        self._stage_ids = {id(each): id_ for id_, each in known.flows.items()}
+        #: By source, its event time as it was declared.
+        self._declared_times = dict(known.declared)
         #: The tables that are read anew and that a join looks rows up in.
         self._tables: set[int] = set()
         #: By flow, the steps behind the aggregate of its groups, or behind its join.
-        self._behind: dict[int, RowSteps | None] = {}
+        self._behind = {id(each): known.rows[id_].behind for id_, each in known.flows.items()}
         #: Stages that give a row for each change of a group or a rank, and those that pass such rows on, each with what would
         #: give each row once.
-        self._changing: dict[int, str] = {}
-        self._names: set[str] = set()
+        self._changing = {id_: each.changing for id_, each in known.rows.items() if each.changing is not None}
+        self._names = PlanNames(known.plan.sources, known.plan.stages)
         #: By stage: the columns that have the event time of its rows.
-        self._times_given: dict[int, tuple[str, ...]] = {}
+        self._times_given = {id_: each.times for id_, each in known.rows.items()}
         #: Stages that promise themselves that they give no row below the watermark.
-        self._promise: set[int] = set()
+        self._promise = {id_ for id_, each in known.rows.items() if each.promises}
         #: By stage: the bound of availability that it asks for itself, in microseconds.
         self._bounds: dict[int, int] = {}
 
-    def compile(self, flows: Sequence[Flow | FlowTo], query: str, secret: bytes, collect: int) -> Plan:
-        """Compile flows into a plan: the stages, each after its inputs, then the collecting stages and the sinks behind the given
-        flows. ``collect``: the partitions of a collecting stage; 0: no output is collected."""
+    def compile(self, flows: Sequence[Flow | FlowTo], collect: int = 0) -> None:
+        """Compile flows into parts of the plan: the stages, each after its inputs, then the collecting stages and the sinks
+        behind the given flows. ``collect``: the partitions of a collecting stage; 0: no output is collected."""
         if not flows:
             raise UsageError("no flow was given: call a decorated stage with a DataFrame and start what it returns")
-        order = topological([flow_of(given) for given in flows])
+        order = topological([flow_of(given) for given in flows], set(self._stage_ids))
         readers = Counter(id(given) for flow in order for given in flow.inputs)
         # A flow that is given itself counts as read: its output must not vanish into a chain.
         readers.update(id(flow_of(given)) for given in flows)
@@ -205,7 +187,9 @@ class _Compiler:
         before_chained = {id(flow.inputs[0]) for flow in order if flow.stage.chained}
         for flow in order:
             alone = readers[id(flow.inputs[0])] == 1 if flow.inputs else False
-            if isinstance(flow, RowFlow):
+            if isinstance(flow, RunningStage):
+                self._go_on_from(flow)
+            elif isinstance(flow, RowFlow):
                 at_end = id(flow) in ends
                 if (at_end or id(flow) in before_chained) and not (at_end and alone and self._chain_rows(flow)):
                     self._add_stage(flow)
@@ -219,17 +203,28 @@ class _Compiler:
                 self._add_collect(self._stage_ids[id(given)], collect)
         for given in flows:
             if isinstance(given, FlowTo):
-                self._add_sink(self._stage_ids[id(given.flow)], given.sink)
+                self._add_sink(given.flow, given.sink)
         leave_out_columns(self.sources, self.stages, self.edges)
-        stages = [
-            replace(stage, edges_out=tuple(edge.id for edge in self.edges if self._leaves(edge, stage)))
-            for stage in self.stages
-        ]
-        edges = with_quanta(stages, self.edges)
-        sources, stages = with_availability(self.sources, stages, edges, self._bounds, self.settings)
-        plan = Plan(query, ById(sources), ById(stages), ById(edges), self.settings, secret)
+        for stage in self.stages.new:
+            behind = tuple(edge.id for edge in self.edges.new if self._leaves(edge, stage))
+            self.stages[stage.id] = replace(stage, edges_out=behind)
+        set_quanta(self.stages, self.edges)
+        set_availability(self.sources, self.stages, self.edges, self._bounds, self.settings)
+
+    def described(self, plan: Plan) -> CompiledPlan:
+        """Return a plan with all parts, together with the declarations of these. UsageError: a stage without an order does not
+        fit into it."""
         check_independent(plan, self._promise)
-        return plan
+        rows = {
+            id_: StageRows(
+                self._times_given.get(id_, ()),
+                id_ in self._promise,
+                self._changing.get(id_),
+                self._behind.get(id(flow)),
+            )
+            for id_, flow in self._flow_of.items()
+        }
+        return CompiledPlan(plan, self._flow_of, self._source_of, rows, self._declared_times)
 
     # ---- stages
 
@@ -241,7 +236,7 @@ class _Compiler:
         steps = self._input(flow).steps
         number = self._stage_ids[id(before)]
         if steps is None:
-            self._stage_ids[id(flow)] = number
+            self._of_stage(flow, number)
             return True
         return not isinstance(self.stages[number].make, Chain) and self._chain(flow, partial(StepsOperator, steps))
 
@@ -251,18 +246,42 @@ class _Compiler:
         number = self._stage_ids[id(before)]
         stage = self.stages[number]
         # Replay points are for operators without state, and the numbers of an operator are state.
-        if stage.recovery == UPSTREAM or stage.order == MARKS or stage.output_schema is None:
+        if (
+            self.stages.runs(number)
+            or stage.recovery == UPSTREAM
+            or stage.order == MARKS
+            or stage.output_schema is None
+        ):
             return False
         make = Chain(stage.make, then, stage.output_schema)
         keys = [tuple(each.schema.names[at] for at in each.key) for each in map(self.edges.__getitem__, stage.edges_in)]
         output = self._output_schema(stage.name, self._instance(stage.name, make), stage.schemas, stage.key, keys)
         self.stages[number] = replace(stage, make=make, output_schema=output)
-        self._stage_ids[id(flow)] = number
+        self._of_stage(flow, number)
         return True
+
+    def _of_stage(self, flow: Flow, number: int) -> None:
+        """Note that a flow has the rows that a stage gives."""
+        self._stage_ids[id(flow)] = number
+        if not self.stages.runs(number):
+            self._flow_of[number] = flow
+
+    def _go_on_from(self, handle: RunningStage) -> None:
+        """Take the rows of a running stage. UsageError: it is none of this query."""
+        number = self._checked(handle)
+        self._stage_ids[id(handle)] = number
+        self._behind[id(handle)] = self._behind[id(self._flow_of[number])]
+
+    def _checked(self, handle: Running) -> int:
+        if self._running is None:
+            raise UsageError(
+                f"{handle!r} is a part of a running query: query.add(flow) adds a flow with it to that query"
+            )
+        return self._running.checked(handle)
 
     def _add_stage(self, flow: Flow) -> None:
         stage = flow.stage
-        name = self._unique(stage.name)
+        name = self._names.of_stage(flow)
         make, keys, inputs = self._operation(flow)
         key = keys[0] if keys else stage.key
         operator = self._instance(name, make)
@@ -294,14 +313,13 @@ class _Compiler:
         check_window(name, operator, times, self.case_sensitive)
         edges_in = [
             self._add_edge(
-                given.origin, len(self.stages), number, keys[number], schema, partitions, columns, steps, given.timed,
+                given.origin, self.stages.end, number, keys[number], schema, partitions, columns, steps, given.timed,
                 number in counting and times[number].has,
             )
             for number, (given, (schema, columns, steps)) in enumerate(zip(inputs, read, strict=True))
         ]  # fmt: skip
-        self._stage_ids[id(flow)] = len(self.stages)
         made = StagePlan(
-            id=len(self.stages),
+            id=self.stages.end,
             name=name,
             partitions=partitions,
             replicas=replicas,
@@ -322,6 +340,7 @@ class _Compiler:
             self._promise.add(made.id)
         self._times_given[made.id] = times_given(stage, operator, made, times, self.case_sensitive)
         self.stages.append(made)
+        self._of_stage(flow, made.id)
 
     def _time_of(self, given: PlanInput) -> InputTime:
         """Return the event time of the rows of an input; that of a table that is read anew is the number of its version."""
@@ -345,11 +364,11 @@ class _Compiler:
             )
         passes = operator._flux_passes_changes or isinstance(operator, FunctionOperator)
         if isinstance(operator, Aggregate) and output_mode == "update":
-            self._changing[len(self.stages)] = GROUPS_ONCE
+            self._changing[self.stages.end] = GROUPS_ONCE
         elif operator._flux_gives_changes:
-            self._changing[len(self.stages)] = RANKS_ONCE
+            self._changing[self.stages.end] = RANKS_ONCE
         elif found and passes:
-            self._changing[len(self.stages)] = self._changing[found[0].id]
+            self._changing[self.stages.end] = self._changing[found[0].id]
 
     def _operation(self, flow: Flow) -> Operation:
         """Return the work of a stage, as it is declared or as Spark resolves it."""
@@ -426,12 +445,12 @@ class _Compiler:
                 f"stage {stage.name} has no output to make a DataFrame of, because it declares no schema. If its operator gives "
                 f"rows, say what they are: {SAY_SCHEMA}. If not, it is a sink: call start() instead"
             )
-        name = self._unique(f"{stage.name}.toDF")
-        edge = self._add_edge(stage, len(self.stages), 0, (), stage.output_schema, partitions)
+        name = self._names.unique(f"{stage.name}.toDF")
+        edge = self._add_edge(stage, self.stages.end, 0, (), stage.output_schema, partitions)
         memory = self.settings.egress_memory
         self.stages.append(
             StagePlan(
-                id=len(self.stages),
+                id=self.stages.end,
                 name=name,
                 partitions=partitions,
                 replicas=stage.replicas,
@@ -445,23 +464,29 @@ class _Compiler:
             )  # fmt: skip
         )
 
-    def _add_sink(self, stage_id: int, sink: Sink) -> None:
+    def _add_sink(self, flow: Flow, sink: Sink) -> None:
         """Add a sink to the stage itself, if its output goes nowhere else; else to a stage behind it that passes rows on. Behind
-        independent replicas there always is one: by its order a lost primary cannot go on writing."""
-        stage = self.stages[stage_id]
+        independent replicas there always is one, because by its order a lost primary cannot go on writing; and so there is behind
+        a stage that runs."""
+        stage = self.stages[self._stage_ids[id(flow)]]
+        runs = self.stages.runs(stage.id)
         schema = check_sink(stage, sink, self.settings)
-        if stage.sink is None and stage.order == STEPS and not any(self._leaves(edge, stage) for edge in self.edges):
-            self.stages[stage_id] = replace(stage, sink=sink)
+        alone = not any(self._leaves(edge, stage) for edge in self.edges)
+        if stage.sink is None and stage.order == STEPS and alone and not runs:
+            self.stages[stage.id] = replace(stage, sink=sink)
             return
         # Tentative rows follow the watermark, which a stage that passes rows on needs for nothing else.
-        timed = bool(self._times_given.get(stage_id)) and bool(self._bounds.get(stage_id) or self.settings.availability)
-        edge = self._add_edge(stage, len(self.stages), 0, (), schema, stage.partitions, states=timed)
-        if timed and stage_id in self._bounds:
-            self._bounds[len(self.stages)] = self._bounds[stage_id]
+        bounded = not runs and bool(self._bounds.get(stage.id) or self.settings.availability)
+        timed = bounded and bool(self._times_given.get(stage.id))
+        schema, columns, steps = PlanInput(stage, schema).behind(self._behind.get(id(flow))).through(None)
+        where = stage, self.stages.end, 0, (), schema, stage.partitions
+        edge = self._add_edge(*where, columns, steps, states=timed)
+        if timed and stage.id in self._bounds:
+            self._bounds[self.stages.end] = self._bounds[stage.id]
         self.stages.append(
             StagePlan(
-                id=len(self.stages),
-                name=self._unique(f"{stage.name}.sink"),
+                id=self.stages.end,
+                name=self._names.unique(f"{stage.name}.sink"),
                 partitions=stage.partitions,
                 replicas=stage.replicas,
                 key=(),
@@ -513,6 +538,10 @@ class _Compiler:
     def _input(self, given: Flow | Source, unique: bool = False) -> PlanInput:
         """Return the rows of an input. ``unique``: columns that have the same name get others, as in front of a join, where
         aliases tell them apart."""
+        if isinstance(given, RunningSource):
+            source = self.sources[self._checked(given)]
+            all_rows = Timed.LATE if given.is_late else Timed.ON_TIME
+            return PlanInput(source, given_rows(source), None, all_rows if given.watermark else Timed.ALL)
         if isinstance(given, Source):
             if isinstance(given, LookupSource) and id(given) not in self._tables:
                 raise UsageError(TABLE_ALONE)
@@ -542,7 +571,7 @@ class _Compiler:
             union = given.inputs[0]
             if id(union) not in self._stage_ids:
                 inputs = self._rows_of(union)
-                steps = self._steps(inputs[0].schema, given.operators, f"stage {union.stage.name}")
+                steps = self._steps.behind(inputs[0].schema, given.operators, f"stage {union.stage.name}")
                 return [each.behind(steps) for each in inputs]
         if not isinstance(given, UnionFlow) or id(given) in self._stage_ids:
             return [self._input(given, unique)]
@@ -564,7 +593,7 @@ class _Compiler:
         rows, where = self._input(lookup.inputs[0], unique=True), f"stage {lookup.stage.name}"
         schema = plain_schema(self.to_arrow(lookup.dataframe), f"{where}, table")
         before = lookup.table.operators if isinstance(lookup.table, RowFlow) else ()
-        table = PlanTable(schema, self._steps(schema, before, f"{where}, table"))
+        table = PlanTable(schema, self._steps.behind(schema, before, f"{where}, table"))
         operators, others = split(given.operators)
         made, resolved = self._joins.looked_up(lookup, rows, table, operators)
         return self._behind_both(made, resolved, others, where, unique)
@@ -575,8 +604,8 @@ class _Compiler:
         """Return the rows of a join behind functions of the user's, and what stands behind these."""
         if not unique and not (self._trial and not others):
             check_once(resolved, where)
-        self._check_output(rows.schema, where)
-        return rows.behind(self._steps(rows.schema, others, where))
+        self._steps.check_output(rows.schema, where)
+        return rows.behind(self._steps.behind(rows.schema, others, where))
 
     def _through_steps(self, given: RowFlow, unique: bool) -> PlanInput:
         """Resolve the conditions and columns of a flow. UsageError has the words of Spark."""
@@ -591,54 +620,34 @@ class _Compiler:
         timed = Timed.ALL
         if given.watermark is not None:
             assert isinstance(origin, SourcePlan)
-            steps = self._steps(schema, given.watermark.before, where)
+            steps = self._steps.behind(schema, given.watermark.before, where)
             schema = schema if steps is None else steps.output
-            time = event_time(given.watermark, schema, steps, where, self.case_sensitive)
-            known = self.sources[origin.id].event_time
-            if known is not None:
-                same_time(origin.name, known, time)
-            origin = self.sources[origin.id] = replace(origin, event_time=time)
+            origin = self._timed(origin, event_time(given.watermark, schema, steps, where, self.case_sensitive))
+            schema = given_rows(origin) if self.sources.runs(origin.id) else schema
             timed = Timed.LATE if given.is_late else Timed.ON_TIME
-        steps = self._steps(schema, given.operators, where)
+        steps = self._steps.behind(schema, given.operators, where)
         return PlanInput(origin, schema, rows.steps, timed).behind(steps)
 
-    def _steps(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps | None:
-        """Return the steps of conditions and columns behind rows of a schema; None: there are none, or they change nothing."""
-        steps: RowSteps | None = None
-        for of_users, some in groupby(operators, lambda each: each.name == "mapInArrow"):
-            for part in [(each,) for each in some] if of_users else [tuple(some)]:
-                before = schema if steps is None else steps.output
-                made = (self._row_function if of_users else self._resolved)(before, part, where)
-                steps = made if steps is None else steps.then(made)
-        return steps if steps is not None and steps.chain else None
-
-    def _resolved(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps:
-        """Let Spark resolve conditions and columns."""
-        check_names(schema, where)
-        if self._to_steps is None:
-            raise UsageError(f"conditions and columns behind {where} are resolved by Spark, and there is no session")
-        with place_of_errors(where):
-            steps = self._to_steps(schema, Applied(operators))
-        self._check_output(steps.output, f"{where}, {operators[-1].name}()")
-        return steps
-
-    def _row_function(self, schema: pa.Schema, operators: tuple[RowOperator, ...], where: str) -> RowSteps:
-        """Return the step of a function of the user's."""
-        ((function, declared),) = (each.arguments for each in operators)
-        check_names(schema, where)
-        output = plain_schema(self.to_arrow(declared), f"{where}, mapInArrow()")
-        self._check_output(output, f"{where}, mapInArrow()")
-        return RowSteps.of(schema, (MapRows(RowFunction(function, output), schema, output),), output)
-
-    def _check_output(self, output: pa.Schema, what: str) -> None:
-        check_names(output, what)
-        if not self.case_sensitive:
-            check_cases(output, what)
+    def _timed(self, source: SourcePlan, time: EventTime) -> SourcePlan:
+        """Give a source its event time. UsageError: it has another one, or it runs without any."""
+        known = self._declared_times.get(source.id)
+        if known is not None:
+            same_time(source.name, known, time)
+        elif self.sources.runs(source.id):
+            raise UsageError(
+                f"source {source.name} runs without a watermark, and lateness is judged where its rows are read: declare it in "
+                "the program and start the query anew, or read the input by a source of its own"
+            )
+        self._declared_times[source.id] = time
+        if not self.sources.runs(source.id):
+            self.sources[source.id] = replace(source, event_time=time)
+        return self.sources[source.id]
 
     def _source(self, given: Source) -> int:
         if id(given) not in self._source_ids:
-            self._source_ids[id(given)] = len(self.sources)
-            index, name = len(self.sources), self._unique(given.name)
+            index, name = self.sources.end, self._names.of_source(given)
+            self._source_ids[id(given)] = index
+            self._source_of[index] = given
             schema = plain_schema(self.to_arrow(given.declared), f"source {name}")
             self.sources.append(source_plan(given, index, name, schema, self.began_with.get(name)))
         return self._source_ids[id(given)]
@@ -656,7 +665,7 @@ class _Compiler:
         timed: Timed = Timed.ALL,
         states: bool = False,
     ) -> int:
-        edge_id = len(self.edges)
+        edge_id = self.edges.end
         where = edge_id, consumer, number, tuple(position(schema, column) for column in key), schema, partitions
         match origin:
             case StagePlan():
@@ -676,17 +685,6 @@ class _Compiler:
     @staticmethod
     def _leaves(edge: EdgePlan, stage: StagePlan) -> bool:
         return isinstance(edge, FromStage) and edge.stage == stage.id
-
-    # ---- small checks
-
-    def _unique(self, name: str) -> str:
-        """Make a unique name. A stage that is used twice in a flow gets a number in its name, so that users can tell the two
-        apart in reports."""
-        candidate, number = name, 2
-        while candidate in self._names:
-            candidate, number = f"{name}#{number}", number + 1
-        self._names.add(candidate)
-        return candidate
 
 
 def _passing() -> Operator:

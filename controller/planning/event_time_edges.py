@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from controller.planning.inputs import places_among
+from controller.planning.parts import Parts
 from flux.dataflow.flow import Stage
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
@@ -214,17 +215,15 @@ def _without_watermark(plan: Plan, edge: EdgePlan, source: SourcePlan, window: W
     return f"source {source.name} has no watermark and may never end. Declare it: {source.name}.{line}"
 
 
-def with_quanta(stages: Sequence[StagePlan], edges: Sequence[EdgePlan]) -> list[EdgePlan]:
-    """Return the edges with the greatest step of event time in which the windows behind each of them end. ``stages``: each after
-    its inputs."""
-    made = list(edges)
-    for stage in reversed(stages):
+def set_quanta(stages: Parts[StagePlan], edges: Parts[EdgePlan]) -> None:
+    """Give new edges the greatest step of event time in which the windows behind each of them end. Edges that run keep theirs: a
+    watermark travels there at the latest after ``spark.flux.watermark.interval``."""
+    for stage in reversed(stages.new):
         quantum = _quantum(window_of(chain_of(stage.make())[0])) if stage.timed_inputs else 0
         for number in stage.edges_out:
-            quantum = math.gcd(quantum, made[number].quantum if made[number].states else 0)
+            quantum = math.gcd(quantum, edges[number].quantum if edges[number].states else 0)
         for number in stage.edges_in:
-            made[number] = replace(made[number], quantum=quantum)
-    return made
+            edges[number] = replace(edges[number], quantum=quantum)
 
 
 def _quantum(window: Window | SessionWindow | None) -> int:

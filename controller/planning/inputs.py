@@ -1,12 +1,13 @@
-"""Inputs of a stage in a plan that is being compiled, rows of a source or a stage behind steps; and its sink."""
+"""Flows in the order of a plan, and the inputs of a stage that is being compiled: rows of a source or a stage behind steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from flux.dataflow.flow import Flow
 from flux.dataflow.plan import (
     DataFrameSourcePlan,
     SourcePlan,
@@ -25,6 +26,34 @@ from flux.operators.user_code import text_of
 from flux.settings import Settings
 
 SAY_SCHEMA = "@flux.stage(..., schema='user BIGINT, amount DOUBLE')"
+
+
+def topological(flows: Sequence[Flow], running: Container[int] = ()) -> list[Flow]:
+    """Return every stage that the flows need, each after all of its inputs; nothing is needed before ``running`` flows, which are
+    left out. UsageError names the stages of a cycle."""
+    order: list[Flow] = []
+    done: set[int] = set()
+    path: list[Flow] = []
+
+    def visit(flow: Flow) -> None:
+        if id(flow) in done or id(flow) in running:
+            return
+        if any(flow is above for above in path):
+            names = [above.stage.name for above in path[[id(a) for a in path].index(id(flow)) :]]
+            raise UsageError(
+                f"the flow has a cycle: {' -> '.join([*reversed(names), names[-1]])}; a dataflow must be acyclic"
+            )
+        path.append(flow)
+        for given in flow.inputs:
+            if isinstance(given, Flow):
+                visit(given)
+        path.pop()
+        done.add(id(flow))
+        order.append(flow)
+
+    for flow in flows:
+        visit(flow)
+    return order
 
 
 class PlanInput(NamedTuple):

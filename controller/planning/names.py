@@ -1,14 +1,17 @@
-"""Names in a plan: of columns, which steps and Spark find by them, and of stages and sources in errors about expressions."""
+"""Names in a plan: of columns, which steps and Spark find by them, and of stages and sources."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 
 import pyarrow as pa
 
+from flux.dataflow.flow import ChangedStage, Flow
+from flux.dataflow.plan import SourcePlan, StagePlan
+from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import SchemaError, UsageError
 
 
@@ -57,3 +60,41 @@ def place_of_errors(where: str) -> Iterator[None]:
         named = copy(error)
         named.args = (f"{where}: {error.summary}",)
         raise named from error.__cause__
+
+
+class PlanNames:
+    """The names of the sources and stages of a plan that is being compiled, each of which is there once."""
+
+    def __init__(self, sources: Iterable[SourcePlan], stages: Iterable[StagePlan]) -> None:
+        """Begin with the names of parts that run already."""
+        self._sources, self._stages = {each.name for each in sources}, {each.name for each in stages}
+        self._taken = self._sources | self._stages
+
+    def of_stage(self, flow: Flow) -> str:
+        """Return a name for the stage of a flow. UsageError: the program has given it that of a running stage."""
+        name, stage = flow.stage.name, flow.stage
+        given = type(flow) is Flow or (isinstance(stage, ChangedStage) and "name" in stage.changes)
+        if given and name in self._stages:
+            raise UsageError(
+                f"stage {name}: a stage of that name runs. query[{name!r}] is its flow; a second one needs a name of its own, as "
+                "in flow.withStage(name=...)"
+            )
+        return self.unique(name)
+
+    def of_source(self, given: Source) -> str:
+        """Return a name for a source. UsageError: one of that name runs; a DataFrame is read by a job of its own each time."""
+        if given.name in self._sources and not isinstance(given, DataFrameSource):
+            raise UsageError(
+                f"source {given.name}: a source of that name runs. query.source({given.name!r}) gives its rows from now on "
+                "without a second reading; another reader needs a name of its own, name=..."
+            )
+        return self.unique(given.name)
+
+    def unique(self, name: str) -> str:
+        """Make a unique name. A stage that is used twice in a flow gets a number in its name, so that users can tell the two
+        apart in reports."""
+        candidate, number = name, 2
+        while candidate in self._taken:
+            candidate, number = f"{name}#{number}", number + 1
+        self._taken.add(candidate)
+        return candidate

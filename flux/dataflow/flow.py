@@ -254,7 +254,7 @@ class ChangedStage(Stage):
 
     def __init__(self, stage: Stage, changes: Mapping[str, Any]) -> None:
         super().__init__(*stage._declared(stage.output_mode))
-        self._stage, self._changes = stage, dict(changes)
+        self._stage, self.changes = stage, dict(changes)
         self._arguments, self.chained, self.passes = stage._arguments, stage.chained, stage.passes
         for name, value in changes.items():
             setattr(self, name, value)
@@ -263,11 +263,11 @@ class ChangedStage(Stage):
         return self._stage.make()
 
     def in_mode(self, output_mode: str) -> Stage:
-        return ChangedStage(self._stage.in_mode(output_mode), self._changes)
+        return ChangedStage(self._stage.in_mode(output_mode), self.changes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the stage, which decides itself how it is shipped, and the changes."""
-        return ChangedStage, (self._stage, self._changes)
+        return ChangedStage, (self._stage, self.changes)
 
 
 def arguments_of(make: Callable[[], Operator]) -> str:

@@ -20,8 +20,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from controller.planning.checks import check_durable, check_ends, check_folders, check_taken
-from controller.planning.compiler import compile_plan, topological
+from controller.planning.compiler import compile_plan
 from controller.planning.explain import explain
+from controller.planning.inputs import topological
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.event_time import told_idleness
 from flux.dataflow.flow import Flow

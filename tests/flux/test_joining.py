@@ -15,7 +15,7 @@ from harness import dataframe
 import flux
 from controller.planning.compiler import compile_plan
 from controller.planning.explain import explain
-from controller.planning.lookups import lookup_steps
+from controller.planning.relations.lookups import lookup_steps
 from flux.dataflow.plan import Plan
 from flux.dataflow.relations.joining import JoinFlow, Joining, JoinInput, LookupFlow, ResolvedJoin
 from flux.errors import SchemaError, UsageError

@@ -16,7 +16,7 @@ import flux
 from controller.planning.checks import check_ends
 from controller.planning.compiler import compile_plan
 from controller.planning.explain import explain
-from controller.planning.lookups import refreshed_lookup
+from controller.planning.relations.lookups import refreshed_lookup
 from flux.dataflow.plan import FromMicroBatches, Plan, StreamSourcePlan
 from flux.dataflow.relations.joining import Joining, JoinInput, ResolvedJoin
 from flux.dataflow.relations.lookups import VERSION

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from controller.planning.event_time_edges import InputTime
 from controller.planning.inputs import Operation, PlanInput
-from controller.planning.lookups import lookup_steps, refreshed_lookup, with_version
 from controller.planning.names import check_names, place_of_errors
-from controller.planning.ranks import Nodes
+from controller.planning.parts import Nodes
+from controller.planning.relations.lookups import lookup_steps, refreshed_lookup, with_version
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import StagePlan
 from flux.dataflow.relations.joining import (

@@ -1,0 +1,68 @@
+"""Additions to a running query: flows compiled into a change of its plan (design: additions).
+
+New parts get ids behind all that were ever given. Parts that run stay as they are: their columns, the steps of event time at
+which their watermarks are told, their availability, their logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from controller.planning.checks import check_ends, check_folders, check_taken
+from controller.planning.compiled import CompiledPlan
+from controller.planning.compiler import Compiler, Resolvers
+from flux.dataflow.flow import Flow
+from flux.dataflow.plan import SourcePlan, StagePlan
+from flux.dataflow.plan_change import PlanChange
+from flux.dataflow.sink import FlowTo
+from flux.errors import UsageError
+
+
+@dataclass(frozen=True)
+class PlanAddition:
+    """A change that adds parts to a running plan, and the plan with them."""
+
+    running: CompiledPlan
+    change: PlanChange
+    #: The next version, with the declarations of all parts.
+    made: CompiledPlan
+
+    def with_parts(self, sources: Iterable[SourcePlan], stages: Iterable[StagePlan]) -> PlanAddition:
+        """Return the addition with other forms of its parts, such as sources and sinks that are prepared."""
+        return self._with(replace(self.change, sources=tuple(sources), stages=tuple(stages)))
+
+    def with_log_shares(self, workers: int) -> PlanAddition:
+        """Return the addition with the shares of log of its streams. ``workers``: the number with which the query began.
+        UsageError: too little is left."""
+        return self._with(self.change.with_log_shares(self.running.plan, workers))
+
+    def _with(self, change: PlanChange) -> PlanAddition:
+        return replace(self, change=change, made=self.made.with_plan(change.applied_to(self.running.plan)))
+
+
+def compiled_addition(
+    flows: Sequence[Flow | FlowTo], running: CompiledPlan, resolvers: Resolvers, trial: bool = False
+) -> PlanAddition:
+    """Compile flows into the next change of a running plan. ``trial``: a flow is being written, and a column that has its name
+    twice may yet be left out. UsageError and SchemaError name the stage, the expected value and the actual value."""
+    plan = running.plan
+    compiler = Compiler(plan.settings, resolvers, {}, trial, running)
+    compiler.compile(flows)
+    sources, stages, edges = compiler.sources.new, compiler.stages.new, compiler.edges.new
+    change = PlanChange(plan.version + 1, tuple(sources), tuple(stages), tuple(edges))
+    return PlanAddition(running, change, compiler.described(change.applied_to(plan)))
+
+
+def check_addition(addition: PlanAddition) -> None:
+    """Check the whole plan with an addition, before any process hears of it. UsageError: nothing is added, or output of an added
+    stage would never come, or goes nowhere."""
+    plan, new = addition.made.plan, {stage.id for stage in addition.change.stages}
+    if not new:
+        raise UsageError(
+            "nothing is added: all stages of these flows run already. A flow goes on from a running stage, as in "
+            'Alarm(query["Delays"]).to_kafka("alarms", "host:9092")'
+        )
+    check_ends(plan, goes_on=plan.durable)
+    check_folders(plan)
+    check_taken(plan, new)
