@@ -2,6 +2,7 @@
 
 vault            A worker without operators that keeps a standby of every partition in a checkpoint location
 journal          Standbys that outlive their process: inputs are written down before answers leave
+framing          Frames of a segment, which are found whole or not at all after a crash
 location         Places of data that outlives a query's processes
 names            The file beside a directory that tells which query uses its name
 directory_store  A directory on a local or mounted file system, as the place of a journal

@@ -19,7 +19,9 @@ import mmap
 import os
 import re
 import stat
+import struct
 import uuid
+import zlib
 from collections.abc import Collection
 from pathlib import Path
 
@@ -130,13 +132,31 @@ def _sync(directory: Path) -> None:
         os.close(descriptor)
 
 
+class TakenOver(QueryFailed):
+    """End of a writer whose place another program has opened since then."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"another query has been started on the checkpoint location {where}, and goes on where this one was: this one ends"
+        )
+
+
+#: Names of the bytes of a segment that its writer has flushed and owned: generation and number of the segment, bytes, CRC-32.
+_PUBLISHED = struct.Struct("<QQQI")
+
+
 class Directory:
-    """A journal in a directory. ``generation`` is that of this writer; 0: it only reads."""
+    """A journal in a directory. ``generation`` is that of this writer; 0: it only reads.
+
+    A journal has one segment that counts, and ``begin`` removes those before it. An event log keeps them (``keeps``), lists them
+    and removes them itself; its readers see what its writer has published."""
 
     look_s = LOOK_S
 
-    def __init__(self, path: Path, writes: bool = True) -> None:
+    def __init__(self, path: Path, writes: bool = True, keeps: bool = False) -> None:
         self.path = path
+        self._keeps = keeps
+        self._marks: dict[int, int] = {}
         self._states = path / _STATE
         self.generation = 0
         self._number = 0
@@ -196,12 +216,16 @@ class Directory:
         while segments := self._segments() or self._segments():  # a listing may miss a file that is renamed meanwhile
             with contextlib.suppress(FileNotFoundError):  # the writer has begun another segment
                 return memoryview((self.path / segments[-1]).read_bytes())
-        if any((self.path / name).stat().st_size for name in self._generations()):
+        if self.had_segments():
             raise SnapshotError(
                 f"{self.path} had a journal, and it is not there any more: output that was shown outside cannot be repeated "
                 "without it. Restore the directory from a copy, or begin anew in an empty one"
             )
         return None
+
+    def had_segments(self) -> bool:
+        """Return whether any writer has begun a segment here, removed or not."""
+        return any((self.path / name).stat().st_size for name in self._generations())
 
     def begin(self, data: bytes) -> None:
         self._number += 1
@@ -216,9 +240,10 @@ class Directory:
             raise
         if self._number == 1:
             self.note_begun()
-        for name in self._segments():
-            if name < segment.name:
-                (self.path / name).unlink(missing_ok=True)
+        if not self._keeps:
+            for name in self._segments():
+                if name < segment.name:
+                    (self.path / name).unlink(missing_ok=True)
 
     def note_begun(self) -> None:
         """Write down that a journal has begun: if the journal is not there later, the location is damaged and not new."""
@@ -233,9 +258,12 @@ class Directory:
         while rest:
             rest = rest[os.write(self._file, rest) :]
 
-    def flush(self) -> None:
+    def sync(self) -> None:
         assert self._file is not None
         os.fdatasync(self._file)
+
+    def flush(self) -> None:
+        self.sync()
         self.check()
 
     @property
@@ -266,10 +294,7 @@ class Directory:
 
     def _check_alone(self) -> None:
         if self._of_generation(self.generation + 1).exists():
-            raise QueryFailed(
-                f"another query has been started on the checkpoint location {self.path}, and goes on where this one was: "
-                "this one ends"
-            )
+            raise TakenOver(str(self.path))
 
     def put(self, name: str, data: memoryview) -> memoryview:
         self._write(self._states / name, data)
@@ -298,8 +323,60 @@ class Directory:
     def names(self) -> list[str]:
         return [name for name in os.listdir(self._states) if not name.startswith(".")] if self._states.exists() else []
 
+    # ---- as flux.eventlog.log_store.LogStore
+
+    def segments(self) -> list[tuple[int, int]]:
+        found = (_SEGMENT.fullmatch(name) for name in self._segments())
+        return [(int(match[1]), int(match[2])) for match in found if match is not None]
+
+    def _of_segment(self, segment: tuple[int, int]) -> Path:
+        return self.path / f"journal-{segment[0]:08}-{segment[1]:08}"
+
+    def read(self, segment: tuple[int, int], start: int = 0, end: int | None = None) -> bytes:
+        with self._of_segment(segment).open("rb") as file:
+            file.seek(start)
+            return file.read() if end is None else file.read(max(end - start, 0))
+
+    def secure(self, segment: tuple[int, int]) -> None:
+        """Make the whole segment of an earlier writer durable: rows that were read in it may be in memory of the system only."""
+        file = os.open(self._of_segment(segment), os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def publish(self, segment: tuple[int, int], size: int) -> None:
+        """Tell readers that the first ``size`` bytes of a segment are durable. Each generation has a file of its own, because a
+        writer that was taken over may come last. It is not flushed: after a crash of the machine it says too little."""
+        data = _PUBLISHED.pack(*segment, size, 0)
+        data = _PUBLISHED.pack(*segment, size, zlib.crc32(data))
+        os.pwrite(self._mark(self.generation, os.O_RDWR | os.O_CREAT), data, 0)
+
+    def published(self, segment: tuple[int, int]) -> int:
+        """Return the bytes of a segment that its writer has published; 0: none, or not known any more."""
+        try:
+            data = os.pread(self._mark(segment[0], os.O_RDONLY), _PUBLISHED.size, 0)
+        except FileNotFoundError:
+            return 0
+        if len(data) != _PUBLISHED.size:
+            return 0
+        *of, size, crc = _PUBLISHED.unpack(data)
+        whole = zlib.crc32(_PUBLISHED.pack(*of, size, 0)) == crc
+        return int(size) if whole and tuple(of) == segment else 0
+
+    def _mark(self, generation: int, flags: int) -> int:
+        if generation not in self._marks:
+            self._marks[generation] = _private(str(self.path / f"published-{generation:08}"), flags)
+        return self._marks[generation]
+
+    def drop(self, segments: Collection[tuple[int, int]]) -> None:
+        for segment in segments:
+            self._of_segment(segment).unlink(missing_ok=True)
+
     def close(self) -> None:
         self._close_segment()
+        while self._marks:
+            os.close(self._marks.popitem()[1])
         if self._itself is not None:
             os.close(self._itself)
             self._itself = None

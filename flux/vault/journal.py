@@ -8,14 +8,12 @@ The inputs are records. They are written in frames, a frame into a segment, and 
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
-import pyarrow as pa
 
 from flux.errors import SnapshotError
 from flux.replica.order_log import OrderClaim, OrderLog
@@ -30,17 +28,9 @@ from flux.state.standby import (
     StandbyStore,
 )
 from flux.state.state_copy import decode_state
+from flux.vault.framing import framed, frames_from, is_followed
 from flux.wire.messages import Mark, OrderEntry, PartitionOrder
 from partitioning.ids import PartitionKey, StreamId
-
-#: The mark by which frames are found again behind damage.
-_MAGIC = b"FlxJ"
-#: Magic, CRC-32 of all that follows, bytes of the body, and bytes of the unpacked body; 0: the body is not packed.
-_FRAME = struct.Struct("<4sIII")
-_CHECKED_FROM = 8
-#: Smaller frames are not worth packing.
-_PACKED_LEAST = 200
-_codec = pa.Codec("zstd", compression_level=1)
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="s"):
@@ -131,13 +121,7 @@ _decoder = msgspec.msgpack.Decoder(list[Record])
 
 def frame(records: Sequence[Record]) -> bytes:
     """Make the frame of records that become durable at once."""
-    raw = body = msgspec.msgpack.encode(records)
-    unpacked = 0
-    if len(raw) >= _PACKED_LEAST:
-        body, unpacked = _codec.compress(raw, asbytes=True), len(raw)
-    head = _FRAME.pack(_MAGIC, 0, len(body), unpacked)
-    crc = zlib.crc32(body, zlib.crc32(head[_CHECKED_FROM:]))
-    return _FRAME.pack(_MAGIC, crc, len(body), unpacked) + body
+    return framed(msgspec.msgpack.encode(records))
 
 
 def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
@@ -147,45 +131,20 @@ def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
     has its name. A damaged frame with a whole one anywhere behind it is damage to acked records: SnapshotError. So is a whole
     frame whose records this release does not know."""
     start = 0
-    while (found := _found(data, start)) is not None:
-        body, unpacked, end = found
-        raw = _codec.decompress(body, unpacked, asbytes=True) if unpacked else body
+    for found in frames_from(data, start):
         try:
-            decoded = _decoder.decode(raw)
+            decoded = _decoder.decode(found.content)
         except msgspec.ValidationError as error:
             raise SnapshotError(
                 f"{where} was written by another release of Flux: {error}. Start that release"
             ) from error
         yield decoded
-        start = end
-    if start == 0 or _is_followed(data, start):
+        start = found.end
+    if start == 0 or is_followed(data, start):
         raise SnapshotError(
             f"{where} is damaged at byte {start:,} of {len(data):,}, and that was whole once: output that was shown outside "
             "since then cannot be repeated from it. Restore the directory from a copy, or begin anew in an empty one"
         )
-
-
-def _found(data: memoryview, start: int) -> tuple[memoryview, int, int] | None:
-    """Return the body of the whole frame at ``start``, its unpacked size, and its end."""
-    if start + _FRAME.size > len(data):
-        return None
-    magic, crc, length, unpacked = _FRAME.unpack_from(data, start)
-    end = start + _FRAME.size + length
-    checked = data[start + _CHECKED_FROM : end]
-    if magic != _MAGIC or end > len(data) or zlib.crc32(checked) != crc:
-        return None
-    return data[start + _FRAME.size : end], unpacked, end
-
-
-def _is_followed(data: memoryview, start: int) -> bool:
-    """Return whether a whole frame begins anywhere behind ``start``."""
-    rest = bytes(data[start + 1 :])
-    at = rest.find(_MAGIC)
-    while at >= 0:
-        if _found(data, start + 1 + at) is not None:
-            return True
-        at = rest.find(_MAGIC, at + 1)
-    return False
 
 
 #: Checkpoints of up to this size are written into the journal: a file of its own needs a flush of its own.

@@ -31,7 +31,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from flux.errors import QueryFailed, SnapshotError, UsageError
-from flux.vault.directory_store import LocationGone
+from flux.vault.directory_store import LocationGone, TakenOver
 from flux.vault.names import ABOUT, NameHold
 
 _CLAIM, _PART = re.compile(r"(\d{8})-[0-9a-f]+"), re.compile(r"(\d{8})-(\d{8})-(\d{8})-(\d+)")
@@ -69,8 +69,11 @@ class Bucket:
 
     look_s = LOOK_S
 
-    def __init__(self, objects: ObjectStore, where: str, writes: bool = True, pool: Executor | None = None) -> None:
+    def __init__(
+        self, objects: ObjectStore, where: str, writes: bool = True, pool: Executor | None = None, keeps: bool = False
+    ) -> None:
         self.where = where
+        self._keeps = keeps
         self.generation = 0
         self._objects = objects
         self._pool = pool or ThreadPoolExecutor(AT_ONCE, "flux-objects")
@@ -107,10 +110,7 @@ class Bucket:
         """Raise QueryFailed if another program has claimed the place, or if the claim of this writer is not there any more."""
         claims = self._claims()
         if any(number > self.generation for number in claims.values()):
-            raise QueryFailed(
-                f"another query has been started on the checkpoint location {self.where}, and goes on where this one was: "
-                "this one ends"
-            )
+            raise TakenOver(self.where)
         if self._mine not in claims:
             raise LocationGone(self.where)
 
@@ -125,7 +125,7 @@ class Bucket:
             sizes = self._objects.sizes(_JOURNAL)
             parts = _newest(sizes)
             if parts is None:
-                if "begun" in self._objects.sizes(CLAIMS):
+                if self.had_segments():
                     raise SnapshotError(
                         f"{self.where} had a journal, and it is not there any more: output that was shown outside cannot be "
                         "repeated without it. Restore it from a copy, or begin anew at another prefix"
@@ -134,6 +134,10 @@ class Bucket:
             with suppress(FileNotFoundError):  # the writer has begun another segment meanwhile
                 read = self._pool.map(lambda name: self._objects.read(f"{_JOURNAL}/{name}"), self._whole(parts))
                 return memoryview(b"".join(read))
+
+    def had_segments(self) -> bool:
+        """Return whether any writer has begun a segment here, removed or not."""
+        return "begun" in self._objects.sizes(CLAIMS)
 
     def _whole(self, parts: dict[int, tuple[str, int, int]]) -> list[str]:
         """Return the names of the parts of one segment, in order, given the actual and the expected bytes of each. The last part
@@ -152,7 +156,7 @@ class Bucket:
         return names
 
     def begin(self, data: bytes) -> None:
-        earlier = list(self._objects.sizes(_JOURNAL))
+        earlier = [] if self._keeps else list(self._objects.sizes(_JOURNAL))
         self._segment, self._parts = self._segment + 1, 0
         self._write_part(data)
         self.check()  # if another process has claimed the place, it reads the earlier segments: they must stay
@@ -168,10 +172,13 @@ class Bucket:
     def append(self, data: bytes) -> None:
         self._pending += data
 
-    def flush(self) -> None:
+    def sync(self) -> None:
         if self._pending:
             self._write_part(self._pending)
             self._pending = bytearray()
+
+    def flush(self) -> None:
+        self.sync()
         self.check()
 
     def _write_part(self, data: bytes | bytearray) -> None:
@@ -182,6 +189,44 @@ class Bucket:
     @property
     def crowded(self) -> bool:
         return self._parts >= PARTS_MAX
+
+    # ---- as flux.eventlog.log_store.LogStore
+
+    def segments(self) -> list[tuple[int, int]]:
+        found = _by_segment(self._objects.sizes(_JOURNAL))
+        return sorted(key for key, parts in found.items() if 0 in parts and parts[0][1] == parts[0][2])
+
+    def read(self, segment: tuple[int, int], start: int = 0, end: int | None = None) -> bytes:
+        """Return bytes of a segment: the parts that have them, joined and cut."""
+        parts = _by_segment(self._objects.sizes(_JOURNAL)).get(segment)
+        if parts is None:
+            raise FileNotFoundError(f"{self.where}: segment {segment} of its log is not there")
+        wanted: list[str] = []
+        at = first = 0
+        for name in self._whole(parts):
+            size = int(name.rpartition("-")[2])
+            if at + size > start and (end is None or at < end):
+                first = first if wanted else at
+                wanted.append(name)
+            at += size
+        data = b"".join(self._pool.map(lambda name: self._objects.read(f"{_JOURNAL}/{name}"), wanted))
+        return data[max(start - first, 0) : None if end is None else max(end - first, 0)]
+
+    def secure(self, segment: tuple[int, int]) -> None:
+        """Do nothing: an object that can be seen is durable."""
+
+    def publish(self, segment: tuple[int, int], size: int) -> None:
+        """Do nothing: a reader sees whole parts, and looks at the claims behind that."""
+
+    def published(self, segment: tuple[int, int]) -> int:
+        """Return the bytes of a segment that its writer has shown before any other claimed the place; 0: another one has."""
+        parts = _by_segment(self._objects.sizes(_JOURNAL)).get(segment, {})
+        size = sum(int(name.rpartition("-")[2]) for name in self._whole(parts)) if parts else 0
+        return 0 if any(number > segment[0] for number in self._claims().values()) else size
+
+    def drop(self, segments: Collection[tuple[int, int]]) -> None:
+        found = _by_segment(self._objects.sizes(_JOURNAL))
+        self._remove([f"{_JOURNAL}/{part[0]}" for key in segments for part in found.get(key, {}).values()])
 
     # ---- checkpoints
 
@@ -221,16 +266,22 @@ class Bucket:
 
 def _newest(sizes: dict[str, int]) -> dict[int, tuple[str, int, int]] | None:
     """Return the parts of the newest segment that has begun: by number the name, the actual bytes and the expected bytes."""
-    segments: dict[tuple[int, int], dict[int, tuple[str, int, int]]] = {}
-    for name, nbytes in sizes.items():
-        if (found := _PART.fullmatch(name)) is not None:
-            generation, segment, part, should = map(int, found.groups())
-            segments.setdefault((generation, segment), {})[part] = name, nbytes, should
+    segments = _by_segment(sizes)
     for key in sorted(segments, reverse=True):
         parts = segments[key]
         if 0 in parts and parts[0][1] == parts[0][2]:
             return parts
     return None
+
+
+def _by_segment(sizes: dict[str, int]) -> dict[tuple[int, int], dict[int, tuple[str, int, int]]]:
+    """Return the parts of each segment: by number the name, the actual bytes and the expected bytes."""
+    segments: dict[tuple[int, int], dict[int, tuple[str, int, int]]] = {}
+    for name, nbytes in sizes.items():
+        if (found := _PART.fullmatch(name)) is not None:
+            generation, segment, part, should = map(int, found.groups())
+            segments.setdefault((generation, segment), {})[part] = name, nbytes, should
+    return segments
 
 
 def _outside_of_memory(data: memoryview) -> memoryview:
