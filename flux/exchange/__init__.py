@@ -6,9 +6,9 @@ consumer_progress  The progress of a producer towards one worker: entries sent, 
 consumer_map       The consumers of the streams into one stage, by the newest table
 slices             Runs: small batches that travel in one message, and rows that carry their number
 bounds             Statements about the watermark of one stream, to the workers that consume it
+feed               One way over which a worker reads a stream: a connection, under one handshake
 inbound            The receiving end of one stream at one worker, as a state machine without I/O
 marks              Marks: points at which a consumer keeps the checksum of a stream, to check a second reading
-checksum           Running checksum of a stream, to tell whether a retried task reads the same rows again
 replay_check       Evidence of earlier lives of a stream, shown by consumers
 retention          The settled point of a stream of numbered rows: no row before it is needed any more
 timed_rows         Rows of one source partition by their event time: on time or late

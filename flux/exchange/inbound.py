@@ -14,13 +14,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
+from flux.exchange.feed import BROKEN, IN_ORDER, Counters, Feed
 from flux.exchange.log import WORDS, End, Word
 from flux.exchange.marks import Marks
 from flux.exchange.slices import RowNumbers, SliceRun, unpack, without_numbers
@@ -187,37 +187,6 @@ class Spoilt(NamedTuple):
     times: int
 
 
-@dataclass
-class Counters:
-    """Counts of refused messages and slices.
-
-    ``duplicate``: slices taken before; ``stale``: of another handshake, life or epoch; ``refused``: from connections that have
-    not proved the secret, or that no process of this query would send; ``switched``: streams that went on from another replica
-    of their producer."""
-
-    duplicate: int = 0
-    stale: int = 0
-    gap: int = 0
-    misrouted: int = 0
-    refused: int = 0
-    malformed: int = 0
-    switched: int = 0
-
-
-class InboundPhase(Enum):
-    """A phase of the reading of a stream. ``greet`` leads to IN_ORDER from any, ``leave`` to UNREAD."""
-
-    #: It is read from no producer, until one says Hello.
-    UNREAD = "unread"
-    #: Messages are taken, each with the next number under the nonce.
-    IN_ORDER = "in order"
-    #: A message under the nonce was lost or spoilt: none is taken before the next handshake.
-    BROKEN = "broken"
-
-
-UNREAD, IN_ORDER, BROKEN = InboundPhase
-
-
 class Inbound:
     """The receiving end of one stream. ``received[p]`` is the next sequence that partition p needs, of the joined partitions."""
 
@@ -230,24 +199,16 @@ class Inbound:
         #: Bytes that may be under way and waiting here.
         self.credit = credit
         self.received = PartitionProgress()
-        #: The life of the producer that is read, and the connection to it; -1 and None: there is none.
+        #: The life of the producer that is read; -1: there is none.
         self.incarnation = -1
-        self.connection: Hashable = None
-        #: The epoch of the table that the producer went by when it said Hello.
-        self.epoch = -1
-        #: The worker whose replica of the producer is read; -1: the producer is not of a stage, or none is read yet.
-        self.read_from = -1
+        #: The way over which it is read.
+        self.feed = Feed()
         #: By worker: the connection on which its replica of the producer said Hello, and the epoch that it went by then.
         self.offers: dict[int, Hashable] = {}
         self.offered: dict[int, int] = {}
-        #: That of the last Resume, and the number of the message under it that comes next.
-        self.nonce = -1
-        self.number = 0
-        self.phase = UNREAD
         #: Messages taken, under any nonce.
         self.taken = 0
-        #: Payload received under this nonce, and payload that waits here, also of earlier nonces.
-        self.received_bytes = 0
+        #: Payload that waits here, also of earlier nonces.
         self.held_bytes = 0
         self.marks = Marks()
         #: The marks as the producer's earlier lives had left them.
@@ -275,12 +236,10 @@ class Inbound:
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
         assert self.held_bytes >= 0, "bytes were given back twice"
-        # held_bytes may exceed received_bytes, which begin anew with each handshake: slices of the handshake before may still
-        # wait.
+        # held_bytes may exceed the received bytes of the feed, which begin anew with each handshake: slices of the handshake
+        # before may still wait.
         assert self.unacked_bytes >= 0, "acked what has not come"
-        read = self.phase is not UNREAD
-        assert read == (self.connection is not None), f"{self.phase.value} on connection {self.connection}"
-        assert read == (self.nonce >= 0), f"{self.phase.value} under nonce {self.nonce}"
+        self.feed.validate()
         for partition, waiting in self.waiting.items():
             if waiting:
                 assert waiting[0] <= waiting[-1] < self.received[partition], f"partition {partition} out of order"
@@ -297,13 +256,7 @@ class Inbound:
             # Kept and shown with every Resume to this life, because the first Resume may be lost.
             self.shown = self.marks.shown()
         self.incarnation = incarnation
-        self.connection = connection
-        self.epoch = epoch
-        self.read_from = read_from
-        self.nonce = nonce
-        self.number = 0
-        self.phase = IN_ORDER
-        self.received_bytes = 0
+        self.feed = Feed(connection, nonce, epoch, read_from, IN_ORDER)
         self.said = self.said._replace(idle=False)  # another reader has to say so again
 
     def resume(
@@ -321,15 +274,14 @@ class Inbound:
         if ordered_end > max((mark.sequence for mark in shown), default=-1):
             shown = [*shown, end_mark(ordered_end)]
         return Resume(
-            *self.stream, self.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
+            *self.stream, self.feed.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
             ack.through, ack.behind, ack.granted, shown, front, self.incarnation if self._marked else -1,
         )  # fmt: skip
 
     def leave(self) -> None:
         """Leave the connection, until a producer says Hello."""
-        self.phase = UNREAD
+        self.feed = Feed()
         self.said = self.said._replace(idle=False)  # silence is not idleness
-        self.connection, self.read_from, self.nonce, self.epoch = None, -1, -1, -1
 
     def lacks(self, end: int, hosted: Collection[int]) -> bool:
         """Tell whether a partition here has not received all elements below ``end``, although there is room for them: rows that
@@ -353,17 +305,18 @@ class Inbound:
     ) -> list[Delivery] | Reset:
         """Take a message. Return slices to queue, with their partitions; or a Reset after a gap; or nothing for an old message.
         ``secondary`` are hosted partitions that follow a primary elsewhere."""
-        if message.nonce != self.nonce or self.phase is not IN_ORDER:
+        feed = self.feed
+        if message.nonce != feed.nonce or feed.phase is not IN_ORDER:
             counters.stale += 1
             return []
-        if message.number != self.number or (hosted and message.first > self.received.least):
+        if message.number != feed.number or (hosted and message.first > self.received.least):
             counters.gap += 1
-            self.phase = BROKEN  # later messages with this nonce cannot be in order either
-            return Reset(*self.stream, f"message {message.number} came where {self.number} was expected")
-        self.number += 1
+            feed.phase = BROKEN  # later messages with this nonce cannot be in order either
+            return Reset(*self.stream, f"message {message.number} came where {feed.number} was expected")
+        feed.number += 1
         self.taken += 1
         nbytes = message.nbytes
-        self.received_bytes += nbytes
+        feed.received_bytes += nbytes
         packet = Packet(self, nbytes, 0)
         slices = self._slices(message, batches, hosted, secondary, packet, counters)
         if hosted:
@@ -427,7 +380,8 @@ class Inbound:
 
     def hear(self, message: Bound, hosted: Collection[int], counters: Counters) -> bool:
         """Take a statement about the stream's watermark, and tell whether it says anything new."""
-        if message.nonce != self.nonce or self.phase is not IN_ORDER or message.number != self.number:
+        feed = self.feed
+        if message.nonce != feed.nonce or feed.phase is not IN_ORDER or message.number != feed.number:
             counters.stale += 1  # it is for a worker that has other messages; it is repeated
             return False
         if hosted and message.first > self.received.least:
@@ -555,7 +509,7 @@ class Inbound:
     def spoilt(self, sequence: int) -> int:
         """Note that a batch cannot be decoded, so that later messages with this nonce cannot be in order either. Return the
         number of times in a row."""
-        self.phase = BROKEN
+        self.feed.phase = BROKEN
         self._spoilt = Spoilt(sequence, self._spoilt.times + 1 if self._spoilt.sequence == sequence else 1)
         return self._spoilt.times
 
@@ -631,7 +585,7 @@ class Inbound:
 
         Its marks are shown even to a life that has greeted already, because all marks of this worker may lie beyond the
         replica's position."""
-        if self.connection is None and marks and marks[-1].sequence > self.marks.newest.sequence:
+        if self.feed.connection is None and marks and marks[-1].sequence > self.marks.newest.sequence:
             self.incarnation = incarnation
         self.marks.merge(marks)
         shown = {mark.sequence: mark for mark in (*self.shown, *marks)}
@@ -653,5 +607,5 @@ class Inbound:
         self.ack_due = False
         self.unacked_bytes = 0
         held = 0 if self.urgent else self.held_bytes
-        granted = self.received_bytes + max(self.credit - held, 0)
-        return Ack(*self.stream, self.nonce, epoch, through, behind, granted)
+        granted = self.feed.received_bytes + max(self.credit - held, 0)
+        return Ack(*self.stream, self.feed.nonce, epoch, through, behind, granted)

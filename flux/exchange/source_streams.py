@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from flux.dataflow.plan import NUMBER, EdgePlan, EventTime
 from flux.dataflow.source import RowStart
 from flux.errors import QueryFailed, RefusedError, UsageError
-from flux.exchange.checksum import extend, extend_each
 from flux.exchange.log import LogRoom, Rows
 from flux.exchange.producer import Producer, state_watermark
 from flux.exchange.replay_check import START, Beginning
@@ -30,6 +29,7 @@ from flux.operators.schema import picked
 from flux.operators.user_code import text_of
 from flux.windows.lateness import BatchLateness, Judgement, Lateness
 from flux.windows.window import NEVER
+from flux.wire.checksum import extend, extend_each
 from flux.wire.messages import Mark
 from partitioning.clustering import Clustered, Clustering, pieces
 

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from flux.exchange.consumer_progress import MESSAGE_BYTES
-from flux.exchange.inbound import Counters, Delivery, Inbound, RowSlice, Slice
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Delivery, Inbound, RowSlice, Slice
 from flux.exchange.producer import ToWorker
 from flux.exchange.slices import RowNumbers, with_numbers
 from flux.replica.replica import Replica

@@ -145,7 +145,7 @@ class OwedRows:
     def went_over(self, inbound: Inbound, before: int, now: float) -> None:
         """Note that a stream is read from another worker than ``before``, from which nothing came."""
         if before >= 0:
-            self._gone_over[inbound.stream] = (before, inbound.read_from), now
+            self._gone_over[inbound.stream] = (before, inbound.feed.worker), now
 
     def greeted(self, stream: StreamId, worker: int) -> None:
         """Note that a worker has offered a stream. If it was left because nothing came, its link is up again."""
@@ -155,7 +155,7 @@ class OwedRows:
     def detours(self, streams: Streams) -> Iterator[tuple[tuple[int, int], float]]:
         """Yield the changes of streams that are still read from the worker that they went over to, and when they were made."""
         for stream, (way, since) in self._gone_over.items():
-            if streams[stream].read_from == way[1]:
+            if streams[stream].feed.worker == way[1]:
                 yield way, since
 
     def note(self, inbound: Inbound, worker: int, end: int) -> None:

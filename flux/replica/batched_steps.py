@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from flux.exchange.checksum import extend_apart
 from flux.operators.batches import conform
 from flux.operators.operator import Batches, Chained, JointOutput
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
+from flux.wire.checksum import extend_apart
 from partitioning.clustering import owned
 from partitioning.errors import FailedPartition
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from flux.exchange.inbound import Counters
+from flux.exchange.feed import Counters
 from flux.exchange.producer import ToWorker
 from flux.replica.kinds import Follower
 from flux.replica.order_log import NO_CLAIM, OrderClaim, Peer

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from flux.dataflow.plan import EdgePlan, StagePlan
 from flux.errors import SchemaError, UserCodeError
-from flux.exchange.checksum import extend
 from flux.exchange.log import LogRoom
 from flux.exchange.producer import Producer, state_watermark
 from flux.operators.batches import BATCH_BYTES, conform, given_batches, is_tiny, logical_bytes, split
@@ -28,6 +27,7 @@ from flux.replica.release import ReleasePolicy
 from flux.replica.step_queue import ReplicaStep
 from flux.settings import Settings
 from flux.windows.window import NEVER
+from flux.wire.checksum import extend
 from partitioning.clustering import Clustered, Clustering
 
 #: Rows of output after which a step lets others go first: four large batches, which take some ten milliseconds. A batch costs as

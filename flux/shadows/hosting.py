@@ -22,7 +22,8 @@ import pyarrow as pa
 from flux.dataflow.plan import FromStage, Plan, StagePlan
 from flux.dataflow.sink import TentativeEnd, TentativeNews, TentativeOutput, TentativeUndo
 from flux.errors import ProtocolError
-from flux.exchange.inbound import Counters, Inbound, RowSlice, WordSlice
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound, RowSlice, WordSlice
 from flux.exchange.producer import ToWorker
 from flux.operators import operator
 from flux.operators.tentative import tentative_kind

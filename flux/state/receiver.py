@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from flux.errors import ProtocolError
-from flux.exchange.inbound import Counters
+from flux.exchange.feed import Counters
 from flux.replica.kinds import Follower
 from flux.replica.replica import Replica
 from flux.state import standby as image

@@ -23,7 +23,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from flux.exchange.inbound import Counters, Inbound
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound
 from flux.exchange.producer import ToWorker
 from flux.replica.kinds import keeps_checkpoints
 from flux.replica.order_log import Peer

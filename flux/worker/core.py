@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from flux.dataflow.plan import FromStage, Plan
 from flux.errors import Fenced, ProtocolError, RefusedError
-from flux.exchange.inbound import Counters
+from flux.exchange.feed import Counters
 from flux.exchange.producer import ToWorker, unread_due
 from flux.reach.lending import Lender
 from flux.replica.batched_steps import apply_together

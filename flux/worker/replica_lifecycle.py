@@ -254,7 +254,7 @@ class ReplicaLifecycle:
         return self._subscriptions.of(replica)
 
     def note_copy(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
-        self._subscriptions.note_copy(replica, worker, incarnation, positions)
+        self._subscriptions.copies.note(replica, worker, incarnation, positions)
 
     def goes_on(self, key: PartitionKey) -> None:
         """Wake a replica that stood still and may take steps again, or that has orders to send."""

@@ -18,11 +18,13 @@ import pyarrow as pa
 
 from flux.dataflow.plan import FromDataFrame, FromSource, FromStage, Plan
 from flux.errors import QueryFailed
-from flux.exchange.inbound import IN_ORDER, Counters, Delivery, Inbound
+from flux.exchange.feed import IN_ORDER, Counters
+from flux.exchange.inbound import Delivery, Inbound
 from flux.reach.lending import Borrower
 from flux.reach.starvation import OwedRows, Starvation
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
+from flux.state.copies_sent import CopiesSent
 from flux.state.standby import Standby
 from flux.state.state_copy import StreamPosition
 from flux.wire.messages import (
@@ -45,7 +47,6 @@ from flux.wire.messages import (
 )
 from flux.worker.hosted_replicas import HostedReplicas
 from partitioning.ids import PartitionKey, StreamId
-from partitioning.table import Table
 
 
 @dataclass
@@ -115,10 +116,8 @@ class Subscriptions:
         self._early: list[tuple[Hashable, Hello]] = []
         #: Streams of stages that are read from no replica at present.
         self._left: set[StreamId] = set()
-        #: Streams with copies of state under way from here.
-        self._copied: set[StreamId] = set()
-        #: Copies of states under way from here, by stage: partition, worker and incarnation of the new replica.
-        self._copies: dict[int, set[tuple[int, int, int]]] = {}
+        #: Copies of states under way from here.
+        self.copies = CopiesSent(plan, hosted.worker, self.streams, self.of_stream, self._ack_soon)
         self._nonce = 0
         self._starvation = Starvation(plan.settings.resend_timeout)
         link_s = plan.settings.link_timeout
@@ -154,41 +153,9 @@ class Subscriptions:
     def on_table(self, changed: Sequence[Sequence[int]]) -> None:
         """Go on by the newest table, and answer the producers that knew it first. ``changed`` partitions of each stage."""
         self._choose_replicas_to_read(changed)
-        self._forget_copies()
+        assert self._hosted.table is not None
+        self.copies.forget(self._hosted.table)
         self._answer_early()
-
-    def note_copy(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
-        """Note a copy of the state of a primary here, for a new replica on a worker, with the next batch of each stream that the
-        replica will want: acks from here must not pass it. Streams that are not known yet have nothing in the copy: the new
-        replica will want all of them."""
-        name = replica.partition, worker, incarnation
-        self._copies.setdefault(replica.stage.id, set()).add(name)
-        for position in positions:
-            copies = self.of_stream(position.stream).copies
-            # If its state is copied again, the replica may still begin from the earlier copy.
-            copies[name] = min(copies.get(name, position.next), position.next)
-            self._copied.add(position.stream)
-
-    def _forget_copies(self) -> None:
-        """Forget copies for replicas that are live by now, or gone."""
-        table = self._hosted.table
-        assert table is not None
-        for stream in list(self._copied):
-            inbound, stage = self.streams[stream], self._plan.edges[stream.edge].consumer
-            for name in list(inbound.copies):
-                if not self._is_coming(table, stage, *name):
-                    del inbound.copies[name]
-                    self._ack_soon(inbound)
-            if not inbound.copies:
-                self._copied.discard(stream)
-        for stage, names in self._copies.items():
-            names &= {name for name in names if self._is_coming(table, stage, *name)}
-
-    def _is_coming(self, table: Table, stage: int, partition: int, worker: int, incarnation: int) -> bool:
-        """Tell whether a replica is still being added, with a state from here."""
-        row = table.stages[stage][partition]
-        coming = any(r.worker == worker and r.incarnation == incarnation and not r.live for r in row)
-        return coming and row[0].worker == self._hosted.worker
 
     def discard(self, replica: Replica) -> None:
         waiting, others = replica.waiting(), self._hosted.besides(replica)
@@ -257,13 +224,13 @@ class Subscriptions:
         """Return the stream that a producer's statement is about. None: the statement is of no use, because it is of another life
         or handshake, or because its producer does not know all replicas here."""
         inbound = self.streams.get(StreamId(message.edge, message.producer))
-        if inbound is None or inbound.connection != connection:
+        if inbound is None or inbound.feed.connection != connection:
             self._counters.stale += 1
             return None
         if isinstance(message, Settled):
             current, epoch = inbound.incarnation == message.incarnation, message.epoch
         else:
-            current, epoch = inbound.nonce == message.nonce, inbound.epoch
+            current, epoch = inbound.feed.nonce == message.nonce, inbound.feed.epoch
         if not current:
             self._counters.stale += 1
             return None
@@ -289,7 +256,7 @@ class Subscriptions:
         Only a worker that has everything the producer has sent can tell which rows are missing, and only a handshake that
         names all replicas here has asked for the rows of all."""
         inbound = self._stated(connection, message)
-        if inbound is None or inbound.phase is not IN_ORDER or inbound.number != message.number:
+        if inbound is None or inbound.feed.phase is not IN_ORDER or inbound.feed.number != message.number:
             return []  # a step that waits in vain asks again
         stage = self._plan.edges[message.edge].consumer
         mine = [replica for replica in self._hosted.replicas.values() if replica.stage.id == stage]
@@ -374,7 +341,7 @@ class Subscriptions:
         inbound.offers[hello.worker], inbound.offered[hello.worker] = connection, hello.epoch
         self.owed.greeted(inbound.stream, hello.worker)
         live = listed[hello.worker][1]
-        if live and inbound.read_from in (-1, hello.worker):
+        if live and inbound.feed.worker in (-1, hello.worker):
             self._subscribe(inbound, connection, 0, hello.epoch, hello.worker)
         else:
             ack = self._ack(inbound)
@@ -398,9 +365,9 @@ class Subscriptions:
                 continue
             listed = self._producers_of(stream)
             inbound.offers = {worker: c for worker, c in inbound.offers.items() if worker in listed}
-            if inbound.read_from in listed and listed[inbound.read_from][1]:
+            if inbound.feed.worker in listed and listed[inbound.feed.worker][1]:
                 continue
-            self._counters.switched += inbound.read_from >= 0
+            self._counters.switched += inbound.feed.worker >= 0
             self._leave(inbound)
             candidates = self._readable(inbound)
             if candidates:
@@ -443,8 +410,10 @@ class Subscriptions:
 
     def _ask_again(self, inbound: Inbound, since: int) -> None:
         """Read a stream also for a replica that has joined, and that reads since the table of this epoch."""
-        if inbound.connection is not None and inbound.epoch >= since:
-            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.read_from)
+        if inbound.feed.connection is not None and inbound.feed.epoch >= since:
+            self._subscribe(
+                inbound, inbound.feed.connection, inbound.incarnation, inbound.feed.epoch, inbound.feed.worker
+            )
         else:
             self._leave(inbound)  # the producer may not know of this replica yet; it will greet again when it does
 
@@ -481,7 +450,7 @@ class Subscriptions:
         """Read streams from another replica of their producer that has rows which do not come from the present one (design:
         owed-rows)."""
         for inbound, worker in self.owed.look(self.streams, self.hosted_by, now):
-            if worker != (before := inbound.read_from) and worker in self._readable(inbound):
+            if worker != (before := inbound.feed.worker) and worker in self._readable(inbound):
                 self._go_over(inbound, worker)
                 self.owed.went_over(inbound, before, now)
 
@@ -489,7 +458,7 @@ class Subscriptions:
         """Read streams from another replica of their producer that keep a window open, and of which nothing comes (design:
         owed-rows)."""
         for inbound in self.owed.held((each for each in holders if len(each.offers) > 1), now):
-            before = inbound.read_from
+            before = inbound.feed.worker
             self.read_from_next(inbound)
             self.owed.went_over(inbound, before, now)
 
@@ -504,26 +473,28 @@ class Subscriptions:
         producer whose rows may be gone: it answers that they do not come."""
         if self._plan.edges[inbound.stream.edge].from_stage:
             ring = sorted(self._readable(inbound))
-            others = [w for w in ring if w > inbound.read_from] + [w for w in ring if w < inbound.read_from]
+            others = [w for w in ring if w > inbound.feed.worker] + [w for w in ring if w < inbound.feed.worker]
             if others:
                 self._go_over(inbound, others[0])
             if others or not inbound.may_lose:
                 return
-        if inbound.connection is not None:
-            where = inbound.epoch, inbound.read_from
-            self._subscribe(inbound, inbound.connection, inbound.incarnation, *where, starved=True)
+        if inbound.feed.connection is not None:
+            where = inbound.feed.epoch, inbound.feed.worker
+            self._subscribe(inbound, inbound.feed.connection, inbound.incarnation, *where, starved=True)
 
     # ---- rows
 
     def knows(self, connection: Hashable, message: Data) -> bool:
         """Tell whether this stream is read from this connection, or lent on it; only then is a payload worth decoding."""
         inbound = self.streams.get(StreamId(message.edge, message.producer))
-        return inbound is not None and (inbound.connection == connection or self.borrower.knows(connection, message))
+        return inbound is not None and (
+            inbound.feed.connection == connection or self.borrower.knows(connection, message)
+        )
 
     def _greeted(self, connection: Hashable, stream: StreamId) -> Inbound | None:
         """Return a stream that is read on a connection. None: it is not, and its producer is to greet first."""
         inbound = self.streams.get(stream)
-        if inbound is not None and inbound.connection == connection:
+        if inbound is not None and inbound.feed.connection == connection:
             return inbound
         self._count_refused(stream)
         self.answer(connection, Reset(*stream, "say Hello first"))
@@ -553,7 +524,7 @@ class Subscriptions:
         self._counters.malformed += 1
         stream = StreamId(message.edge, message.producer)
         inbound = self.streams[stream]
-        if message.nonce != inbound.nonce or inbound.phase is not IN_ORDER:
+        if message.nonce != inbound.feed.nonce or inbound.feed.phase is not IN_ORDER:
             return
         if inbound.spoilt(message.first) >= UNDECODABLE_MAX:  # the first: a run may have grown meanwhile
             raise QueryFailed(
@@ -587,7 +558,7 @@ class Subscriptions:
                 continue
             ack = self._ack(inbound)
             # All replicas of the producer get it, so that each can truncate its log.
-            for connection in inbound.offers.values() or [inbound.connection]:
+            for connection in inbound.offers.values() or [inbound.feed.connection]:
                 if connection is not None:
                     due.setdefault(connection, []).append(ack)
         for connection, acks in due.items():
@@ -620,9 +591,7 @@ class Subscriptions:
             inbound.may_lose = self._plan.may_lose(edge, passed_over=True)
             inbound.own_numbers = self._plan.brings_numbers(edge.id)
             self.streams[stream] = inbound
-            for name in self._copies.get(edge.consumer, ()):
-                inbound.copies[name] = 0
-                self._copied.add(stream)
+            self.copies.begin(inbound)
             self.credit.admit(inbound, of_source=not edge.from_stage)
         return inbound
 

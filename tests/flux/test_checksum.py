@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flux.exchange.checksum import extend, extend_apart, extend_each
+from flux.wire.checksum import extend, extend_apart, extend_each
 
 VALUES = {
     "int64": pa.array([1, None, 3, 4, None, 6], pa.int64()),

@@ -76,7 +76,7 @@ def read_by_primary(query: ThreadQuery, links: CutLinks) -> tuple[int, int]:
     core = links.loops[links.ports[table.endpoints[reader]]].core
     assert core is not None
     (inbound,) = core.subscriptions.streams.values()
-    return inbound.read_from, reader
+    return inbound.feed.worker, reader
 
 
 def test_rows_come_another_way_while_a_link_is_cut_in_one_direction(links: CutLinks) -> None:

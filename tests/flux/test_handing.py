@@ -14,7 +14,7 @@ from kept import KEY, LARGE, Memory, checkpoint, held, opened, orders, standby
 from msgspec.structs import replace
 
 from flux.errors import ProtocolError
-from flux.exchange.inbound import Counters
+from flux.exchange.feed import Counters
 from flux.exchange.producer import ToWorker
 from flux.state import standby as image
 from flux.state.receiver import StateReceiver, sign

@@ -17,7 +17,8 @@ from test_transfers import Two
 
 import flux
 from flux.exchange.consumer_progress import ConsumerProgress
-from flux.exchange.inbound import Counters, Inbound
+from flux.exchange.feed import Counters, Feed
+from flux.exchange.inbound import Inbound
 from flux.exchange.log import NEVER, Log
 from flux.exchange.producer import Producer
 from flux.replica.deltas import DeltaTracker
@@ -205,8 +206,8 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     ),
     (inbound, lambda made: setattr(made, "held_bytes", -1), "given back twice"),
     (inbound, lambda made: setattr(made, "unacked_bytes", -9), "acked what has not come"),
-    (inbound, lambda made: setattr(made, "connection", None), "in order on connection None"),
-    (inbound, lambda made: setattr(made, "nonce", -1), "in order under nonce -1"),
+    (inbound, lambda made: setattr(made.feed, "connection", None), "in order on connection None"),
+    (inbound, lambda made: setattr(made.feed, "nonce", -1), "in order under nonce -1"),
     (inbound, lambda made: made.waiting[0].append(5), "out of order"),
     (inbound, lambda made: made.waiting[0].reverse(), "out of order"),
     (primary, lambda made: setattr(made, "applied", 5), "5 steps applied of 2"),
@@ -308,7 +309,7 @@ def test_slices_of_an_earlier_handshake_may_be_applied_under_the_next() -> None:
         if nonce == 1:
             (waits,) = taken
     made.applied(0, waits[1])
-    assert made.unacked_bytes == 300 > made.received_bytes
+    assert made.unacked_bytes == 300 > made.feed.received_bytes
     made.validate()
 
 
@@ -319,6 +320,7 @@ def test_every_assertion_is_broken_by_one_of_these() -> None:
         Producer,
         ConsumerProgress,
         Log,
+        Feed,
         Inbound,
         Replica,
         ReplicaOutput,

@@ -21,7 +21,8 @@ from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import StreamSource
 from flux.errors import NonDeterministicInputError, QueryFailed, RefusedError, UsageError
-from flux.exchange.inbound import Counters, Inbound, RowSlice
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound, RowSlice
 from flux.exchange.source_streams import MicroBatch
 from flux.expressions.tree import Column, FunctionCall, Literal
 from flux.settings import Settings

@@ -17,7 +17,8 @@ import flux
 from controller.report.progress import InputRows
 from flux.dataflow.plan import Plan
 from flux.errors import NonDeterministicInputError, UsageError, UserCodeError
-from flux.exchange.inbound import Counters, Inbound, RowSlice
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound, RowSlice
 from flux.exchange.producer import Producer
 from flux.exchange.slices import ROTATION_ROWS, RowNumbers
 from flux.exchange.source_streams import POSITION_BYTES, WAITING_MAX, SourceStreams, packed, unpacked

@@ -153,7 +153,7 @@ class Reader:
         return [connection for connection, message in self.answers(now) if isinstance(message, Resume)]
 
     def data(self, worker: int, sequence: int, now: float, nbytes: int = 100) -> None:
-        nonce = self.core.subscriptions.streams[STREAM].nonce
+        nonce = self.core.subscriptions.streams[STREAM].feed.nonce
         message = Data(*STREAM, nonce, self.number, sequence, sequence, [0], [1], [1], nbytes)
         self.number += 1
         self.core.on_data_plane(worker, message, [rows(sequence)], now)

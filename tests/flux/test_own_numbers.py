@@ -17,7 +17,8 @@ import flux
 from controller.report.progress import SourceCounts
 from flux.dataflow.source import RowStart
 from flux.errors import DataLost, NonDeterministicInputError
-from flux.exchange.inbound import Counters, Inbound, RowSlice
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound, RowSlice
 from flux.exchange.producer import Producer
 from flux.exchange.slices import ROTATION_ROWS
 from flux.exchange.source_streams import SourceStreams, packed
@@ -309,7 +310,7 @@ def test_a_consumer_hears_that_rows_of_an_earlier_life_do_not_come_once_the_log_
     again.give(0, 1)
     assert not again.passed, "rows 2 to 9 may be to come"
     again.give(12)
-    assert again.passed == [Passed(0, 0, 1, at.number, 10)]
+    assert again.passed == [Passed(0, 0, 1, at.feed.number, 10)]
     again.give(13)
     assert len(again.passed) == 1, "once for each handshake"
     again.producer.on_answer(10, at.resume(0, HOSTED, front=11), 0.0)
@@ -324,7 +325,7 @@ def test_a_consumer_hears_that_rows_of_an_earlier_life_do_not_come_at_the_end_of
     again.give(0, 1)
     again.streams.come_to_end()
     again.send()
-    assert again.passed == [Passed(0, 0, 1, at.number, 10)]
+    assert again.passed == [Passed(0, 0, 1, at.feed.number, 10)]
 
 
 def test_rows_that_come_after_an_end_of_the_log_are_waited_for() -> None:
@@ -554,8 +555,7 @@ def test_what_is_settled_is_told_until_the_consumer_says_so() -> None:
 
 
 def with_checkpoints() -> Producer:
-    """A producer in its second life, which begins with row 6. The checkpoints of both partitions, on worker 11, are those of the
-    beginning."""
+    """A producer in its second life, which begins with row 6. The checkpoints of both partitions, on worker 11, have no rows."""
     p = Producer(StreamId(4, 1), 1, 2, 1 << 20, resend_s=1.0, reads_again=True)
     kept = ReplicaAt(11, 0, True, STANDBY)
     p.on_table(Table(1, (((ReplicaAt(10, 0), kept),) * 2,), (), {10: "", 11: ""}), 0, 0.0)
@@ -646,7 +646,7 @@ def test_a_stream_that_a_copy_of_a_state_does_not_know_is_held_back_for_it_as_we
     """The new replica will want it from the start."""
     core = consumer()
     (replica,) = core.replicas.values()
-    core.subscriptions.note_copy(replica, 9, 8, [])
+    core.subscriptions.copies.note(replica, 9, 8, [])
     inbound_ = core.subscriptions.of_stream(StreamId(0, 0))
     inbound_.settle(KEPT)
     assert inbound_.ack(3, [0]).behind == [(0, -1)]

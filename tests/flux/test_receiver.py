@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flux.exchange.inbound import Counters, Inbound, Slice
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound, Slice
 from flux.exchange.log import End
 from flux.wire.messages import Data, ElementKind, Hello, Mark, Reset
 from partitioning.ids import StreamId
@@ -88,7 +89,7 @@ def test_a_message_that_says_what_it_skips_is_in_order() -> None:
 def test_data_of_another_handshake_changes_nothing() -> None:
     inbound, counters = greeted(), Counters()
     assert take(inbound, data(0, 0, {1: 1}, nonce=6), counters) == []
-    assert (counters.stale, inbound.received_bytes) == (1, 0)
+    assert (counters.stale, inbound.feed.received_bytes) == (1, 0)
 
 
 def test_rows_for_a_partition_that_is_not_here_are_dropped_and_counted() -> None:

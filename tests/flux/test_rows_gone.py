@@ -73,7 +73,7 @@ class Read:
         list(self.core.poll(0.0))
         self.core.on_data_plane("log", Hello(0, 0, 0, 0, 5), [], 0.0)
         self.number, self.from_ = 0, 0
-        self.nonce = self.core.subscriptions.streams[0, 0].nonce
+        self.nonce = self.core.subscriptions.streams[0, 0].feed.nonce
 
     @staticmethod
     def _follows(replica: Any, orders: Any) -> None:

@@ -15,7 +15,8 @@ from scripted import made, scripted, work
 from flux.errors import NonDeterministicInputError, ProtocolError
 from flux.exchange.consumer_map import Ranks
 from flux.exchange.consumer_progress import MESSAGE_BYTES
-from flux.exchange.inbound import Counters, Inbound, Packet, RowSlice, WordSlice
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound, Packet, RowSlice, WordSlice
 from flux.exchange.log import End
 from flux.exchange.producer import Producer
 from flux.exchange.slices import RUN_BYTES, RUN_CELLS, RUN_ROWS, SMALL_ROWS, SliceRun, pack, span, unpack

@@ -10,7 +10,7 @@ import pytest
 
 from flux.dataflow.plan import ById, FromStage
 from flux.errors import ProtocolError
-from flux.exchange.inbound import Counters
+from flux.exchange.feed import Counters
 from flux.shadows.hosting import LIVES_MAX, ShadowHosting, host_of
 from flux.wire.codec import decode_tentative
 from flux.wire.messages import Tentative, WantTentative

@@ -19,11 +19,11 @@ from one_worker import Kept, kept, planned, work, worker
 import flux
 from controller.planning.compiler import compile_plan
 from flux.errors import UserCodeError
-from flux.exchange.checksum import extend
 from flux.exchange.producer import Producer
 from flux.operators.operator import Chained, Context, JointOutput
 from flux.replica import batched_steps as together
 from flux.settings import Settings
+from flux.wire.checksum import extend
 from flux.wire.pulse import PARTITION
 from flux.worker.core import WorkerCore
 from partitioning.clustering import Clustered

@@ -140,7 +140,7 @@ def hears_statements_behind_lost_messages(patch: Patch) -> None:
     hear = Inbound.hear
 
     def broken(self: Inbound, message: Any, *given: Any) -> bool:
-        return hear(self, msgspec.structs.replace(message, number=self.number, first=0), *given)
+        return hear(self, msgspec.structs.replace(message, number=self.feed.number, first=0), *given)
 
     patch.setattr(Inbound, "hear", broken)
 

@@ -123,8 +123,10 @@ def resumes_who_does_not_know_the_new_replica(patch: Patch) -> None:
     """A producer that goes by a table without the new replica is asked to go on for it."""
 
     def broken(self: Subscriptions, inbound: Inbound, incarnation: int) -> None:
-        if inbound.connection is not None:
-            self._subscribe(inbound, inbound.connection, inbound.incarnation, inbound.epoch, inbound.read_from)
+        if inbound.feed.connection is not None:
+            self._subscribe(
+                inbound, inbound.feed.connection, inbound.incarnation, inbound.feed.epoch, inbound.feed.worker
+            )
 
     patch.setattr(Subscriptions, "_ask_again", broken)
 

@@ -122,8 +122,8 @@ class ReachWatch:
         if stood > self.link_s * TIMES * max(len(inbound.offers) - 1, 1):
             raise Violation(
                 GOES_ON,
-                f"stream {stream} at worker {core.worker}, which reads it from worker {inbound.read_from}: for {stood:.3f} s at "
-                f"{self.sim.world.now - 1000:.2f} s, though workers {others} have rows",
+                f"stream {stream} at worker {core.worker}, which reads it from worker {inbound.feed.worker}: for {stood:.3f} s "
+                f"at {self.sim.world.now - 1000:.2f} s, though workers {others} have rows",
             )
 
     def _others(self, core: WorkerCore, stream: StreamId, inbound: Inbound) -> Iterator[int]:
@@ -135,7 +135,7 @@ class ReachWatch:
         network = self.sim.network
         for worker in inbound.offers:
             if (
-                worker == inbound.read_from
+                worker == inbound.feed.worker
                 or network.cut_off(core.worker, worker)
                 or network.cut_off(worker, core.worker)
             ):

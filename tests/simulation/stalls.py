@@ -241,7 +241,7 @@ class StallWatch:
             other = core.replicas.get((replica.stage.id, partition))
             if waiting and other is not None:
                 got += self._batches_applied(other) + self._full(replica.stage.id, partition)
-        edge, read = self.sim.plan.edges[stream.edge], self._hosts.get(inbound.read_from)
+        edge, read = self.sim.plan.edges[stream.edge], self._hosts.get(inbound.feed.worker)
         if isinstance(edge, FromStage) and read is not None and (edge.stage, stream.producer) in read.replicas:
             got += read.replicas[edge.stage, stream.producer].applied + self._full(edge.stage, stream.producer)
         return got

@@ -15,7 +15,8 @@ import pytest
 import flux
 from flux.errors import RefusedError
 from flux.exchange.bounds import WatermarkPace
-from flux.exchange.inbound import Counters, Inbound, Packet, RowSlice
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound, Packet, RowSlice
 from flux.exchange.log import Rows
 from flux.exchange.producer import Producer
 from flux.replica.output import EdgeOutput

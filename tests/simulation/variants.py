@@ -192,7 +192,7 @@ def overlooks_gaps(patch: Patch) -> None:
     take = Inbound.take
 
     def broken(self: Inbound, message: Any, *given: Any) -> Any:
-        return take(self, msgspec.structs.replace(message, number=self.number, first=0), *given)
+        return take(self, msgspec.structs.replace(message, number=self.feed.number, first=0), *given)
 
     patch.setattr(Inbound, "take", broken)
 
@@ -218,7 +218,7 @@ def resumes_one_too_far(patch: Patch) -> None:
 
     def broken(self: Inbound, *given: Any) -> Any:
         message = resume(self, *given)
-        if self.connection == LOCAL:
+        if self.feed.connection == LOCAL:
             return message  # a worker that talks to itself would not come to an end
         return msgspec.structs.replace(message, next=[(partition, needed + 1) for partition, needed in message.next])
 
@@ -348,9 +348,9 @@ def resumes_without_a_nonce(patch: Patch) -> None:
     take = Inbound.take
 
     def broken(self: Inbound, message: Any, *given: Any) -> Any:
-        if message.nonce == self.nonce:
+        if message.nonce == self.feed.nonce:
             return take(self, message, *given)
-        return take(self, msgspec.structs.replace(message, nonce=self.nonce, number=self.number), *given)
+        return take(self, msgspec.structs.replace(message, nonce=self.feed.nonce, number=self.feed.number), *given)
 
     patch.setattr(Inbound, "take", broken)
 

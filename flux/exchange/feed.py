@@ -1,0 +1,70 @@
+"""One way over which a worker reads a stream: a connection to one replica of its producer, under one handshake (design:
+handshake).
+
+Law: the messages of a feed are numbered, and none is taken behind a gap before the next handshake.
+
+Left to others: the rows and the progress of the stream (``flux.exchange.inbound``), the choice of the replica
+(``flux.worker.subscriptions``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FeedPhase(Enum):
+    """A phase of a feed. A handshake leads to IN_ORDER from any."""
+
+    #: Nothing is read, until a producer says Hello.
+    UNREAD = "unread"
+    #: Messages are taken, each with the next number under the nonce.
+    IN_ORDER = "in order"
+    #: A message under the nonce was lost or spoilt: none is taken before the next handshake.
+    BROKEN = "broken"
+
+
+UNREAD, IN_ORDER, BROKEN = FeedPhase
+
+
+@dataclass(slots=True)
+class Feed:
+    """One feed of a stream. One without a connection brings nothing."""
+
+    #: The connection to the producer; None: there is none.
+    connection: Hashable = None
+    #: That of the last Resume; -1: there was none.
+    nonce: int = -1
+    #: The epoch of the table that the producer went by when it said Hello.
+    epoch: int = -1
+    #: The worker whose replica of the producer is read; -1: the producer is not of a stage, or none is read.
+    worker: int = -1
+    phase: FeedPhase = UNREAD
+    #: The number of the next message under the nonce.
+    number: int = 0
+    #: Payload received under the nonce.
+    received_bytes: int = 0
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two events. AssertionError names the broken one."""
+        read = self.phase is not UNREAD
+        assert read == (self.connection is not None), f"{self.phase.value} on connection {self.connection}"
+        assert read == (self.nonce >= 0), f"{self.phase.value} under nonce {self.nonce}"
+
+
+@dataclass
+class Counters:
+    """Counts of refused messages and slices.
+
+    ``duplicate``: slices taken before; ``stale``: of another handshake, life or epoch; ``refused``: from connections that have
+    not proved the secret, or that no process of this query would send; ``switched``: streams that went on from another replica
+    of their producer."""
+
+    duplicate: int = 0
+    stale: int = 0
+    gap: int = 0
+    misrouted: int = 0
+    refused: int = 0
+    malformed: int = 0
+    switched: int = 0
