@@ -13,8 +13,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.controller import Controller, Tell
-from controller.decide.query_phases import QueryPhase
 from controller.operate.request_handler import About
 from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service
@@ -305,7 +305,8 @@ class Server:
 
     def _end_is_told(self) -> bool:
         """Tell whether workers have reported the ends of all partitions, and so their last counts."""
-        read = not self._counts_from_the_first_row or self.core.inputs.have_ended(self._plan.sources)
+        read = not self._counts_from_the_first_row or self.core.inputs.have_ended(self.core.plan.sources)
+        self._report.follow(self.core.wished)
         return read and self._report.ends_are_told(self.core.members)
 
     def _announce(self) -> None:
@@ -344,11 +345,13 @@ class Server:
             core.board.note(text, time.monotonic(), kind="tentative", seconds=seconds)
         for text, seconds in self._report.links_up(time.time()):
             core.board.note(text, time.monotonic(), kind="link", seconds=seconds)
+        of_source = {source.id: entry for source, entry in zip(core.plan.sources, report["sources"], strict=True)}
         for source, names in self._not_read.items():
-            report["sources"][source]["notRead"] = list(names)
+            if source in of_source:
+                of_source[source]["notRead"] = list(names)
         for source, files in self._unread_files.items():
-            if shown := unread_files(files):
-                report["sources"][source]["unreadFiles"] = shown
+            if source in of_source and (shown := unread_files(files)):
+                of_source[source]["unreadFiles"] = shown
         self.progress.append(QueryProgress(report | core.report()))
         self._service.observe()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from controller.balance.load import LoadTable, WorkerLoad
 from controller.replicas.membership import Member, Membership
 from controller.replicas.replica_safety import Life
-from controller.replicas.table_index import TableIndex, sizes_of
+from controller.replicas.table_index import NOBODY, TableIndex, sizes_of
 from flux.dataflow.plan import Plan
 from partitioning.ids import PartitionKey
 
@@ -56,6 +56,15 @@ class Report:
             np.divide(self.counts[which] - older.counts[which][at], seconds, out=rates[which], where=both)
         return rates
 
+    def at_rows(self, rows: np.ndarray) -> Report:
+        """Return the report by the rows of another version of the plan, given for each row of this one; -1: it is gone."""
+        now = rows[self.rows]
+        kept = now != NOBODY
+        rates = self.rates[:, kept] if self.rates.size else self.rates
+        return replace(
+            self, rows=now[kept], incarnations=self.incarnations[kept], counts=self.counts[:, kept], rates=rates
+        )
+
 
 @dataclass(frozen=True)
 class ReportPlaces:
@@ -83,6 +92,24 @@ class LoadBook:
         self._found: dict[int, ReportPlaces] = {}
         #: The highest rates of each partition when they were last known.
         self._last = np.zeros((3, int(self._starts[-1])))
+
+    def follow(self, plan: Plan) -> None:
+        """Go by another version of the plan. Reports and rates of stages that stay are kept."""
+        before, self.plan = sizes_of(self.plan), plan
+        after = sizes_of(plan)
+        starts = np.cumsum([0, *after])
+        # By row of the plan before: the row now; -1: its stage is gone.
+        stages = np.repeat(np.arange(len(before)), before)
+        rows = np.arange(len(stages)) - self._starts[stages] + starts[stages]
+        rows[after[stages] == 0] = NOBODY
+        kept = rows != NOBODY
+        last = np.zeros((3, int(starts[-1])))
+        last[:, rows[kept]] = self._last[:, kept]
+        self._starts, self._last = starts, last
+        for reports in (self._newest, self._older):
+            for worker, report in reports.items():
+                reports[worker] = report.at_rows(rows)
+        self._found.clear()
 
     def take(self, worker: int, stats: Mapping[str, Any]) -> None:
         """Take the load report out of a heartbeat, if it has one."""

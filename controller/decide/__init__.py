@@ -2,7 +2,6 @@
 
 controller     The controller's decisions as a state machine without I/O
 board          The board, which all parts of the controller read and write
-query_phases   The phases of a query: the next phase for each event, and its message
 registration   Processes that register, and are admitted, turned away or left waiting
 losses         Workers that are given up, take-overs, and the end of a query without replicas
 sweep          The sweep of a running query: repairs before moves, step by step

@@ -14,6 +14,7 @@ from controller.balance.rounds import Rounds
 from controller.decide.board import Board
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.moves import MoveQueue
+from flux.dataflow.plan import Plan
 
 
 class Balancer:
@@ -31,6 +32,10 @@ class Balancer:
     def take(self, worker: int, stats: Mapping[str, Any]) -> None:
         """Take a worker's report."""
         self._book.take(worker, stats)
+
+    def follow(self, plan: Plan) -> None:
+        """Go by another version of the plan."""
+        self._book.follow(plan)
 
     def forget(self, worker: int) -> None:
         """Forget the reports of a worker that takes part no more."""

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from controller.decide.query_phases import QueryEvent, QueryPhase, after
+from controller.course.query_phases import QueryEvent, QueryPhase, after
 from controller.replicas.additions import Moment
 from controller.replicas.membership import Member, Membership
 from controller.replicas.placement import Placement
@@ -68,6 +68,17 @@ class Board:
         self._placement: Placement | None = None
         self._placed_for: list[Member] = []  # the members for which that placement is
         self._late: list[Member] = []  # members that had not confirmed some table; others may have joined since
+
+    # ---- the plan
+
+    def follow(self, plan: Plan) -> None:
+        """Go by another version of the plan from now on, before the table that needs it."""
+        self.plan = plan
+        self._columns = TableIndex(plan, self._columns.version + 1)
+        self.wishes.follow(plan)
+        for known in (self.complete, self.watermarks):
+            for edge in [edge for edge in known if edge not in plan.edges]:
+                del known[edge]
 
     # ---- the table
 

@@ -15,13 +15,13 @@ from typing import Any
 from controller.alignment import Alignment, StateStop
 from controller.balance.load import Loads, LoadTable, Move, Suggestion
 from controller.balance.rounds import Rounds
+from controller.course.query_phases import QueryEvent, QueryPhase
 from controller.decide.balancer import Balancer
 from controller.decide.board import Board, Tell
 from controller.decide.departures import Departures
 from controller.decide.driver_events import DriverEvents
 from controller.decide.losses import Losses, without_copies
 from controller.decide.protection import Protection
-from controller.decide.query_phases import QueryEvent, QueryPhase
 from controller.decide.registration import Registration
 from controller.decide.request_book import Asked
 from controller.decide.slots import Drain, Slots
@@ -71,14 +71,13 @@ class Controller:
     reports them to this part itself; ``people``: requests. No part knows this class."""
 
     def __init__(self, plan: Plan, slots: int, now: float) -> None:
-        self.plan = plan
         self.refused = 0
         self.inputs = InputRows()
         self.alignment, self.state_stop = Alignment(plan.settings.watermark_drift > 0), StateStop()
         self.board = board = Board(plan)
         self.places = places = Slots(slots)
         self.repairs = repairs = AdditionTracker(plan, board.events, board.wishes)
-        self.moving = moving = MoveQueue(plan, repairs)
+        self.moving = moving = MoveQueue(repairs)
         self.balancer = balancer = Balancer(board, repairs, moving)
         self.departures = departures = Departures(board, places, repairs, moving, balancer)
         self.protecting = protecting = Protection(board, repairs, moving)
@@ -92,9 +91,13 @@ class Controller:
         #: Partitions of the last stages whose end has not been reported.
         self.unfinished = {PartitionKey(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}
         self._deadline = now + plan.settings.workers_timeout
-        self._keep = any(stage.collects for stage in plan.stages)
 
     # ---- state for readers
+
+    @property
+    def plan(self) -> Plan:
+        """The newest version of the plan that a table goes by."""
+        return self.board.plan
 
     @property
     def phase(self) -> QueryPhase:
@@ -107,10 +110,6 @@ class Controller:
     @property
     def table(self) -> Table | None:
         return self.board.table
-
-    @property
-    def complete(self) -> dict[int, list[int]]:
-        return self.board.complete
 
     @property
     def members(self) -> Membership:
@@ -271,7 +270,7 @@ class Controller:
         self.unfinished.discard(key)
         if not self.unfinished and self.phase == QueryPhase.RUNNING:
             self.board.on(QueryEvent.ALL_OUT)
-            if self._keep:
+            if any(stage.collects for stage in self.plan.stages):
                 self.sweeper.wind_down("the query is through; output that is fetched stays where it is", now)
             else:
                 self.board.end(None)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.balancer import Balancer
 from controller.decide.board import Board
-from controller.decide.query_phases import QueryPhase
 from controller.decide.slots import Drain, Slots, held_by, reads
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Member

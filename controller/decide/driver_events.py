@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.board import Board, Tell
 from controller.decide.departures import Departures
-from controller.decide.query_phases import QueryPhase
 from controller.decide.slots import Slots
 from controller.text import named
 from flux.errors import QueryFailed

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.balancer import Balancer
 from controller.decide.board import Board
 from controller.decide.departures import Departures
-from controller.decide.query_phases import QueryPhase
 from controller.decide.sweep import Sweep
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Member, goes_on
@@ -72,7 +72,6 @@ class Losses:
         sweeper: Sweep,
     ) -> None:
         self._board = board
-        self._plan = board.plan
         self._repairs = repairs
         self._moving = moving
         self._balancer = balancer
@@ -81,6 +80,10 @@ class Losses:
         self._looked_at: float | None = None  # time of the last look for silence
         self._incomplete_since: dict[PartitionKey, float] = {}
         self._complete: set[tuple[PartitionKey, int]] = set()  # partitions, and workers that have all of their output
+
+    @property
+    def _plan(self) -> Plan:
+        return self._board.plan
 
     # ---- signs of life
 

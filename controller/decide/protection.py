@@ -14,7 +14,7 @@ from controller.replicas.kinds import NEEDS_UNKNOWN, missing, surplus
 from controller.replicas.moves import MoveQueue
 from controller.replicas.protection_wishes import Change, in_words, places_needed, wished
 from controller.replicas.table_changes import NextTable, dropped
-from controller.text import count
+from controller.text import count, listed
 from flux.arguments import MARKS, RECOVERIES, REPLICAS_MAX
 from flux.dataflow.plan import StagePlan
 from flux.errors import UsageError
@@ -44,8 +44,9 @@ class Protection:
         board = self._board
         table = board.require_running("change how a stage is protected")
         known = board.wishes.plan.stages
-        if not 0 <= stage < len(known):
-            raise UsageError(f"cannot protect: there is no stage {stage}; there are 0 to {len(known) - 1}")
+        if stage not in known:
+            ids = listed([each.id for each in known])
+            raise UsageError(f"cannot protect: there is no stage {stage}; there are {ids}")
         before = known[stage]
         problem = _mistake(before, replicas, recovery)
         if problem is None and not board.plan.settings.ordered:

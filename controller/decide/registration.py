@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.balancer import Balancer
 from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.losses import Losses
-from controller.decide.query_phases import QueryPhase
 from controller.decide.slots import Slots
 from controller.decide.sweep import Sweep
 from controller.replicas.membership import Member, goes_on

@@ -14,9 +14,9 @@ from enum import StrEnum
 
 from controller.balance.load import Move
 from controller.balance.rounds import Rounds
+from controller.course.query_phases import QueryPhase
 from controller.decide.board import Board
 from controller.decide.departures import Departures
-from controller.decide.query_phases import QueryPhase
 from controller.decide.slots import held_by
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.moves import MoveJob, MovePhase, replicas_by_worker

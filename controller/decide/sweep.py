@@ -7,10 +7,10 @@ look at each (design: batch).
 
 from __future__ import annotations
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.protection import Protection
-from controller.decide.query_phases import QueryPhase
 from controller.replicas.addition_limits import LISTED_EVERY_S
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.additions import Addition, AdditionEvent, Moment, Phase

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.board import Board
-from controller.decide.query_phases import QueryPhase
 from controller.text import count, named
 from flux.dataflow.plan import DataFrameSourcePlan, FromMicroBatches, FromStage, Plan
 from partitioning.ids import SourcePartition
@@ -40,12 +40,12 @@ class AllAvailable:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._levels = _levels(plan)
         self._owners: Any = None
         self._ask()
 
     def _ask(self) -> None:
-        """Begin anew: the readers of sources have changed, and the new ones read some rows again."""
+        """Begin anew: the readers of sources have changed, and the new ones read some rows again, or the plan has changed."""
+        self._levels = _levels(self._plan)
         self._newest: dict[int, Any] = {}  # worker -> its newest report
         self._reports: dict[int, int] = {}
         self._before: dict[ReadBy, int] = {}  # pauses before the question
@@ -60,8 +60,8 @@ class AllAvailable:
             return "workers have not joined yet"
         if board.phase != QueryPhase.RUNNING or board.table is None:
             return ""
-        if board.table.sources != self._owners:
-            self._owners = board.table.sources
+        if board.table.sources != self._owners or board.plan is not self._plan:
+            self._owners, self._plan = board.table.sources, board.plan
             self._ask()
         reports = {node: member.stats for node, member in board.members.workers.items()}
         return self._sources(board, reports) or self._logs(reports)
@@ -96,6 +96,8 @@ class AllAvailable:
     def _heard(self, node: int, stats: dict[str, Any]) -> None:
         for source, partition, pauses, ended in stats.get("pauses", ()):
             key = SourcePartition(source, partition)
+            if source not in self._plan.sources:
+                continue  # it is removed, and this worker does not know yet
             if ended:
                 self._ended.add(key)
                 self._paused.add(key)

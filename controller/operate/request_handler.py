@@ -122,9 +122,10 @@ PAGE = 1024
 class Core(Protocol):
     """The part of ``controller.decide.controller.Controller`` that the ``RequestHandler`` uses."""
 
-    plan: Plan
     repairs: AdditionTracker
 
+    @property
+    def plan(self) -> Plan: ...
     @property
     def wished(self) -> Plan: ...
     @property
@@ -329,9 +330,10 @@ class RequestHandler:
 
     def _stages(self, report: dict[str, Any]) -> list[StageStatus]:
         core = self._core
-        counted = report.get("stages") or [{}] * len(core.plan.stages)
+        counted = {entry["name"]: entry for entry in report.get("stages", ())}  # it may be older than the plan
         rows = []
-        for plan, level, stats in zip(core.wished.stages, core.levels(), counted, strict=True):
+        for plan, level in zip(core.wished.stages, core.levels(), strict=True):
+            stats = counted.get(plan.name, {})
             p50, p99 = stats.get("latencyMs") or (None, None)
             rows.append(
                 StageStatus(

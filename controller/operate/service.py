@@ -127,6 +127,7 @@ class Service:
             table = core.load_table()
             busy = {} if table is None else table.of_workers()
             moves = len(core.moves_pending())
+            self.metrics.follow(core.plan)
             self.metrics.observe(core.phase, self._report(), core.levels(), busy, moves, self._refused())
         except Exception:
             # This changes nothing in the query, so a defect here must not end a query that runs well.

@@ -66,7 +66,6 @@ class AdditionTracker:
     """The additions under way. ``safety`` is that of all replicas; ``done`` and ``take_overs`` are counts since the start."""
 
     def __init__(self, plan: Plan, events: EventLog, wishes: ProtectionWishes | None = None) -> None:
-        self.plan = plan
         self.wishes = wishes or ProtectionWishes(plan)
         self.under_way: dict[PartitionKey, Addition] = {}
         self.events = events
@@ -84,6 +83,11 @@ class AdditionTracker:
         #: Epochs of tables that dropped a replica while its partition was copied. The copy may go on until all processes go by
         #: them.
         self._lapsing: list[int] = []
+
+    @property
+    def plan(self) -> Plan:
+        """The newest plan, with the numbers and kinds of replicas that are wished now."""
+        return self.wishes.plan
 
     def low(self, table: Table) -> dict[int, list[int]]:
         """Return, by id of each stage, its partitions with fewer replicas than it wants."""

@@ -225,27 +225,34 @@ class Census:
 
     def __init__(self, wishes: ProtectionWishes) -> None:
         self.wishes = wishes
-        stages = wishes.plan.stages
         #: By stage: the rows of the table, and the wish, by which it was counted last.
-        self._counted: dict[int, Rows] = {stage.id: () for stage in stages}
-        self._wished: dict[int, StagePlan | None] = {stage.id: None for stage in stages}
+        self._counted: dict[int, Rows] = {}
+        self._wished: dict[int, StagePlan] = {}
         #: By stage: its partitions with too few replicas.
-        self._low: dict[int, list[int]] = {stage.id: [] for stage in stages}
+        self._low: dict[int, list[int]] = {}
         #: By stage and worker, and by worker alone: the number of replicas.
-        self._held: dict[int, dict[int, int]] = {stage.id: {} for stage in stages}
+        self._held: dict[int, dict[int, int]] = {}
         self._total: Counter[int] = Counter()
 
     def look(self, table: Table) -> None:
         """Count the stages of a table anew whose replicas or wishes have changed since the last look."""
-        for wish in self.wishes.plan.stages:
+        stages = self.wishes.plan.stages
+        self._forget([stage for stage in self._counted if stage not in stages])
+        for wish in stages:
             stage, rows = wish.id, table.stages[wish.id]
-            if rows is not self._counted[stage] or wish is not self._wished[stage]:
+            if stage not in self._counted or rows is not self._counted[stage] or wish is not self._wished[stage]:
                 self._counted[stage], self._wished[stage] = rows, wish
                 self._low[stage] = incomplete(wish, rows, mixed=stage in self.wishes.open)
                 held = Counter([replica.worker for replicas in rows for replica in replicas])
-                self._total.subtract(self._held[stage])
+                self._total.subtract(self._held.get(stage, {}))
                 self._total.update(held)
                 self._held[stage] = held
+
+    def _forget(self, gone: Iterable[int]) -> None:
+        for stage in gone:
+            self._total.subtract(self._held[stage])
+            for of_stage in (self._counted, self._wished, self._low, self._held):
+                del of_stage[stage]
 
     def low_of_stages(self) -> dict[int, list[int]]:
         """Return, by id of each stage, its partitions with fewer replicas than it wants."""

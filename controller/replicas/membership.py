@@ -31,7 +31,8 @@ class IngressTaskId(NamedTuple):
 
 def goes_on(plan: Plan, about: Register) -> bool:
     """Tell whether a task is an ingress task for one of many micro-batches, so that another task goes on with its streams."""
-    return about.role == "ingress" and any(isinstance(plan.edges[edge], FromMicroBatches) for edge in about.edges)
+    edges = [plan.edges[edge] for edge in about.edges if edge in plan.edges]
+    return about.role == "ingress" and any(isinstance(edge, FromMicroBatches) for edge in edges)
 
 
 @dataclass

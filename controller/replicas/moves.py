@@ -189,8 +189,7 @@ class MoveQueue:
                      target share an executor, the target is dropped, the partition is repaired elsewhere, and the move
                      begins again"""
 
-    def __init__(self, plan: Plan, repairs: AdditionTracker) -> None:
-        self.plan = plan
+    def __init__(self, repairs: AdditionTracker) -> None:
         self.pending: list[MoveJob] = []  # by stage, then in the order of the requests
         self.under_way: dict[PartitionKey, MoveJob] = {}
         self.done = 0
@@ -201,8 +200,8 @@ class MoveQueue:
         return bool(self.pending or self.under_way)
 
     @property
-    def _wished(self) -> Plan:
-        """The plan with the numbers and kinds of replicas that are wished now."""
+    def plan(self) -> Plan:
+        """The newest plan, with the numbers and kinds of replicas that are wished now."""
         return self._repairs.wishes.plan
 
     def jobs(self) -> list[MoveJob]:
@@ -317,7 +316,7 @@ class MoveQueue:
         def fewest_first(worker: int) -> tuple[int, int]:
             return loads.get(worker, 0), worker
 
-        for stage in self._wished.stages:
+        for stage in self.plan.stages:
             all_of_them = len(wanted(stage))
             for partition, replicas in enumerate(table.stages[stage.id] if all_of_them > 1 else ()):
                 key = PartitionKey(stage.id, partition)
@@ -422,7 +421,7 @@ class MoveQueue:
     def _enough(self, addition: Addition) -> int:
         """Return the number of replicas of its kind that the partition must have at the end of the move: as many as when it
         began, but no more than wanted."""
-        asked_for = wanted(self._wished.stages[addition.stage]).count(addition.kind)
+        asked_for = wanted(self.plan.stages[addition.stage]).count(addition.kind)
         return min(self.under_way[addition.key].whole, asked_for)
 
     # ---- the second half
@@ -443,7 +442,7 @@ class MoveQueue:
         left = [r for r in table.replicas(*addition.key) if r.worker != job.move.from_worker]
         heirs = [r for r in left if may_lead(r)]
         behind = [r.worker for r in heirs if self._repairs.safety.is_behind(*addition.key, r)]
-        needed = min(job.keeping_up, len(heirs), self._wished.stages[addition.stage].replicas)
+        needed = min(job.keeping_up, len(heirs), self.plan.stages[addition.stage].replicas)
         return addition.worker in behind or len(heirs) - len(behind) < needed
 
     def replaces_another(self, addition: Addition, replicas: Iterable[ReplicaAt]) -> bool:

@@ -37,7 +37,8 @@ def first_table(
     Partitions are dealt to workers evenly, and each stage starts at the worker after the last one of the stage before."""
     workers = list(endpoints)
     start = 0
-    stages: list[tuple[tuple[ReplicaAt, ...], ...]] = [()] * plan.stages.end
+    sources_end, stages_end, _ = plan.next_ids()
+    stages: list[tuple[tuple[ReplicaAt, ...], ...]] = [()] * stages_end
     spread = Spread(places, workers)
     for stage in plan.stages:
         held: Counter[int] = Counter()
@@ -52,10 +53,10 @@ def first_table(
             )
         stages[stage.id] = tuple(tuple(map(_at_first, replicas, kinds)) for replicas in chosen)
         start = (start + stage.partitions) % len(workers)
-    sources: list[tuple[int, ...]] = [()] * plan.sources.end
+    sources: list[tuple[int, ...]] = [()] * sources_end
     for source in plan.sources:
         sources[source.id] = tuple(_dealt(source.worker_partitions, workers))
-    return Table(FIRST_EPOCH, tuple(stages), tuple(sources), dict(endpoints))
+    return Table(FIRST_EPOCH, tuple(stages), tuple(sources), dict(endpoints), plan.version)
 
 
 def _at_first(worker: int, kind: str) -> ReplicaAt:

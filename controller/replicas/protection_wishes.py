@@ -68,6 +68,19 @@ class ProtectionWishes:
         #: By stage.
         self.open: dict[int, Change] = {}
 
+    def follow(self, plan: Plan) -> list[Change]:
+        """Go by another version of the plan, with the wishes for stages that stay. Return the changes of other stages, which end
+        here."""
+        gone = [stage for stage in self.open if stage not in plan.stages]
+        ended = [self.give_up(stage, "the stage was removed") for stage in gone]
+        stages = plan.stages
+        for wish in self.plan.stages:
+            if wish.id in stages:
+                stage = replace(stages[wish.id], replicas=wish.replicas, recovery=wish.recovery)
+                stages = stages.with_part(stage)
+        self.plan = replace(plan, stages=stages)
+        return ended
+
     def most(self, stage: StagePlan) -> int:
         """Return the number of replicas that a partition of the stage may have, not counting the target of a move."""
         change = self.open.get(stage.id)

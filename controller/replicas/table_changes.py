@@ -154,7 +154,8 @@ def without_worker(
         for owners in table.sources
     )
     endpoints = {node: endpoint for node, endpoint in table.endpoints.items() if node != worker}
-    return AfterLoss(Table(table.epoch + 1, tuple(stages), sources, endpoints), lost)
+    after = replace(table, epoch=table.epoch + 1, stages=tuple(stages), sources=sources, endpoints=endpoints)
+    return AfterLoss(after, lost)
 
 
 class Preference(NamedTuple):

@@ -32,7 +32,8 @@ class Placed(NamedTuple):
 
 def sizes_of(plan: Plan) -> np.ndarray:
     """Return the number of partitions by id of a stage: 0 for an id whose stage is no longer there."""
-    sizes = np.zeros(plan.stages.end, np.int64)
+    _, end, _ = plan.next_ids()
+    sizes = np.zeros(end, np.int64)
     for stage in plan.stages:
         sizes[stage.id] = stage.partitions
     return sizes
@@ -44,14 +45,15 @@ class TableIndex:
 
     ``workers``, ``incarnations`` and ``live`` are those of the replicas; ``safe`` and ``applies`` those of their kinds."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, version: int = 0) -> None:
+        """Begin without a table. ``version``: above those of the index for the plan before."""
         #: The ids of the stages, ascending.
         self.stages = np.array([stage.id for stage in plan.stages], np.int64)
         #: By id of a stage, those that are no longer there included.
         self.sizes = sizes_of(plan)
         self.starts = np.concatenate(([0], np.cumsum(self.sizes))).astype(np.int64)
         self.table: Table | None = None
-        self.version = 0  # grows with every change
+        self.version = version  # grows with every change
         #: By stage: the rows of the table that the arrays have.
         self._seen: list[tuple[Replicas, ...] | None] = [None] * len(self.sizes)
         self._make(int(self.starts[-1]), 1)

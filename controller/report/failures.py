@@ -49,16 +49,35 @@ class Availabilities:
     """The failure that lasts, the texts of those that have ended, and counts over all of them."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._asked = any(stage.availability is not None for stage in plan.stages)
-        feeds = {edge.stage for edge in plan.edges if isinstance(edge, FromStage)}
-        #: Stages whose results go to no other stage. Windows to correct are counted there, each once.
-        self._last = {stage.id for stage in plan.stages} - feeds
+        self._go_by(plan)
         self._failure: InputFailure | None = None
         self._silent: list[SilentStream] = []
         self._active: list[TentativeReport] = []
         self._ended: list[InputFailure] = []
         self._rows = self._revised = 0  # of failures that have ended
+
+    def _go_by(self, plan: Plan) -> None:
+        self._plan = plan
+        self._asked = any(stage.availability is not None for stage in plan.stages)
+        feeds = {edge.stage for edge in plan.edges if isinstance(edge, FromStage)}
+        #: Stages whose results go to no other stage. Windows to correct are counted there, each once.
+        self._last = {stage.id for stage in plan.stages} - feeds
+
+    def follow(self, plan: Plan) -> None:
+        """Go by another version of the plan. Reports about stages and sources that are gone do not count any more; the rows
+        that they had counted stay."""
+        self._go_by(plan)
+        self._silent = [stream for stream in self._silent if stream.source in plan.sources]
+        self._active = [report for report in self._active if report.stage in plan.stages]
+        if (failure := self._failure) is None:
+            return
+        failure.silent = {key: stream for key, stream in failure.silent.items() if key[0] in plan.sources}
+        for key in [key for key in failure.reports if key[0] not in plan.stages]:
+            report = failure.reports.pop(key)
+            self._rows += report.rows
+            self._revised += report.revised
+        if not self._asked:
+            self._end(failure, failure.seen)
 
     def note(self, workers: Iterable[Mapping[str, Any]], silent: list[SilentStream], wall: float) -> None:
         """Take the newest statistics of each worker, and the silent partitions. ``wall``: the time by the clock."""

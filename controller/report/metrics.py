@@ -168,6 +168,10 @@ class Metrics(Collector):
 
     # ---- the controller's thread
 
+    def follow(self, plan: Plan) -> None:
+        """Go by another version of the plan. Counters of stages that are gone are not shown any more."""
+        self._plan = plan
+
     def note(self, event: Event) -> None:
         self.events[Happened(event.kind, event.stage)] += 1
         if event.kind in ("repair", "move"):
@@ -274,8 +278,11 @@ class Metrics(Collector):
             "flux_checkpoint_age_seconds", "Time by which the oldest checkpoint of its standbys is behind", "stage"
         )
         loss = self._gauge("flux_loss_seconds", "Estimated cost of a loss now", "stage")
-        for stage, level in zip(stages, levels, strict=True):
+        level_of = dict(zip((stage.name for stage in self._plan.stages), levels, strict=True))
+        for stage in stages:
             name = stage["name"]
+            if (level := level_of.get(name)) is None:
+                continue  # the report is older than the plan, which does not have the stage any more
             self._add(rows_in, stage["rowsIn"], name)
             self._add(rows_out, stage["rowsOut"], name)
             self._add(rate, stage["rowsPerSecond"], name)

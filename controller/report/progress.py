@@ -40,9 +40,15 @@ class SourceCounts:
     reports less than before, or is on another worker."""
 
     def __init__(self, sources: Container[int], name: str = "bad_records") -> None:
-        self._sources, self._name = sources, name
+        self._sources, self._name = sources, name  # those that are there
         self._before: dict[int, int] = {}  # by source: counts of readers that have ended
         self._said: dict[tuple[int, int, int], int] = {}  # by worker, source and partition
+
+    def follow(self, sources: Container[int]) -> None:
+        """Count for these sources from now on."""
+        self._sources = sources
+        self._before = {source: records for source, records in self._before.items() if source in sources}
+        self._said = {key: records for key, records in self._said.items() if key[1] in sources}
 
     def note(self, workers: Mapping[int, Mapping[str, Any]]) -> None:
         """Take the newest statistics of each worker, by its number."""
@@ -194,12 +200,17 @@ class SourceLags:
     lost, its last report stands: the records that wait there have not gone."""
 
     def __init__(self, sources: ById[SourcePlan]) -> None:
+        self._said: dict[int, dict[int, SourceLag]] = {}
+        self.follow(sources)
+
+    def follow(self, sources: ById[SourcePlan]) -> None:
+        """Report on these sources from now on."""
         self._sources = sources
         self._names = {source.id: _names(source) for source in sources}
         self._units = {
             source.id: source.reader.lag_unit if isinstance(source, WorkerSourcePlan) else "" for source in sources
         }
-        self._said: dict[int, dict[int, SourceLag]] = {source.id: {} for source in sources}
+        self._said = {source.id: self._said.get(source.id, {}) for source in sources}
 
     def report(self, workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Take the newest statistics of each worker, and make one entry for each source."""
@@ -341,13 +352,32 @@ class Progress:
     _links: LinksDown = field(default_factory=LinksDown)
 
     def __post_init__(self) -> None:
-        self._by_stage = {stage.id: PartitionCounts(stage.partitions) for stage in self.plan.stages}
+        self._by_stage = {}
         self._lags = SourceLags(self.plan.sources)
         self._bad_records = SourceCounts(self.plan.sources)
         self._not_compared = SourceCounts(self.plan.sources, "not_compared")
         self._lost_rows = SourceCounts(self.plan.sources, "lost_rows")
         self._event_times = EventTimes(self.plan)
         self._availabilities = Availabilities(self.plan)
+        self._go_by(self.plan)
+
+    def follow(self, plan: Plan) -> None:
+        """Go by another version of the plan. Counts of stages and sources that stay are kept."""
+        if plan.version == self.plan.version:
+            return
+        for counts in (self._bad_records, self._not_compared, self._lost_rows):
+            counts.follow(plan.sources)
+        self._lags.follow(plan.sources)
+        self._event_times.follow(plan)
+        self._availabilities.follow(plan)
+        self._go_by(plan)
+
+    def _go_by(self, plan: Plan) -> None:
+        self.plan = plan
+        known = self._by_stage
+        self._by_stage = {
+            stage.id: known.get(stage.id) or PartitionCounts(stage.partitions) for stage in self.plan.stages
+        }
         inputs = {stage.id: [self.plan.edges[edge] for edge in stage.edges_in] for stage in self.plan.stages}
         #: Stages whose only input is a source, and that source.
         self._behind = [
@@ -373,13 +403,16 @@ class Progress:
         for the timestamp. ``wished`` is the plan with the replicas that stages are to have by now. ``read`` has the part of
         ``rows`` of each source that workers read, if the stages behind it have counted the same rows from the first one on.
         ``over``: all output is there, so no row waits, even if the workers' last reports say otherwise."""
+        if wished is not None:
+            self.follow(wished)
         by_slot = sorted(members.workers.values(), key=lambda member: member.about.index)
         workers = [(member, member.stats) for member in by_slot]
         ingress = [member.stats for member in members.ingress.values()]
         everyone = [stats for _, stats in workers] + ingress
         logged = Counter[int]()  # bytes of rows for each stage, in logs of ingress tasks
         for member in members.ingress.values():
-            for edge in member.about.edges[:1]:  # the task keeps the same rows for all its edges
+            # The task keeps the same rows for all its edges. One for edges that are removed is about to end.
+            for edge in [edge for edge in member.about.edges if edge in self.plan.edges][:1]:
                 logged[self.plan.edges[edge].consumer] += int(member.stats.get("log_bytes", 0))
         self._event_times.note(stats for _, stats in workers)
         silent = silent_streams(self.plan, members, now, wall or now)

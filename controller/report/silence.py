@@ -43,7 +43,9 @@ def _not_back(plan: Plan, members: Membership, now: float, wall: float) -> Itera
     """Yield the partitions whose readers hold up their workers."""
     for member in members.workers.values():
         pulse = member.pulse
-        if pulse is not None and pulse.kind == READS and now >= member.turned + SILENCE_TOLD_S:
+        if pulse is None or pulse.kind != READS or pulse.what not in plan.sources:
+            continue
+        if now >= member.turned + SILENCE_TOLD_S:
             source = plan.sources[pulse.what]
             if source.may_be_silent:
                 yield SilentStream(source.id, pulse.partition, round(wall - (now - member.turned), 3), NOT_BACK)
@@ -54,7 +56,7 @@ def _tried_again(plan: Plan, members: Membership, now: float, wall: float) -> It
     for task, member in members.ingress.items():
         if member.left or now < member.heard + plan.settings.heartbeat_timeout:
             continue
-        for edge in map(plan.edges.__getitem__, task.edges[:1]):
+        for edge in [plan.edges[edge] for edge in task.edges[:1] if edge in plan.edges]:
             if isinstance(edge, FromSource) and plan.sources[edge.source].may_be_silent:
                 yield SilentStream(edge.source, task.partition, round(wall - (now - member.heard), 3), TRIED_AGAIN)
 

@@ -7,15 +7,17 @@ leads to the stage before, and so on to a partition of a source, whose reader te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from flux.dataflow.plan import FromMicroBatches, FromSource, FromStage, Plan, SourcePlan, WorkerSourcePlan
 from flux.windows.durations import words
 from flux.windows.window import FIRST_VERSION, NEVER
 from flux.wire.statistics import Forfeited, ReaderState, SourceTime, StageTime
+
+Key = TypeVar("Key")
 
 #: Least number of late rows, and their share of all rows since the last look, at which a partition is told of.
 LATE_ROWS, LATE_SHARE = 100, 0.5
@@ -62,19 +64,33 @@ class EventTimes:
     #: The state of a worker is beyond its limit, so that the other inputs stand still; and that was told.
     _full = _told_full = False
 
+    def follow(self, plan: Plan) -> None:
+        """Go by another version of the plan, and forget stages and sources that are gone."""
+        self.plan = plan
+        for of_source in (self._sources, self._late):
+            _keep(of_source, lambda key: key[0] in plan.sources)
+        for of_stage in (self._stages, self._forfeits):
+            _keep(of_stage, lambda key: key[0] in plan.stages)
+        for by_stage in (self._stands, self._told_forfeits):
+            _keep(by_stage, lambda stage: stage in plan.stages)
+        _keep(self.micro_batches, lambda source: source in plan.sources)
+        self._told_late = {key for key in self._told_late if key[0] in plan.sources}
+
     def note(self, workers: Iterable[Mapping[str, Any]]) -> None:
         """Take the newest statistics of each worker. While a partition passes to another worker, both may report it; the one that
         is farther counts. While it is on none, its last report stands."""
         sources: dict[tuple[int, int], SourceTime] = {}
         stages: dict[tuple[int, int], StageTime] = {}
         told_by = list(workers)
-        for stats in told_by:
+        for stats in told_by:  # a worker may go by an older plan than this one
             for told in stats.get("times", ()):
                 time = SourceTime(*told)
+                if time.source not in self.plan.sources:
+                    continue  # the worker does not go by the newest plan yet
                 known = sources.setdefault((time.source, time.partition), time)
                 if time.watermark > known.watermark:
                     sources[time.source, time.partition] = time
-            for counts in stats.get("stages", ()):
+            for counts in self._known(stats):
                 for told in counts.get("times", ()):
                     at, stage = StageTime(*told), counts.get("stage", -1)
                     before = stages.setdefault((stage, at.partition), at)
@@ -84,12 +100,16 @@ class EventTimes:
         self._stages |= stages
         self._full = any(stats.get("state_full") for stats in told_by)
         for stats in told_by:
-            for counts in stats.get("stages", ()):
+            for counts in self._known(stats):
                 for told in counts.get("forfeits", ()):
                     forfeited = Forfeited(*told)
                     key = counts.get("stage", -1), forfeited.partition
                     if key not in self._forfeits or forfeited[2:] >= self._forfeits[key][2:]:
                         self._forfeits[key] = forfeited
+
+    def _known(self, stats: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield a worker's reports about stages of the plan."""
+        return (counts for counts in stats.get("stages", ()) if counts.get("stage", -1) in self.plan.stages)
 
     # ---- sources
 
@@ -272,6 +292,11 @@ class EventTimes:
             f"{shown(time.late_time)}, with a delay of {words(event_time.delay)}. A time from the future makes all later rows "
             "late: withWatermark(..., maxAhead='1 hour') does not believe it; or allow a longer delay"
         )
+
+
+def _keep(known: dict[Key, Any], wanted: Callable[[Key], bool]) -> None:
+    for key in [key for key in known if not wanted(key)]:
+        del known[key]
 
 
 def shown(time: int) -> str | None:

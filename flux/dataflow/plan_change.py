@@ -37,6 +37,13 @@ class PlanChange:
     removed_sources: tuple[int, ...] = ()
     removed_stages: tuple[int, ...] = ()
     removed_edges: tuple[int, ...] = ()
+    #: The version that it changes; None: the one before. Versions between them were taken back, and no table ever named them.
+    base: int | None = None
+
+    @property
+    def changes(self) -> int:
+        """The version of the plan that it changes."""
+        return self.version - 1 if self.base is None else self.base
 
     def applied_to(self, plan: Plan) -> Plan:
         """Return the plan of this version. A running stage that gets an edge has its id behind its other ``edges_out``.
@@ -67,7 +74,7 @@ class PlanChange:
         return [replace(part, since=self.version) for part in parts]  # type: ignore[type-var]
 
     def _check_numbers(self, plan: Plan) -> None:
-        if self.version != plan.version + 1:
+        if self.changes != plan.version or self.version <= plan.version:
             raise ValueError(f"a change to version {self.version} does not fit a plan of version {plan.version}")
         least = dict(zip(("source", "stage", "edge"), plan.next_ids(), strict=True))
         for kind, parts, present, removed in (
@@ -167,12 +174,16 @@ class PlanVersions:
         self.newest = plan
 
     def take(self, change: PlanChange) -> bool:
-        """Take a change. Return False if versions between are missing. ValueError: it does not fit."""
-        if change.version > self.newest.version + 1:
+        """Take a change. Return False if the version that it changes is missing. Versions behind that one were taken back, and
+        are forgotten. ValueError: it does not fit."""
+        if change.version <= self.newest.version:
+            return True
+        plan = self._plans.get(change.changes)
+        if plan is None:
             return False
-        if change.version == self.newest.version + 1:
-            self.newest = change.applied_to(self.newest)
-            self._plans[change.version] = self.newest
+        self.newest = change.applied_to(plan)
+        self._plans = {version: known for version, known in self._plans.items() if version <= plan.version}
+        self._plans[change.version] = self.newest
         return True
 
     def of(self, version: int) -> Plan | None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.board import Board
-from controller.decide.query_phases import QueryPhase
 from flux.dataflow.plan import FromDataFrame, Plan
 from flux.dataflow.relations.lookups import VERSION
 from flux.joins.refreshed_lookup import RefreshedLookup

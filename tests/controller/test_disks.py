@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.controller import Controller
-from controller.decide.query_phases import QueryPhase
 from controller.replicas.placement import placement_of
 from controller.replicas.spread import WorkerPlace
 from controller.replicas.table_changes import retain, without_worker

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.decide import query_phases as queries
-from controller.decide.query_phases import QueryEvent, QueryPhase
+from controller.course import query_phases as queries
+from controller.course.query_phases import QueryEvent, QueryPhase
 from controller.replicas import additions, moves
 from controller.replicas.addition_limits import CONFIRM_MAX_S, READY_MAX_S, SAFE_MAX_S
 from controller.replicas.additions import AdditionEvent, Phase

@@ -129,6 +129,18 @@ def test_versions_come_in_order_and_earlier_ones_are_forgotten() -> None:
     assert versions.newest is versions.of(2)
 
 
+def test_a_version_that_was_taken_back_is_passed_over() -> None:
+    other = replace(ADD, version=2, base=0, stages=(replace(ADD.stages[0], name="Other"),))
+    for first in ([], [ADD]):
+        versions = PlanVersions(FIRST)
+        assert all(map(versions.take, [*first, other]))
+        assert versions.newest.stages[2].name == "Other"
+        assert versions.newest.stages[0].edges_out == (1, 2)
+        assert versions.of(1) is None
+        assert versions.take(ADD), "it is late"
+        assert versions.newest.version == 2
+
+
 def test_stages_come_and_go_in_changes_of_the_table() -> None:
     one, other = (ReplicaAt(0, FIRST_EPOCH),), (ReplicaAt(1, 1),)
     tables = [

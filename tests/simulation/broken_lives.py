@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from controller.course.query_phases import QueryPhase
 from controller.decide.driver_events import DriverEvents
-from controller.decide.query_phases import QueryPhase
 from flux.replica.order_log import OrderLog
 from flux.state import standby as image
 from flux.state.sender import StateSender

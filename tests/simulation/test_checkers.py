@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.decide.query_phases import QueryPhase
+from controller.course.query_phases import QueryPhase
 from controller.replicas.addition_limits import READY_MAX_S
 from controller.replicas.additions import Phase
 from controller.report.events import Event
