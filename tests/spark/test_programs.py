@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.spark, pytest.mark.starts_spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.starts_spark, pytest.mark.timeout(1000)]
 
 PROGRAM = r"""
 import sys, tempfile, time
@@ -20,8 +20,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 import flux
 
+#: A machine under load takes its time; nothing here is judged by it.
+WAIT_S = 180
+
 def session():
     builder = SparkSession.builder.master("local[3,3]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.flux.workers.timeout", f"{WAIT_S}s").config("spark.flux.heartbeat.timeout", "5s")
     spark = builder.config("spark.ui.showConsoleProgress", "true").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
@@ -46,19 +50,18 @@ spark = session()
 say("an input that fails")
 query = Counts(spark.range(9).mapInArrow(bad, "k long")).start(queryName="failing", workers=2, keep_output=True)
 try:
-    query.awaitTermination()
+    say(f"ended: {query.awaitTermination(WAIT_S)}")
 except flux.FluxError as error:
     say(error)
 
 say("spark.stop()")
 query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(workers=2, keep_output=False)
-while not (query.lastProgress and query.lastProgress["totalInputRows"]):
-    time.sleep(0.05)
+query.processAllAvailable(WAIT_S)
 time.sleep(1.5)
 bar = spark.sparkContext._jsc.sc().progressBar().isDefined()
 spark.stop()
 try:
-    query.awaitTermination(180)
+    query.awaitTermination(WAIT_S)
 except flux.FluxError as error:
     say(error)
 say(f"active: {query.isActive}, bar: {bar}")
@@ -81,15 +84,14 @@ events = flux.source(orders, "user BIGINT, amount DOUBLE, at TIMESTAMP", partiti
 code = open(sys.argv[1]).read().partition("## Windows")[2].partition("```python\n")[2].partition("```")[0]
 with tempfile.TemporaryDirectory() as folder:
     exec(code.replace("/data", folder))
-    query.awaitTermination(180)
+    query.awaitTermination(WAIT_S)
     for name, columns in (("spent", "minute(window.start), orders, largest"), ("visits", "count"), ("late", "amount")):
         read = spark.read.parquet(f"{folder}/{name}").selectExpr(*columns.split(", "))
         say(f"{name}: {sorted(tuple(row) for row in read.collect())}")
 
 say("a program that ends")
 query = Counts(flux.source(ticks, schema="k BIGINT", partitions=2)).start(queryName="left", workers=2, keep_output=False)
-while not (query.lastProgress and query.lastProgress["totalInputRows"]):
-    time.sleep(0.05)
+query.processAllAvailable(WAIT_S)
 """
 
 
@@ -98,7 +100,7 @@ def test_a_program_hears_what_spark_does_behind_its_queries_and_ends_without_a_c
     path.write_text(PROGRAM)
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, str(path), str(ROOT / "README.md"), str(ROOT / "docs" / "stages.md")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     failing, stopped, ending = (part for part in done.stderr.split("### ") if part.startswith(("an ", "spark", "a ")))
     reason = r"query failing: \d+ tasks? that read the input failed, the last with: ValueError: bad row 7"
