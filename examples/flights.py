@@ -116,6 +116,16 @@ def by_spark(flights: DataFrame) -> DataFrame:
     return ranked.where("rank = 1").select("dest", "carrier", "flights", "delay", "longest")
 
 
+def options_of(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options that all examples with workers in executors have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--master", default="local-cluster[3,2,1024]", help="Spark master (default: three executors here)"
+    )
+    parser.add_argument("--workers", type=int, default=3, help="Flux workers, long-running tasks in the executors")
+    return parser
+
+
 def start_spark(master: str) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -163,12 +173,7 @@ def print_worst(rows: list, count: int) -> None:  # type: ignore[type-arg]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--master", default="local-cluster[3,2,1024]", help="Spark master (default: three executors here)"
-    )
-    parser.add_argument("--workers", type=int, default=3, help="Flux workers, long-running tasks in the executors")
-    arguments = parser.parse_args()
+    arguments = options_of(__doc__).parse_args()
 
     console.print(f"Starting Spark ({arguments.master})")
     spark = start_spark(arguments.master)

@@ -7,7 +7,6 @@ what Spark's window functions say of the same flights; the exit code is 0 only i
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import threading
@@ -24,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 import flux
-from examples.flights import HEARTBEAT_TIMEOUT, console, kill_a_worker, read_flights, start_spark
+from examples.flights import HEARTBEAT_TIMEOUT, console, kill_a_worker, options_of, read_flights, start_spark
 from tests.kafka.broker import Broker, create_topic, missing
 
 TOPIC, PARTITIONS = "flights", 4
@@ -145,12 +144,7 @@ def run(spark: SparkSession, broker: Broker, folder: Path, workers: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--master", default="local-cluster[3,2,1024]", help="Spark master (default: three executors here)"
-    )
-    parser.add_argument("--workers", type=int, default=3, help="Flux workers, long-running tasks in the executors")
-    arguments = parser.parse_args()
+    arguments = options_of(__doc__).parse_args()
     if why := missing():
         console.print(f"Not run: {why}")
         return 0

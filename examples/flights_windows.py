@@ -13,7 +13,6 @@ function over the rows of a partition says which flights are late; the exit code
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from rich.table import Table
 
 import flux
-from examples.flights import HEARTBEAT_TIMEOUT, console, data_file, kill_a_worker, start_spark
+from examples.flights import HEARTBEAT_TIMEOUT, console, data_file, kill_a_worker, options_of, start_spark
 from tests.kafka.broker import Broker, create_topic, missing
 
 #: Partitions of the flights. Each station of the weather has one of its own.
@@ -385,11 +384,7 @@ def compared(folder: Path, answers: dict[str, list[tuple[Any, ...]]]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--master", default="local-cluster[3,2,1024]", help="Spark master (default: three executors here)"
-    )
-    parser.add_argument("--workers", type=int, default=3, help="Flux workers, long-running tasks in the executors")
+    parser = options_of(__doc__)
     parser.add_argument("--files", action="store_true", help="read files, also where a broker can start")
     parser.add_argument("--flights", type=int, default=None, help="the first so many; default: all of the year")
     arguments = parser.parse_args()

@@ -11,7 +11,6 @@ stable windows are those of Spark's batch answer, tentative ones came meanwhile,
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -35,7 +34,7 @@ from rich.live import Live
 from rich.table import Table
 
 import flux
-from examples.flights import HEARTBEAT_TIMEOUT, console, start_spark
+from examples.flights import HEARTBEAT_TIMEOUT, console, options_of, start_spark
 from tests.kafka.broker import Broker, create_topic, missing
 
 SITES = ("Aden", "Bern", "Cork", "Doha")
@@ -536,11 +535,7 @@ def run(spark: SparkSession, address: str, folder: Path, workers: int, picture: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--master", default="local-cluster[3,2,1024]", help="Spark master (default: three executors here)"
-    )
-    parser.add_argument("--workers", type=int, default=3, help="Flux workers, long-running tasks in the executors")
+    parser = options_of(__doc__)
     parser.add_argument("--files", action="store_true", help="read files, also where a broker can start")
     parser.add_argument("--picture", type=Path, default=None, help="write the picture here")
     arguments = parser.parse_args()
