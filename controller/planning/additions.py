@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from controller.planning.checks import check_ends, check_folders, check_taken
 from controller.planning.compiled import CompiledPlan
-from controller.planning.compiler import Compiler, Resolvers
+from controller.planning.compiler import Compiler
+from controller.planning.steps import Resolvers
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import SourcePlan, StagePlan
 from flux.dataflow.plan_change import PlanChange

@@ -1,6 +1,7 @@
 """A query of Spark's driver: its start, its handle, its output and its end.
 
 start                The start of a query from flows: everything is checked before anything runs
+declarations         Declared flows on their way to a plan: session, compilation, checks of what travels
 query                The handle of a running query, in the manner of pyspark's StreamingQuery
 run                  One run of a query: it starts everything, watches it, and leaves nothing behind
 lookup_tables        Tables in every worker: read when a query starts, and kept in its checkpoint location

@@ -43,6 +43,7 @@ from controller.server import Server
 from controller.text import count
 from flux.dataflow.plan import Plan
 from flux.errors import MoveFailed, QueryFailed, QueryTimeout, UsageError
+from spark_integration.growing.running_plan import RunningPlan
 from spark_integration.tasks.worker_tasks import WorkerTasks
 
 log = logging.getLogger("flux")
@@ -58,9 +59,14 @@ A = TypeVar("A")
 class Operations:
     """Changes and views of a running query: the part of ``Query`` besides starting and ending."""
 
-    _plan: Plan
+    _running: RunningPlan
     _server: Server
     _elastic: WorkerTasks
+
+    @property
+    def _plan(self) -> Plan:
+        """The newest plan."""
+        return self._running.plan
 
     # ---- looking
 

@@ -13,12 +13,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.operate.all_available import AllAvailable
+from controller.planning.compiled import CompiledPlan
 from controller.planning.explain import explain
 from controller.report.progress import QueryProgress
 from controller.text import count, technique
 from flux.dataflow.plan import DataFrameSourcePlan, Plan, StagePlan
 from flux.dataflow.sink import QueryReaders, guarantee
-from flux.dataflow.source import Source
 from flux.errors import FluxError, QueryTimeout
 from flux.operators.user_code import text_of
 from flux.shell.process import Rendezvous
@@ -49,19 +49,18 @@ class Query(Operations):
     def __init__(
         self,
         spark: SparkSession,
-        plan: Plan,
+        compiled: CompiledPlan,
         need: Need,
-        sources: list[Source],
         name: str | None,
         location: Place | None,
     ) -> None:
         """``location`` is the checkpoint directory, where the query goes on when it is started again."""
         self._spark = spark
-        self._plan = plan
         self._name = name
         self._output = FetchedOutput(self)
         self._outputs = OpenIterators(self)
-        self._run = QueryRun(spark, plan, need, sources, name, self._output.end_fetch, location)
+        self._run = QueryRun(spark, compiled, need, name, self._output.end_fetch, location)
+        self._running = self._run.running
         self._server = self._run.server
         self._elastic = self._run.elastic
 

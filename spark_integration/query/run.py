@@ -10,12 +10,13 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
+from controller.planning.compiled import CompiledPlan
 from controller.server import Server
 from controller.text import count
 from flux.dataflow.plan import DataFrameSourcePlan, Plan
@@ -25,6 +26,7 @@ from flux.errors import FluxError, QueryFailed, QueryTimeout
 from flux.shell.process import Rendezvous
 from flux.shell.transport import Keys
 from flux.vault.location import Place
+from spark_integration.growing.running_plan import RunningPlan
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import VaultProcess
 from spark_integration.query.source_setup import UnreadRows, forget
@@ -138,9 +140,8 @@ class QueryRun:
     def __init__(
         self,
         spark: SparkSession,
-        plan: Plan,
+        compiled: CompiledPlan,
         need: Need,
-        sources: list[Source],
         name: str | None,
         end_fetch: Callable[[], None],
         location: Place | None = None,
@@ -150,9 +151,8 @@ class QueryRun:
         self.need = need
         self.terminated = threading.Event()
         self._spark = spark
-        self._plan = plan
-        self._sources = sources
-        self._unread = {index for index, source in enumerate(sources) if isinstance(source, DataFrameSource)}
+        plan, sources = compiled.plan, compiled.sources
+        self._unread = {index for index, source in sources.items() if isinstance(source, DataFrameSource)}
         self._called = name or plan.query
         self._end_fetch = end_fetch
         self._location = location
@@ -165,12 +165,14 @@ class QueryRun:
         application = f"{context.appName} ({context.applicationId})"
         self.server = Server(plan, need.workers, host, keys, plan.query, name, application, self.id)
         self.server.explain = self._explain
+        #: The newest plan, by which jobs that are started later go.
+        self.running = RunningPlan(compiled, lambda: self.server.core.board.plan)
         self.streams = Streams(plan, sources, name, location, self.server, self._job_failed)
         ingress, workers = f"flux-{plan.query}-ingress", f"flux-{plan.query}"
         self.retries = Retries(
             spark, lambda: [ingress, *self.streams.job_groups()], workers, self._called, self._hopeless
         )
-        self.elastic = WorkerTasks(spark, plan, self.server, self._jobs, self._room)
+        self.elastic = WorkerTasks(spark, lambda: self.running.plan, self.server, self._jobs, self._room)
         self._unread_there = UnreadRows(plan, self._called, self.server.note_unread, self.server.note_unread_files)
         self._look_at = 0.0
         self._supervisor = threading.Thread(target=self._supervise, name=f"flux-query-{plan.query[:8]}", daemon=True)
@@ -244,6 +246,23 @@ class QueryRun:
 
     # ---- reading
 
+    @property
+    def _plan(self) -> Plan:
+        return self.running.plan
+
+    def _read(self, sources: Mapping[int, Source]) -> None:
+        """Start the Spark jobs that read DataFrames."""
+        for index, source in sources.items():
+            if isinstance(source, DataFrameSource):
+                self._start_ingress(index, source)
+
+    def grow(self, compiled: CompiledPlan, added: Mapping[int, Source]) -> None:
+        """Go by a later plan that every process has confirmed, and read the sources that it has brought."""
+        self._unread.update(index for index, source in added.items() if isinstance(source, DataFrameSource))
+        self.running.take(compiled)
+        self._unread_there.watch(compiled.plan.sources[index] for index in added)
+        self._read(added)
+
     def _start_ingress(self, index: int, source: DataFrameSource) -> None:
         about = self._plan.sources[index]
         assert isinstance(about, DataFrameSourcePlan)
@@ -289,9 +308,7 @@ class QueryRun:
         while not self.server.started.wait(SLOT_LOOK_S):
             self._look_at_tasks()  # workers that lack a module never come
         if self.server.phase == "running":
-            for index, source in enumerate(self._sources):
-                if isinstance(source, DataFrameSource):
-                    self._start_ingress(index, source)
+            self._read(self.running.compiled.sources)
             self.streams.start(self.rendezvous, self._spark.sparkContext)
         while not self.server.ended.wait(SLOT_LOOK_S):
             self._look()

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -123,11 +123,6 @@ class UnreadRows:
         self._called, self._tell, self._tell_files = called, tell, tell_files
         self._ask_files: dict[int, tuple[str, Callable[[], UnreadFiles]]] = {}
         self._ask: dict[int, tuple[str, Callable[[], Any]]] = {}
-        for source in plan.sources:
-            if isinstance(source, WorkerSourcePlan) and "unread" in source.reader.defines:
-                self._ask[source.id] = source.name, source.reader.unread
-            if isinstance(source, WorkerSourcePlan) and "unread_files" in source.reader.defines:
-                self._ask_files[source.id] = source.name, source.reader.unread_files
         self._known: dict[int, Sequence[str]] = {}
         self._known_files: dict[int, UnreadFiles] = {}
         self._failed: set[int] = set()
@@ -137,8 +132,24 @@ class UnreadRows:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="flux-unread", daemon=True)
 
+        self._begun = False
+        self.watch(plan.sources)
+
     def start(self) -> None:
+        self._begun = True
         if self._ask or self._ask_files:
+            self._thread.start()
+
+    def watch(self, sources: Iterable[SourcePlan]) -> None:
+        """Ask these sources, too, from now on."""
+        ask, files = dict(self._ask), dict(self._ask_files)
+        for source in sources:
+            if isinstance(source, WorkerSourcePlan) and "unread" in source.reader.defines:
+                ask[source.id] = source.name, source.reader.unread
+            if isinstance(source, WorkerSourcePlan) and "unread_files" in source.reader.defines:
+                files[source.id] = source.name, source.reader.unread_files
+        self._ask, self._ask_files = ask, files  # replaced, because the thread walks over them
+        if self._begun and (ask or files) and self._thread.ident is None:
             self._thread.start()
 
     def end(self) -> None:

@@ -8,45 +8,47 @@ import os
 import secrets
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from controller.planning.checks import check_durable, check_ends, check_folders, check_taken
-from controller.planning.compiler import compile_plan
 from controller.planning.explain import explain
 from controller.planning.inputs import topological
-from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.event_time import told_idleness
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan
+from flux.dataflow.relations.running_flow import RunningStage
 from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.sink import FlowTo, QueryReaders, flow_of
 from flux.dataflow.source import DataFrameSource, Source, StreamSource
 from flux.errors import FluxError, UsageError
 from flux.expressions.steps import RowSteps
 from flux.operators.schema import positions
-from flux.operators.user_code import text_of
 from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
 from spark_integration.expressions.analysed import steps_of
-from spark_integration.expressions.remembered import KNOWN, Analyses
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import CheckpointLocation
+from spark_integration.query.declarations import (
+    check_flows,
+    compiled,
+    running_session,
+    session_of,
+    sources_of,
+)
 from spark_integration.query.follow import follow
 from spark_integration.query.lookup_tables import LookupTables
 from spark_integration.query.query import Query
 from spark_integration.query.source_setup import prepared
 from spark_integration.schema import for_spark
-from spark_integration.session import session_stopped
 from spark_integration.settings import (
     Need,
     check_replicas,
@@ -68,6 +70,7 @@ from spark_integration.settings import (
 from spark_integration.streaming.flux_format import register
 from spark_integration.streaming.stream_source import check_checkpoints
 from spark_integration.tasks.dataframe_partitions import with_cuts
+from spark_integration.tasks.shipping import check_outputs, check_shipping
 
 log = logging.getLogger("flux")
 
@@ -81,41 +84,6 @@ def compile_once() -> None:
         log.warning("first start after an installation: compiling the kernels, which takes up to a minute")
         warm_up()
         liveness_thread.warm_up()
-
-
-def check_shipping(plan: Plan) -> None:
-    """Check everything that is sent to the executors with the tasks before anything runs: the user's operators, functions and
-    readers. UsageError names the stage or source that cannot be pickled, and the object in it that cannot."""
-    if _fault(plan) is None:
-        return
-    for what, shipped in _parts(plan):
-        fault = _fault(shipped)
-        if fault is not None:
-            raise UsageError(
-                f"{what} cannot be sent to the executors: {text_of(fault)}. It refers to something that does not travel, such as "
-                "a SparkSession, a DataFrame, a lock, a file or a connection: make that in open() or inside of the function, or "
-                "pass its name"
-            ) from fault
-    fault = _fault(plan)
-    raise UsageError(f"the query cannot be sent to the executors: {text_of(fault)}") from fault
-
-
-def _parts(plan: Plan) -> Iterator[tuple[str, Any]]:
-    for source in plan.sources:
-        yield f"source {source.name}", source
-    for stage in plan.stages:
-        yield f"the sink of stage {stage.name}", stage.sink
-        yield f"stage {stage.name}", stage
-    for edge in plan.edges:
-        yield f"a function of mapInArrow behind {plan.origin(edge).name}", edge.steps
-
-
-def _fault(shipped: Any) -> BaseException | None:
-    try:
-        cloudpickle.dumps(shipped)  # as Spark does, but Spark's serializer prints a traceback first
-    except (Exception, SystemExit) as error:
-        return error
-    return None
 
 
 _told: set[str] = set()  # applications that were told about replicas in one executor
@@ -169,18 +137,19 @@ def _started(
     ) as need:
         tables = LookupTables(settings.lookup_max_bytes, location)
         began_with = need.workers if location is None else location.began_with(need.workers)
-        plan = _compiled(
+        declared = compiled(
             spark, flows, settings, query_id, secrets.token_bytes(32), began_with if keep_output else 0,
             None if location is None else location.partitions, tables,
         )  # fmt: skip
+        plan = declared.plan
         check_ends(plan, goes_on=location is not None)
         check_folders(plan)
         if location is not None:
             location = location.for_sinks_of(plan)
             plan = _kept_in(plan, location, began_with)
-        _check_outputs(plan)
+        check_outputs(plan.stages)
         place = None if location is None else location.place
-        check_checkpoints(spark, plan, sources, place, location is None or location.about is None)
+        check_checkpoints(spark, plan, declared.sources, place, location is None or location.about is None)
         check_shipping(plan)
         check_replicas(plan, need.workers, executors_at_most(spark))
         if keep_output is None:
@@ -193,10 +162,10 @@ def _started(
         plan, kept = prepared(plan, known, is_case_sensitive(spark), ignored_files(spark))
         if location is not None:
             location.check(plan)
-            plan, kept = with_cuts(plan, sources, kept, location.kept)
+            plan, kept = with_cuts(plan, declared.sources, kept, location.kept)
             tables.keep()
             location.take(plan, kept)
-        query = Query(spark, plan, need, sources, name, place)
+        query = Query(spark, declared.with_plan(plan), need, name, place)
         _tell_of_idleness(plan)
         if shared:
             _tell_of_one_executor(spark, plan)
@@ -214,15 +183,6 @@ def _kept_in(plan: Plan, location: CheckpointLocation, began_with: int) -> Plan:
     return replace(
         plan, durable=True, began_with=began_with, location=str(location.place), forgotten=location.forgotten(plan)
     )
-
-
-def _check_outputs(plan: Plan) -> None:
-    """Raise SchemaError if Spark has no type for a column that it is to get, or to find in files."""
-    for stage in plan.stages:
-        if stage.collects:
-            for_spark(stage.schemas[0], f"stage {stage.name}")
-        if isinstance(stage.sink, ParquetFiles) and stage.output_schema is not None:
-            for_spark(stage.output_schema, f"stage {stage.name}, which writes files")
 
 
 def _claim_slots(
@@ -245,12 +205,6 @@ def _check_inactive(query_id: str, place: Any) -> None:
         )
 
 
-def check_flows(flows: Sequence[Any]) -> None:
-    for flow in flows:
-        if not isinstance(flow, Flow | FlowTo):
-            raise UsageError(f"expected a flow, the result of calling a decorated stage; got {type(flow).__name__}")
-
-
 def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False, **options: Any) -> DataFrame:
     """Run the flow to its end. ``progress`` shows it on the screen. Raises the query's errors."""
     query = start_query([flow], spark=spark, keep_output=True, **options)
@@ -263,41 +217,9 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
         raise
 
 
-def sources_of(flows: Sequence[Flow | FlowTo]) -> list[Source]:
-    """Return the sources, in the order in which the compiler numbers them."""
-    found: list[Source] = []
-    for flow in topological([flow_of(given) for given in flows]):
-        for given in flow.inputs:
-            if isinstance(given, Source) and not any(given is known for known in found):
-                found.append(given)
-    return found
-
-
-def session_of(sources: list[Source]) -> SparkSession:
-    """Return the session of a DataFrame among the sources, or else that of the program."""
-    for source in sources:
-        dataframe = source.dataframe if isinstance(source, DataFrameSource | StreamSource) else None
-        if isinstance(dataframe, DataFrame):  # tests give a schema in its place
-            return _running(dataframe.sparkSession, f"that of the DataFrame of source {source.name}")
-    # A session is active in the thread that made it; the default session is that of the whole program.
-    session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
-    if session is None or session_stopped(session):
-        raise UsageError("there is no SparkSession: make one with SparkSession.builder, or give spark=...")
-    return session
-
-
 def _session(given: SparkSession | None, sources: list[Source]) -> SparkSession:
     """Return the session of a query: the given one, or else that of its sources."""
-    return session_of(sources) if given is None else _running(given, "the one given as spark=...")
-
-
-def _running(session: SparkSession, which: str) -> SparkSession:
-    """Return a session. UsageError: it is stopped, and every question to it would fail with an error of another kind."""
-    if session_stopped(session):
-        raise UsageError(
-            f"the SparkSession is stopped, {which}: make a new one with SparkSession.builder.getOrCreate(), and DataFrames of it"
-        )
-    return session
+    return session_of(sources) if given is None else running_session(given, "the one given as spark=...")
 
 
 def _most_replicas(flows: Sequence[Flow | FlowTo], settings: Settings) -> int:
@@ -329,35 +251,10 @@ def explain_flows(flows: list[Flow | FlowTo], spark: SparkSession | None, **opti
     settings = Settings.of(given, **options)
     if has_one_executor(session) and not decides_on_shared_executors(given, options):
         settings = replace(settings, same_executor=True)
-    plan = _compiled(session, flows, settings, tables=LookupTables(settings.lookup_max_bytes))
+    plan = compiled(session, flows, settings, tables=LookupTables(settings.lookup_max_bytes)).plan
     check_ends(plan)
     check_folders(plan)
     return explain(plan)
-
-
-def _compiled(
-    spark: SparkSession, flows: Sequence[Flow | FlowTo], settings: Settings, query: str = "", secret: bytes = b"",
-    collect: int = 0, began_with: Mapping[str, int] | None = None, tables: LookupTables | None = None,
-) -> Plan:  # fmt: skip
-    """Compile flows with the types, names and expressions of a session. ``tables`` reads those of lookups; None: the flow is only
-    being written, and nothing is read."""
-    asked = Analyses(spark, KNOWN if tables is None else None)
-    return compile_plan(
-        flows,
-        settings,
-        asked.to_arrow,
-        query,
-        secret,
-        collect,
-        is_case_sensitive(spark),
-        began_with,
-        asked.steps,
-        asked.groups,
-        asked.order,
-        asked.join,
-        None if tables is None else tables.rows,
-        tables is None,
-    )
 
 
 def computed(schema: pa.Schema, texts: Sequence[str]) -> RowSteps | None:
@@ -371,11 +268,11 @@ def computed(schema: pa.Schema, texts: Sequence[str]) -> RowSteps | None:
 
 def _looked_at(given: Flow | Source) -> Plan:
     """Compile a flow, or a source by itself, for its columns. Nothing is read."""
-    flow = given if isinstance(given, Flow) else RowFlow(given, ())
+    flow = RowFlow(given, ()) if isinstance(given, Source | RunningStage) else given
     before, _looks_up.now = getattr(_looks_up, "now", False), True
     try:
         spark = session_of(sources_of([flow]))
-        return _compiled(spark, [flow], Settings.of(given_settings(spark)))
+        return compiled(spark, [flow], Settings.of(given_settings(spark))).plan
     finally:
         _looks_up.now = before
 
@@ -436,4 +333,4 @@ def check_columns(flow: Flow) -> None:
         settings = Settings.of(given_settings(spark))
     except UsageError:
         return  # no session yet, or a wrong setting, which start() refuses
-    _compiled(spark, [flow], settings)
+    compiled(spark, [flow], settings)

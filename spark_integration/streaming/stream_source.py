@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class Streams:
     def __init__(
         self,
         plan: Plan,
-        sources: list[Source],
+        sources: Mapping[int, Source],
         name: str | None,
         location: Place | None,
         server: Server,
@@ -100,17 +100,17 @@ class Streams:
         self._failed = failed
         self._tables = [
             TableRefresh(plan, i, TableReader(plan, i, source.dataframe), location, server)
-            for i, source in enumerate(sources)
+            for i, source in sources.items()
             if isinstance(source, StreamSource) and plan.sources[i].refresh_us
         ]
         self._given = [
             (i, source)
-            for i, source in enumerate(sources)
+            for i, source in sources.items()
             if isinstance(source, StreamSource) and not plan.sources[i].refresh_us
         ]
         #: No other source may have more when these have ended.
         self._no_other_source = all(
-            isinstance(source, StreamSource) and source.dataframe is not None for source in sources
+            isinstance(source, StreamSource) and source.dataframe is not None for source in sources.values()
         )
         #: All sources but the tables come to their ends.
         self._all_end = not any(source.endless for source in plan.sources)
@@ -335,13 +335,13 @@ def checkpoint_of(name: str, given: str | None, location: Place | None) -> str |
 
 
 def check_checkpoints(
-    spark: SparkSession, plan: Plan, sources: list[Source], location: Place | None, new: bool
+    spark: SparkSession, plan: Plan, sources: Mapping[int, Source], location: Place | None, new: bool
 ) -> None:
     """Raise UsageError if Spark would go on behind batches that the state of the query does not have. ``new``: it has no
     state."""
     if not new:
         return
-    for index, source in enumerate(sources):
+    for index, source in sources.items():
         if not isinstance(source, StreamSource) or source.dataframe is None or plan.sources[index].refresh_us:
             continue
         where = checkpoint_of(plan.sources[index].name, source.how.checkpoint, location)

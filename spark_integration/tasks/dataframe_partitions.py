@@ -10,7 +10,7 @@ have another number of partitions nevertheless: that is found out before anythin
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -38,13 +38,14 @@ _OF_FILES = (
 _planning = threading.Lock()
 
 
-def with_cuts(plan: Plan, sources: Sequence[Source], kept: Kept, known: Kept | None) -> tuple[Plan, Kept]:
+def with_cuts(plan: Plan, sources: Mapping[int, Source], kept: Kept, known: Kept | None) -> tuple[Plan, Kept]:
     """Return the plan with DataFrames that are cut as at the first start, and the kept data with these cuts. ``known`` was
     kept then; None: this is the first start. UsageError: a DataFrame has another number of partitions now."""
     before = (known or {}).get("sources", {})
     said: dict[str, Any] = {}
 
-    def cut(about: SourcePlan, source: Source) -> SourcePlan:
+    def cut(about: SourcePlan) -> SourcePlan:
+        source = sources[about.id]
         if not (isinstance(about, DataFrameSourcePlan) and isinstance(source, DataFrameSource)):
             return about
         was = before.get(about.name)
@@ -56,7 +57,7 @@ def with_cuts(plan: Plan, sources: Sequence[Source], kept: Kept, known: Kept | N
         said[about.name] = {"settings": settings, "partitions": partitions}
         return made
 
-    made = ById(map(cut, plan.sources, sources))
+    made = ById(map(cut, plan.sources))
     return replace(plan, sources=made), {**kept, "sources": {**kept["sources"], **said}}
 
 

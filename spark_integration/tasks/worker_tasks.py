@@ -40,14 +40,14 @@ ASK_SPARK_S = 1.0
 
 
 class WorkerTasks:
-    """Starter of worker tasks, used by the thread that supervises the query. ``room`` returns the number of workers that have
-    room in a number of task slots, with the arithmetic."""
+    """Starter of worker tasks, used by the thread that supervises the query. ``plan`` returns the newest plan, with
+    which later workers come; ``room`` the number of workers that have room in a number of task slots, with the arithmetic."""
 
     def __init__(
-        self, spark: SparkSession, plan: Plan, server: Server, jobs: Jobs, room: Callable[[int], Room]
+        self, spark: SparkSession, plan: Callable[[], Plan], server: Server, jobs: Jobs, room: Callable[[int], Room]
     ) -> None:
         self._spark = spark
-        self._plan = plan
+        self._newest_plan = plan
         self._server = server
         self._jobs = jobs
         self._room = room
@@ -57,6 +57,10 @@ class WorkerTasks:
         self._untold: set[int] = set()  # slots with started tasks that the controller may not know of
         #: At the last look, a slot had no worker: its task may have failed.
         self.awaits_workers = True
+
+    @property
+    def _plan(self) -> Plan:
+        return self._newest_plan()
 
     def start(self, rendezvous: Rendezvous, slots: list[int]) -> None:
         """Start a Spark job with a task for each of these slots."""

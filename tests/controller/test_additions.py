@@ -13,7 +13,8 @@ import pytest
 import flux
 from controller.planning.additions import PlanAddition, check_addition, compiled_addition
 from controller.planning.compiled import CompiledPlan
-from controller.planning.compiler import Resolvers, compiled_plan
+from controller.planning.compiler import compiled_plan
+from controller.planning.steps import Resolvers
 from flux.dataflow.flow import StepsOperator
 from flux.dataflow.plan import DataFrameSourcePlan, EdgePlan, FromSource, FromStage, Timed
 from flux.dataflow.plan_change import PlanChange

@@ -74,7 +74,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, StubJobs]]
         sparkContext=SimpleNamespace(_conf=configuration),
     )
     rendezvous = server.start()
-    tasks = elastic.WorkerTasks(spark, plan, server, jobs, lambda slots: None)
+    tasks = elastic.WorkerTasks(spark, lambda: plan, server, jobs, lambda slots: None)
     tasks.start(rendezvous, [0, 1, 2])
     over = threading.Event()
 
@@ -141,7 +141,7 @@ def test_tasks_that_were_started_are_not_started_again_though_the_controller_was
     spark = SimpleNamespace(sparkContext=SimpleNamespace(_conf=configuration))
     ended: list[Any] = []
     server = SimpleNamespace(core=c.core, look=look, tasks_ended=lambda slots, *_: ended.append(slots))
-    tasks = elastic.WorkerTasks(spark, c.core.plan, server, SimpleNamespace(run=run), lambda slots: None)
+    tasks = elastic.WorkerTasks(spark, lambda: c.core.plan, server, SimpleNamespace(run=run), lambda slots: None)
     for _ in range(2):
         tasks.look(None)
     assert started == ["workers"]

@@ -24,7 +24,7 @@ from flux.shell.process import failure_of
 from flux.shell.sink_threads import RETRY_LINE_S, SinkRetries, SinkThreads
 from flux.wire.codec import decode_report
 from flux.wire.frames import encode
-from spark_integration.query.start import check_shipping
+from spark_integration.tasks.shipping import check_shipping
 
 NAME = os.fsdecode(b"/data/\xff.csv")  # half of a surrogate, for which UTF-8 has no bytes
 

@@ -24,8 +24,8 @@ from spark_integration.query import query, start
 from spark_integration.query import running_queries as active
 from spark_integration.query.operations import Operations, checked_timeout
 from spark_integration.query.source_setup import prepared
-from spark_integration.query.start import check_shipping
 from spark_integration.tasks.jobs import reason_of
+from spark_integration.tasks.shipping import check_shipping
 
 SCHEMA = pa.schema([("k", pa.int64())])
 
@@ -114,9 +114,8 @@ def test_waiting_for_output_says_in_the_log_for_which_source_if_it_may_never_end
     monkeypatch.setattr(query, "OUTPUT_SAY_S", 0.01)
     given = dataframe(SCHEMA) if source == "a DataFrame" else flux.source(lambda partition: iter(()), SCHEMA, 1, source)
     waiting: Any = object.__new__(query.Query)
-    waiting._plan = compile_plan(
-        [flux.stage(lambda rows: rows)(given)], Settings.of(), lambda schema: schema, "q", b"s"
-    )
+    plan = compile_plan([flux.stage(lambda rows: rows)(given)], Settings.of(), lambda schema: schema, "q", b"s")
+    waiting._running = SimpleNamespace(plan=plan)
     waiting._name, finished = "clicks", threading.Event()
     waiting._server = SimpleNamespace(awaited=contextlib.nullcontext, finished=finished, error=None)
     threading.Timer(0.1, finished.set).start()
@@ -151,7 +150,8 @@ def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
     monkeypatch.setattr(query, "ALL_AVAILABLE_SAY_S", 0.0)
     waits = iter(["rows has not paused in partition 0", ""])
     endless: Any = object.__new__(query.Query)
-    endless._plan, endless._name = plan(flux.stage(name="same")(lambda rows: rows)), "clicks"
+    endless._running = SimpleNamespace(plan=plan(flux.stage(name="same")(lambda rows: rows)))
+    endless._name = "clicks"
     endless._server = SimpleNamespace(look=lambda at: next(waits), finished=threading.Event(), phase="running")
     streams = SimpleNamespace(process_all_available=lambda end: None)
     endless._run = SimpleNamespace(streams=streams, look_at_files=lambda timeout: None)
@@ -225,7 +225,7 @@ class Operating(Operations):
     """A query of workers in threads that may have joined or not."""
 
     def __init__(self, plan: Any, server: Server) -> None:
-        self._plan, self._server = plan, server
+        self._running, self._server = SimpleNamespace(plan=plan), server
         self._elastic = SimpleNamespace(renew_room=lambda: None)  # type: ignore[assignment]
 
 

@@ -24,8 +24,8 @@ from flux.operators.operator import Context, last_output
 from flux.settings import Settings
 from flux.windows.window import NEVER
 from spark_integration.query.checkpoint_location import CheckpointLocation
+from spark_integration.query.declarations import compiled
 from spark_integration.query.lookup_tables import LookupTables
-from spark_integration.query.start import _compiled
 from spark_integration.schema import for_spark
 
 pytestmark = pytest.mark.spark
@@ -150,7 +150,7 @@ QUERIES = {
 
 def computed(spark: Any, flow: Any) -> pa.Table:
     """Compute a flow over sources of workers in this process."""
-    plan = _compiled(spark, [flow], Settings.of(), tables=LookupTables(1 << 20))
+    plan = compiled(spark, [flow], Settings.of(), tables=LookupTables(1 << 20)).plan
     rows = {"clicks": LEFT, "views": RIGHT}
     read = {each.id: rows[each.name].to_batches(max_chunksize=37) for each in plan.sources}
     given: dict[int, list[pa.RecordBatch]] = {}

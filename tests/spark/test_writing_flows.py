@@ -14,7 +14,8 @@ from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.row_operators import RowOperator
 from flux.settings import Settings
 from spark_integration.expressions import remembered
-from spark_integration.query import start
+from spark_integration.query import declarations
+from spark_integration.query.declarations import compiled
 
 pytestmark = pytest.mark.spark
 
@@ -63,14 +64,14 @@ def asks(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     for name in ASKS:
         counting(remembered, name)
     counting(RowOperator, "of")
-    monkeypatch.setattr(start, "KNOWN", remembered.Answers())
+    monkeypatch.setattr(declarations, "KNOWN", remembered.Answers())
     return counted
 
 
 def test_the_questions_to_spark_grow_with_the_length_of_a_flow(asks: Counter[str]) -> None:
     counts = []
     for rounds in (1, 2, 3):
-        start.KNOWN.clear()
+        declarations.KNOWN.clear()
         asks.clear()
         written(rounds)
         counts.append(dict(asks))
@@ -88,20 +89,20 @@ def described(plan: Any) -> list[Any]:
 def test_a_flow_that_was_written_is_compiled_as_if_nothing_were_known(asks: Counter[str], spark: Any) -> None:
     flow = written(1)
     asks.clear()
-    known = start._compiled(spark, [flow], Settings.of({}))
+    known = compiled(spark, [flow], Settings.of({})).plan
     assert asks == {}
-    start.KNOWN.clear()
-    assert described(known) == described(start._compiled(spark, [flow], Settings.of({})))
+    declarations.KNOWN.clear()
+    assert described(known) == described(compiled(spark, [flow], Settings.of({})).plan)
     assert asks["steps_of"] > 0
 
 
 def test_answers_hold_for_the_settings_of_their_call(spark: Any) -> None:
     flow = read().where("K > 1").selectExpr("k", "v", "CAST(ts AS STRING) AS said")
-    before = str(start._compiled(spark, [flow], Settings.of({})).edges[0].steps)
+    before = str(compiled(spark, [flow], Settings.of({})).plan.edges[0].steps)
     zone = spark.conf.get("spark.sql.session.timeZone")
     try:
         spark.conf.set("spark.sql.session.timeZone", "Pacific/Apia")
-        after = str(start._compiled(spark, [flow], Settings.of({})).edges[0].steps)
+        after = str(compiled(spark, [flow], Settings.of({})).plan.edges[0].steps)
         assert "Pacific/Apia" in after
         assert "Pacific/Apia" not in before
         spark.conf.set("spark.sql.caseSensitive", "true")
@@ -110,8 +111,8 @@ def test_answers_hold_for_the_settings_of_their_call(spark: Any) -> None:
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
         spark.conf.unset("spark.sql.caseSensitive")
-    assert str(start._compiled(spark, [flow.where("v > 1")], Settings.of({})).edges[0].steps)
-    assert str(start._compiled(spark, [flow], Settings.of({})).edges[0].steps) == before
+    assert str(compiled(spark, [flow.where("v > 1")], Settings.of({})).plan.edges[0].steps)
+    assert str(compiled(spark, [flow], Settings.of({})).plan.edges[0].steps) == before
 
 
 def test_spark_reads_folders_by_columns_as_it_reads_its_own(spark: Any, tmp_path: Any) -> None:
