@@ -59,6 +59,7 @@ TABLE = (
     Setting("ack_interval", "ack.interval", "seconds", "5ms", "longest delay of an acknowledgement, but for a worker that small batches keep busy", 0),
     Setting("resend_timeout", "resend.timeout", "seconds", "1s", "a stream repeats its handshake after this long without an acknowledgement", 0.001),
     Setting("link_timeout", "link.timeout", "seconds", "300ms", "a worker to which rows or a watermark do not come for this long, though another replica of their producer has them, reads them from that one", 0.01),
+    Setting("link_unreached", "link.unreached", "seconds", "5s", "a primary to which rows, or acks of its output, have not come for this long, though another safe replica of its partition has them, leaves the lead to that one", 0.1),
     Setting("watermark_interval", "watermark.interval", "seconds", "50ms", "longest time for which a watermark that ends no window waits before it is passed on", 0.001),
     Setting("watermark_warn_after", "watermark.warnAfter", "seconds", "30s", "a watermark that stands still for this long while rows come is told in history and log, once", 0.001),
     Setting("watermark_drift", "watermark.drift", "seconds", "0s", "event time by which a partition of a source may be ahead of the one that is farthest behind before it waits for it; 0s: it never waits", 0),
@@ -125,6 +126,7 @@ class Settings:
     ack_interval: float
     resend_timeout: float
     link_timeout: float
+    link_unreached: float
     watermark_interval: float
     watermark_warn_after: float
     watermark_drift: float

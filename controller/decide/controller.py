@@ -52,6 +52,7 @@ from flux.wire.control import (
     TableMissed,
     TableSeen,
     ToController,
+    Unreached,
 )
 from flux.wire.pulse import Pulse
 from partitioning.ids import PartitionKey
@@ -199,6 +200,8 @@ class Controller:
                 self.sweeper.caught_up(message, now)
             case ReplicaDiverged():
                 self.sweeper.diverged(message, now)
+            case Unreached():
+                self.sweeper.unreached(message, now)
             case PartitionFinished():
                 self._on_finished(message, now)
             case Goodbye() if member.about.role == "worker":

@@ -15,10 +15,10 @@ from controller.replicas.addition_limits import LISTED_EVERY_S
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.additions import Addition, AdditionEvent, Moment, Phase
 from controller.replicas.moves import MoveQueue
-from controller.replicas.table_changes import NextTable, drop, dropped, in_place_of, made_live
+from controller.replicas.table_changes import NextTable, changed, drop, dropped, in_place_of, led_by, made_live
 from flux.errors import QueryFailed
 from flux.replica.kinds import kind_named
-from flux.wire.control import CopyState, ReplicaCaughtUp, ReplicaDiverged
+from flux.wire.control import CopyState, ReplicaCaughtUp, ReplicaDiverged, Unreached
 from partitioning.ids import PartitionKey
 from partitioning.table import Table
 
@@ -303,6 +303,21 @@ class Sweep:
             )
             return
         self._drop(message.stage, message.partition, message.worker, now)
+        self.sweep(now)
+
+    def unreached(self, message: Unreached, now: float) -> None:
+        """Let another replica lead in place of a primary that is out of reach for a producer or a consumer. The primary is
+        dropped, and the sweep adds a replica on another worker (design: unreached)."""
+        board, repairs = self.board, self.repairs
+        if board.table is None or board.phase != QueryPhase.RUNNING:
+            return
+        heir = repairs.heir_of_unreached(message, board.table)
+        if heir is None:
+            return
+        repairs.note_unreached(message, now)
+        table = changed(board.table, {PartitionKey(message.stage, message.partition): led_by(heir.worker)})
+        self.moving.reconcile(table, now)
+        board.publish(table)
         self.sweep(now)
 
     def caught_up(self, message: ReplicaCaughtUp, now: float) -> None:

@@ -28,6 +28,9 @@ SAFE_MAX_S = 30.0
 ATTEMPTS_MAX = 3
 REST_S = 10.0
 REST_MAX_S = 600.0
+#: For this time, a worker whose primary of a partition was out of reach for others gets no replica of that partition: the same
+#: link may still be down.
+UNREACHED_REST_S = 30.0
 #: For this time, a replica that was dropped because it stood still counts as a failed attempt, even if the next one
 #: was added with success: that one may stand still as well.
 STANDING_COUNTS_S = 600.0
@@ -54,6 +57,8 @@ class AdditionAttempts:
     def __init__(self) -> None:
         #: False while no partition has failed since its last success.
         self.failures: dict[PartitionKey, AdditionFailures] = {}
+        #: By partition: workers whose primary of it was out of reach, and until when they get no replica of it.
+        self._unreached: dict[PartitionKey, dict[int, float]] = {}
 
     def failed(self, key: PartitionKey, worker: int, now: float) -> float:
         """Count one more failure. Return the seconds for which the partition rests now; 0: the next attempt may begin at
@@ -76,6 +81,19 @@ class AdditionAttempts:
             failures.standing = 0
         failures.standing, failures.standing_at = failures.standing + 1, now
         return self.failed(key, worker, now)
+
+    def unreached(self, key: PartitionKey, worker: int, now: float) -> None:
+        """Note that the primary of a partition was out of reach on a worker."""
+        self._unreached.setdefault(key, {})[worker] = now + UNREACHED_REST_S
+
+    def out_of_reach(self, now: float) -> dict[PartitionKey, AbstractSet[int]]:
+        """Return the workers that get no replica of a partition for now, by partition."""
+        left = {
+            key: {worker: until for worker, until in workers.items() if now < until}
+            for key, workers in self._unreached.items()
+        }
+        self._unreached = {key: workers for key, workers in left.items() if workers}
+        return {key: workers.keys() for key, workers in self._unreached.items()}
 
     def succeeded(self, key: PartitionKey) -> None:
         failures = self.failures.pop(key, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,15 +29,16 @@ from controller.replicas.additions import (
     WantedAddition,
     next_additions,
 )
+from controller.replicas.kinds import may_lead
 from controller.replicas.membership import Member
 from controller.replicas.protection_wishes import ProtectionWishes
 from controller.replicas.replica_safety import Life, ReplicaSafety
 from controller.report.events import Event, EventLog
 from flux.dataflow.plan import Plan
-from flux.wire.control import ReplicaCaughtUp, ReplicaDiverged
+from flux.wire.control import ReplicaCaughtUp, ReplicaDiverged, Unreached
 from flux.wire.statistics import Lag as Reported
 from partitioning.ids import PartitionKey
-from partitioning.table import Table
+from partitioning.table import ReplicaAt, Table
 
 __all__ = ["ASK_EVERY_S", "DIVERGENCES_MAX", "AdditionTracker", "Event"]
 
@@ -103,7 +105,8 @@ class AdditionTracker:
         wanted = self._next(moment, self.under_way.values(), len(self.under_way) + MOST)
         if wanted:
             wanted = wanted[: self.batches.size(wanted[0].stage, moment.log_room)]
-        return [self._elsewhere(each, moment) for each in wanted]
+        avoided = self.attempts.out_of_reach(moment.now)
+        return [self._elsewhere(each, moment, avoided.get(each.key, frozenset())) for each in wanted]
 
     def waits(self, moment: Moment) -> bool:
         """Tell whether a repair is due that waits only for additions of another stage.
@@ -112,7 +115,11 @@ class AdditionTracker:
         return bool(self.under_way) and bool(self._next(moment, (), 1))
 
     def _next(self, moment: Moment, under_way: Iterable[Addition], most: int) -> list[WantedAddition]:
-        return next_additions(self.plan, moment.table, under_way, most, moment.placement, self._census, moment.resting)
+        avoided = self.attempts.out_of_reach(moment.now)
+        resting = {
+            key for key, workers in avoided.items() if not _places(key, moment, without=workers)
+        } | moment.resting
+        return next_additions(self.plan, moment.table, under_way, most, moment.placement, self._census, resting)
 
     @property
     def may_begin(self) -> bool:
@@ -124,15 +131,16 @@ class AdditionTracker:
             copying += addition.phase == Phase.COPY
         return copying < self.plan.settings.repairs_at_once
 
-    def _elsewhere(self, wanted: WantedAddition, moment: Moment) -> WantedAddition:
-        """Put an addition on the worker with the fewest failures for this partition, if the chosen worker has had any."""
+    def _elsewhere(self, wanted: WantedAddition, moment: Moment, avoided: AbstractSet[int]) -> WantedAddition:
+        """Put an addition on the worker with the fewest failures for this partition, if the chosen worker has had any, or is
+        among the ``avoided`` ones. There are others then."""
         key = wanted.key
-        if not self.attempts.with_worker(key, wanted.worker):
+        if wanted.worker not in avoided and not self.attempts.with_worker(key, wanted.worker):
             return wanted
-        others = [replica.worker for replica in moment.table.replicas(*key)]
-        fit = moment.placement.candidates(
+        fit = _places(
             key,
-            others,
+            moment,
+            without=avoided,
             first=lambda worker: self.attempts.with_worker(key, worker),
             then=lambda worker: (worker != wanted.worker, worker),
         )
@@ -288,6 +296,34 @@ class AdditionTracker:
 
         self.safety.lost(member.node, is_listed)
 
+    def heir_of_unreached(self, message: Unreached, table: Table) -> ReplicaAt | None:
+        """Return the replica that is to lead in place of a primary that is out of reach; None: all stays as it is.
+
+        It could lead at once, and has all that is committed. No addition of the partition is under way: its replica is not
+        safe, and would have to go with the primary whose state it gets."""
+        key = PartitionKey(message.stage, message.partition)
+        leader, *others = table.replicas(*key)
+        meant = leader.worker == message.primary and leader.incarnation == message.leader
+        life = Life(*key, message.worker, message.incarnation)
+        heir = next((replica for replica in others if life.is_in([replica])), None)
+        if heir is None or not meant or key in self.under_way or not may_lead(heir):
+            return None
+        return heir if self.safety.keeps_up(*key, heir) else None
+
+    def note_unreached(self, message: Unreached, now: float) -> None:
+        """Note that another replica leads in place of a primary that is out of reach. The worker of that one gets no replica of
+        the partition for a while."""
+        key, plan = PartitionKey(message.stage, message.partition), self.plan
+        self.attempts.unreached(key, message.primary, now)
+        self.take_overs += 1
+        stream = plan.describe_stream(message.edge, message.producer)
+        what = f"acks of {stream}" if message.acks else f"rows of {stream}"
+        text = (
+            f"{what} have not come to worker {message.primary} for {plan.settings.link_unreached:g} s "
+            f"(spark.flux.link.unreached), and worker {message.worker} has them"
+        )
+        self.note("take-over", now, *key, message.worker, text, source=message.primary)
+
     def note_divergence(self, message: ReplicaDiverged, table: Table, now: float) -> bool:
         """Take a report, and tell whether the secondary is to be dropped."""
         life = _life(message)
@@ -424,6 +460,13 @@ class AdditionTracker:
             "stallMsMax": max(stalls, default=0.0),
             "recent": self.events.recent(),
         }
+
+
+def _places(
+    key: PartitionKey, moment: Moment, then: Callable[[int], Any] = lambda worker: worker, **more: Any
+) -> list[int]:
+    """List the workers that may hold one more replica of a partition, in order of preference (``Placement.candidates``)."""
+    return moment.placement.candidates(key, [r.worker for r in moment.table.replicas(*key)], then, **more)
 
 
 def _life(message: ReplicaCaughtUp | ReplicaDiverged) -> Life:

@@ -89,6 +89,16 @@ def in_place_of(source: int, target: int) -> Change:
     return change
 
 
+def led_by(heir: int) -> Change:
+    """Leave the primary out, and put the replica on worker ``heir`` first. All others are safe, so they stay."""
+
+    def change(replicas: Replicas) -> Replicas:
+        others = [replica for replica in replicas[1:] if replica.worker != heir]
+        return (as_primary(next(replica for replica in replicas if replica.worker == heir)), *others)
+
+    return change
+
+
 def retain(table: Table, stage: int, partition: int, worker: int, kind: str = ACTIVE) -> Table:
     """Make the table with one replica more."""
     return changed(table, {PartitionKey(stage, partition): added(worker, table.epoch + 1, kind)})

@@ -206,8 +206,8 @@ class Inbound:
         #: By worker: the connection on which its replica of the producer said Hello, and the epoch that it went by then.
         self.offers: dict[int, Hashable] = {}
         self.offered: dict[int, int] = {}
-        #: Messages taken, under any nonce.
-        self.taken = 0
+        #: Messages taken, under any nonce, and the part of them that another replica of a partition here has lent.
+        self.taken = self.borrowed = 0
         #: Payload that waits here, also of earlier nonces.
         self.held_bytes = 0
         self.marks = Marks()
@@ -366,6 +366,7 @@ class Inbound:
         if message.mark is not None and self._marked:
             self.adopt(self.incarnation, [message.mark])
         self.taken += 1
+        self.borrowed += 1
         return slices
 
     def borrow_bound(self, message: Bound, partition: int, others: Collection[int]) -> None:

@@ -2,4 +2,5 @@
 
 starvation  Rows that do not come although some process has them
 lending     Rows that a primary cannot get, lent by a secondary that has them
+unreached   Primaries to which rows or acks do not come, while another replica of their partition has them
 """

@@ -151,11 +151,14 @@ class Loan:
 @dataclass(slots=True)
 class LentStream:
     """Slices of a stream that a primary here has got from a secondary on worker ``lender``, in one loan after another: the times
-    of the first and the last one, and their number."""
+    of the first and the last one, and their number. ``direct``: messages that the producer itself has brought until now, the
+    last one before ``alone_since``."""
 
     lender: int
     since: float
     last: float
+    alone_since: float
+    direct: int
     slices: int = 0
 
 
@@ -225,9 +228,11 @@ class Borrower:
         taken = inbound.borrow(message, batches, replica.partition, others, self._counters)
         if taken:
             self.slices += len(taken)
-            lent = self._lent.get((loan.key, loan.stream))
+            lent, direct = self._lent.get((loan.key, loan.stream)), inbound.taken - inbound.borrowed
             if lent is None or lent.lender != loan.lender:
-                lent = self._lent[loan.key, loan.stream] = LentStream(loan.lender, now, now)
+                lent = self._lent[loan.key, loan.stream] = LentStream(loan.lender, now, now, now, direct)
+            if lent.direct != direct:
+                lent.alone_since, lent.direct = now, direct
             lent.last, lent.slices = now, lent.slices + len(taken)
         return taken
 
@@ -235,6 +240,14 @@ class Borrower:
     def lent(self) -> Collection[LentStream]:
         """The streams of which slices have been lent lately."""
         return self._lent.values()
+
+    def alone(self, since: float) -> Iterator[tuple[PartitionKey, StreamId, int]]:
+        """Yield the streams of which a primary has got nothing but loans ``since`` then or for longer, each with the primary's
+        partition and the worker of the lender."""
+        for (key, stream), lent in self._lent.items():
+            inbound = self._of_stream(stream)
+            if lent.alone_since <= since and lent.direct == inbound.taken - inbound.borrowed:
+                yield key, stream, lent.lender
 
     def forget(self, now: float) -> None:
         """Forget streams of which nothing has been lent for long."""

@@ -228,6 +228,28 @@ class ReplicaDiverged(Control, frozen=True):
     step: Natural
 
 
+class Unreached(Control, frozen=True):
+    """Report that rows, or acks of its output, have not come to a primary for ``spark.flux.link.unreached``, and that another
+    replica of its partition has them (design: unreached)."""
+
+    node: Id
+    stage: Id
+    partition: Id
+    #: The worker with the primary.
+    primary: Id
+    #: That of the primary.
+    leader: Sequence
+    #: The worker with the other replica.
+    worker: Id
+    #: That of the other replica.
+    incarnation: Sequence
+    #: The edge and the producer of the stream.
+    edge: Id
+    producer: Id
+    #: Acks of its output are missing; else rows of its input.
+    acks: bool
+
+
 class CopyState(Control, frozen=True):
     """Order to the worker of a primary: copy the state to a new replica (design: copy)."""
 
@@ -307,6 +329,7 @@ ToController = (
     | EdgeBorn
     | ReplicaCaughtUp
     | ReplicaDiverged
+    | Unreached
     | PartitionFinished
     | Checkpointed
     | Goodbye

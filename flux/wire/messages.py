@@ -562,10 +562,31 @@ class Borrow(Message, frozen=True):
     room: Size
 
 
+class UnackedElement(msgspec.Struct, frozen=True, array_like=True):
+    """An element of the output of a partition, which a replica of a consumer has not acked at the primary."""
+
+    stage: Id
+    partition: Id
+    #: That of the secondary which is asked.
+    incarnation: Sequence
+    #: That of the primary.
+    leader: Sequence
+    edge: Id
+    sequence: Natural
+
+
+class Unacked(Message, frozen=True):
+    """Question of the primaries on a worker to their secondaries on another: these elements have waited for acks for
+    ``spark.flux.link.unreached``. A secondary that has all acks of one tells the controller (design: unreached)."""
+
+    worker: Id
+    items: list[UnackedElement]
+
+
 #: Messages of a worker to the data port of another.
 ToPort = (
-    Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound | Unread | Unordered | WantTentative
-    | Tentative
+    Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound | Unread | Unordered | Unacked
+    | WantTentative | Tentative
 )  # fmt: skip
 #: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull

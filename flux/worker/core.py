@@ -26,6 +26,7 @@ from flux.errors import Fenced, ProtocolError, RefusedError
 from flux.exchange.feed import Counters
 from flux.exchange.producer import ToWorker, unread_due
 from flux.reach.lending import Lender
+from flux.reach.unreached import UnreachedPrimaries
 from flux.replica.batched_steps import apply_together
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.replica import Replica
@@ -54,6 +55,7 @@ from flux.wire.messages import (
     StepKind,
     Tentative,
     ToProducer,
+    Unacked,
     Unordered,
     Unread,
     WantTentative,
@@ -198,6 +200,9 @@ class WorkerCore:
         )
         self._state_receiver = self._state_sender.incoming
         self.lender = Lender(worker, plan.settings.link_timeout, self.replicas, self.subscriptions.streams)
+        self.unreached = UnreachedPrimaries(
+            worker, plan.settings.link_unreached, self.replicas, self.producers, self.subscriptions.borrower, self.counters
+        )  # fmt: skip
         self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._state_sender)
 
     @property
@@ -291,6 +296,8 @@ class WorkerCore:
                 self._on_press(connection, message)
             case Unordered():
                 self.subscriptions.on_unordered(connection, message)
+            case Unacked():
+                self._effects.extend(map(ToController, self.unreached.on_unacked(message, self.table)))
             case Settled() | Passed() | Bound() | Unread():
                 self._on_statement(connection, message, now)
             case Tentative() | WantTentative():
@@ -572,7 +579,10 @@ class WorkerCore:
         if now >= self._unread_at:
             self._unread_at = np.inf
             for producer in self.producers.values():
-                producer.dirty |= now >= unread_due(producer)
+                if now >= (due := unread_due(producer)):
+                    producer.dirty = True
+                else:
+                    self._unread_at = min(self._unread_at, due)
         if now >= self._bounds_at:
             self._bounds_at = np.inf
             for producer in self.producers.values():
@@ -586,6 +596,9 @@ class WorkerCore:
         yield from self._revivals.poll(now)
         yield from self.lender.poll(self.table, now)
         self.subscriptions.borrower.forget(now)
+        if now >= self.unreached.look_at:
+            for told in self.unreached.look(now):
+                yield told if isinstance(told, ToWorker) else ToController(told)
         self.leaving.flush(now)  # output that became committed, or left, since the last time
         busy = True
         while busy:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from flux.exchange.producer import ToWorker
 from flux.replica.order_exchange import CaughtUp, Diverged
 from flux.state.sender import Aside
-from flux.wire.control import Checkpointed, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen
+from flux.wire.control import Checkpointed, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen, Unreached
 from flux.wire.messages import Answered
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ToConnection(msgspec.Struct, frozen=True):
 class ToController(msgspec.Struct, frozen=True):
     """Effect: report to the controller."""
 
-    message: PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged | Checkpointed
+    message: PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged | Checkpointed | Unreached
 
 
 Effect = ToWorker | ToConnection | ToController | Aside

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
-from one_worker import Feeder, Kept, kept, planned, rows
+from one_worker import Kept, kept, planned, rows
+from several_workers import SeveralWorkers
 
 import flux
-from flux.exchange.producer import ToWorker
 from flux.wire.messages import Borrow, Data, ElementKind, Unordered
-from flux.worker.core import WorkerCore
-from flux.worker.effects import ToConnection
 from flux.worker.report import stats
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
@@ -20,50 +16,12 @@ from partitioning.table import ReplicaAt, Table
 STREAM, KEY = StreamId(0, 0), PartitionKey(0, 0)
 
 
-class Pair:
+class Pair(SeveralWorkers):
     """The primary of partition 0 on worker 0, its secondary on worker 1, and the producer of their stream."""
 
     def __init__(self) -> None:
         plan = planned(flux.stage(partitions=1, replicas=2)(Kept))
-        table = Table(0, (((ReplicaAt(0, 0), ReplicaAt(1, 0)),),), (), {0: "", 1: ""})
-        self.cores = [WorkerCore(plan, worker) for worker in (0, 1)]
-        for core in self.cores:
-            core.on_table(table, 0.0)
-        self.feeders = [Feeder(core) for core in self.cores]
-        for feeder in self.feeders:
-            feeder.hello()
-            feeder.answers = lambda now=0.0: []  # ``pass_on`` takes all effects
-        #: Messages between the two, with their sender.
-        self.sent: list[tuple[int, Any]] = []
-        #: Tells whether a message of the secondary is lost on its way.
-        self.loses: Any = lambda message: False
-        self.pass_on(0.0)
-
-    def pass_on(self, now: float) -> None:
-        """Let both work, and bring each what the other sends, until nothing is under way."""
-        busy = True
-        while busy:
-            busy = False
-            for me, core in enumerate(self.cores):
-                while core.work(now):
-                    busy = True
-                for effect in core.poll(now):
-                    if isinstance(effect, ToWorker):
-                        self.sent.append((me, effect.message))
-                        busy = True
-                        if not (me and self.loses(effect.message)):
-                            self.cores[1 - me].on_data_plane(f"worker {me}", effect.message, effect.batches, now)
-                    elif isinstance(effect, ToConnection) and str(effect.connection).startswith("worker"):
-                        self.sent.append((me, effect.message))
-                        busy = True
-                        self.cores[1 - me].on_answer(me, effect.message, now)
-
-    def go_on(self, begin: float, end: float) -> None:
-        for tick in range(round((end - begin) * 20)):
-            self.pass_on(begin + tick / 20)
-
-    def of(self, kind: Any) -> list[Any]:
-        return [message for _, message in self.sent if isinstance(message, kind)]
+        super().__init__(plan, Table(0, (((ReplicaAt(0, 0), ReplicaAt(1, 0)),),), (), {0: "", 1: ""}))
 
 
 @pytest.fixture

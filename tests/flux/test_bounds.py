@@ -42,6 +42,7 @@ from flux.wire.control import (
     TableMissed,
     TableSeen,
     ToController,
+    Unreached,
     Welcome,
 )
 from flux.wire.frames import PREFIX, encode
@@ -77,6 +78,8 @@ from flux.wire.messages import (
     Resume,
     Settled,
     Tentative,
+    Unacked,
+    UnackedElement,
     Unordered,
     UnorderedRows,
     Unread,
@@ -181,6 +184,7 @@ ASKED = [
     Tentative(0, 1, 2, 3, NEVER, NEVER, 6, 1.5, [0, 1], [10, 20]),
     WantTentative(0, 1, 2, NEVER),
     Unordered(0, [UnorderedRows(0, 1, 2, 3, 4, 5)]),
+    Unacked(0, [UnackedElement(0, 1, 2, 3, 4, 5)]),
     Restore(0, 1, 2, 3),
     Pull(0, 1, 2, 3, 4, True),
 ]
@@ -209,6 +213,9 @@ REPORTS = [
     EdgeBorn(node=1, edge=2, producer=3, number=4),
     ReplicaCaughtUp(node=1, stage=0, partition=1, worker=2, incarnation=3, safe=True, bytes=4, steps_behind=5),
     ReplicaDiverged(node=1, stage=0, partition=1, worker=2, incarnation=3, step=4),
+    Unreached(
+        node=1, stage=0, partition=1, primary=1, leader=0, worker=2, incarnation=3, edge=4, producer=5, acks=True
+    ),
     PartitionFinished(node=1, stage=0, partition=1),
     Checkpointed(node=1, settled=True),
     Goodbye(node=1),

@@ -25,6 +25,8 @@ from flux.wire.messages import (
     Resume,
     StepKind,
     Tentative,
+    Unacked,
+    UnackedElement,
     Unordered,
     UnorderedRows,
     Unread,
@@ -178,11 +180,13 @@ def test_tentative_rows_and_loans_of_strangers_are_counted_and_change_nothing() 
         tentative, Tentative(99, -1, 1 << 62, 0, 5, 0, 0, float("nan"), [], [1]), WantTentative(0, 0, 0, 0), Unread(99, 0, 0, 1),
         Tentative(0, 0, -1, 1, 0, 5, 0, 1.0, [], []), WantTentative(0, 0, -2, 0), Unread(0, 0, 0, -1),
         Unordered(0, [UnorderedRows(0, 0, 0, 0, 0, -1)]), Borrow(0, 0, 0, 0, 0, 1, 0, 1),
+        Unacked(0, [UnackedElement(0, 0, 0, 0, 0, -1)]),
     )  # fmt: skip
     stale = (
         Unread(0, -1, 0, 1), Unread(0, 12345, -1, 1 << 62), Unread(0, QUIET, 1, 1),
         Unordered(99, [UnorderedRows(0, 0, 0, 0, 0, 1)]), Unordered(-1, [UnorderedRows(-1, -1, -1, -1, -1, 1 << 62)]),
-        Unordered(0, [UnorderedRows(0, 1 << 30, 0, 99, 0, 1)]),
+        Unordered(0, [UnorderedRows(0, 1 << 30, 0, 99, 0, 1)]), Unacked(99, [UnackedElement(0, 0, 0, 0, 0, 1)]),
+        Unacked(-1, [UnackedElement(-1, -1, -1, -1, -1, 1 << 62)]),
     )  # fmt: skip
     with attacked_half_way() as query, Peer(query.ports()[0]) as peer:
         before = query.counters().get("stale", 0)

@@ -28,13 +28,15 @@ from flux.exchange.marks import Marks
 from flux.exchange.producer import Producer
 from flux.reach.lending import Lender
 from flux.reach.starvation import Starvation
+from flux.reach.unreached import UnreachedPrimaries
 from flux.replica.replica import Replica
 from flux.state.sender import StateSender
 from flux.tasks.output_fetch import OutputFetch, RemoteFile
 from flux.tasks.output_pull import OutputPull, PullQuestion
+from flux.wire.control import Unreached
 from flux.wire.messages import Data
 from flux.worker.subscriptions import Subscriptions
-from partitioning.table import Table
+from partitioning.table import ReplicaAt, Table
 
 Patch = pytest.MonkeyPatch
 
@@ -220,6 +222,27 @@ def waits_for_the_link(patch: Patch) -> None:
 def lends_nothing(patch: Patch) -> None:
     """A secondary keeps slices that its primary cannot get."""
     patch.setattr(Lender, "look", lambda *given: ())
+
+
+def leaves_the_lead_to_a_primary_out_of_reach(patch: Patch) -> None:
+    """Rows, or acks of its output, do not come to a primary, and it leads for as long as the link is cut."""
+    patch.setattr(Sweep, "unreached", lambda *given: None)
+
+
+def asks_no_secondary_for_acks(patch: Patch) -> None:
+    """A primary does not find out that acks which it lacks have come to a secondary."""
+    patch.setattr(UnreachedPrimaries, "_unacked", lambda *given: ())
+
+
+def lets_any_replica_follow_an_unreached_primary(patch: Patch) -> None:
+    """Also one whose state has just come, and that may lack committed steps."""
+
+    def broken(self: AdditionTracker, message: Unreached, table: Table) -> ReplicaAt | None:
+        leader, *others = table.replicas(message.stage, message.partition)
+        found = [replica for replica in others if not self.safety.is_safe(message.stage, message.partition, replica)]
+        return found[0] if found and leader.worker == message.primary else None
+
+    patch.setattr(AdditionTracker, "heir_of_unreached", broken)
 
 
 def secondaries_hold_credit_for_ever(patch: Patch) -> None:

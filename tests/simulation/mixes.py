@@ -29,7 +29,7 @@ class Mix:
     aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all
     kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew; ``marks``: some
     aggregates have replicas without a common order; ``reach``: streams go over links that bring nothing for ``link.timeout``, as
-    they do in seeds of their own."""
+    they do in seeds of their own; ``unreached_s``: the time after which a primary counts as unreached then, where not 0."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -51,6 +51,7 @@ class Mix:
     looks_up: bool = False
     reach: bool = False
     marks: bool = False
+    unreached_s: float = 0.0
 
 
 #: As the seed has it.
@@ -356,7 +357,14 @@ CUT_LINKS = Mix(
 CUT_LINKS_OF_READERS = replace(
     CUT_LINKS, faults=replace(CUT_LINKS.faults or Faults(), calm_after_s=2.0, pair_cuts_per_s=12.0), numbered=1.0
 )
-#: The same with event time.
+#: The same, and a primary that is cut off for a second leaves the lead.
+UNREACHED = replace(CUT_LINKS, unreached_s=1.0)
+UNREACHED_BY_READERS = replace(CUT_LINKS_OF_READERS, unreached_s=1.0)
+#: Workers die as well, and replicas are added meanwhile.
+UNREACHED_AMONG_CRASHES = replace(
+    UNREACHED_BY_READERS, faults=replace(UNREACHED_BY_READERS.faults or Faults(), crashes_per_s=0.6, patient=True)
+)
+#: Links are cut in event time.
 CUT_LINKS_IN_EVENT_TIME = replace(CUT_LINKS, event_time=True)
 #: Aggregates whose replicas have no common order, beside stages that have one.
 MARKS = replace(EVENT_TIME, marks=True)

@@ -2,7 +2,8 @@
 
 no worker owns a partition twice          no worker is listed twice for it, no two workers of one table lead it
 moves keep the topological order          none begins while one of an earlier stage could
-no move costs a safe replica              only the loss of a worker, or a divergence, leaves a partition with fewer
+no move costs a safe replica              only the loss of a worker, a divergence, or a primary out of reach, leaves a
+                                          partition with fewer
 every move ends                           as done, or given up with an event that says why
 a leaving worker gets nothing new         and is let go with nothing left on it
 """
@@ -65,7 +66,7 @@ class MoveWatch:
         if table is None:
             return
         events = controller.repairs.news()
-        for law in (self.sim.divergences, self.sim.hearts, self.sim.rivals, self.sim.protects):
+        for law in (self.sim.divergences, self.sim.hearts, self.sim.rivals, self.sim.protects, self.sim.reach):
             law.look(events)
         lost = self._workers - controller.members.workers.keys() - controller.departures.dismissed
         if lost:
@@ -73,7 +74,8 @@ class MoveWatch:
         self._follow_jobs(events)
         self.sim.outcomes.look()
         self._check_leaving(table)
-        self._check_safe(table, bool(lost) or any(event.kind in ("divergence", "drop") for event in events))
+        dropped = any(event.kind in ("divergence", "drop") for event in events)
+        self._check_safe(table, bool(lost or self.sim.reach.left) or dropped)
         self._note_events(events)
         self._workers = set(controller.members.workers)
         self._leaving = set(controller.drains)

@@ -5,6 +5,11 @@ reachable means going on    a worker that reads a stage's stream, and has room f
                             of the producer has committed rows for it, and links between the two let everything through.
                             A primary does not lack rows for longer than ``link.timeout`` and two thirds of it that a secondary
                             has, which it can reach in the same way
+out of reach means following
+                            a primary does not lead for longer than ``link.unreached`` and a half of it to which rows, or acks of
+                            its output, do not come, and which can reach a replica that has them and could lead
+a safe replica follows an unreached primary
+                            the replica that leads then was there, and safe, before
 
 The replicas with such rows are looked up in the processes, and the cut links in the network; the code that keeps the rule is
 asked for neither. It is looked at in runs in which links are cut and nothing else fails: any other fault may cost time by
@@ -13,23 +18,31 @@ itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from controller.report.events import Event
 from flux.dataflow.plan import FromStage
 from flux.exchange.consumer_progress import STANDING_BY
 from flux.exchange.inbound import Inbound
 from flux.exchange.producer import Producer
+from flux.replica.replica import Replica
 from flux.worker.core import WorkerCore
 from partitioning.ids import PartitionKey, StreamId
 from tests.simulation.faults import Faults
-from tests.simulation.violation import Violation
+from tests.simulation.violation import Key, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
+#: Worker and incarnation of a replica.
+Life = tuple[int, int]
+
 GOES_ON = "reachable means going on"
+FOLLOWS = "out of reach means following"
+SAFE = "a safe replica follows an unreached primary"
 #: How often it is looked at, in virtual time.
 LOOK_S = 0.01
 #: In link timeouts, for each replica that may be tried: the timeout, its sixth for rows that are on their way, and a sixth for
@@ -37,6 +50,11 @@ LOOK_S = 0.01
 TIMES = 4 / 3
 #: The same for rows that a secondary has: two thirds of a timeout, two looks of a third each, and a third for the messages.
 LENT_TIMES = 5 / 3
+#: In times of ``link.unreached``: the time itself, a look before its begin and one after its end, of a fifth each, and a tenth.
+#: And seconds for messages and the way over the controller.
+FOLLOWS_TIMES, FOLLOWS_S = 3 / 2, 0.3
+#: Seconds between two loans after which the first has been forgotten, with some to spare.
+LOANS_S = 2.5
 
 
 @dataclass
@@ -47,14 +65,32 @@ class Stop:
     since: float
 
 
+@dataclass
+class Unreached:
+    """A primary that may be out of reach: the ``mark`` has not changed ``since``, which is infinite before the first loan.
+    ``got``: the place up to which loans have brought it, the last one at ``last``; None: it lacks acks."""
+
+    mark: int
+    since: float
+    last: float
+    got: int | None
+
+
 class ReachWatch:
     """``worst``: the longest time for which rows waited that a reachable replica of their producer had, in seconds;
-    ``worst_lent``: the same for rows that a secondary had."""
+    ``worst_lent``: the same for rows that a secondary had; ``worst_unreached``: the longest time for which a primary led that
+    was out of reach, as a share of ``link.unreached``."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.worst = self.worst_lent = 0.0
+        self.worst = self.worst_lent = self.worst_unreached = 0.0
         self._stops: dict[Hashable, Stop] = {}
+        #: By primary and stream: since when it gets nothing but loans, or no acks.
+        self._unreached: dict[Hashable, Unreached] = {}
+        #: By partition: the lives of its safe replicas after the last decision.
+        self._safe: dict[Key, set[Life]] = {}
+        #: The partitions whose primaries have left the lead with the last decision.
+        self.left: set[Key] = set()
         if sim.faults.pair_cuts_per_s and only_cuts(sim.faults):
             sim.world.after(LOOK_S, self._look)
 
@@ -97,6 +133,98 @@ class ReachWatch:
                     f"partition {tuple(key)} at worker {worker} lacks rows of stream {stream} for {now - stop.since:.3f} s at "
                     f"{now - 1000:.2f} s, which its secondary at worker {lender} has",
                 )
+
+        self._look_for_unreached(now)
+
+    # ---- primaries that are out of reach
+
+    def look(self, events: list[Event]) -> None:
+        """After a decision: a primary that has left the lead has left it to a safe replica."""
+        table, safety = self.sim.controller.table, self.sim.controller.repairs.safety
+        if table is None or not self.sim.faults.pair_cuts_per_s:
+            return
+        names = {stage.name: stage.id for stage in self.sim.plan.stages}
+        alive = self.sim.controller.members.workers
+        self.left = {
+            (names[event.stage], event.partition)
+            for event in events
+            if event.kind == "take-over" and event.source in alive
+        }
+        self.sim.counts["primaries out of reach that left the lead"] += len(self.left)
+        for stage, partition in self.left:
+            heir = table.replicas(stage, partition)[0]
+            if (heir.worker, heir.incarnation) not in self._safe.get((stage, partition), ()):
+                raise Violation(SAFE, f"{stage}/{partition}: {heir}")
+        self._safe = {
+            (stage, partition): {(r.worker, r.incarnation) for r in replicas if safety.is_safe(stage, partition, r)}
+            for stage, partitions in enumerate(table.stages)
+            for partition, replicas in enumerate(partitions)
+        }
+
+    def _look_for_unreached(self, now: float) -> None:
+        known, self._unreached = self._unreached, {}
+        limit = self.sim.plan.settings.link_unreached
+        for key, mark, got in (*self._by_loans_alone(), *self._without_acks()):
+            state = known.get(key)
+            if state is None or state.mark != mark:
+                state = Unreached(mark, now if got is None else math.inf, now, got)
+            self._unreached[key] = state
+            if state.got != got:
+                state.since, state.last, state.got = min(state.since, now), now, got
+            elif got is not None and now - state.last > LOANS_S:
+                state.since = math.inf
+            waited = now - state.since
+            self.worst_unreached = max(self.worst_unreached, waited / limit)
+            self.sim.counts["looks at primaries out of reach"] += waited > limit
+            if waited > limit * FOLLOWS_TIMES + FOLLOWS_S:
+                raise Violation(FOLLOWS, f"{key}: for {waited:.3f} s at {now - 1000:.2f} s")
+
+    def _heirs(self, core: WorkerCore, key: PartitionKey) -> Iterator[WorkerCore]:
+        """The workers with replicas that could lead a partition at once, and that its primary can reach."""
+        controller, network = self.sim.controller, self.sim.network
+        table = controller.table
+        if table is None or controller.phase != "running" or key in controller.repairs.under_way:
+            return
+        leader, *others = table.replicas(*key)
+        for other in others if leader.worker == core.worker else ():
+            here = self.sim.core_of(other.worker)
+            cut = network.cut_off(core.worker, other.worker) or network.cut_off(other.worker, core.worker)
+            if (
+                here is not None
+                and not cut
+                and key in here.replicas
+                and controller.repairs.safety.keeps_up(*key, other)
+            ):
+                yield here
+
+    def _primaries(self) -> Iterator[tuple[WorkerCore, Replica]]:
+        for core in self.sim.hosts():
+            for replica in core.replicas.values():
+                if replica.leads and replica.order.peers and not replica.orders_itself:
+                    yield core, replica
+
+    def _by_loans_alone(self) -> Iterator[tuple[Hashable, int, int | None]]:
+        """Primaries that get rows of a stream, and none of them from its producer: those that it has brought, and those that
+        have come."""
+        for core, replica in self._primaries():
+            for stream, inbound in core.subscriptions.streams.items():
+                if inbound.borrowed and stream.edge in replica.stage.edges_in and any(self._heirs(core, replica.key)):
+                    got = inbound.received[replica.partition]
+                    yield (core.worker, replica.key, stream), inbound.taken - inbound.borrowed, got
+
+    def _without_acks(self) -> Iterator[tuple[Hashable, int, int | None]]:
+        """Primaries that lack an ack of committed output, of which a replica that could lead has all acks."""
+        for core, replica in self._primaries():
+            for stream, producer in core.producers.items():
+                log = producer.log
+                mine = any(outlet.producer is producer for outlet in replica.outlets)
+                if not mine or not log or log[log.base].sequence >= producer.release_from:
+                    continue
+                oldest = log[log.base].sequence
+                for heir in self._heirs(core, replica.key):
+                    other = heir.producers.get(stream)
+                    if other is not None and other.log.base > oldest:
+                        yield (core.worker, replica.key, stream, "acks"), oldest, None
 
     def _lacking(self) -> Iterator[tuple[PartitionKey, int, StreamId, int, int]]:
         """Primaries that lack rows which a secondary has, that they can reach: partition, worker, stream, the element that comes

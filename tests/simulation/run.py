@@ -141,6 +141,7 @@ class Simulation:
         looks_up: bool = False,
         reach: bool = False,
         marks: bool = False,
+        unreached_s: float = 0.0,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -151,7 +152,8 @@ class Simulation:
         event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time;
         ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all kinds; ``looks_up``: in place of these,
         rows look up a table that is read anew; ``marks``: some aggregates have replicas without a common order; ``reach``:
-        streams go over soon to other replicas, where rows do not come."""
+        streams go over soon to other replicas, where rows do not come; ``unreached_s``: the time after which a primary counts as
+        unreached then, where not 0."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
@@ -232,7 +234,10 @@ class Simulation:
             slots = life.go_on(self, slots)
         self.plan = self.ledger.plan = _with_step_timeout(self.dataflow.plan, self.faults.step_timeout_s)
         if not (reach or (faults is None and seed >= REACH_FROM)):
-            settings = replace(self.plan.settings, link_timeout=math.inf)
+            settings = replace(self.plan.settings, link_timeout=math.inf, link_unreached=math.inf)
+            self.plan = self.ledger.plan = replace(self.plan, settings=settings)
+        elif unreached_s:
+            settings = replace(self.plan.settings, link_unreached=unreached_s)
             self.plan = self.ledger.plan = replace(self.plan, settings=settings)
         if self.dataflow.event_time is not None:
             self.ledger.event_time = self.ledger.event_time or EventTimeLaws(self.dataflow.event_time)
@@ -540,6 +545,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
         wide=mix.wide,
         looks_up=mix.looks_up,
         reach=mix.reach,
+        unreached_s=mix.unreached_s,
         marks=mix.marks,
     )  # fmt: skip
 

@@ -7,13 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.mixes import CUT_LINKS, CUT_LINKS_OF_READERS, EVENT_TIME_FAULTLESS, FAULTLESS, Mix
+from tests.simulation.mixes import (
+    CUT_LINKS,
+    CUT_LINKS_OF_READERS,
+    EVENT_TIME_FAULTLESS,
+    FAULTLESS,
+    UNREACHED,
+    UNREACHED_BY_READERS,
+    Mix,
+)
 from tests.simulation.run import REACH_FROM, Result, run
 from tests.simulation.runs import LONG
 from tests.simulation.story_hashes import tell
 
 #: Cut links and nothing else, in two mixes; and whatever a seed has, beside cut links.
-ALONE, AMONG = range(60 if LONG else 9), range(REACH_FROM, REACH_FROM + (100 if LONG else 9))
+ALONE, AMONG = range(60 if LONG else 8), range(REACH_FROM, REACH_FROM + (100 if LONG else 9))
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +41,14 @@ def test_rows_are_owed_and_read_elsewhere(results: list[Result]) -> None:
     assert counts["looks at streams that a reachable replica has rows of"] > 100
     assert counts["subscriptions that switched their source"] > 3
     assert counts["slices lent to a primary"] > 5
+
+
+def test_primaries_out_of_reach_leave_the_lead_for_rows_and_for_acks() -> None:
+    directed = [(UNREACHED, 80), (UNREACHED, 92), (UNREACHED_BY_READERS, 8)]
+    more = [(mix, seed) for mix in (UNREACHED, UNREACHED_BY_READERS) for seed in range(60 if LONG else 0)]
+    results = [run(seed, mix) for mix, seed in (*directed, *more)]
+    assert [str(result) for result in results if not result.ok] == []
+    assert all(result.counts["primaries out of reach that left the lead"] for result in results[: len(directed)])
 
 
 @pytest.mark.parametrize(("mix", "seed"), [(FAULTLESS, 3), (FAULTLESS, 17), (EVENT_TIME_FAULTLESS, 5)])

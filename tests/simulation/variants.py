@@ -96,13 +96,15 @@ from tests.simulation.mixes import (
     STORM_AT_THE_END,
     TABLES,
     UNEVEN,
+    UNREACHED,
+    UNREACHED_AMONG_CRASHES,
     WAITING,
     WIDE_FAULTLESS,
     WITNESSED,
     Mix,
 )  # fmt: skip
 from tests.simulation.outside import AHEAD_OF_ALL
-from tests.simulation.reach_laws import GOES_ON
+from tests.simulation.reach_laws import FOLLOWS, GOES_ON, SAFE
 from tests.simulation.timed_kinds import LEFT_OUT
 from tests.simulation.timed_relations import ONCE_IN
 
@@ -572,6 +574,9 @@ VARIANTS = [
     Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, NUMBERED),
     Variant(rules.waits_for_the_link, {GOES_ON}, CUT_LINKS),
     Variant(rules.lends_nothing, {GOES_ON}, CUT_LINKS_OF_READERS),
+    Variant(rules.leaves_the_lead_to_a_primary_out_of_reach, {FOLLOWS}, UNREACHED),
+    Variant(rules.asks_no_secondary_for_acks, {FOLLOWS}, UNREACHED),
+    Variant(rules.lets_any_replica_follow_an_unreached_primary, {SAFE}, UNREACHED_AMONG_CRASHES),
     Variant(rules.says_the_last_word_once, STUCK),
     Variant(rules.keeps_marks_as_if_what_has_come_were_applied, OWN),
     Variant(moves.moves_begin_as_they_were_asked_for, {"moves keep the topological order"}),

@@ -121,6 +121,15 @@ class Wording:
             for r in m.items
         ]
 
+    def _Unacked(self, m: messages.Unacked, _: Any) -> Lines:  # noqa: N802
+        return [
+            (
+                f"{self.key((e.stage, e.partition))}: is batch {e.sequence} of stream {e.edge}.{e.partition} acked at yours?",
+                [f"{e.edge}.{e.partition}", key_tag((e.stage, e.partition))],
+            )
+            for e in m.items
+        ]
+
     def _Borrow(self, m: messages.Borrow, _: Any) -> Lines:  # noqa: N802
         at, key = f"{m.edge}.{m.producer}", (m.stage, m.partition)
         return [
@@ -197,6 +206,11 @@ class Wording:
     def _ReplicaDiverged(self, m: control.ReplicaDiverged, _: Any) -> Lines:  # noqa: N802
         key = m.stage, m.partition
         return [(f"{self.key(key)}: worker {m.worker} gave other output below step {m.step}", [key_tag(key)])]
+
+    def _Unreached(self, m: control.Unreached, _: Any) -> Lines:  # noqa: N802
+        key, at = (m.stage, m.partition), f"{m.edge}.{m.producer}"
+        what = f"{'acks' if m.acks else 'rows'} of stream {at} do not come to worker {m.primary}"
+        return [(f"{self.key(key)}: {what}, and worker {m.worker} has them", [key_tag(key), at])]
 
     def _PartitionFinished(self, m: control.PartitionFinished, _: Any) -> Lines:  # noqa: N802
         key = m.stage, m.partition
