@@ -22,11 +22,22 @@ from tests.simulation.run import run
 from tests.simulation.runs import Runs, runs_of
 
 SEEDS = range(32)
+#: Cheap runs in which all events happen.
+FEW = (
+    (0, NUMBERED), (3, NUMBERED), (2, NUMBERED_STANDBYS), (3, NUMBERED_STANDBYS), (9, NUMBERED_STANDBYS),
+    (2, NUMBERED_LIVES), (3, NUMBERED_LIVES), (5, NUMBERED_LIVES), (7, NUMBERED_LIVES),
+)  # fmt: skip
+FEW_LOSING = (
+    (0, LOSING), (3, LOSING), (0, LOSING_STANDBYS), (2, LOSING_STANDBYS), (2, LOSING_LIVES), (3, LOSING_LIVES),
+)  # fmt: skip
+FEW_LOSING_DATA = (
+    (0, GOING_ON), (0, FAILING), (1, GOING_ON_LIVES), (1, FAILING_LIVES), (0, ANEW), (1, ANEW_FAILING),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def results() -> Runs:
-    return runs_of((NUMBERED, NUMBERED_STANDBYS, NUMBERED_LIVES), SEEDS, few=9)
+    return runs_of((NUMBERED, NUMBERED_STANDBYS, NUMBERED_LIVES), SEEDS, FEW)
 
 
 @pytest.mark.timeout(3600)
@@ -53,7 +64,7 @@ def test_it_happens_to_numbered_rows(results: Runs, event: str) -> None:
 
 @pytest.fixture(scope="module")
 def losing() -> Runs:
-    return runs_of((LOSING, LOSING_STANDBYS, LOSING_LIVES), range(8), few=6)
+    return runs_of((LOSING, LOSING_STANDBYS, LOSING_LIVES), range(8), FEW_LOSING)
 
 
 @pytest.mark.timeout(1200)
@@ -78,7 +89,7 @@ def test_it_happens_to_rows_of_logs(losing: Runs, event: str) -> None:
 @pytest.fixture(scope="module")
 def losing_data() -> Runs:
     mixes = GOING_ON, FAILING, GOING_ON_LIVES, FAILING_LIVES, ANEW, ANEW_FAILING
-    return runs_of(mixes, range(10), few=6)
+    return runs_of(mixes, range(10), FEW_LOSING_DATA)
 
 
 @pytest.mark.timeout(1200)
