@@ -142,6 +142,7 @@ __all__ = [
     "queries",
     "session_window",
     "source",
+    "sql",
     "stage",
     "start",
     "stream",
@@ -238,6 +239,24 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
     from spark_integration.query.start import to_df
 
     return to_df(flow, spark, progress, **options)
+
+
+@checked("flux.sql")
+def sql(sqlQuery: str, args: Mapping[str, Flow | Source | DataFrame] | None = None, **kwargs: Any) -> Flow:  # noqa: N803
+    """Make a flow of a SELECT in Spark's SQL over flows, sources and DataFrames, as ``spark.sql`` does over DataFrames::
+
+        flux.sql("SELECT window.start, count(*) AS n FROM bids GROUP BY window(ts, '10 minutes')", bids=bids)
+
+    sqlQuery  the text, as Spark parses it
+    args      flows by the names that the text has for them, where these are no names of Python
+    kwargs    the same as keywords
+
+    Each part of the text becomes the method of flows that does the same, so results, event time and state are as those of flows.
+    A text reads the given flows alone. Any part that docs/sql.md does not list is refused before it is analysed. UsageError says
+    line and position of the part, and the nearest accepted form; it is raised for mistakes in the text, too."""
+    from spark_integration.sql.query import sql_flow
+
+    return sql_flow(sqlQuery, args, kwargs)
 
 
 @checked("flux.explain", _settings)

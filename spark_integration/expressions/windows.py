@@ -30,7 +30,7 @@ def window_key(column: Column) -> WindowKey | None:
             f"groupBy: a window has to be a key of its own, got {node.sql()!s:.200}. Its parts are columns of the result, as in "
             "groupBy(F.window('ts', '10 minutes')).count().select('window.start', 'count')"
         )
-    made = _declared(call)
+    made = declared_window(call)
     times = call.arguments().apply(0)
     if _name_of_function(times) == "window_time":  # the time of a window, which the window itself means here, too
         times = times.arguments().apply(0)
@@ -63,7 +63,7 @@ def _name_of_function(node: Any) -> str | None:
     return str(node.functionName()).lower()
 
 
-def _declared(call: Any) -> Window | SessionWindow:
+def declared_window(call: Any) -> Window | SessionWindow:
     """Return the window of a call, by the arguments behind the times of rows."""
     name = _name_of_function(call)
     arguments = call.arguments()

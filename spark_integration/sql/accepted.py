@@ -1,0 +1,186 @@
+"""The closed list of nodes of a parsed text, and the check of a text against it (design: sql-closed-list).
+
+The whole tree is checked before anything is analysed. A class, a function, a table or a variant of a class that is not on the
+list is refused without a look at its effect: so a construct that a later release of Spark brings is refused, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from spark_integration.sql.functions import AGGREGATES, CASTS, OF_ROWS, TIMES_OF_WINDOWS, WINDOWS
+from spark_integration.sql.refusals import of_expression, of_function, of_relation
+from spark_integration.sql.text import QueryText
+from spark_integration.sql.trees import class_of, fields_of, function_name, listed
+
+#: The most relations inside each other.
+DEPTH_MAX = 100
+#: Types of joins, by Spark's classes, as the fluent layer calls them.
+JOINS = {
+    "Inner": "inner",
+    "Cross": "inner",
+    "LeftOuter": "left",
+    "RightOuter": "right",
+    "FullOuter": "full",
+    "LeftSemi": "left_semi",
+    "LeftAnti": "left_anti",
+}
+_EXPRESSIONS = """
+UnresolvedAttribute UnresolvedAlias Alias UnresolvedStar UnresolvedStarExceptOrReplace UnresolvedFunction
+UnresolvedExtractValue UnresolvedOrdinal Literal Cast Add Subtract Multiply Divide IntegralDivide Remainder UnaryMinus
+UnaryPositive EqualTo EqualNullSafe LessThan LessThanOrEqual GreaterThan GreaterThanOrEqual And Or Not IsNull IsNotNull In
+Like ILike RLike CaseWhen BitwiseAnd BitwiseOr BitwiseXor BitwiseNot Concat StringTrim StringTrimLeft StringTrimRight
+StringLocate Substring TimestampAdd TimestampDiff CreateNamedStruct
+"""
+#: The classes of expressions. Functions have one class, and a list of their own.
+EXPRESSIONS = frozenset(_EXPRESSIONS.split())
+_STARS = ("UnresolvedStar", "UnresolvedStarExceptOrReplace")
+
+
+class NameScope:
+    """The names of relations that a part of a text may use."""
+
+    def __init__(self, names: frozenset[str], is_case_sensitive: bool) -> None:
+        self.is_case_sensitive = is_case_sensitive
+        self.names = frozenset(map(self.key, names))
+
+    def key(self, name: str) -> str:
+        """Return a name as names are compared."""
+        return name if self.is_case_sensitive else name.lower()
+
+    def __contains__(self, name: str) -> bool:
+        return self.key(name) in self.names
+
+    def with_name(self, name: str) -> NameScope:
+        """Return a scope with one name more."""
+        return NameScope(self.names | {name}, self.is_case_sensitive)
+
+
+def check(text: QueryText, relation: Any, scope: NameScope, depth: int = 0) -> None:
+    """Raise UsageError, with its place, for the first part of a relation that is not on the list."""
+    kind = class_of(relation)
+    if kind not in RELATIONS:
+        raise text.refused(relation, of_relation(kind))
+    if depth > DEPTH_MAX:
+        raise text.refused(relation, f"more than {DEPTH_MAX} relations inside each other: give a flow to the next text")
+    RELATIONS[kind](text, relation, scope)
+    for expression in listed(relation.expressions()):
+        _check_expression(text, expression, kind)
+    if kind == "UnresolvedWith":
+        for name, below in named_relations(relation):
+            check(text, below, scope, depth + 1)
+            scope = scope.with_name(name)
+    for below in listed(relation.children()):
+        check(text, below, scope, depth + 1)
+
+
+def named_relations(relation: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the relations of WITH, each with its name."""
+    for each in listed(relation.cteRelations()):
+        yield str(each._1()), each._2().child()
+
+
+def _check_expression(text: QueryText, expression: Any, of: str) -> None:
+    """Raise UsageError for the first part of an expression that is not on the list. ``of``: the class of its relation."""
+    before = ""
+    for at, fields in enumerate(fields_of(expression)):
+        reason = _wrong_with(fields, of, at == 0)
+        name = function_name(fields)
+        if reason is None and name in TIMES_OF_WINDOWS and before not in WINDOWS:
+            reason = of_function(name)
+        if reason is not None:
+            raise text.refused(expression.apply(at), reason)
+        before = name
+
+
+def _wrong_with(fields: dict[str, Any], of: str, is_root: bool) -> str | None:
+    """Return the reason against a node; None: it is accepted."""
+    kind = fields["class"]
+    if kind not in EXPRESSIONS:
+        return of_expression(kind)
+    if kind in _STARS:
+        if not is_root or of != "Project":
+            return "a star stands for the columns of SELECT without GROUP BY: name the columns, or write count(*)"
+        return "REPLACE: name the columns" if "replacements" in fields else None
+    return _wrong_with_call(fields, of) if kind == "UnresolvedFunction" else None
+
+
+def _wrong_with_call(fields: dict[str, Any], of: str) -> str | None:
+    """Return the reason against the call of a function; None: it is accepted."""
+    name = function_name(fields)
+    aggregates = name in AGGREGATES
+    if name in WINDOWS or name in TIMES_OF_WINDOWS:
+        known = of == "Aggregate"  # a window is the one among the keys: checked with the groups
+    else:
+        known = aggregates or name in OF_ROWS or name in CASTS
+    if not known or fields.get("isInternal"):
+        return of_function(name)
+    if not aggregates and (fields.get("isDistinct") or "filter" in fields):
+        return f"DISTINCT and FILTER are for aggregates, and {name}() is none"
+    if fields.get("orderingWithinGroup") or "ignoreNulls" in fields:
+        return f"{name}() with an order of rows, or with nulls left out, is not accepted: aggregates leave nulls out"
+    return None
+
+
+# ---- relations, each with the check of its variants
+
+
+def _any(text: QueryText, relation: Any, scope: NameScope) -> None:
+    """Accept each variant of a class."""
+
+
+def _table(text: QueryText, relation: Any, scope: NameScope) -> None:
+    name = ".".join(map(str, listed(relation.multipartIdentifier())))
+    if relation.multipartIdentifier().size() > 1 or name not in scope:
+        known = ", ".join(sorted(scope.names)) or "none"
+        raise text.refused(
+            relation,
+            f"there is no flow {name!r}; there are {known}. A text reads the flows that are given to it, and neither tables nor "
+            "files: flux.sql(text, name=flow)",
+        )
+    if relation.isStreaming() or not relation.options().isEmpty():
+        raise text.refused(relation, "a flow is named as it is, without STREAM and options")
+
+
+def _union(text: QueryText, relation: Any, scope: NameScope) -> None:
+    if relation.byName() or relation.allowMissingCol():
+        raise text.refused(relation, "BY NAME: UNION ALL takes columns by position; list them in the same order")
+
+
+def _join(text: QueryText, relation: Any, scope: NameScope) -> None:
+    kind = join_kind(relation)
+    if kind is None:
+        named = class_of(relation.joinType())
+        reason = (
+            "NATURAL JOIN: name the columns, as in JOIN b USING (k)" if named == "NaturalJoin" else of_relation(named)
+        )
+        raise text.refused(relation, reason)
+
+
+def _with(text: QueryText, relation: Any, scope: NameScope) -> None:
+    if relation.allowRecursion():
+        raise text.refused(relation, "WITH RECURSIVE: a flow does not read its own result")
+
+
+def join_kind(relation: Any) -> str | None:
+    """Return the kind of a join as the fluent layer calls it; None: there is none."""
+    type_ = relation.joinType()
+    return JOINS.get(class_of(type_.tpe() if class_of(type_) == "UsingJoin" else type_))
+
+
+Check = Callable[[QueryText, Any, NameScope], None]
+#: The classes of relations.
+RELATIONS: dict[str, Check] = {
+    "Project": _any,
+    "Filter": _any,
+    "Aggregate": _any,
+    "UnresolvedHaving": _any,
+    "SubqueryAlias": _any,
+    "UnresolvedSubqueryColumnAliases": _any,
+    "Distinct": _any,
+    "UnresolvedRelation": _table,
+    "Union": _union,
+    "Join": _join,
+    "UnresolvedWith": _with,
+}

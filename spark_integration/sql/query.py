@@ -1,0 +1,58 @@
+"""``flux.sql``: from a text and flows to a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flux.dataflow.flow import Flow, is_input, node
+from flux.errors import UsageError
+from spark_integration.query.declarations import session_of, sources_of
+from spark_integration.query.start import schema_of
+from spark_integration.settings import is_case_sensitive
+from spark_integration.sql.accepted import NameScope, check
+from spark_integration.sql.analysis import TextSession
+from spark_integration.sql.relations import Relation, Relations
+from spark_integration.sql.text import QueryText
+
+
+def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
+    """Return the flow of a text over flows. UsageError, with its place: a part of the text is not accepted."""
+    given = _inputs(args, flows)
+    if not isinstance(sql_query, str) or not sql_query.strip():
+        raise UsageError(f"flux.sql: expected a text, as in 'SELECT * FROM bids', got {sql_query!r:.100}")
+    nodes = {name: node(each) for name, each in given.items()}
+    spark = session_of(sources_of([flow.alias(name) for name, flow in nodes.items()]))
+    names = NameScope(frozenset(nodes), is_case_sensitive(spark))
+    if len(names.names) < len(nodes):
+        raise UsageError(f"flux.sql: names of flows differ by more than capitals; got {', '.join(nodes)}")
+    text, session = QueryText(sql_query), TextSession(spark)
+    parsed = session.parsed(text)
+    check(text, parsed, names)
+    known = {names.key(name): Relation(flow, session.empty(schema_of(flow))) for name, flow in nodes.items()}
+    made = Relations(text, session, names).of(parsed, known).flow
+    assert isinstance(made, Flow), "each table of a text has its name as an alias, which makes a flow of a source"
+    return made
+
+
+def _inputs(args: Any, flows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flows by name."""
+    if args is not None and not isinstance(args, Mapping):
+        raise UsageError(f"flux.sql: args maps names to flows, as in {{'bids': bids}}; got {type(args).__name__}")
+    twice = sorted(set(args or ()) & set(flows))
+    if twice:
+        raise UsageError(f"flux.sql: {twice[0]!r} is in args and among the keywords: give each flow once")
+    given = {**(args or {}), **flows}
+    for name, each in given.items():
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"flux.sql: a flow has a name, which is text; got {name!r:.100}")
+        if not is_input(each):
+            raise UsageError(
+                f"flux.sql: {name} must be a flow, a source or a DataFrame, got {type(each).__name__}. Values stand in the "
+                "text: it has no parameters"
+            )
+    if not given:
+        raise UsageError(
+            "flux.sql: name the flows that the text reads, as in flux.sql('SELECT * FROM bids', bids=bids)"
+        )
+    return given
