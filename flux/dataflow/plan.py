@@ -165,6 +165,10 @@ class SourcePlan:
         """Return the number of partitions that workers read: 0 for a DataFrame."""
         raise NotImplementedError
 
+    #: The edges that left it in the version that brought it, by whose columns rows that are read again are compared; none: the
+    #: present ones.
+    first_edges: tuple[EdgePlan, ...] = field(default=(), kw_only=True)
+
     seeks = False
     positions = False
     #: Whether it is certain that the source has no last row.
@@ -272,8 +276,15 @@ class StagePlan:
     timed_inputs: tuple[int, ...] = ()
     #: The bound on the time to its results while an input is missing; None: they wait.
     availability: Availability | None = None
+    #: The edges that it fed when it began; None: it feeds the same ones.
+    first_edges: tuple[int, ...] | None = field(default=None, kw_only=True)
     #: The version of the plan that brought it.
     since: int = field(default=0, kw_only=True)
+
+    @property
+    def edges_at_birth(self) -> tuple[int, ...]:
+        """Return the edges that it fed when it began, some of which may be gone."""
+        return self.edges_out if self.first_edges is None else self.first_edges
 
     @property
     def at_marks(self) -> bool:
@@ -472,8 +483,8 @@ class Plan:
 
     @property
     def terminal(self) -> list[StagePlan]:
-        """Return the stages that feed no other: once they have finished, the query has finished."""
-        return [stage for stage in self.stages if not stage.edges_out]
+        """Return the stages that feed no other, or a sink: once they have finished, the query has finished."""
+        return [stage for stage in self.stages if not stage.edges_out or stage.sink is not None]
 
     def describe_stream(self, edge_id: int, producer: int) -> str:
         edge = self.edges[edge_id]

@@ -55,11 +55,16 @@ class PlanChange:
         for edge in self.edges:
             if isinstance(edge, FromStage) and edge.stage in edges_out:
                 edges_out[edge.stage].append(edge.id)
-        kept = ById(replace(stage, edges_out=tuple(edges_out[stage.id])) for stage in plan.stages)
+        kept = ById(
+            stage
+            if (edges := tuple(edges_out[stage.id])) == stage.edges_out
+            else replace(stage, edges_out=edges, first_edges=stage.edges_at_birth)
+            for stage in plan.stages
+        )
         made = replace(
             plan,
             version=self.version,
-            sources=_changed(plan.sources, self.removed_sources, self._born(self.sources)),
+            sources=_changed(self._kept_sources(plan), self.removed_sources, self._born(self.sources)),
             stages=_changed(kept, self.removed_stages, self._born(self.stages)),
             edges=_changed(plan.edges, self.removed_edges, self._born(self.edges)),
             first_streams=plan.first_streams or plan.counted_streams(),
@@ -68,6 +73,17 @@ class PlanChange:
         made = replace(made, used=made.next_ids())
         self._check_parts(made)
         return made
+
+    def _kept_sources(self, plan: Plan) -> ById[SourcePlan]:
+        """Return the sources, each with the edges of its beginning, if it gets others or loses some now."""
+        gone = (plan.edges[each] for each in self.removed_edges)
+        touched = {edge.source for edge in (*self.edges, *gone) if isinstance(edge, FromSource)}
+        return ById(
+            replace(source, first_edges=source.first_edges or tuple(plan.edges_of_source(source.id)))
+            if source.id in touched
+            else source
+            for source in plan.sources
+        )
 
     def _born(self, parts: Sequence[Part]) -> list[Part]:
         """Return new parts with the version since which they are there."""
@@ -185,6 +201,14 @@ class PlanVersions:
         self._plans = {version: known for version, known in self._plans.items() if version <= plan.version}
         self._plans[change.version] = self.newest
         return True
+
+    def edge(self, id_: int) -> EdgePlan | None:
+        """Return an edge of the plan that the process goes by, or of a later one; None: it is not known, or removed."""
+        return next((plan.edges[id_] for plan in self._plans.values() if id_ in plan.edges), None)
+
+    def may_name(self, edge: int) -> bool:
+        """Tell whether a process of another version may speak of an edge that the plan here does not have."""
+        return 0 <= edge < self.newest.next_ids()[2] and self.newest.version > 0
 
     def of(self, version: int) -> Plan | None:
         """Return the plan of a version; None: it is not known yet."""

@@ -103,15 +103,16 @@ class SourceStreams:
         own_numbers: bool = False,
         event_time: EventTime | None = None,
         judge: Lateness | None = None,
+        read_by: Sequence[EdgePlan] = (),
     ) -> None:
         """Begin a life of the partition.
 
         ``seeks``: the source can begin elsewhere than at its start, and this is not the first life of its partition;
         ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: most bytes of one batch;
         ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted; ``event_time`` of the rows;
-        None: none of them is late; ``judge`` of late rows, if not each is judged by the rows before it."""
-        self.edges = edges
-        self.producers = producers
+        None: none of them is late; ``judge`` of late rows, if not each is judged by the rows before it; ``read_by``: the edges
+        whose columns are compared when rows are read again, if not all of them are."""
+        self.edges, self.producers = list(edges), list(producers)
         #: The logs of all producers tell it when they fill and drain.
         self.room = LogRoom()
         for producer in producers:
@@ -131,9 +132,9 @@ class SourceStreams:
             for edge in edges
         ]
         # Columns that no stage reads may differ when the source is read again.
-        self._read = columns_read(event_time, edges)
+        self._read = columns_read(event_time, read_by or edges)
         #: The judge of its rows; None: they have no event time.
-        self.timed = None if event_time is None else TimedRows(event_time, edges, judge)
+        self.timed = None if event_time is None else TimedRows(event_time, self.edges, judge)
         #: It has told that it has nothing now, and that others need not wait for it.
         self.idle = False
         #: Its reader gets no answer from outside.
@@ -156,6 +157,19 @@ class SourceStreams:
         self._awaited = False  # a worker has answered
         #: The first element is known, and a worker waits for rows: ``find_start`` has said so.
         self.start_known = False
+
+    def close(self, edge: int) -> Producer | None:
+        """End the stream of an edge that is removed, without another word, and return its producer. None: it is the last one,
+        and the source is removed with it."""
+        place = next(at for at, each in enumerate(self.edges) if each.id == edge)
+        if len(self.edges) == 1:
+            return None
+        producer = self.producers[place]
+        for parallel in (self.edges, self.producers, self._clusterings):
+            del parallel[place]
+        producer.log.clear()
+        producer.log.tell(LogRoom())
+        return producer
 
     def find_start(self) -> bool:
         """Find the first element, and tell whether it is known.

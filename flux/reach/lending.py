@@ -254,6 +254,12 @@ class Borrower:
         if self._lent:
             self._lent = {key: lent for key, lent in self._lent.items() if now <= lent.last + SHOWN * self._link_s}
 
+    def drop(self, stream: StreamId) -> None:
+        """Forget a stream whose edge is removed."""
+        for name in [name for name in self._of if name[1] == stream]:
+            self._loans.pop(self._of.pop(name), None)
+        self._lent = {name: lent for name, lent in self._lent.items() if name[1] != stream}
+
     def hear(self, message: Bound) -> bool:
         """Take the statement at the end of a loan, and tell whether it says anything."""
         replica, loan = self._next(message), self._loans.pop(message.nonce, None)

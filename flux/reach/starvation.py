@@ -152,6 +152,11 @@ class OwedRows:
         if stream in self._gone_over and self._gone_over[stream][0][0] == worker:
             del self._gone_over[stream]
 
+    def drop(self, stream: StreamId) -> None:
+        """Forget a stream whose edge is removed."""
+        for noted in (self._held, self._streams, self._gone_over):
+            noted.pop(stream, None)
+
     def detours(self, streams: Streams) -> Iterator[tuple[tuple[int, int], float]]:
         """Yield the changes of streams that are still read from the worker that they went over to, and when they were made."""
         for stream, (way, since) in self._gone_over.items():

@@ -38,9 +38,8 @@ def may_go_together(replica: Replica) -> bool:
         entry = replica.order[replica.applied]
         return 0 < entry.rows <= ROWS_MAX and not replica.waits.lacks_rows(entry)
     waits = replica.waits
-    return (
-        not (replica.context.timers.pending or waits.watermark_due(replica.order)) and 0 < waits.next_rows <= ROWS_MAX
-    )
+    rows_next = not (waits.change_due or replica.context.timers.pending or waits.watermark_due(replica.order))
+    return rows_next and 0 < waits.next_rows <= ROWS_MAX
 
 
 def next_together(replicas: Sequence[Replica], now: float) -> list[ReplicaStep]:

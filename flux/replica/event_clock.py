@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from flux.dataflow.plan import StagePlan
+from flux.errors import ProtocolError
 from flux.windows.window import END_OF_TIME, NEVER
-from flux.wire.messages import OrderEntry
+from flux.wire.messages import OrderEntry, PartitionOrder, StepKind
 
 
 class EventClock:
@@ -54,6 +56,26 @@ class EventClock:
         self.ordered = [max(pair) for pair in zip(self.ordered, self.offered, strict=True)]
         self.offered = None
         return list(self.ordered)
+
+
+def check_entries(stage: StagePlan, item: PartitionOrder) -> None:
+    """Check that steps for watermarks have one for each input, that changes of the plan have a version, and that other steps have
+    neither. ProtocolError: they have not; a replica that took them would end with an error of its own at the step, or as the next
+    primary."""
+    inputs = len(stage.edges_in) if stage.timed_inputs else 0
+    for number, entry in enumerate(item.entries, item.first):
+        moves, changes = entry.kind.moves_watermarks, entry.kind is StepKind.CHANGE
+        if len(entry.watermarks) != (inputs if moves else 0) or (moves and not inputs):
+            raise ProtocolError(
+                f"stage {stage.name}, partition {item.partition}: step {number} of kind {entry.kind.name} has "
+                f"{len(entry.watermarks)} watermarks; steps for watermarks have {inputs}, one for each input, or the stage "
+                "has no event time, and others have none"
+            )
+        if (entry.version > 0) != changes or (changes and entry.slices):
+            raise ProtocolError(
+                f"stage {stage.name}, partition {item.partition}: step {number} of kind {entry.kind.name} has version "
+                f"{entry.version} and {len(entry.slices)} slices; changes of the plan have a version alone, and others have none"
+            )
 
 
 #: Spans of event time that are kept, beyond which the oldest are joined.

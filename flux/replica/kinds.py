@@ -16,7 +16,7 @@ from flux.arguments import MARKS
 from flux.errors import ProtocolError
 from flux.replica.release import CommittedOnly, ReleasePolicy
 from partitioning.ids import ACTIVE, DISK, INDEPENDENT, STANDBY, UPSTREAM, PartitionKey
-from partitioning.table import FIRST_EPOCH, ReplicaAt
+from partitioning.table import ReplicaAt
 
 if TYPE_CHECKING:
     from flux.dataflow.plan import StagePlan
@@ -45,6 +45,9 @@ class Follower(Protocol):
 
 class ReplicaInstaller(Protocol):
     """The worker, as far as kinds install their replicas there."""
+
+    def birth(self, stage: int) -> int:
+        """Return the epoch whose replicas of a stage begin empty."""
 
     def create(self, key: PartitionKey, incarnation: int) -> None:
         """Install a replica with an operator, which begins empty."""
@@ -109,7 +112,7 @@ class ReplicaKind:
 def _install_active(host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
     if not replica.live:
         host.await_copy(key, replica.incarnation)
-    elif replica.incarnation == FIRST_EPOCH:
+    elif replica.incarnation == host.birth(key.stage):
         host.create(key, replica.incarnation)
     else:  # an added replica has its state long before it is live
         host.await_disk(key, replica.incarnation)
@@ -117,7 +120,7 @@ def _install_active(host: ReplicaInstaller, key: PartitionKey, replica: ReplicaA
 
 def _install_standby(host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
     if replica.live:
-        assert replica.incarnation == FIRST_EPOCH, f"the checkpoint of replica {key} is lost"
+        assert replica.incarnation == host.birth(key.stage), f"the checkpoint of replica {key} is lost"
         host.keep_checkpoints(key, replica.incarnation)
     else:
         host.await_copy(key, replica.incarnation)

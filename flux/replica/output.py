@@ -7,7 +7,7 @@ readers have it. ``ReplicaOutput`` has them all: it emits the output of a step a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeGuard
@@ -315,6 +315,16 @@ def cut_output(
 ByOutlet = Sequence[Clustered | None]
 
 
+def output_at(state: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
+    """Return what ``ReplicaOutput.state`` keeps by outlet, with the outlets at these places alone."""
+    found: dict[str, Any] = {"marks": [(step, [starts[at] for at in places]) for step, starts in state["marks"]]}
+    if "watermark" in state:
+        watermark, stated, said = state["watermark"]
+        stated = [(step, at, [ends[place] for place in places]) for step, at, ends in stated]
+        found["watermark"] = watermark, stated, [said[place] for place in places]
+    return found
+
+
 class ReplicaOutput:
     """The output of one replica: its ways to other stages, the output kept for the outside, and its checksums.
 
@@ -396,7 +406,6 @@ class ReplicaOutput:
         if self.compared:
             self.checksums.validate(progress)
         if self.exit is not None:
-            assert not self._stage.edges_out, "output of a stage in the middle leaves the dataflow"
             self.exit.validate()
             full += self.leads and not self.exit.has_room
         assert self.room.full == full, f"{full} logs take nothing, and {self.room.full} have said so"
@@ -468,6 +477,34 @@ class ReplicaOutput:
         """End the streams of the partition."""
         for outlet in self.outlets:
             outlet.producer.finish(created)
+
+    # ---- outlets that come and go
+
+    def open(self, outlet: EdgeOutput, step: int, committed: int) -> None:
+        """Begin with an outlet, in a step of its own (design: edge-begins). Its consumers hear the present watermark when the
+        step is committed."""
+        self.outlets.append(outlet)
+        outlet.producer.log.tell(self.room)
+        self._policy.open()
+        for _, _, ends in self._stated:
+            ends.append(0)
+        if self.watermark > NEVER:
+            outlet.producer.watermark = self.watermark
+            self._stated.append((step, self.watermark, [each.producer.next_sequence for each in self.outlets]))
+            self._release_statements(committed)
+
+    def close(self, edge: int) -> Producer | None:
+        """End an outlet without another word, because its edge was removed, and return its producer. None: there is none."""
+        for place, outlet in enumerate(self.outlets):
+            if outlet.edge.id == edge:
+                del self.outlets[place]
+                self._policy.close(place)
+                for _, _, ends in self._stated:
+                    del ends[place]
+                outlet.producer.log.clear()
+                outlet.producer.log.tell(LogRoom())
+                return outlet.producer
+        return None
 
     # ---- release
 

@@ -31,6 +31,12 @@ class ReleasePolicy(Protocol):
     def adopt(self, marks: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Go on with the marks of a copied replica, before any step of one's own."""
 
+    def open(self) -> None:
+        """Note that the last outlet has just begun, with an empty log."""
+
+    def close(self, place: int) -> None:
+        """Note that the outlet at a place goes."""
+
     def validate(self, begun: int, committed: int) -> None:
         """Check the invariants that hold between any two events, when ``begun`` steps have begun. AssertionError names the
         broken one."""
@@ -56,6 +62,17 @@ class CommittedOnly:
         if len(self._marks) == 1:
             for outlet, start in zip(self._outlets, starts, strict=True):
                 outlet.producer.release_from = start
+
+    def open(self) -> None:
+        """Hold back the last outlet from its beginning on, if any step is held back: the outlet begins behind that step."""
+        for _, starts in self._marks:
+            starts.append(0)
+        if self._marks:
+            self._outlets[-1].producer.release_from = 0
+
+    def close(self, place: int) -> None:
+        for _, starts in self._marks:
+            del starts[place]
 
     def through(self, committed: int) -> None:
         """Release the output of the steps below ``committed``."""

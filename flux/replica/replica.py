@@ -34,7 +34,7 @@ from flux.replica.user_code_guard import UserCodeGuard
 from flux.settings import Settings
 from flux.wire.messages import OrderEntry, StepKind
 from partitioning.ids import PartitionKey, StreamId
-from partitioning.table import ReplicaAt
+from partitioning.table import FIRST_EPOCH, ReplicaAt
 
 log = logging.getLogger("flux")
 
@@ -42,7 +42,7 @@ log = logging.getLogger("flux")
 EXTRA = 1 << 32
 #: Kinds of steps under module names, because they are looked up often.
 _TICK, _FINISH, _WATERMARK = StepKind.TICK, StepKind.FINISH, StepKind.WATERMARK
-_FORFEIT = StepKind.FORFEIT
+_FORFEIT, _CHANGE = StepKind.FORFEIT, StepKind.CHANGE
 
 
 class Replica:
@@ -98,6 +98,12 @@ class Replica:
         self.leads_since = -1
         #: The epoch since which it reads streams.
         self.reads_since = incarnation
+        #: The epoch in which its stage began empty.
+        self.birth = FIRST_EPOCH
+        #: The version of the plan whose edges it feeds: that of the newest change that it has applied (design: edge-begins).
+        self.version = stage.since
+        #: Makes the outlets that begin with a version. Set by its owner.
+        self.new_outlets: Callable[[Replica, int], list[EdgeOutput]] = lambda replica, version: []
         #: The controller knows that it is complete.
         self.said_complete = False
         self.order = OwnOrder() if kind.orders_itself else OrderLog()
@@ -206,7 +212,14 @@ class Replica:
             **({"gone": list(self.gone)} if self.gone else {}),
             **({"left out before": list(self.left_out_before)} if any(self.left_out_before) else {}),
             **self.forfeits.state(),
+            **self._edges(),
         }
+
+    def _edges(self) -> dict[str, Any]:
+        """Return the edges that it feeds, in the order of the output logs, for a copy; nothing: those of its beginning."""
+        edges = [outlet.edge.id for outlet in self.outlets]
+        as_born = self.version == self.stage.since and edges == list(self.stage.edges_at_birth)
+        return {} if as_born else {"edges": edges, "version": self.version}
 
     def adopt(self, state: dict[str, Any]) -> None:
         """Take over the ``state`` of another replica, once the operator has been restored."""
@@ -222,7 +235,7 @@ class Replica:
         if self.clock is not None and "watermarks" in state:
             self.context.watermarks = list(state["watermarks"])
         self.rows_in, self.output.rows = state["rows"]
-        self._unsure = state.get("unsure", False)
+        self._unsure, self.version = state.get("unsure", False), state.get("version", self.version)
         self.steady, self.gone = state.get("steady", True), [(step, rows) for step, rows in state.get("gone", ())]
         behind, without_time = state.get("left out before", (0, 0))
         self.left_out_before = (behind, without_time)
@@ -288,7 +301,7 @@ class Replica:
             if self._unsure:  # all steps that were shown are in its order, because they were committed
                 self._repeat_all()
             ordered = self.order.since(self.applied)
-            self.waits.lead(ordered, self.context.now)
+            self.waits.lead(ordered, self.context.now, self.version)
             if self.clock is not None:
                 self.clock.lead(self.context.watermarks, ordered)
         elif self.leads_since < 0:
@@ -330,7 +343,9 @@ class Replica:
     def ready(self, now: float) -> bool:
         """Tell whether there is something to do, and room for its output."""
         output = self.output
-        if self.finished or self.frozen or output.room.full:
+        if self.finished:
+            return self._may_change()
+        if self.frozen or output.room.full:
             return False
         if self.under_way is not None:
             return True
@@ -341,8 +356,18 @@ class Replica:
             return False
         waits = self.waits
         return (
-            bool(self._waiting) or waits.all_ended or waits.tick_due(self.order, now) or waits.watermark_due(self.order)
-        )
+            bool(self._waiting) or waits.all_ended or waits.change_due or waits.tick_due(self.order, now)
+            or waits.watermark_due(self.order)
+        )  # fmt: skip
+
+    def _may_change(self) -> bool:
+        """Tell whether a replica that has come to its end has a change of the plan to apply: new edges end where they begin."""
+        if self.frozen:
+            return False
+        if self.applied < self.order.end:
+            may_apply = self.primary or (self._applies and self.applied < self.order.committed)
+            return may_apply and self.waits.has(self.order[self.applied])
+        return self.primary and self.waits.change_due
 
     @property
     def held_back(self) -> bool:
@@ -420,9 +445,20 @@ class Replica:
         if kind is _FINISH:
             self.context.timers.replace({})
             return self.guard.finish()
+        if kind is _CHANGE:
+            self._begin_edges(step)
         for slice_ in step.slices:  # an element without rows; there is none if all rows of the step are gone
             self.waits.hear(slice_)
         return None
+
+    def _begin_edges(self, step: ReplicaStep) -> None:
+        """Feed the edges that begin with a version of the plan, behind this step."""
+        version = step.entry.version
+        for outlet in self.new_outlets(self, version):
+            self.output.open(outlet, step.number, self.order.committed)
+            if self.finished:
+                outlet.producer.finish(step.entry.created)
+        self.version = max(self.version, version)
 
     def _fired(self) -> Iterator[Any]:
         """Yield the output of the timers that are due when a step begins. Sets ``_vain``: the step had nothing to do."""
@@ -484,7 +520,7 @@ class Replica:
             self.finished = True
         elif kind is _WATERMARK or kind is _FORFEIT:
             self._state_watermark(step.number)
-        vain = kind is _FINISH or (kind.moves_watermarks and not output.given)
+        vain = kind is _FINISH or kind is _CHANGE or (kind.moves_watermarks and not output.given)
         if self.may_lose and output.given != 1 and not step.gone and not vain:
             words = bool(step.slices) and step.rows is None
             self.steady = self.steady and (words or step.number < output.silent)

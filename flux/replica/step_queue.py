@@ -23,6 +23,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 import pyarrow as pa
 
+from flux.dataflow.plan_change import PlanVersions
 from flux.errors import DataLost, NonDeterministicInputError
 from flux.exchange.inbound import RowSlice, Slice, WordSlice
 from flux.exchange.log import End
@@ -43,10 +44,11 @@ PASSED_MAX = 256
 UNCOMMITTED_MAX = 1024
 #: Kinds of steps under module names, because they are looked up often.
 _SLICES, _TICK, _FINISH, _WATERMARK = StepKind.SLICES, StepKind.TICK, StepKind.FINISH, StepKind.WATERMARK
-_FORFEIT = StepKind.FORFEIT
+_FORFEIT, _CHANGE = StepKind.FORFEIT, StepKind.CHANGE
 #: The method of an operator that a step calls, by the kind of the step.
 _METHODS = {
     _SLICES: "process", _TICK: "on_timer", _FINISH: "finish", _WATERMARK: "on_watermark", _FORFEIT: "on_watermark",
+    _CHANGE: "process",
 }  # fmt: skip
 
 
@@ -90,6 +92,10 @@ class StepQueue:
         self.latest = 0.0
         #: As primary: the newest step is a tick.
         self.ticked = False
+        #: As primary: the version of the newest change of the plan in the order, and the one to be ordered (design: edge-begins).
+        self.changed_to = self.change_to = 0
+        #: The versions of the plan that are known here; None: no step changes it.
+        self.plans: PlanVersions | None = None
         #: Edges whose streams are read again after a loss.
         self.from_sources: AbstractSet[int] = frozenset()
         #: Edges from sources whose rows carry their own numbers. Such rows may be gone when they are read again.
@@ -154,15 +160,24 @@ class StepQueue:
         """Forget the turns, because another replica orders the pending slices now, or has done so until now."""
         self.arrivals = None
 
-    def lead(self, ordered: Sequence[OrderEntry], now: float) -> None:
-        """Order steps from now on, behind those that are ordered and not applied. ``now``: time of the newest applied step."""
+    def lead(self, ordered: Sequence[OrderEntry], now: float, version: int = 0) -> None:
+        """Order steps from now on, behind those that are ordered and not applied. ``now``: time of the newest applied step;
+        ``version``: that of the newest applied change of the plan."""
         self.forget_turns()
+        self.changed_to = max([version, *(entry.version for entry in ordered)])
         self.latest, self.ticked, self.marked = (ordered[-1].now if ordered else now), False, False
 
+    @property
+    def change_due(self) -> bool:
+        """The next step to order is a change of the plan."""
+        return self.change_to > self.changed_to
+
     def decide(self, order: OrderLog, now: float, busy_s: float) -> OrderEntry:
-        """Order a tick if a timer is due, or a watermark that has risen. Otherwise order the oldest slice that is not ordered,
-        joined with later slices of the same input while they have few rows together. If there is no slice, the input has
-        ended."""
+        """Order a change of the plan, a tick if a timer is due, or a watermark that has risen. Otherwise order the oldest slice
+        that is not ordered, joined with later slices of the same input while they have few rows together. If there is no slice,
+        the input has ended."""
+        if self.change_due:
+            return self._append(order, now, [], _CHANGE)
         self.arrange()
         if self._timers.pending:
             if self.tick_due(order, now):
@@ -180,7 +195,10 @@ class StepQueue:
         marks = kind is _WATERMARK or kind is _FORFEIT
         self.latest, self.ticked, self.marked = max(now, self.latest), kind is _TICK, marks
         watermarks = self._clock.take() if self._clock is not None and self.marked else []
-        entry = entry_of(chosen, self.latest, kind, watermarks)
+        version = 0
+        if kind is _CHANGE:
+            version = self.changed_to = self.change_to
+        entry = entry_of(chosen, self.latest, kind, watermarks, version)
         order.append(entry)
         return entry
 
@@ -273,11 +291,12 @@ class StepQueue:
     # ---- for a step that is ordered
 
     def has(self, entry: OrderEntry) -> bool:
-        """Tell whether all slices of an ordered step are here, because rows and order arrive by different ways."""
-        for edge, producer, through in entry.slices:  # noqa: SIM110 - asked often, and all() takes several times as long
+        """Tell whether all slices of an ordered step are here, or the plan that it names: rows, plans and order arrive by
+        different ways."""
+        for edge, producer, through in entry.slices:
             if not self._come(StreamId(edge, producer), through):
                 return False
-        return True
+        return not entry.version or self.plans is None or entry.version <= self.plans.newest.version
 
     def lacks(self, entry: OrderEntry) -> list[StreamId]:
         """List the streams that lack slices of a step."""
@@ -414,15 +433,17 @@ class StepQueue:
             assert due + ordered == waits, f"{due} slices have their turn, {ordered} are ordered, {waits} wait"
 
 
-def entry_of(chosen: Iterable[Slice], now: float, kind: StepKind, watermarks: Sequence[int] = ()) -> OrderEntry:
-    """Return the order entry of a step with these slices, or watermarks."""
+def entry_of(
+    chosen: Iterable[Slice], now: float, kind: StepKind, watermarks: Sequence[int] = (), version: int = 0
+) -> OrderEntry:
+    """Return the order entry of a step with these slices, or watermarks, or of a change to a version of the plan."""
     created = min([slice_.created for slice_ in chosen], default=now)
     slices: list[tuple[int, int, int]] = []
     for slice_ in chosen:
         if slices and slices[-1][:2] == slice_.stream:
             slices.pop()  # the later number covers both
         slices.append((*slice_.stream, slice_.sequence))
-    return OrderEntry(now, created, slices, kind, rows_of(chosen), list(watermarks))
+    return OrderEntry(now, created, slices, kind, rows_of(chosen), list(watermarks), version)
 
 
 def joined(slices: Sequence[Slice]) -> pa.RecordBatch:

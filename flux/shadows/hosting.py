@@ -124,11 +124,11 @@ class ShadowHosting:
         None: the stage is a barrier."""
         self._plan, self._hosted, self._streams = plan, hosted, streams
         self._tell, self._send, self._counters, self._make, self._clock = tell, send, counters, make, clock
-        self._stages = {stage.id: stage for stage in plan.stages if stage.availability is not None}
-        self._lanes = {edge.id for edge in plan.edges if isinstance(edge, FromStage) and edge.stage in self._stages}
-        self._outputs = {edge: LaneOutput(plan.edges[edge]) for edge in self._lanes}
-        self.room = TentativeRoom(plan.settings.availability_max_bytes if self._stages else 0)
+        self._stages: dict[int, StagePlan] = {}
+        self._outputs: dict[int, LaneOutput] = {}
         self._shadows: dict[PartitionKey, HostedShadow] = {}
+        self.go_by(plan)
+        self.room = TentativeRoom(plan.settings.availability_max_bytes if self._stages else 0)
         #: Partitions whose tentative work has failed, with the replica of the time: it has no shadow again.
         self._given_up: dict[PartitionKey, Replica] = {}
         #: Partitions that had a shadow here before.
@@ -141,6 +141,15 @@ class ShadowHosting:
 
     def __bool__(self) -> bool:
         return bool(self._stages)
+
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next."""
+        self._plan = plan
+        self._stages = {stage.id: stage for stage in plan.stages if stage.availability is not None}
+        self._lanes = {edge.id for edge in plan.edges if isinstance(edge, FromStage) and edge.stage in self._stages}
+        self._outputs = {edge: self._outputs.get(edge) or LaneOutput(plan.edges[edge]) for edge in self._lanes}
+        for key in [key for key in self._shadows if key.stage not in self._stages]:
+            self._end(self._shadows.pop(key))
 
     # ---- places
 
@@ -183,7 +192,7 @@ class ShadowHosting:
         again, self._lives[key] = key in self._lives, self._lives.get(key, -1) + 1
         shadow = Shadow(
             made, stage.availability, quantum, self.room, lanes, stage.availability.stages_behind,
-            stage.sink is not None, again, replica.context.watermark, bool(self._lanes.intersection(stage.edges_out)),
+            stage.sink is not None, again, replica.context.watermark, bool(self._lanes_of(replica)),
         )  # fmt: skip
         life = self._hosted.epoch * LIVES_MAX + self._lives[key] % LIVES_MAX
         self._shadows[key] = HostedShadow(replica, shadow, life)
@@ -204,10 +213,13 @@ class ShadowHosting:
                 found |= self._readers(hosted).keys()
         return found - {self._hosted.worker}
 
+    def _lanes_of(self, replica: Replica) -> list[int]:
+        return [outlet.edge.id for outlet in replica.outlets if outlet.edge.id in self._lanes]
+
     def _readers(self, hosted: HostedShadow, edge: int = -1) -> dict[int, list[int]]:
         """Return the workers with shadows of the consumers, and the partitions of each."""
         found: dict[int, list[int]] = {}
-        for number in hosted.replica.stage.edges_out if edge < 0 else (edge,):
+        for number in self._lanes_of(hosted.replica) if edge < 0 else (edge,):
             consumer = self._plan.edges[number].consumer
             for partition in range(self._plan.edges[number].partitions):
                 host = self._host(PartitionKey(consumer, partition))
@@ -355,7 +367,7 @@ class ShadowHosting:
     def _send_mark(self, hosted: HostedShadow, output: MarkOutput, to: int = -1) -> None:
         """Send the results of a mark to the shadows of the consumers."""
         replica = hosted.replica
-        for place, edge in enumerate(replica.stage.edges_out):
+        for place, edge in enumerate([outlet.edge.id for outlet in replica.outlets]):
             if edge not in self._outputs:
                 continue
             readers = self._readers(hosted, edge)

@@ -38,6 +38,7 @@ from flux.wire.control import (
     Heartbeat,
     HeartbeatSeen,
     NewTable,
+    PlanChanged,
     RegisterAgain,
     Stop,
     TableChanged,
@@ -45,6 +46,7 @@ from flux.wire.control import (
     TableSeen,
 )
 from flux.worker.table_follower import TableFollower
+from partitioning.table import Table
 from partitioning.warm_up import warm_up
 
 T = TypeVar("T")
@@ -224,6 +226,8 @@ class Ingress:
     def _beat(self, core: IngressTask, now: float) -> None:
         self._beat_at = now + self.plan.settings.heartbeat_interval
         self._ask_for_table(now)
+        if (asked := core.plans.ask(self._node, now)) is not None:
+            self.control.report(asked)
         self.control.report(Heartbeat(node=self._node, progress=self._turns, stats=core.stats()))
         self.control.check(now)
         if self._drained:
@@ -241,16 +245,27 @@ class Ingress:
             self._ask_for_table(now)
         elif isinstance(command, NewTable | TableChanged):
             self._on_table(core, command, now)
+        elif isinstance(command, PlanChanged):
+            seen = core.plans.on_changed(command, self._node)
+            if seen is not None:
+                self.control.report(seen)
+            if core.plans.held is not None:
+                self._follow(core, core.plans.held, now)
 
     def _on_table(self, core: IngressTask, command: NewTable | TableChanged, now: float) -> None:
         table = self._newest.take(command)
         if table is not None:
             self.links.follow(table)
-            core.on_table(table, now)
-            self._ready = True
-        if table is not None or isinstance(command, NewTable):  # a repeated table: the report before may be lost
-            self.control.report(TableSeen(node=self._node, epoch=self._newest.epoch))
+        # A repeated table: the report before may be lost.
+        if table is not None or (isinstance(command, NewTable) and core.plans.held is None):
+            self._follow(core, table or self._newest.table, now)
         self._ask_for_table(now)
+
+    def _follow(self, core: IngressTask, table: Table | None, now: float) -> None:
+        """Follow a table, and report it, unless its plan has still to come."""
+        if table is not None and core.on_table(table, now):
+            self._ready = True
+            self.control.report(TableSeen(node=self._node, epoch=table.epoch))
 
     def _ask_for_table(self, now: float) -> None:
         if self._newest.ask(now):

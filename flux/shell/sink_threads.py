@@ -272,6 +272,11 @@ class SinkThreads:
         self._retries = SinkRetries()
         self._failed: SimpleQueue[SinkFailed] = SimpleQueue()
 
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan. Sinks of removed stages have been told to end."""
+        self._plan = plan
+        self._queues = {key: queue for key, queue in self._queues.items() if key.stage in plan.stages}
+
     def check(self) -> None:
         """Raise the error of a sink that is not transient, if its partition still has its primary here. To be called often."""
         self._ready.look()
@@ -305,7 +310,7 @@ class SinkThreads:
 
     def tell(self, stage: int, partition: int, news: TentativeNews) -> None:
         queue = self._queues[PartitionKey(stage, partition)]
-        if not shows_tentative(self._plan.stages[stage].sink):
+        if not shows_tentative(queue.stage.sink):
             return
         with self._lock:
             if isinstance(news, TentativeUndo):

@@ -53,6 +53,7 @@ from flux.wire.control import (
     LastCheckpoints,
     NewTable,
     PartitionFinished,
+    PlanChanged,
     RegisterAgain,
     TableChanged,
     TableMissed,
@@ -281,6 +282,8 @@ class WorkerLoop:
             core.reading.align(command.others_at)
             core.reading.stand(command.stands_at)
             self._ask_for_table(core, now)
+        elif isinstance(command, PlanChanged):
+            self._on_plan_changed(core, command, now)
         elif isinstance(command, EdgeComplete):
             core.on_edge_complete(command.edge, command.producers)
         elif isinstance(command, EdgeWatermark):
@@ -299,12 +302,24 @@ class WorkerLoop:
         if table is not None:
             self.links.follow(table)
             core.on_table(table, now)
+            self._go_by(core)
         if isinstance(command, NewTable):
             for edge, producers in command.complete.items():
                 core.on_edge_complete(edge, producers)
             for edge, watermark in command.watermarks.items():
                 core.on_edge_watermark(edge, watermark, now)
         self._ask_for_table(core, now)
+
+    def _on_plan_changed(self, core: WorkerCore, command: PlanChanged, now: float) -> None:
+        core.on_plan_changed(command, now)
+        self._go_by(core)
+
+    def _go_by(self, core: WorkerCore) -> None:
+        """Go by the version of the plan that the newest table names."""
+        if self.plan is not core.plan:
+            self.plan = core.plan
+            self._travels = {edge.id: core.plan.travels(edge) for edge in core.plan.edges}
+            self._sinks.go_by(core.plan)
 
     def _ask_for_table(self, core: WorkerCore, now: float) -> None:
         if self._newest.ask(now):

@@ -39,6 +39,12 @@ class CopiesSent:
         #: The new replicas, by stage.
         self._copies: dict[int, set[Newcomer]] = {}
 
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next."""
+        self._plan = plan
+        self._copied = {stream for stream in self._copied if stream.edge in plan.edges}
+        self._copies = {stage: names for stage, names in self._copies.items() if stage in plan.stages}
+
     def note(self, replica: Replica, worker: int, incarnation: int, positions: Iterable[StreamPosition]) -> None:
         """Note a copy of the state of a primary here, for a new replica on a worker, with the next batch of each stream that the
         replica will want: acks from here must not pass it. Streams that are not known yet have nothing in the copy: the new

@@ -33,8 +33,11 @@ Alive = Callable[[Replica, StateCopy, float], None]
 
 
 class ReplicaBuilder(Protocol):
-    def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
+    def build(self, key: PartitionKey, incarnation: int, state: StateCopy | None) -> Replica:
         """Build a replica that no other part of the worker knows of yet."""
+
+    def fitted(self, key: PartitionKey, state: StateCopy) -> StateCopy:
+        """Return a state without the output of edges that are removed."""
 
 
 class Restoration:
@@ -54,7 +57,8 @@ class Restoration:
     ) -> None:  # fmt: skip
         """Build a replica with this state, and bring it to life (``then``), if it is ``wanted`` when it is done. ``inline``:
         the state is small, so do it at once."""
-        replica = self._host.build(key, incarnation, [output.base for output in state.outputs])
+        state = self._host.fitted(key, state)
+        replica = self._host.build(key, incarnation, state)
         stateful = state.snapshot is not None or bool(state.changes)
         self._waiting[id(replica)] = replica
         restore, alive = partial(restored, state, replica), partial(self._alive, replica, wanted, then)
@@ -92,8 +96,11 @@ class ReceiverHost(Protocol):
     def snapshot_classes(self, key: PartitionKey) -> tuple[type, ...] | None:
         """Return the ``Operator.snapshot_classes`` of that stage."""
 
-    def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
+    def build(self, key: PartitionKey, incarnation: int, state: StateCopy | None) -> Replica:
         """Make a replica that is not registered anywhere yet."""
+
+    def fitted(self, key: PartitionKey, state: StateCopy) -> StateCopy:
+        """Return a state without the output of edges that are removed."""
 
     @property
     def standby_store(self) -> StandbyStore:
@@ -340,7 +347,7 @@ class StateReceiver:
             self._forget(key)
         data = kept.data
         if data is None:
-            self._host.took_over(self._host.build(key, standby.incarnation, []), None, standby, now)
+            self._host.took_over(self._host.build(key, standby.incarnation, None), None, standby, now)
             return
         classes = self._host.snapshot_classes(key)
 

@@ -50,10 +50,9 @@ class ReplayPoint:
         """Tell whether no consumer can ask for output that its primary has given before."""
         if replica.output.exit is not None and replica.output.exit.left < self.left:
             return False
-        return all(
-            outlet.producer.log.base >= output.base
-            for outlet, output in zip(replica.outlets, self.outputs, strict=True)
-        )
+        # An edge that began since has no output before the point.
+        given = {output.edge: output.base for output in self.outputs}
+        return all(outlet.producer.log.base >= given.get(outlet.edge.id, 0) for outlet in replica.outlets)
 
 
 class ReplayPoints:
@@ -95,6 +94,8 @@ def _point(replica: Replica, first: Boundary, now: Boundary) -> ReplayPoint:
         # One that is still repeating, itself from such a point, has given nothing since: its outputs are numbered from later on.
         "silent": max(now.step, now.replica["silent"]),
         "marks": [],
+        # The outputs are those of now: an edge that begins between the two steps is there when they are repeated.
+        **({"edges": now.replica["edges"], "version": now.replica["version"]} if "edges" in now.replica else {}),
         **({"left out before": list(first.left_out)} if any(first.left_out) else {}),
         "exit": None if replica.output.exit is None else (left, left, []),
     }

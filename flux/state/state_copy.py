@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 from flux.exchange.inbound import Inbound
 from flux.exchange.log import WORDS, LogEntry, Rows
 from flux.exchange.producer import Producer
+from flux.replica.output import output_at
 from flux.replica.replica import Replica
 from flux.replica.snapshot import decode_snapshot, encode_snapshot, laid_out, laid_pieces
 from flux.windows.window import NEVER
@@ -107,6 +108,8 @@ class StateCopy:
 class OutputNow:
     """An output log at one moment: its entries never change, and the log goes on without them."""
 
+    #: That of the stream.
+    edge: int
     base: int
     finished: bool
     gone: bytes
@@ -115,7 +118,7 @@ class OutputNow:
     @classmethod
     def of(cls, producer: Producer) -> OutputNow:
         log = producer.log
-        return cls(log.base, producer.finished, log.gone.tobytes(), tuple(log.entries()))
+        return cls(producer.stream.edge, log.base, producer.finished, log.gone.tobytes(), tuple(log.entries()))
 
     @classmethod
     def after(cls, producer: Producer) -> OutputNow:
@@ -123,7 +126,7 @@ class OutputNow:
         gone = producer.log.gone.copy()
         for entry in producer.log.entries():
             gone[entry.touches] = entry.sequence
-        return cls(producer.log.end, producer.finished, gone.tobytes(), ())
+        return cls(producer.stream.edge, producer.log.end, producer.finished, gone.tobytes(), ())
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,27 @@ def _head(data: bytes | memoryview) -> tuple[memoryview, int]:
     view = memoryview(data).cast("B")
     (length,) = _LENGTH.unpack_from(view)
     return view, _LENGTH.size + length
+
+
+def fitted(copy: StateCopy, at_birth: Sequence[int], known: Callable[[int], bool]) -> StateCopy:
+    """Return a copy with the edges that its replica is to feed, without those that are removed: they are not ``known``.
+    ``at_birth``: the edges that replicas of the stage feed when they begin (design: edge-begins)."""
+    state = copy.state.replica
+    edges = state.get("edges", at_birth)
+    assert isinstance(edges, Sequence)
+    kept = [place for place, edge in enumerate(edges) if known(edge)]
+    if len(kept) == len(edges):
+        return copy
+    fewer = {"edges": [edges[place] for place in kept], "version": state.get("version", 0)}
+    outputs = tuple(copy.outputs[place] for place in kept)
+    return replace(copy, state=replace(copy.state, replica=state | fewer | output_at(state, kept), outputs=outputs))
+
+
+def edges_of(copy: StateCopy, at_birth: Sequence[int]) -> Sequence[int]:
+    """Return the edges of a copy, in the order of its output logs."""
+    edges = copy.state.replica.get("edges", at_birth)
+    assert isinstance(edges, Sequence)
+    return edges
 
 
 def restored(copy: StateCopy, replica: Replica) -> StateCopy:

@@ -21,6 +21,7 @@ from flux.windows.lateness import BatchLateness
 from flux.windows.window import NEVER
 from flux.wire.messages import Acks
 from flux.wire.statistics import PartitionRead, Statistics
+from flux.worker.table_follower import PlanFollower
 from partitioning.ids import StreamId
 from partitioning.table import Table
 
@@ -35,6 +36,7 @@ class IngressTask:
         partition is the whole input."""
         settings = plan.settings
         self.plan = plan
+        self.plans = PlanFollower(plan, runs_code=False)
         self.source = plan.sources[source]
         edges = plan.edges_of_source(source)
         self.meter = LogMeter()
@@ -128,10 +130,30 @@ class IngressTask:
         """Numbers behind the last row that has travelled, by edge, in this micro-batch or an earlier one."""
         return self.streams.sent if isinstance(self.streams, MicroBatchStreams) else []
 
-    def on_table(self, table: Table, now: float) -> None:
+    def on_table(self, table: Table, now: float) -> bool:
+        """Follow the newest table. Return False if its plan has still to come."""
+        if not self.plans.may_follow(table):
+            return False
+        if table.plan > self.plan.version:
+            self._go_by(table.plan)
         for stream, producer in self.producers.items():
+            if stream.edge not in self.plan.edges:
+                continue
             consumer = self.plan.edges[stream.edge].consumer
             producer.on_table(table, consumer, now, self._consumers[consumer])
+
+        return True
+
+    def _go_by(self, version: int) -> None:
+        """Go by another version of the plan. The last edge, if it is removed, takes rows and drops them until the program ends
+        the job of its source."""
+        plan = self.plans.of(version)
+        assert plan is not None
+        self.plan = plan
+        self.plans.go_by(version)
+        for stream in [stream for stream in self.producers if stream.edge not in plan.edges]:
+            if self.streams.close(stream.edge) is not None:
+                del self.producers[stream]
 
     def on_answer(self, worker: int, message: Any, now: float) -> None:
         for one in message.items if isinstance(message, Acks) else (message,):
@@ -140,8 +162,11 @@ class IngressTask:
                 producer.on_answer(worker, one, now)
 
     def poll(self, now: float) -> Iterator[ToWorker]:
-        for producer in self.producers.values():
-            yield from producer.poll(now)
+        for stream, producer in self.producers.items():
+            if stream.edge in self.plan.edges:
+                yield from producer.poll(now)
+            else:
+                producer.log.clear()
 
     def stats(self) -> Statistics:
         """Return the figures for a heartbeat."""

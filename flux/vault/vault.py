@@ -181,7 +181,7 @@ class Vault:
             core.counters.stale += 1  # the worker asks again if it still waits
 
     def _exists(self, key: PartitionKey) -> bool:
-        stages = self._plan.stages
+        stages = self.core.plan.stages
         return key.stage in stages and 0 <= key.partition < stages[key.stage].partitions
 
     def on_installed(self, worker: int, answer: Installed, now: float) -> None:

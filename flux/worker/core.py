@@ -28,13 +28,14 @@ from flux.exchange.producer import ToWorker, unread_due
 from flux.reach.lending import Lender
 from flux.reach.unreached import UnreachedPrimaries
 from flux.replica.batched_steps import apply_together
+from flux.replica.event_clock import check_entries
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
 from flux.shadows.hosting import ShadowHosting
 from flux.state.sender import Aside, StateSender, ToSender
 from flux.state.standby import StandbyStore
-from flux.wire.control import Checkpointed, CopyState, TableSeen
+from flux.wire.control import Checkpointed, CopyState, PlanChanged, TableSeen
 from flux.wire.messages import (
     Acks,
     Answered,
@@ -47,7 +48,6 @@ from flux.wire.messages import (
     Installed,
     Orders,
     OrdersSeen,
-    PartitionOrder,
     Passed,
     Press,
     Pull,
@@ -72,7 +72,7 @@ from flux.worker.report import DrainCounter
 from flux.worker.source_scheduler import SourceScheduler
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
-from flux.worker.table_follower import AssignedPartitions
+from flux.worker.table_follower import AssignedPartitions, PlanFollower
 from flux.worker.watermarks import WatermarkScheduler
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
 from partitioning.table import Table
@@ -134,6 +134,7 @@ class WorkerCore:
         """Begin without replicas. ``clock`` (seconds) only measures how long steps take; nothing is decided by it. ``workers``:
         the number of workers with which the query began; ``limits`` of copies of state; ``standby_store``:
         the store of standbys, in memory by default; ``extension``: of a worker of a special kind."""
+        self.plans = PlanFollower(plan, runs_code=extension is None)
         self.plan = plan
         self.worker = worker
         self.hosted = HostedReplicas(plan, worker)
@@ -141,7 +142,7 @@ class WorkerCore:
         self.awaited = self.hosted.awaited
         self.followers = self.hosted.followers
         self.counters = Counters()
-        self.subscriptions = Subscriptions(plan, self.hosted, self.counters, self._answer)
+        self.subscriptions = Subscriptions(self.plans, self.hosted, self.counters, self._answer)
         self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
         #: The present activity, for threads that watch this worker from outside.
         self.note: Note = no_note()
@@ -167,8 +168,8 @@ class WorkerCore:
             self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
         )  # fmt: skip
         self.lifecycle = ReplicaLifecycle(
-            plan, self.hosted, self.subscriptions, self.turns, self.leaving, self.order_exchange, standby_store or StandbyStore(),
-            workers, self._look_for_timers,
+            self.plans, self.hosted, self.subscriptions, self.turns, self.leaving, self.order_exchange,
+            standby_store or StandbyStore(), workers, self._look_for_timers,
         )  # fmt: skip
         self.shadows = ShadowHosting(
             plan, self.hosted, self.subscriptions.streams, self.leaving.tell, self._effects.append, self.counters, clock
@@ -250,10 +251,14 @@ class WorkerCore:
         """Follow the newest table. Raises Fenced if this worker is not in it."""
         if table.epoch <= self.epoch:
             return
-        if self._extension is not None:
-            self._extension.on_table(table)
         if self.worker not in table.endpoints:
             raise Fenced(f"worker {self.worker} is not in the table of epoch {table.epoch}")
+        if not self.plans.may_follow(table):
+            return
+        if self._extension is not None:
+            self._extension.on_table(table)
+        if table.plan > self.plan.version:
+            self._go_by(table.plan)
         update = self.hosted.follow(table)
         # Replicas first, as all that follows goes by them; then their roles, before producers and subscriptions act on the table.
         rising = self.lifecycle.on_table(update)
@@ -271,9 +276,33 @@ class WorkerCore:
         if self._extension is not None:
             self._extension.on_followed(now)
 
+    def _go_by(self, version: int) -> None:
+        """Go by another version of the plan. The table that names it comes next."""
+        plan = self.plans.of(version)
+        assert plan is not None
+        self.plan = plan
+        self.plans.go_by(version)
+        self.latencies = {stage.id: self.latencies.get(stage.id) or deque(maxlen=4096) for stage in plan.stages}
+        parts = (
+            self.hosted, self.lifecycle, self.subscriptions, self.leaving, self.watermarks, self.shadows, self.reading,
+            self._assigned,
+        )  # fmt: skip
+        for part in parts:
+            part.go_by(plan)
+
+    def on_plan_changed(self, message: PlanChanged, now: float) -> None:
+        """Take a change of the plan, and follow the table that waits for it."""
+        seen = self.plans.on_changed(message, self.worker)
+        if seen is not None:
+            self._effects.append(ToController(seen))
+            self.lifecycle.on_plan()
+        if self.plans.held is not None:
+            self.on_table(self.plans.held, now)
+
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self.lifecycle.on_edge_complete(edge, producers)
-        self.watermarks.note(self.plan.edges[edge].consumer, 0.0)
+        if edge in self.plan.edges:
+            self.watermarks.note(self.plan.edges[edge].consumer, 0.0)
 
     def on_edge_watermark(self, edge: int, watermark: int, now: float) -> None:
         """Take the watermark of an edge from micro-batches."""
@@ -306,17 +335,26 @@ class WorkerCore:
                 if self._extension is None or not self._extension.on_message(message, now):
                     raise ProtocolError(f"a consumer does not take {type(message).__name__}")
 
+    def _has(self, edge: int) -> bool:
+        """Tell whether the plan has an edge. ProtocolError: no version that is known here has or had it."""
+        if edge in self.plan.edges:
+            return True
+        if not self.plans.may_name(edge):
+            raise ProtocolError(f"the plan has no edge {edge}")
+        self.counters.stale += 1
+        return False
+
     def _on_press(self, connection: Hashable, message: Press) -> None:
-        if message.edge not in self.plan.edges:
-            raise ProtocolError(f"the plan has no edge {message.edge}")
+        if not self._has(message.edge):
+            return
         stage = self.plan.edges[message.edge].consumer
         self.subscriptions.on_press(connection, StreamId(message.edge, message.producer))
         for partition in message.partitions:
             self.checkpoints.press(PartitionKey(stage, partition), message.anew)
 
     def _on_statement(self, connection: Hashable, message: Settled | Passed | Bound | Unread, now: float) -> None:
-        if message.edge not in self.plan.edges:
-            raise ProtocolError(f"the plan has no edge {message.edge}")
+        if not self._has(message.edge):
+            return
         if isinstance(message, Settled):
             self.subscriptions.on_settled(connection, message)
         elif isinstance(message, Unread):
@@ -373,26 +411,11 @@ class WorkerCore:
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
         for item in message.items:
-            self._check_watermarks(item)
+            if item.stage in self.plan.stages:  # no replica takes other items
+                check_entries(self.plan.stages[item.stage], item)
         answers = self.order_exchange.on_orders(message)
         if answers:
             self._answer(connection, OrdersSeen(answers))
-
-    def _check_watermarks(self, item: PartitionOrder) -> None:
-        """Check that steps for watermarks have one for each input, and other steps have none. ProtocolError: they have not; a
-        replica that took them would end with an error of its own at the step, or as the next primary."""
-        if item.stage not in self.plan.stages:
-            return  # no replica will take it
-        stage = self.plan.stages[item.stage]
-        inputs = len(stage.edges_in) if stage.timed_inputs else 0
-        for number, entry in enumerate(item.entries, item.first):
-            moves = entry.kind.moves_watermarks
-            if len(entry.watermarks) != (inputs if moves else 0) or (moves and not inputs):
-                raise ProtocolError(
-                    f"stage {stage.name}, partition {item.partition}: step {number} of kind {entry.kind.name} has "
-                    f"{len(entry.watermarks)} watermarks; steps for watermarks have {inputs}, one for each input, or the stage "
-                    "has no event time, and others have none"
-                )
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
         for report in self.order_exchange.on_orders_seen(worker, message, now):
@@ -513,7 +536,9 @@ class WorkerCore:
                 self.aged_s += age_s
         if self.shadows:
             self.shadows.after_step(replica, step, now, wall)
-        if replica.finished:
+        if step.entry.kind is StepKind.CHANGE:
+            self.lifecycle.show_new(replica, now)
+        elif replica.finished:
             self.leaving.note_end(replica, wall)
             self.leaving.report(replica)
 
@@ -593,6 +618,8 @@ class WorkerCore:
             self._state_sender.checkpoint(*begin)
         if self._state_sender.active:
             yield from self._copies_of_state(now)
+        if (asked := self.plans.ask(self.worker, now)) is not None:
+            yield ToController(asked)
         yield from self._revivals.poll(now)
         yield from self.lender.poll(self.table, now)
         self.subscriptions.borrower.forget(now)
@@ -664,7 +691,7 @@ class WorkerCore:
         at = min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
             self.checkpoints.due(), self._revivals.due(), self.leaving.due(), self.subscriptions.owed.due_at,
-            self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at, self.shadows.due_at,
+            self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at, self.shadows.due_at, self.plans.due(),
             inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
         if self._unread_at < at:  # acks have come since it was computed

@@ -16,7 +16,16 @@ import pyarrow as pa
 from flux.exchange.producer import ToWorker
 from flux.replica.order_exchange import CaughtUp, Diverged
 from flux.state.sender import Aside
-from flux.wire.control import Checkpointed, PartitionFinished, ReplicaCaughtUp, ReplicaDiverged, TableSeen, Unreached
+from flux.wire.control import (
+    Checkpointed,
+    GetPlan,
+    PartitionFinished,
+    PlanSeen,
+    ReplicaCaughtUp,
+    ReplicaDiverged,
+    TableSeen,
+    Unreached,
+)
 from flux.wire.messages import Answered
 
 if TYPE_CHECKING:
@@ -37,7 +46,9 @@ class ToConnection(msgspec.Struct, frozen=True):
 class ToController(msgspec.Struct, frozen=True):
     """Effect: report to the controller."""
 
-    message: PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged | Checkpointed | Unreached
+    message: (
+        PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged | Checkpointed | Unreached | PlanSeen | GetPlan
+    )
 
 
 Effect = ToWorker | ToConnection | ToController | Aside

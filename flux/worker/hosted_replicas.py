@@ -35,6 +35,10 @@ class TableUpdate:
     rows: list[PlacedRow]
 
 
+def _stage(table: Table, stage: int) -> Sequence[tuple[ReplicaAt, ...]]:
+    return table.stages[stage] if stage < len(table.stages) else ()
+
+
 class HostedReplicas:
     """The replicas that the table has ``placed`` on this worker, by stage and partition.
 
@@ -52,7 +56,7 @@ class HostedReplicas:
         self.followers: dict[PartitionKey, Follower] = {}
         #: Incarnations of replicas whose state has not come yet.
         self.awaited: dict[PartitionKey, int] = {}
-        self._stages = [stage.id for stage in plan.stages]
+        self._stages: list[int] = []
         self._edges = plan.edges
         self._ordered = plan.settings.ordered
         #: By stage, for others to read: its replicas with an operator here, by partition.
@@ -63,6 +67,18 @@ class HostedReplicas:
         self.newest: dict[int, int] = {}
         #: By stage: the partitions that follow a primary elsewhere.
         self.secondary: dict[int, frozenset[int]] = {}
+        self.go_by(plan)
+
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next."""
+        self._stages, self._edges = [stage.id for stage in plan.stages], plan.edges
+        for noted in (self.of_stage, self.partitions, self.newest, self.secondary):
+            for stage in [each for each in noted if each not in plan.stages]:
+                del noted[stage]
+        if self.table is not None:
+            for stage in [each for each in self._stages if each not in self.of_stage]:
+                self.of_stage[stage], self.partitions[stage], self.newest[stage] = {}, {}, -1
+                self.secondary[stage] = frozenset()
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
@@ -103,14 +119,14 @@ class HostedReplicas:
         """Go by this table, which is newer."""
         before, self.epoch, self.table = self.table, table.epoch, table
         changed: list[Sequence[int]] = [
-            range(len(rows)) if before is None else differing(before.stages[stage], rows)
+            range(len(rows)) if before is None else differing(_stage(before, stage), rows)
             for stage, rows in enumerate(table.stages)
         ]
         rows = [
             PlacedRow(PartitionKey(stage, partition), row, next((r for r in row if r.worker == self.worker), None))
             for stage, partitions in enumerate(changed)
             for partition in partitions
-            for row in (table.stages[stage][partition],)
+            for row in (table.row(stage, partition),)
         ]
         return TableUpdate(table, before, changed, rows)
 
@@ -134,6 +150,11 @@ class HostedReplicas:
         if not replica.primary:
             self.secondary[replica.key.stage] |= {replica.partition}
         return [partition for partition in self.of_stage[replica.key.stage] if partition != replica.partition]
+
+    def birth(self, stage: int) -> int:
+        """Return the epoch in which a stage begins empty."""
+        assert self.table is not None
+        return self.table.birth(stage)
 
     def kind(self, key: PartitionKey) -> ReplicaKind:
         """Return the kind of the replica that the table places here."""
@@ -180,7 +201,7 @@ class HostedReplicas:
         edge = self._edges[stream.edge]
         assert isinstance(edge, FromStage)
         assert self.table is not None
-        partitions = self.table.stages[edge.stage]
+        partitions = _stage(self.table, edge.stage)
         if stream.producer >= len(partitions):
             return {}
         return {

@@ -23,7 +23,6 @@ from flux.wire.control import PartitionFinished
 from flux.wire.messages import Chunk, Fetch, Pull, Pulled
 from flux.worker.effects import ToConnection, ToController
 from partitioning.ids import PartitionKey
-from partitioning.table import FIRST_EPOCH
 
 #: Seconds for which a reader waits here at most: well below the time after which a reader takes silence for a loss.
 WAIT_S = 0.2
@@ -158,6 +157,11 @@ class Outside(Protocol):
         """End, because the replica is primary here no longer. Its successor brings the rest outside."""
 
 
+def _is_last(replica: Replica) -> bool:
+    """Tell whether the query ends with the end of this partition and others: it feeds no other stage, or a sink."""
+    return not replica.outlets or replica.output.exit is not None
+
+
 class OutputDelivery:
     """The output that leaves from one worker. ``tell`` passes a message to the shell; ``wake`` is called for a
     replica that has room again."""
@@ -185,6 +189,10 @@ class OutputDelivery:
         self._offering = OutputOffers(replicas, tell, wake)
         #: By partition whose sink was told of tentative results here: the rows of the newest failure.
         self.shown: dict[PartitionKey, ShownRows] = {}
+
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next."""
+        self._plan, self._sinks = plan, any(stage.sink is not None for stage in plan.stages)
 
     def open(self, replica: Replica) -> None:
         """Give a new replica an exit, if its stage has a sink."""
@@ -232,7 +240,7 @@ class OutputDelivery:
         """Hand on output. It is kept until the outside has it, because the next primary may have to hand it on again."""
         if not out.leads:
             out.leads = True
-            outside.begins(*replica.key, out.left, replica.leads_since == FIRST_EPOCH)
+            outside.begins(*replica.key, out.left, replica.leads_since == replica.birth)
         shown = self.shown.get(replica.key)
         for position, batch in out.hand_on(replica.order.committed):
             if shown is not None:
@@ -262,13 +270,13 @@ class OutputDelivery:
     def note_end(self, replica: Replica, wall: float) -> None:
         """Note that a replica has come to its end."""
         self.ends += 1
-        if not replica.outlets:
+        if _is_last(replica):
             self.finished_at = wall
 
     def report(self, replica: Replica) -> None:
         """Report once that the end of a last stage's partition is committed and the outside has all of its output. The report may
         end the query."""
-        if replica.complete and not replica.outlets and not replica.said_complete and self._has_left(replica):
+        if replica.complete and _is_last(replica) and not replica.said_complete and self._has_left(replica):
             out = replica.output.exit
             if out is not None and out.left > out.position:
                 if self._plan.durable:

@@ -11,7 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from flux.dataflow.plan import EdgePlan, FromSource, Plan, StagePlan
+from flux.dataflow.plan_change import PlanVersions
 from flux.exchange.bounds import WatermarkPace
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.inbound import Inbound
@@ -22,7 +25,7 @@ from flux.replica.order_exchange import OrderExchange
 from flux.replica.output import EdgeOutput
 from flux.replica.replica import Replica
 from flux.state.standby import Checkpoint, Standby, StandbyStore
-from flux.state.state_copy import ReplicaState, StateCopy, StreamPosition, restore
+from flux.state.state_copy import ReplicaState, StateCopy, StreamPosition, edges_of, fitted, restore
 from flux.wire.messages import Restore
 from flux.worker.hosted_replicas import HostedReplicas, TableUpdate
 from flux.worker.output_delivery import OutputDelivery
@@ -119,7 +122,7 @@ class ReplicaLifecycle:
 
     def __init__(
         self,
-        plan: Plan,
+        plans: PlanVersions,
         hosted: HostedReplicas,
         subscriptions: Subscriptions,
         turns: StepScheduler,
@@ -129,8 +132,9 @@ class ReplicaLifecycle:
         workers: int,
         look_for_timers: Callable[[], None],
     ) -> None:
-        """Begin without replicas. ``workers``: the number of workers with which the query began. ``look_for_timers`` is called
-        when a standby has become primary: its timers may be due."""
+        """Begin without replicas. ``plans``: the versions that are known; ``workers``: the number of workers with which the query
+        began. ``look_for_timers`` is called when a standby has become primary: its timers may be due."""
+        plan = plans.newest
         self.replicas = hosted.replicas
         self.awaited = hosted.awaited
         self.followers = hosted.followers
@@ -138,7 +142,7 @@ class ReplicaLifecycle:
         self.log_meter = LogMeter()
         self.standby_store = standby_store
         self.revivals = RevivalRequests(hosted, plan.settings.resend_timeout)
-        self._plan = plan
+        self._plan, self._plans, self._workers = plan, plans, workers
         self._hosted = hosted
         self._subscriptions = subscriptions
         self._turns = turns
@@ -147,12 +151,64 @@ class ReplicaLifecycle:
         self._inputs = {stage.id: StageInputs.of(plan, stage) for stage in plan.stages}
         self._rules = {edge.id: StreamRules.of(plan, edge, workers) for edge in plan.edges}
         self._look_for_timers = look_for_timers
-        self._consumers = {stage.id: Consumers(stage.id) for stage in plan.stages}
+        self._consumers: dict[int, Consumers] = {}
         #: Replicas made for the table that is being followed, which begin empty.
         self._created: list[Replica] = []
         self._noted = False
         #: Producers of an edge, if they are known by now.
         self._complete: dict[int, list[int]] = {}
+
+    # ---- the plan
+
+    def on_plan(self) -> None:
+        """Note another version of the plan. Steps may have waited for it. A version that was taken back may have had other parts
+        of the same ids."""
+        plan, known = self._plans.newest, self._plan.version
+        for stage in plan.stages:
+            if stage.since > known:
+                self._inputs[stage.id] = StageInputs.of(plan, stage)
+        for edge in plan.edges:
+            if edge.since > known:
+                self._rules[edge.id] = StreamRules.of(plan, edge, self._workers)
+        self._turns.wake_all(self.replicas)
+
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next. Edges that it does not have take nothing more from here on: no
+        consumer is left that would ack, and a full log would stop their stage."""
+        self._plan = plan
+        for replica in self.replicas.values():
+            self._close_edges(replica)
+        for stage in [
+            each for each in self._inputs if each not in plan.stages and each not in self._plans.newest.stages
+        ]:
+            del self._inputs[stage]
+            self._consumers.pop(stage, None)
+        for edge in [each for each in self._rules if self._plans.edge(each) is None]:
+            del self._rules[edge]
+            self._complete.pop(edge, None)
+
+    def _close_edges(self, replica: Replica) -> None:
+        """End the outlets of a replica whose edges are removed."""
+        for edge in [each.edge.id for each in replica.outlets if self._plans.edge(each.edge.id) is None]:
+            producer = replica.output.close(edge)
+            if producer is not None and self.producers.get(producer.stream) is producer:
+                del self.producers[producer.stream]
+
+    def _new_outlets(self, replica: Replica, version: int) -> list[EdgeOutput]:
+        """Make the outlets of a replica that begin with a version of the plan, in a step of their own."""
+        plan = self._plans.of(version) or self._plan
+        edges = [plan.edges[each] for each in plan.stages[replica.stage.id].edges_out]
+        made = [
+            EdgeOutput(self.producer(StreamId(edge.id, replica.partition), edge, replica.incarnation), edge)
+            for edge in edges
+            if replica.version < edge.since <= version
+        ]
+        self.producers |= {outlet.producer.stream: outlet.producer for outlet in made}
+        return made
+
+    def show_new(self, replica: Replica, now: float) -> None:
+        """Show the newest table to the outlets of a replica, some of which have just begun."""
+        self.show([outlet.producer for outlet in replica.outlets], now)
 
     # ---- the table
 
@@ -184,6 +240,8 @@ class ReplicaLifecycle:
         for key, row, _ in update.rows:
             if key in replicas:
                 self._assign_role(replicas[key], row, update.table.epoch)
+        for replica in replicas.values():
+            self._note_change(replica)
         hosted.note_roles()
         self.revivals.on_table()
         return self._rising() if followers else []
@@ -197,6 +255,11 @@ class ReplicaLifecycle:
                 if not follower.leads:
                     rising.append(follower)
         return rising
+
+    def _note_change(self, replica: Replica) -> None:
+        """Have the primary of a partition that feeds new edges order a step for them."""
+        stage = self._plan.stages[replica.stage.id]
+        replica.waits.change_to = max([self._plan.edges[edge].since for edge in stage.edges_out], default=0)
 
     def _assign_role(self, replica: Replica, row: Sequence[ReplicaAt], epoch: int) -> None:
         """Give a replica its role by the ``row`` of its partition in the table of this epoch."""
@@ -215,8 +278,13 @@ class ReplicaLifecycle:
         """Show the newest table to these producers."""
         assert self._hosted.table is not None
         for producer in producers:
-            consumer = self._plan.edges[producer.stream.edge].consumer
-            producer.on_table(self._hosted.table, consumer, now, self._consumers[consumer])
+            edge = self._plans.edge(producer.stream.edge)
+            assert edge is not None
+            if not self._hosted.table.row(edge.consumer, 0):  # of a stage that comes with a later table
+                producer.by_rank = np.arange(edge.partitions, dtype=np.int32)
+                continue
+            consumers = self._consumers.setdefault(edge.consumer, Consumers(edge.consumer))
+            producer.on_table(self._hosted.table, edge.consumer, now, consumers)
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self._complete[edge] = producers
@@ -227,8 +295,11 @@ class ReplicaLifecycle:
 
     # ---- for kinds
 
+    def birth(self, stage: int) -> int:
+        return self._hosted.birth(stage)
+
     def create(self, key: PartitionKey, incarnation: int) -> None:
-        replica = self.build(key, incarnation, [])
+        replica = self.build(key, incarnation, None)
         # By an earlier table, which has not come here, it may be a standby: a producer with that table sends it no rows.
         replica.reads_since = self._hosted.epoch
         self._enter(replica)
@@ -308,28 +379,37 @@ class ReplicaLifecycle:
 
     # ---- replicas
 
-    def build(self, key: PartitionKey, incarnation: int, bases: Sequence[int]) -> Replica:
-        """Make a fresh replica. ``bases``: the beginnings of its output logs, if it gets a copy of another replica's state."""
+    def fitted(self, key: PartitionKey, state: StateCopy) -> StateCopy:
+        """Return a copy of a state without the output of edges that are removed."""
+        at_birth = self._plan.stages[key.stage].edges_at_birth
+        return fitted(state, at_birth, lambda edge: self._plans.edge(edge) is not None)
+
+    def build(self, key: PartitionKey, incarnation: int, state: StateCopy | None) -> Replica:
+        """Make a fresh replica. ``state``: the one that it is to get, which is ``fitted``; None: it begins empty."""
         stage = self._plan.stages[key.stage]
+        edges = stage.edges_at_birth if state is None else edges_of(state, stage.edges_at_birth)
+        bases = [0] * len(edges) if state is None else [output.base for output in state.outputs]
         outlets = []
-        for index, edge_id in enumerate(stage.edges_out):
-            edge = self._plan.edges[edge_id]
-            stream = StreamId(edge_id, key.partition)
-            producer = self.producer(stream, edge, incarnation, bases[index] if bases else 0)
-            outlets.append(EdgeOutput(producer, edge))
+        for edge_id, base in zip(edges, bases, strict=True):
+            if (edge := self._plans.edge(edge_id)) is not None:
+                producer = self.producer(StreamId(edge_id, key.partition), edge, incarnation, base)
+                outlets.append(EdgeOutput(producer, edge))
         replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, self._hosted.kind(key))
         if self._plan.durable:
             replica.output.compare(replica.applied)  # the vault may give its state to a replica that repeats its steps
         inputs = self._inputs[key.stage]
         replica.waits.from_sources, replica.waits.from_logs = inputs.from_sources, inputs.from_logs
         replica.may_lose, replica.waits.loses = inputs.may_lose, inputs.loses
+        replica.birth, replica.new_outlets, replica.waits.plans = self.birth(key.stage), self._new_outlets, self._plans
         if stage.sink is not None:
             self._leaving.open(replica)
         return replica
 
     def _add(self, replica: Replica) -> list[int]:
         """Add a replica that comes to life with a state. Return the other partitions of its stage here."""
+        self._close_edges(replica)  # some may have been removed while its state was restored
         self._enter(replica)
+        self._note_change(replica)
         others = self._hosted.add(replica)
         self._turns.arrange(woken=replica.key)
         return others

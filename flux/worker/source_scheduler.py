@@ -167,6 +167,10 @@ class SourceScheduler:
 
     # ---- the table
 
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next."""
+        self._plan = plan
+
     def keep_only(self, mine: set[SourcePartition]) -> Iterator[Producer]:
         """Close sources that another worker reads from now on; it makes rows again that are not acked. Yield the producers that
         end here."""
@@ -188,7 +192,7 @@ class SourceScheduler:
                     seeks = self.about(key).seeks and epoch > 0
                     self.sources[key] = SourceStreams(
                         edges, producers, source.name, seeks, source.positions, self._plan.settings.batch_max_bytes,
-                        self.about(key).own_numbers, source.event_time,
+                        self.about(key).own_numbers, source.event_time, read_by=source.first_edges,
                     )  # fmt: skip
                     self._rotation.append(key)
 

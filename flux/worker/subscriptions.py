@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.plan import FromDataFrame, FromSource, FromStage, Plan
+from flux.dataflow.plan_change import PlanVersions
 from flux.errors import QueryFailed
 from flux.exchange.feed import IN_ORDER, Counters
 from flux.exchange.inbound import Delivery, Inbound
@@ -100,7 +101,8 @@ Answer = Callable[[Hashable, ToProducer | Acks | Borrow], None]
 class Subscriptions:
     """The subscriptions of one worker. ``answer`` sends a message back on a connection."""
 
-    def __init__(self, plan: Plan, hosted: HostedReplicas, counters: Counters, answer: Answer) -> None:
+    def __init__(self, plans: PlanVersions, hosted: HostedReplicas, counters: Counters, answer: Answer) -> None:
+        plan = plans.newest
         self.streams: dict[StreamId, Inbound] = {}
         self.credit = Credit(plan.settings.credit_max_bytes)
         #: Time at which ``flush_acks`` has something to send.
@@ -108,7 +110,7 @@ class Subscriptions:
         #: Seconds for which an ack may wait for others, unless a producer may be short of credit by then. The shell of a busy
         #: worker makes it longer.
         self.ack_s = plan.settings.ack_interval
-        self._plan = plan
+        self._plan, self._plans = plan, plans
         self._hosted = hosted
         self._counters = counters
         self.answer = answer
@@ -143,6 +145,17 @@ class Subscriptions:
             inbound.validate_marks(self.hosted_by(stream))
 
     # ---- the table
+
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next: the streams of removed edges end here without another word."""
+        self._plan = plan
+        for stream in [stream for stream in self.streams if stream.edge not in plan.edges]:
+            del self.streams[stream]
+            self.credit.release(stream)
+            self._left.discard(stream)
+            self.owed.drop(stream)
+            self.borrower.drop(stream)
+        self.copies.go_by(plan)
 
     def _expect(self) -> None:
         """Share the credit anew among the streams to read by the partitions that the worker hosts now."""
@@ -266,11 +279,17 @@ class Subscriptions:
 
     def on_hello(self, connection: Hashable, hello: Hello) -> None:
         stream = StreamId(hello.edge, hello.producer)
-        if not self._exists(stream):
-            self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
-        elif hello.epoch > self._hosted.epoch:
+        exists, newer = self._exists(stream), hello.epoch > self._hosted.epoch
+        named = exists or self._plans.may_name(hello.edge)
+        if newer and named:
             # The producer knows a table that has not arrived here yet; answer when it has.
             self._wait(connection, hello)
+        elif not named and not newer:
+            self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
+        elif not exists:
+            self._counters.stale += (
+                1  # the edge is removed, or of a version that is asked for: it greets again if it goes on
+            )
         elif self._plan.durable and self._begins(hello):
             # The beginning of its replicas here is not known yet, and a source has to be read from there.
             self._wait(connection, hello)
@@ -326,7 +345,7 @@ class Subscriptions:
         """Count a message about a stream that is not read from its sender. Such messages are under way whenever a worker is given
         up, a reader of a source changes or a task is tried again, so they are stale. A message about a stream that the plan does
         not have is refused, because its sender has made it up."""
-        if self._exists(stream):
+        if self._exists(stream) or self._plans.may_name(stream.edge):
             self._counters.stale += 1
         else:
             self._counters.refused += 1

@@ -3,14 +3,19 @@
 A change applies to one table and fits no other. If a change is lost, late or repeated, later ones may not fit. Then the process
 asks for the whole table, and asks again for as long as only changes come.
 
+``PlanFollower`` are the versions of the plan, which come by themselves, and without which no table that names them is gone by.
 ``AssignedPartitions`` are the partitions of sources that the table assigns to a worker.
 """
 
 from __future__ import annotations
 
+from math import inf
+
 from flux.dataflow.plan import FromSource, Plan
+from flux.dataflow.plan_change import PlanVersions, decode_change
 from flux.exchange.producer import Producer
-from flux.wire.control import NewTable, TableChanged
+from flux.operators.user_code import described
+from flux.wire.control import GetPlan, NewTable, PlanChanged, PlanSeen, TableChanged
 from flux.worker.source_scheduler import SourceScheduler
 from partitioning.ids import SourcePartition, StreamId
 from partitioning.table import Table, changed_by
@@ -66,6 +71,62 @@ class TableFollower:
         return True
 
 
+class PlanFollower(PlanVersions):
+    """The versions of the plan that one process knows, and the newest table if it has to wait for one (design: plan-version)."""
+
+    def __init__(self, plan: Plan, runs_code: bool = True) -> None:
+        """Begin with one version. ``runs_code``: the process makes operators."""
+        super().__init__(plan)
+        #: The version that the process goes by.
+        self.version = plan.version
+        #: The table that waits for its plan.
+        self.held: Table | None = None
+        self._runs_code = runs_code
+        self._again_s = plan.settings.resend_timeout
+        self._secret = plan.secret
+        self._lacks = False
+        self._ask_at = 0.0
+
+    def on_changed(self, message: PlanChanged, node: int) -> PlanSeen | None:
+        """Take a change, and return the answer; None: earlier ones are missing, and are asked for.
+
+        Code that cannot be loaded is an error in the answer, as any error of a user's modules: the process goes on without the
+        change, which no table will name then."""
+        error = ""
+        if message.version > self.newest.version:
+            try:
+                change = decode_change(message.change, self._secret)
+                for stage in change.stages if self._runs_code else ():
+                    stage.make()
+                self._lacks = not self.take(change)
+            except Exception as failed:
+                error = described(failed)
+            if self._lacks:
+                return None
+        return PlanSeen(node=node, version=message.version, error=error)
+
+    def may_follow(self, table: Table) -> bool:
+        """Tell whether a table may be followed: its plan is known. If not, the table waits."""
+        known = table.plan <= self.version or self.of(table.plan) is not None
+        self.held = None if known else table
+        return self.held is None
+
+    def ask(self, node: int, now: float) -> GetPlan | None:
+        """Return the request for missing changes if it is time for it."""
+        if (self.held is None and not self._lacks) or now < self._ask_at:
+            return None
+        self._ask_at = now + self._again_s
+        return GetPlan(node=node, version=self.newest.version)
+
+    def due(self) -> float:
+        """Return the time of the next request."""
+        return self._ask_at if self.held is not None or self._lacks else inf
+
+    def go_by(self, version: int) -> None:
+        super().go_by(version)
+        self.version = version
+
+
 class AssignedPartitions:
     """The partitions of sources that the table assigns to a worker, as they come and go (design: seek). ``producers`` of all
     streams that begin there."""
@@ -77,6 +138,14 @@ class AssignedPartitions:
         self._producers = producers
         self._epoch = -1
 
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next. Removed edges take nothing more."""
+        self._plan = plan
+        for key, streams in self._reading.sources.items():
+            for edge in [edge.id for edge in streams.edges if edge.id not in plan.edges]:
+                if streams.close(edge) is not None:
+                    del self._producers[StreamId(edge, key.partition)]
+
     def on_table(self, table: Table, before: Table | None) -> None:
         self._epoch = table.epoch
         if before is not None and before.sources == table.sources:
@@ -85,7 +154,7 @@ class AssignedPartitions:
             SourcePartition(source.id, partition)
             for source in self._plan.sources
             if source.worker_partitions
-            for partition, worker in enumerate(table.sources[source.id])
+            for partition, worker in enumerate(table.sources[source.id] if source.id < len(table.sources) else ())
             if worker == self._worker
         }
         self._read_only(mine, mine)

@@ -74,8 +74,8 @@ class WatermarkScheduler:
         self._hosted = hosted
         self._streams = streams
         self._wake = wake
-        self._timed = {stage.id: stage for stage in plan.stages if stage.timed_inputs}
-        self._pace = {stage.id: pace_of(plan, stage.edges_in) for stage in self._timed.values()}
+        self._timed: dict[int, StagePlan] = {}
+        self._pace: dict[int, WatermarkPace] = {}
         #: Watermarks of edges from micro-batches, which hold for all their streams.
         self._edges_at: dict[int, int] = {}
         #: Time of the next look at the streams, by stage with news: something may end by them.
@@ -85,11 +85,23 @@ class WatermarkScheduler:
         #: Times of the last looks, by stage: at the streams, and at all partitions.
         self._looked: dict[int, float] = {}
         self._looked_at_all: dict[int, float] = {}
-        self.limit = StateLimit(plan, hosted)
         #: By replica of a stage that forfeits, while its state is beyond the limit: the bound of each stream, and since when it
         #: has not moved.
         self._stands: dict[PartitionKey, dict[StreamId, tuple[int, float]]] = {}
         self.due_at = inf
+        self.go_by(plan)
+
+    def go_by(self, plan: Plan) -> None:
+        """Go by this version of the plan, whose table comes next."""
+        self._plan = plan
+        self._timed = {stage.id: stage for stage in plan.stages if stage.timed_inputs}
+        self._pace = {stage.id: pace_of(plan, stage.edges_in) for stage in self._timed.values()}
+        self.limit = StateLimit(plan, self._hosted)
+        for noted in (self._news, self._risen, self._looked, self._looked_at_all):
+            for stage in [each for each in noted if each not in self._timed]:
+                del noted[stage]
+        self._edges_at = {edge: at for edge, at in self._edges_at.items() if edge in plan.edges}
+        self._stands = {key: stands for key, stands in self._stands.items() if key.stage in self._timed}
 
     def note(self, stage: int, now: float) -> None:
         """Note that the watermarks of a stage's replicas may have risen."""

@@ -83,7 +83,10 @@ class Host:
     def goes_on(self, key: PartitionKey) -> None:
         pass
 
-    def build(self, key: PartitionKey, incarnation: int, bases: list[int]) -> Replica:
+    def fitted(self, key: PartitionKey, state: StateCopy) -> StateCopy:
+        return state
+
+    def build(self, key: PartitionKey, incarnation: int, state: StateCopy | None) -> Replica:
         return replica_of()
 
     def took_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -223,11 +222,6 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (primary, lambda made: setattr(made.outlets[0].producer, "release_from", NEVER), "on, not 0"),
     (primary, lambda made: setattr(made.outlets[0].producer, "finished", True), "its partition end apart"),
     (primary, lambda made: setattr(made.output.checksums, "steps", 7), "the newest is that of 7 steps of 1"),
-    (
-        with_an_exit,
-        lambda made: setattr(made.output, "_stage", replace(made.stage, edges_out=(1,))),
-        "in the middle leaves",
-    ),
     (with_an_exit, lambda made: setattr(made.output.exit, "position", 9), r"kept are \[0\], of 0 to 9"),
     (
         with_an_exit,

@@ -476,4 +476,4 @@ def test_every_kind_of_step_comes_back_from_the_wire(entry: OrderEntry) -> None:
 
 def test_a_step_of_no_known_kind_is_malformed() -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode([1.5, 1.5, [], 5]), type=OrderEntry)
+        msgspec.msgpack.decode(msgspec.msgpack.encode([1.5, 1.5, [], 6]), type=OrderEntry)

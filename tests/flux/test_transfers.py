@@ -83,7 +83,10 @@ class Host:
     def goes_on(self, key: tuple[int, int]) -> None:
         self.went_on.append(key)
 
-    def build(self, key: tuple[int, int], incarnation: int, bases: list[int]) -> Replica:
+    def fitted(self, key: tuple[int, int], state: StateCopy) -> StateCopy:
+        return state
+
+    def build(self, key: tuple[int, int], incarnation: int, state: StateCopy | None) -> Replica:
         self.built.append(replica_of(incarnation))
         return self.built[-1]
 

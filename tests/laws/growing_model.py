@@ -1,8 +1,9 @@
 """A model of edges that begin at a step, for random schedules (design: edge-begins).
 
-A partition has two copies, which take the same steps in the order of the product's ``OrderLog``. Two changes of the plan come: the
-first gives the partition a second edge, the second takes the first edge away. Meanwhile steps are ordered, committed and applied,
-copies of the state are taken and installed, and copies are lost. Consumers read each edge from any copy, and go over to another.
+A partition has two copies, which take the same steps in the order of the product's ``OrderLog``. Two changes of the plan come:
+the first gives the partition a second edge, the second takes the first edge away. Meanwhile steps are ordered, committed and
+applied, copies of the state are taken and installed, and copies are lost. Consumers read each edge from any copy, and go over to
+another.
 
 ``WITHOUT`` names the rules that a model may be made without, each of which a law must catch.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.laws.growing_model import WITHOUT, GrowingLawBroken, GrowingModel
 
 
