@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +63,7 @@ from flux.wire.messages import (
 from flux.wire.parts import PartLimits
 from flux.wire.pulse import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
 from flux.worker.checkpoint_scheduler import CheckpointScheduler
-from flux.worker.effects import LOCAL, Effect, ToConnection, ToController, to_control
+from flux.worker.effects import LOCAL, Effect, ToConnection, ToController, WorkerExtension, to_control
 from flux.worker.hosted_replicas import HostedReplicas
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.pacing import Pacing
@@ -76,37 +76,6 @@ from flux.worker.table_follower import AssignedPartitions, PlanFollower
 from flux.worker.watermarks import WatermarkScheduler
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
 from partitioning.table import Table
-
-
-class WorkerExtension(Protocol):
-    """The part that a worker of a special kind has beside those of every worker: the vault (``flux.vault.vault``) is one."""
-
-    @property
-    def written(self) -> tuple[int, int, int]:
-        """Counts of writes to a disk: bytes in all, bytes of orders, and slices named by these orders."""
-
-    @property
-    def reaches(self) -> set[int]:
-        """Workers with which a state is exchanged other than between replicas."""
-
-    def on_table(self, table: Table) -> None:
-        """Note a newer table, before the worker follows it."""
-
-    def on_followed(self, now: float) -> None:
-        """Note that the worker has followed a newer table."""
-
-    def on_message(self, message: Any, now: float) -> bool:
-        """Take a message from the data port that no other part takes. Return False if it is of no known kind."""
-
-    def on_installed(self, worker: int, answer: Installed, now: float) -> None:
-        """Take the answer to a part of a copy of state."""
-
-    def passed(self, effects: Iterator[Effect], now: float) -> Iterator[Effect]:
-        """Yield the effects that may leave the worker now. The others are held until a later call."""
-
-    def due(self) -> float:
-        """Return the time at which ``passed`` must be called again at the latest, if nothing happens before."""
-
 
 #: Seconds. A wall clock that has gone back by more than this was set; smaller differences are drift.
 CLOCK_BACK_S = 0.001

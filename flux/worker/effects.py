@@ -3,12 +3,14 @@
 A worker greets every worker that hosts consumers of its streams, sends orders and copies of state to the other replicas of
 its primaries, and answers all other workers on their own connections. Moves and repairs change these workers: if links were
 never closed, a worker of a large cluster would have one to every other worker after a while.
+
+``WorkerExtension`` is the part of a worker of a special kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -26,7 +28,8 @@ from flux.wire.control import (
     TableSeen,
     Unreached,
 )
-from flux.wire.messages import Answered
+from flux.wire.messages import Answered, Installed
+from partitioning.table import Table
 
 if TYPE_CHECKING:
     from flux.worker.core import WorkerCore
@@ -47,7 +50,14 @@ class ToController(msgspec.Struct, frozen=True):
     """Effect: report to the controller."""
 
     message: (
-        PartitionFinished | TableSeen | ReplicaCaughtUp | ReplicaDiverged | Checkpointed | Unreached | PlanSeen | GetPlan
+        PartitionFinished
+        | TableSeen
+        | ReplicaCaughtUp
+        | ReplicaDiverged
+        | Checkpointed
+        | Unreached
+        | PlanSeen
+        | GetPlan
     )
 
 
@@ -87,3 +97,33 @@ class UnneededLinks:
         """List the workers whose link has not been needed for the grace time."""
         self._since = {worker: self._since.get(worker, now) for worker in linked if worker not in needed}
         return [worker for worker, since in self._since.items() if now - since >= self._grace_s]
+
+
+class WorkerExtension(Protocol):
+    """The part that a worker of a special kind has beside those of every worker: the vault (``flux.vault.vault``) is one."""
+
+    @property
+    def written(self) -> tuple[int, int, int]:
+        """Counts of writes to a disk: bytes in all, bytes of orders, and slices named by these orders."""
+
+    @property
+    def reaches(self) -> set[int]:
+        """Workers with which a state is exchanged other than between replicas."""
+
+    def on_table(self, table: Table) -> None:
+        """Note a newer table, before the worker follows it."""
+
+    def on_followed(self, now: float) -> None:
+        """Note that the worker has followed a newer table."""
+
+    def on_message(self, message: Any, now: float) -> bool:
+        """Take a message from the data port that no other part takes. Return False if it is of no known kind."""
+
+    def on_installed(self, worker: int, answer: Installed, now: float) -> None:
+        """Take the answer to a part of a copy of state."""
+
+    def passed(self, effects: Iterator[Effect], now: float) -> Iterator[Effect]:
+        """Yield the effects that may leave the worker now. The others are held until a later call."""
+
+    def due(self) -> float:
+        """Return the time at which ``passed`` must be called again at the latest, if nothing happens before."""
