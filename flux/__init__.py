@@ -5,6 +5,7 @@ arguments       Calls of the public functions: arguments that do not fit are a U
 errors          Errors that users see
 tracebacks      Tracebacks of wrong calls, without the frames of Flux
 failure_domain  The rack, zone or host of a worker, by which replicas are spread
+client          A client of gateways, which pushes events over HTTP
 testing         A stage in a unit test, without workers and without Spark
 source_check    A trial of a source: the same rows under the same numbers, however often it is read
 sink_check      A trial of a sink, as queries use it among faults
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         UsageError,
         UserCodeError,
     )
+    from flux.eventlog.source import events
     from flux.expressions.steps import RowSteps
     from flux.operators.aggregate import Aggregate, count, count_distinct, max, mean, min, sum
     from flux.operators.keyed_operator import KeyedOperator, KeyState
@@ -130,6 +132,7 @@ __all__ = [
     "count_distinct",
     "datasource",
     "dedup",
+    "events",
     "explain",
     "files",
     "follow",
@@ -178,6 +181,7 @@ _HOMES = {
     "flux.dataflow.sink": ("FlowTo", "Position", "Sink", "SinkContext", "SinkTraits"),
     "flux.dataflow.source_reader": ("SILENT", "PartitionReader", "SourceReader"),
     "flux.dataflow.source": ("Positioned", "RowStart", "Source", "source", "stream"),
+    "flux.eventlog.source": ("events",),
     "flux.errors": (
         "FluxError", "MoveFailed", "NonDeterministicInputError", "ProtocolError", "QueryFailed", "QueryTimeout", "SchemaError",
         "SnapshotError", "UsageError", "UserCodeError",

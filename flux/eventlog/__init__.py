@@ -5,4 +5,6 @@ log_store    The place of one log, as its owner and its readers use it
 chain        Segments that belong to a log: each names the one before it, and where that ends
 log_owner    The owner of a log: pushes in, answers out when they are on disk
 log_reader   A reader of a log by position, beside its owner
+streams      Registered streams, and the documents that a location has of them
+source       A stream that gateways fill, as a source of queries
 """

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, cast
+
+from flux.vault.location import Place
 
 #: Generation of the owner that has begun the segment, and its number among the segments of that owner.
 SegmentId = tuple[int, int]
@@ -56,3 +58,8 @@ class LogStore(Protocol):
 
     def close(self) -> None:
         """Release files. The claim stays."""
+
+
+def open_log(place: Place, writes: bool = False) -> LogStore:
+    """Open the place of a log. ``writes``: as its owner; all earlier owners find out."""
+    return cast(LogStore, place.store(writes, keeps=True))  # Directory and Bucket are both kinds of store

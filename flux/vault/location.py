@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -56,8 +57,21 @@ class Place(Protocol):
     def locked(self) -> AbstractContextManager[Any]:
         """Lock the place against other programs, for a moment."""
 
-    def store(self, writes: bool = True) -> OpenStore:
-        """Open the store of the journal. ``writes``: all earlier writers are fenced."""
+    def names(self) -> list[str]:
+        """Return the names of the documents."""
+
+    def remove(self, name: str) -> None:
+        """Remove a document, if it is there."""
+
+    def clear(self) -> None:
+        """Remove everything at the place."""
+
+    def below(self, name: str, new: bool = False) -> Place:
+        """Return a place of its own at a name below this one. ``new``: it is made if it is not there."""
+
+    def store(self, writes: bool = True, keeps: bool = False) -> OpenStore:
+        """Open the store of the journal. ``writes``: all earlier writers are fenced. ``keeps``: segments stay until the
+        writer removes them."""
 
     def uri_of(self, name: str) -> str | None:
         """Return a URI beside the place that Spark may write to; None: there is none."""
@@ -105,8 +119,23 @@ class Folder:
         finally:
             os.close(directory)
 
-    def store(self, writes: bool = True) -> Directory:
-        return Directory(self.path, writes)
+    def names(self) -> list[str]:
+        return [each.name for each in os.scandir(self.path) if each.is_file() and not each.name.startswith(".")]
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def below(self, name: str, new: bool = False) -> Folder:
+        found = Folder(self.path / name)
+        if new:
+            make(found.path)
+        return found
+
+    def store(self, writes: bool = True, keeps: bool = False) -> Directory:
+        return Directory(self.path, writes, keeps)
 
     def uri_of(self, name: str) -> str:
         # Not as_uri(): Hadoop takes the characters of a path as they are.

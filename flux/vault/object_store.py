@@ -396,8 +396,21 @@ class Remote:
         finally:
             objects.remove(f"{_LOCKS}/{mine}")
 
-    def store(self, writes: bool = True) -> Bucket:
-        return Bucket(self.objects, str(self), writes)
+    def names(self) -> list[str]:
+        return list(self.objects.sizes(""))
+
+    def remove(self, name: str) -> None:
+        self.objects.remove(name)
+
+    def clear(self) -> None:
+        self.objects.clear()
+
+    def below(self, name: str, new: bool = False) -> Remote:
+        path, mark, query = self.uri.partition("?")
+        return Remote(f"{path.rstrip('/')}/{name}{mark}{query}")
+
+    def store(self, writes: bool = True, keeps: bool = False) -> Bucket:
+        return Bucket(self.objects, str(self), writes, keeps=keeps)
 
     def uri_of(self, name: str) -> None:
         """Return nothing: Spark's file systems differ from pyarrow's, and have other credentials."""
@@ -493,6 +506,11 @@ class Objects:
         """Remove an object, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             self._again(lambda: self._fs.delete_file(self._path(name)))
+
+    def clear(self) -> None:
+        """Remove all objects below the prefix."""
+        with contextlib.suppress(FileNotFoundError):
+            self._again(lambda: self._fs.delete_dir_contents(self._path(""), missing_dir_ok=True))
 
     def _infos(self, folder: str) -> list[fs.FileInfo]:
         selector = fs.FileSelector(self._path(folder), allow_not_found=True)

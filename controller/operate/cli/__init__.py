@@ -1,11 +1,12 @@
 """The ``flux`` command: benchmarks, and commands that show and change running queries (design: people).
 
-show     Commands that show running queries and change nothing
-change   Commands that change the placement of a running query
-bench    ``flux bench``: the benchmarks, run inside Spark executors on this machine
-options  Options that commands share, each defined once, and the decorators that add them to a command
-tables   Tables and texts for people, made from the answers of a query
-output   Output of all commands: tables, or JSON with --json; errors and progress; exit codes
+show      Commands that show running queries and change nothing
+change    Commands that change the placement of a running query
+gateways  Commands around gateways: one that runs a gateway, its tokens, and a client's streams and pushes
+bench     ``flux bench``: the benchmarks, run inside Spark executors on this machine
+options   Options that commands share, each defined once, and the decorators that add them to a command
+tables    Tables and texts for people, made from the answers of a query
+output    Output of all commands: tables, or JSON with --json; errors and progress; exit codes
 
 Exit codes: 0 done, 1 refused or failed, 2 usage, 3 nothing reachable.
 """
@@ -19,7 +20,7 @@ from typing import Annotated
 import typer
 
 import flux
-from controller.operate.cli import change, show
+from controller.operate.cli import change, gateways, show
 from controller.operate.cli.bench import bench
 from controller.operate.cli.output import Commands
 from flux.errors import FluxError
@@ -36,6 +37,7 @@ app.command()(show.checkpoints)
 COMMANDS: tuple[Callable[..., None], ...] = (
     show.status, show.top, show.partitions, show.history, show.metrics,
     change.rebalance, change.move, change.drain, change.scale, change.protect, change.fail,
+    gateways.gateway, gateways.token, gateways.streams, gateways.push,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -1,0 +1,271 @@
+"""Registered streams, and the documents that a location has of them (design: registered-streams).
+
+streams.json           all definitions: one document, so that it is changed as a whole
+streams/ID/log-0       the first log of a stream; ID is of its own for each registration, so a stream of the same name that
+                       comes later has nothing of an earlier one
+streams/ID/readers     for each reader and log the position below which it needs nothing more
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+import zlib
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from flux.errors import FluxError, QueryFailed, UsageError
+from flux.eventlog.log_owner import LogLimits
+from flux.operators.schema import parse_ddl
+from flux.vault.location import Place
+from flux.windows.durations import microseconds
+
+_DOCUMENT = "streams.json"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+#: More logs than that would be more open files and flushes than a gateway should have for one stream.
+PARTITIONS_MAX = 64
+#: Definitions that one document may have: it is read and written as a whole.
+STREAMS_MAX = 10_000
+_TYPES = {
+    pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INT", pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "STRING", pa.date32(): "DATE",
+    pa.timestamp("us", "UTC"): "TIMESTAMP", pa.timestamp("us"): "TIMESTAMP_NTZ",
+}  # fmt: skip
+
+
+class StreamExists(FluxError):
+    """Refusal of a registration: the name belongs to a stream with another definition."""
+
+
+class StreamsFull(FluxError):
+    """Refusal of a registration because the location has all the streams that it may have."""
+
+
+class NoSuchStream(FluxError):
+    """Refusal of a request about a stream that is not registered."""
+
+
+class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The least that a stream keeps of its events. A log begins to remove some when it has both more time and more bytes than
+    its share, or more bytes than the disk may have."""
+
+    #: A duration, as in "1 hour".
+    time: str = "1 day"
+    bytes: int = 1 << 30
+
+
+class StreamDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A registered stream."""
+
+    name: str
+    #: Columns in DDL; "infer": those of the first events.
+    schema: str
+    #: The column with the time of an event; None: it is the time of arrival.
+    time: str | None = None
+    #: The lateness of events, and the time after which a partition without events is idle; both only with ``time``.
+    delay: str | None = None
+    idle: str | None = None
+    retain: Retention = Retention()
+    #: The number of its logs.
+    partitions: int = 1
+    #: Given when it is registered.
+    id: str = ""
+
+    def columns(self) -> pa.Schema:
+        """Return the columns of its events."""
+        return parse_ddl(self.schema)
+
+    def limits(self) -> LogLimits:
+        """Return the limits of each of its logs."""
+        time_us, nbytes = microseconds(self.retain.time, "retain.time"), self.retain.bytes // self.partitions
+        return LogLimits(
+            segment_bytes=min(16 << 20, max(nbytes // 4, 1 << 16)), segment_us=max(time_us // 4, 1_000_000),
+            retain_us=time_us, retain_bytes=nbytes, disk_bytes=8 * nbytes,
+        )  # fmt: skip
+
+    def log_of(self, name: str) -> int:
+        """Return the log of requests under a name: a repeat goes to the log of the first one, at every gateway."""
+        return zlib.crc32(name.encode()) % self.partitions
+
+
+def checked_definition(made: StreamDefinition) -> StreamDefinition:
+    """Return a definition whose parts fit together. UsageError names the part that does not."""
+    if not _NAME.fullmatch(made.name):
+        raise UsageError(
+            f"name: expected letters, digits, _, . and -, at most 100, beginning with a letter; got {made.name!r:.120}"
+        )
+    if not 1 <= made.partitions <= PARTITIONS_MAX:
+        raise UsageError(f"partitions: expected 1 to {PARTITIONS_MAX}, got {made.partitions}")
+    if not 1 << 20 <= made.retain.bytes <= 1 << 50:
+        raise UsageError(f"retain.bytes: expected {1 << 20} to {1 << 50}, got {made.retain.bytes}")
+    if microseconds(made.retain.time, "retain.time") < 1_000_000:
+        raise UsageError(f"retain.time: expected at least '1 second', got {made.retain.time!r}")
+    for what, text in (("delay", made.delay), ("idle", made.idle)):
+        if text is not None and made.time is None:
+            raise UsageError(f"{what}: it belongs to a time column; name that in 'time'")
+        if text is not None and microseconds(text, what) < 0:
+            raise UsageError(f"{what}: expected a duration from 0 on, got {text!r}")
+    if made.schema == "infer":
+        if made.time is not None:
+            raise UsageError("time: the columns are not known yet; write the schema, or leave out 'time'")
+        return made
+    schema = made.columns()
+    ddl = ddl_of(schema)
+    if made.time is not None and (
+        made.time not in schema.names or not pa.types.is_timestamp(schema.field(made.time).type)
+    ):
+        raise UsageError(f"time: expected a TIMESTAMP column of {ddl}, got {made.time!r}")
+    return msgspec.structs.replace(made, schema=ddl)
+
+
+def ddl_of(schema: pa.Schema) -> str:
+    """Return columns as DDL. UsageError: two have one name, or a type that events cannot have."""
+    names = [name.casefold() for name in schema.names]
+    if len(set(names)) < len(names):
+        raise UsageError(f"schema: two columns have one name, in {', '.join(schema.names)}")
+    return ", ".join(
+        f"`{field.name.replace('`', '``')}` {_ddl_type(field.type, field.name)}{'' if field.nullable else ' NOT NULL'}"
+        for field in schema
+    )
+
+
+def _ddl_type(type_: pa.DataType, column: str) -> str:
+    if type_ in _TYPES:
+        return _TYPES[type_]
+    if pa.types.is_decimal128(type_):
+        return f"DECIMAL({type_.precision},{type_.scale})"
+    if pa.types.is_list(type_):
+        return f"ARRAY<{_ddl_type(type_.value_type, column)}>"
+    raise UsageError(
+        f"schema: column {column!r} has type {type_}; events have BOOLEAN, numbers, STRING, DATE, TIMESTAMP and ARRAY of these"
+    )
+
+
+class StreamCatalogue:
+    """The definitions at a location. Other programs may change them, so each method reads the document."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def all(self) -> dict[str, StreamDefinition]:
+        """Return all definitions by name. QueryFailed: the document is damaged, or of another release."""
+        try:
+            data = self.place.read(_DOCUMENT)
+        except FileNotFoundError:
+            return {}
+        try:
+            return _decoder.decode(data).streams
+        except msgspec.MsgspecError as error:
+            raise QueryFailed(
+                f"{self.place}/{_DOCUMENT} cannot be read: {error}. Restore it from a copy, or start the release that wrote it"
+            ) from error
+
+    def get(self, name: str) -> StreamDefinition:
+        found = self.all()
+        if name not in found:
+            raise NoSuchStream(f"no stream {name!r} is registered at {self.place}")
+        return found[name]
+
+    def register(self, wanted: StreamDefinition) -> tuple[StreamDefinition, bool]:
+        """Register a stream; return its definition, and whether it is new. StreamExists: the name has another definition."""
+        made = checked_definition(wanted)
+        with self.place.locked():
+            found = self.all()
+            there = found.get(made.name)
+            if there is not None:
+                if msgspec.structs.replace(there, id="") != made and wanted.schema != "infer":
+                    raise StreamExists(f"stream {made.name!r} has another definition: {_described(there)}")
+                return there, False
+            if len(found) >= STREAMS_MAX:
+                raise StreamsFull(f"{self.place} has {STREAMS_MAX:,} streams, all that it may have. Remove some")
+            made = msgspec.structs.replace(made, id=uuid.uuid4().hex)
+            for name in ("readers", *(f"log-{log}" for log in range(made.partitions))):
+                self._place_of(made, name, new=True)
+            self._write({**found, made.name: made})
+        return made, True
+
+    def infer(self, of: StreamDefinition, schema: pa.Schema) -> StreamDefinition:
+        """Give a stream without columns those of its first events, unless it has some by now."""
+        ddl = ddl_of(schema)
+        with self.place.locked():
+            found = self.all()
+            there = found.get(of.name)
+            if there is None or there.id != of.id:
+                raise NoSuchStream(f"stream {of.name!r} was removed")
+            if there.schema == "infer":
+                there = msgspec.structs.replace(there, schema=ddl)
+                self._write({**found, of.name: there})
+        return there
+
+    def remove(self, name: str) -> None:
+        """Remove a stream and its events. Owners of its logs find out before their next answer."""
+        with self.place.locked():
+            found = self.all()
+            if name not in found:
+                raise NoSuchStream(f"no stream {name!r} is registered at {self.place}")
+            gone = found.pop(name)
+            self._write(found)
+        for log in range(gone.partitions):
+            self.log_place(gone, log).clear()
+        self.readers_place(gone).clear()
+
+    def log_place(self, of: StreamDefinition, log: int) -> Place:
+        return self._place_of(of, f"log-{log}")
+
+    def readers_place(self, of: StreamDefinition) -> Place:
+        return self._place_of(of, "readers")
+
+    def _place_of(self, of: StreamDefinition, name: str, new: bool = False) -> Place:
+        return self.place.below(f"streams/{of.id}/{name}", new)
+
+    def _write(self, streams: dict[str, StreamDefinition]) -> None:
+        self.place.write(_DOCUMENT, msgspec.json.format(msgspec.json.encode(_StreamsDocument(1, streams))))
+
+
+class _StreamsDocument(msgspec.Struct):
+    """The content of the document."""
+
+    format: int
+    streams: dict[str, StreamDefinition]
+
+
+_decoder = msgspec.json.Decoder(_StreamsDocument)
+
+
+def _described(of: StreamDefinition) -> str:
+    fields: dict[str, Any] = msgspec.to_builtins(of)
+    return ", ".join(f"{name} {value}" for name, value in fields.items() if name != "id")
+
+
+class ReaderPositions:
+    """Positions below which the readers of a stream need nothing more (J6). A query is one reader."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def note(self, reader: str, log: int, position: int) -> None:
+        """Write down, durably, that a reader needs no row of a log below a position in any later life."""
+        self._place.write(f"{reader}-{log}", str(position).encode())
+
+    def names(self) -> list[str]:
+        """Return the readers."""
+        return sorted({name.rpartition("-")[0] for name in self._place.names()})
+
+    def needed_from(self, log: int) -> int | None:
+        """Return the lowest position of a log that a reader may want again; None: there is no reader."""
+        found = []
+        for name in self._place.names():
+            if name.rpartition("-")[2] == str(log):
+                try:
+                    found.append(int(self._place.read(name)))
+                except FileNotFoundError:  # it was forgotten meanwhile
+                    continue
+        return min(found, default=None)
+
+    def forget(self, reader: str) -> None:
+        """Forget a reader that does not come back."""
+        for name in self._place.names():
+            if name.rpartition("-")[0] == reader:
+                self._place.remove(name)

@@ -1,0 +1,81 @@
+"""Answers of a gateway as they travel. The OpenAPI document is made of these classes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from flux.eventlog.streams import Retention
+from flux.gateway.problems import Problem
+
+
+class ErrorContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A refusal or a failure."""
+
+    #: The reason, for programs.
+    code: str
+    #: A sentence with the expected thing and the one that came.
+    message: str
+    #: A sentence with the way on.
+    remedy: str
+    #: The row that does not fit, from 1, and its column.
+    row: int | None = None
+    column: str | None = None
+    #: The address of the gateway that takes these events.
+    gateway: str | None = None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The one form of all errors."""
+
+    error: ErrorContent
+
+
+class PushAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Events that are on disk."""
+
+    stream: str
+    #: The log of the stream, and the position of the first event in it.
+    log: int
+    first: int
+    #: The number of events of the request; 0 if an older request of the client is repeated, whose place is not known any more.
+    rows: int
+    arrived_at: datetime
+    #: The events were there already, under the same name.
+    repeated: bool
+
+
+class StreamAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A registered stream."""
+
+    name: str
+    id: str
+    #: Columns in DDL; "infer": those of the first events, which have not come yet.
+    schema: str
+    time: str | None
+    delay: str | None
+    idle: str | None
+    retain: Retention
+    partitions: int
+    #: Queries that read it.
+    readers: list[str]
+
+
+class StreamsAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All registered streams that the token may see."""
+
+    streams: list[StreamAnswer]
+
+
+class HealthAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A gateway that answers."""
+
+    status: str
+    version: str
+
+
+def error_answer(problem: Problem) -> ErrorAnswer:
+    kind = problem.kind
+    content = ErrorContent(kind.code, problem.message, kind.remedy, problem.row, problem.column, problem.gateway)
+    return ErrorAnswer(content)

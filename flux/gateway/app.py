@@ -1,0 +1,129 @@
+"""The gateway on Starlette: bodies come in within bounds, answers go out in one form (design: gateway-bodies).
+
+Work that parses, reads or writes goes to threads; the loop waits for sockets and for tickets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from flux.gateway.answers import error_answer
+from flux.gateway.gateway import Gateway, HttpAnswer
+from flux.gateway.problems import Problem, busy
+from flux.gateway.routes import HttpRequest, action_of
+
+logger = logging.getLogger("flux.gateway")
+#: Bytes of bodies that may be in memory at the same time; unpacked and parsed ones of the threads come on top.
+MEMORY_BYTES = 256 << 20
+#: Seconds for a whole body, and for its place on disk.
+BODY_S, STORED_S = 60.0, 30.0
+#: Threads that parse.
+THREADS = 4
+_encoder = msgspec.json.Encoder()
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+class GatewayEndpoint:
+    """The only endpoint: every path and method comes here, so that every answer has the one form."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._pool = ThreadPoolExecutor(THREADS, "flux-gateway")
+        self._held = 0
+
+    def close(self) -> None:
+        """End the threads, which have no work any more."""
+        self._pool.shutdown()
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            return _response(await self._answered(request))
+        except Problem as problem:
+            content = _encoder.encode(error_answer(problem))
+            return Response(content, problem.kind.status, problem.headers, "application/json")
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:
+            logger.exception("a request failed: %s %s", request.method, request.url.path)
+            failed = Problem("internal", "the gateway failed; its log says why")
+            return Response(_encoder.encode(error_answer(failed)), 500, media_type="application/json")
+
+    async def _answered(self, request: Request) -> HttpAnswer:
+        loop = asyncio.get_running_loop()
+        head = HttpRequest(request.method, request.scope["path"], request.headers, request.query_params)
+        action = action_of(head)
+        # The token first: a stranger's body is not read.
+        grant = await loop.run_in_executor(
+            self._pool, self._gateway.allow, action, request.headers.get("authorization")
+        )
+        async with self._body(request) as body:
+            found = await loop.run_in_executor(self._pool, self._gateway.answer, action, body, grant)
+        if isinstance(found, HttpAnswer):
+            return found
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(found.ticket)), STORED_S)
+        except TimeoutError:
+            raise Problem(
+                "not_stored", f"the disk has not answered for {STORED_S:g} s", headers={"Retry-After": "1"}
+            ) from None
+        except Exception:
+            pass
+        return self._gateway.pushed(found)
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """Give the body of a request. Problem: it is too large, too slow, or there are too many at once."""
+        most = self._gateway.limits.body_bytes
+        said = request.headers.get("content-length", "0")
+        if said.isdigit() and int(said) > most:
+            raise Problem("too_large", f"the body has {int(said):,} bytes, more than {most:,}")
+        parts: list[bytes] = []
+        taken = 0
+        try:
+            try:
+                async with asyncio.timeout(BODY_S):
+                    async for part in request.stream():
+                        taken, self._held = taken + len(part), self._held + len(part)
+                        if taken > most:
+                            raise Problem("too_large", f"the body has more than {most:,} bytes")
+                        if self._held > MEMORY_BYTES:
+                            raise busy(f"{self._held:,} bytes of requests are in memory already")
+                        parts.append(part)
+            except TimeoutError:
+                raise Problem("slow_body", f"the body was not whole after {BODY_S:g} s") from None
+            yield b"".join(parts)
+        finally:
+            self._held -= taken
+
+
+def _response(answer: HttpAnswer) -> Response:
+    if answer.content is None:
+        return Response(status_code=answer.status)
+    return Response(_encoder.encode(answer.content), answer.status, media_type="application/json")
+
+
+def application(gateway: Gateway) -> Starlette:
+    """Return the application that uvicorn runs. The gateway is closed with it."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(gateway.close)
+        endpoint.close()
+
+    endpoint = GatewayEndpoint(gateway)
+
+    async def serve(request: Request) -> Response:
+        return await endpoint(request)
+
+    return Starlette(routes=[Route("/{path:path}", serve, methods=_METHODS)], lifespan=lifespan)

@@ -1,0 +1,259 @@
+"""The actions of a gateway on its location: streams, and the logs that it owns (design: gateway).
+
+All methods may be called from any thread. They know no HTTP; errors are problems.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+import flux
+from flux.errors import FluxError, QueryFailed, UsageError
+from flux.eventlog.log_owner import LogBusy, LogFull, NameReused, PushTicket
+from flux.eventlog.records import PushName, packed_rows
+from flux.eventlog.streams import (
+    NoSuchStream,
+    ReaderPositions,
+    StreamCatalogue,
+    StreamDefinition,
+    StreamExists,
+    StreamsFull,
+)
+from flux.gateway.answers import HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer
+from flux.gateway.bodies import BodyLimits, rows_in, unpacked
+from flux.gateway.log_writer import LogWriter, NotStored, OwnedElsewhere, described
+from flux.gateway.problems import Problem, busy
+from flux.gateway.routes import (
+    Action,
+    Describe,
+    Health,
+    ListStreams,
+    PushEvents,
+    RegisterStream,
+    RemoveStream,
+    ShowStream,
+)
+from flux.gateway.tokens import TokenGrant, TokenRegister, check_right, grant_of
+from flux.vault.location import Place
+
+#: Seconds for which definitions and tokens that were read are believed. A token that was revoked works as long.
+BELIEVED_S = 1.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_registration = msgspec.json.Decoder(StreamDefinition)
+
+
+class HttpAnswer(NamedTuple):
+    """An answer without its form."""
+
+    status: int
+    content: msgspec.Struct | dict[str, Any] | None
+
+
+class PendingPush(NamedTuple):
+    """A push that is answered when its ticket is there."""
+
+    stream: str
+    log: int
+    ticket: Future[PushTicket]
+
+
+class Gateway:
+    """One gateway. ``address`` is the one under which clients and other gateways reach it."""
+
+    def __init__(
+        self,
+        place: Place,
+        address: str,
+        limits: BodyLimits | None = None,
+        document: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        self.limits = limits or BodyLimits()
+        self._address = address
+        self._document = document or dict
+        self._catalogue = StreamCatalogue(place)
+        self._tokens = TokenRegister(place)
+        self._guard = threading.Lock()
+        self._writers: dict[tuple[str, int], LogWriter] = {}
+        self._opening: dict[tuple[str, int], threading.Lock] = {}
+        self._known: dict[str, StreamDefinition] = {}
+        self._grants: list[TokenGrant] = []
+        self._read_at = -BELIEVED_S
+
+    # ---- documents that others change
+
+    def _refresh(self, now: bool = False) -> None:
+        if now or time.monotonic() - self._read_at >= BELIEVED_S:
+            read_at = time.monotonic()
+            known, grants = self._catalogue.all(), self._tokens.all()
+            self._known, self._grants, self._read_at = known, grants, read_at
+
+    def _stream(self, name: str) -> StreamDefinition:
+        found = self._known.get(name)
+        if found is None:
+            self._refresh(now=True)  # it may have been registered at another gateway just now
+            found = self._known.get(name)
+        if found is None:
+            raise Problem("no_such_stream", f"no stream {name[:100]!r} is registered")
+        return found
+
+    # ---- actions
+
+    def allow(self, action: Action, authorization: str | None) -> TokenGrant | None:
+        """Return the grant by which an action is allowed; None: it needs no token. Problem: it is not allowed."""
+        if not action.right:
+            return None
+        self._refresh()
+        grant = grant_of(authorization, self._grants)
+        check_right(grant, action.right, action.stream)
+        return grant
+
+    def answer(self, action: Action, body: bytes, grant: TokenGrant | None) -> HttpAnswer | PendingPush:
+        """Carry out an action that is allowed. Problem: it was refused."""
+        try:
+            return self._answer(action, body, grant)
+        except NoSuchStream as error:
+            raise Problem("no_such_stream", str(error)) from error
+        except QueryFailed as error:
+            raise Problem("not_stored", str(error)) from error
+        except OSError as error:
+            raise Problem("not_stored", f"the location cannot be used: {described(error)}") from error
+
+    def _answer(self, action: Action, body: bytes, grant: TokenGrant | None) -> HttpAnswer | PendingPush:
+        match action:
+            case Health():
+                return HttpAnswer(200, HealthAnswer("ok", flux.__version__))
+            case Describe():
+                return HttpAnswer(200, self._document())
+            case ListStreams():
+                self._refresh(now=True)
+                seen = [each for each in self._known.values() if grant is None or grant.allows("read", each.name)]
+                return HttpAnswer(200, StreamsAnswer([self._described(each) for each in seen]))
+            case ShowStream(name):
+                return HttpAnswer(200, self._described(self._stream(name)))
+            case RegisterStream():
+                return self._register(body, grant)
+            case RemoveStream(name, cascade):
+                return self._remove(name, cascade)
+            case PushEvents():
+                return self._push(action, body)
+
+    def _described(self, of: StreamDefinition) -> StreamAnswer:
+        readers = ReaderPositions(self._catalogue.readers_place(of)).names()
+        return StreamAnswer(of.name, of.id, of.schema, of.time, of.delay, of.idle, of.retain, of.partitions, readers)
+
+    def _register(self, body: bytes, grant: TokenGrant | None) -> HttpAnswer:
+        try:
+            wanted = _registration.decode(body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise Problem("unfit_definition", f"expected the definition of a stream as JSON: {error}") from error
+        if grant is not None:
+            check_right(grant, "admin", wanted.name)
+        try:
+            made, new = self._catalogue.register(wanted)
+        except StreamExists as error:
+            raise Problem("stream_exists", str(error)) from error
+        except StreamsFull as error:
+            raise Problem("no_room", str(error)) from error
+        except UsageError as error:
+            raise Problem("unfit_definition", str(error)) from error
+        self._refresh(now=True)
+        return HttpAnswer(201 if new else 200, self._described(made))
+
+    def _remove(self, name: str, cascade: bool) -> HttpAnswer:
+        of = self._stream(name)
+        readers = ReaderPositions(self._catalogue.readers_place(of)).names()
+        if readers and not cascade:
+            raise Problem("has_readers", f"stream {name!r} is read by {', '.join(readers)}")
+        self._catalogue.remove(name)
+        self._refresh(now=True)
+        for log in range(of.partitions):
+            with self._guard:
+                writer = self._writers.pop((of.id, log), None)
+            if writer is not None:
+                writer.close()
+        return HttpAnswer(204, None)
+
+    # ---- pushes
+
+    def _push(self, action: PushEvents, body: bytes) -> PendingPush:
+        of = self._stream(action.stream)
+        plain = unpacked(body, action.encoding, self.limits)
+        batch = rows_in(plain, action.kind, None if of.schema == "infer" else of.columns(), self.limits)
+        if of.schema == "infer":
+            of, batch = self._inferred(of, plain, action.kind, batch)
+        log = self._log_of(of, action.name)
+        try:
+            ticket = self._writer(of, log).offer(packed_rows(batch), batch.num_rows, action.name)
+        except LogBusy as error:
+            raise busy(str(error)) from error
+        except NameReused as error:
+            raise Problem("name_reused", str(error)) from error
+        except LogFull as error:
+            raise Problem("log_full", str(error), headers={"Retry-After": "10"}) from error
+        except NotStored as error:
+            raise Problem("not_stored", str(error), headers={"Retry-After": "1"}) from error
+        except OwnedElsewhere as error:
+            raise Problem("other_gateway", str(error), gateway=error.gateway) from error
+        return PendingPush(of.name, log, ticket)
+
+    def _inferred(
+        self, of: StreamDefinition, body: bytes, kind: str, batch: pa.RecordBatch
+    ) -> tuple[StreamDefinition, pa.RecordBatch]:
+        """Give a stream the columns of its first events. Another gateway may have given it others meanwhile."""
+        try:
+            of = self._catalogue.infer(of, batch.schema)
+        except UsageError as error:
+            raise Problem("unfit_row", str(error)) from error
+        self._refresh(now=True)
+        return of, rows_in(body, kind, of.columns(), self.limits)
+
+    def _log_of(self, of: StreamDefinition, name: PushName) -> int:
+        """Return the log of a push. One without a name goes to a log that this gateway owns, if it owns one."""
+        if name.client or name.key:
+            return of.log_of(f"client {name.client}" if name.client else f"key {name.key}")
+        with self._guard:
+            owned = [log for log in range(of.partitions) if (of.id, log) in self._writers]
+        return owned[0] if owned else os.getpid() % of.partitions
+
+    def _writer(self, of: StreamDefinition, log: int) -> LogWriter:
+        """Return the writer of a log, which is taken over if no living gateway owns it."""
+        key = (of.id, log)
+        with self._guard:
+            opening = self._opening.setdefault(key, threading.Lock())
+        with opening:  # a take-over reads a segment: only pushes to this log wait for it
+            with self._guard:
+                found = self._writers.get(key)
+            if found is not None and found.error is None:
+                return found
+            positions = ReaderPositions(self._catalogue.readers_place(of))
+            place, where = self._catalogue.log_place(of, log), f"log {log} of stream {of.name!r}"
+            made = LogWriter(place, where, of.limits(), self._address, lambda: positions.needed_from(log))
+            with self._guard:
+                self._writers[key] = made
+            return made
+
+    def pushed(self, pending: PendingPush) -> HttpAnswer:
+        """Return the answer to a push whose ticket is there. Problem: it failed."""
+        try:
+            ticket = pending.ticket.result(timeout=0)
+        except FluxError as error:
+            raise Problem("not_stored", str(error), headers={"Retry-After": "1"}) from error
+        stored = ticket.stored
+        at = _EPOCH + timedelta(microseconds=stored.arrival)
+        return HttpAnswer(200, PushAnswer(pending.stream, pending.log, stored.first, stored.rows, at, ticket.repeated))
+
+    def close(self) -> None:
+        """Flush all that waits, and give all logs up."""
+        with self._guard:
+            writers, self._writers = list(self._writers.values()), {}
+        for writer in writers:
+            writer.close()

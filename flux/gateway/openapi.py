@@ -1,0 +1,121 @@
+"""The document that describes the API, made of the routes, the answers and the problems themselves (design: gateway-answers)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+import flux
+from flux.eventlog.streams import StreamDefinition
+from flux.gateway.answers import ErrorAnswer, HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer
+from flux.gateway.problems import KINDS
+from flux.gateway.routes import (
+    CONTENT,
+    METHODS,
+    Action,
+    Describe,
+    Health,
+    ListStreams,
+    PushEvents,
+    RegisterStream,
+    RemoveStream,
+    ShowStream,
+)
+
+#: By action, the class of the answer to each status that is no error; None: the answer has no content.
+GOOD: dict[type[Action], dict[int, type[msgspec.Struct] | None]] = {
+    Health: {200: HealthAnswer},
+    Describe: {200: None},
+    ListStreams: {200: StreamsAnswer},
+    ShowStream: {200: StreamAnswer},
+    RegisterStream: {200: StreamAnswer, 201: StreamAnswer},
+    RemoveStream: {204: None},
+    PushEvents: {200: PushAnswer},
+}
+_ANY = ("malformed", "wrong_method", "internal", "not_stored", "busy", "too_large", "slow_body")
+_OF_TOKENS = ("no_token", "unknown_token", "no_right")
+#: By action, the problems that it may have besides those that all have.
+PROBLEMS: dict[type[Action], tuple[str, ...]] = {
+    Health: (),
+    Describe: (),
+    ListStreams: _OF_TOKENS,
+    ShowStream: (*_OF_TOKENS, "no_such_stream"),
+    RegisterStream: (*_OF_TOKENS, "stream_exists", "unfit_definition", "no_room"),
+    RemoveStream: (*_OF_TOKENS, "no_such_stream", "has_readers"),
+    PushEvents: (
+        *_OF_TOKENS,
+        "no_such_stream",
+        "name_reused",
+        "unknown_content",
+        "other_gateway",
+        "unfit_row",
+        "log_full",
+    ),
+}
+_CLASSES = (ErrorAnswer, HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer, StreamDefinition)
+_HEADERS = {
+    "Idempotency-Key": "A repeat under the same key within ten minutes changes nothing.",
+    "Flux-Client": "The name of the client that numbers its requests; with Flux-Number, and without a key.",
+    "Flux-Number": "Grows from request to request. A repeat of a number, or a lower one, changes nothing, for ever.",
+    "Content-Encoding": "gzip or zstd.",
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document, version 3.1."""
+    _, components = msgspec.json.schema_components(_CLASSES)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Flux gateway", "version": flux.__version__},
+        "paths": {path: _path(path, methods) for path, methods in METHODS.items()},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _path(path: str, methods: dict[str, type[Action]]) -> dict[str, Any]:
+    made: dict[str, Any] = {method.lower(): _operation(action) for method, action in methods.items()}
+    if "{name}" in path:
+        made["parameters"] = [_parameter("name", "path", "The name of the stream.", required=True)]
+    return made
+
+
+def _parameter(name: str, place: str, text: str, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "in": place, "description": text, "required": required, "schema": {"type": "string"}}
+
+
+def _operation(action: type[Action]) -> dict[str, Any]:
+    summary = (action.__doc__ or "").strip()
+    made: dict[str, Any] = {"operationId": action.__name__, "summary": summary, "responses": _responses(action)}
+    if not action.right:
+        made["security"] = []
+    if action is RegisterStream:
+        made["requestBody"] = {"required": True, "content": {"application/json": _schema(StreamDefinition)}}
+    elif action is RemoveStream:
+        made["parameters"] = [_parameter("cascade", "query", "true: also if queries read the stream.")]
+    elif action is PushEvents:
+        made["requestBody"] = {"required": True, "content": {kind: {"schema": {}} for kind in CONTENT}}
+        made["parameters"] = [_parameter(name, "header", text) for name, text in _HEADERS.items()]
+    return made
+
+
+def _responses(action: type[Action]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for status, answer in GOOD[action].items():
+        made[str(status)] = {"description": (answer.__doc__ or "").strip() if answer else "Done."}
+        if answer is not None:
+            made[str(status)]["content"] = {"application/json": _schema(answer)}
+    for status in sorted({KINDS[code].status for code in (*_ANY, *PROBLEMS[action])}):
+        codes = [code for code in (*_ANY, *PROBLEMS[action]) if KINDS[code].status == status]
+        made[str(status)] = {"description": ", ".join(codes), "content": {"application/json": _schema(ErrorAnswer)}}
+    return made
+
+
+def _schema(answer: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{answer.__name__}"}}

@@ -1,0 +1,176 @@
+"""Requests of HTTP as actions, without I/O: a request in, an action or a problem out (design: gateway)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from flux.eventlog.records import PushName
+from flux.gateway.problems import Problem
+
+#: Kinds of bodies by content type.
+CONTENT = {
+    "application/x-ndjson": "lines",
+    "application/jsonl": "lines",
+    "application/json": "array",
+    "text/csv": "csv",
+    "application/vnd.apache.arrow.stream": "arrow",
+}
+ENCODINGS = ("identity", "gzip", "zstd")
+KEY_HEADER, CLIENT_HEADER, NUMBER_HEADER = "idempotency-key", "flux-client", "flux-number"
+#: Characters of a key, and of the name of a client: the log keeps them.
+NAME_MAX = 200
+_NUMBER_MAX = 1 << 62
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_STREAM = re.compile(r"/v1/streams/([^/]+)(/events)?")
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """The head of a request. Names of headers are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Health:
+    """Tell that the gateway answers."""
+
+    right = ""
+    stream = ""
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Give the OpenAPI document."""
+
+    right = ""
+    stream = ""
+
+
+@dataclass(frozen=True)
+class ListStreams:
+    """List the streams that the token may see."""
+
+    right = "read"
+    stream = ""
+
+
+@dataclass(frozen=True)
+class ShowStream:
+    """Describe a stream."""
+
+    stream: str
+    right = "read"
+
+
+@dataclass(frozen=True)
+class RegisterStream:
+    """Register a stream, as the body says."""
+
+    right = "admin"
+    stream = ""
+
+
+@dataclass(frozen=True)
+class RemoveStream:
+    """Remove a stream, with queries that read it if ``cascade``."""
+
+    stream: str
+    cascade: bool = False
+    right = "admin"
+
+
+@dataclass(frozen=True)
+class PushEvents:
+    """Store the events of the body."""
+
+    stream: str
+    #: Kind of the body ("lines", "array", "csv" or "arrow"), and its encoding.
+    kind: str
+    encoding: str
+    name: PushName
+    right = "push"
+
+
+Action = Health | Describe | ListStreams | ShowStream | RegisterStream | RemoveStream | PushEvents
+#: Methods of each path, as in the OpenAPI document.
+METHODS: dict[str, dict[str, type[Action]]] = {
+    "/v1/health": {"GET": Health},
+    "/v1/openapi.json": {"GET": Describe},
+    "/v1/streams": {"GET": ListStreams, "POST": RegisterStream},
+    "/v1/streams/{name}": {"GET": ShowStream, "DELETE": RemoveStream},
+    "/v1/streams/{name}/events": {"POST": PushEvents},
+}
+
+
+def action_of(request: HttpRequest) -> Action:
+    """Return the action that a request asks for. Problem: there is none."""
+    template, stream = _template(request.path)
+    kinds = METHODS.get(template)
+    if kinds is None:
+        raise Problem("no_such_path", f"there is no path {request.path[:200]!r}")
+    kind = kinds.get(request.method)
+    if kind is None:
+        allowed = ", ".join(kinds)
+        raise Problem(
+            "wrong_method", f"{template} has {allowed}, and not {request.method[:20]}", headers={"Allow": allowed}
+        )
+    if kind is PushEvents:
+        return PushEvents(stream, _content(request.headers), _encoding(request.headers), push_name(request.headers))
+    if kind is RemoveStream:
+        return RemoveStream(stream, _cascade(request.query))
+    return ShowStream(stream) if kind is ShowStream else kind()  # type: ignore[call-arg]
+
+
+def _template(path: str) -> tuple[str, str]:
+    """Return the template of a path, and the name of the stream in it."""
+    found = _STREAM.fullmatch(path)
+    if found is None:
+        return path, ""
+    return f"/v1/streams/{{name}}{found[2] or ''}", unquote(found[1])
+
+
+def _content(headers: Mapping[str, str]) -> str:
+    given = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in CONTENT:
+        raise Problem("unknown_content", f"Content-Type: expected {', '.join(CONTENT)}; got {given[:100]!r}")
+    return CONTENT[given]
+
+
+def _encoding(headers: Mapping[str, str]) -> str:
+    given = headers.get("content-encoding", "").strip().lower() or "identity"
+    if given not in ENCODINGS:
+        raise Problem("unknown_content", f"Content-Encoding: expected {', '.join(ENCODINGS)}; got {given[:100]!r}")
+    return given
+
+
+def _cascade(query: Mapping[str, str]) -> bool:
+    given = query.get("cascade", "false")
+    if given not in ("true", "false"):
+        raise Problem("malformed", f"cascade: expected true or false, got {given[:100]!r}")
+    return given == "true"
+
+
+def push_name(headers: Mapping[str, str]) -> PushName:
+    """Return the name of a push: its key, or its client and number. Problem: there are both, or one that cannot be kept."""
+    key, client, number = (headers.get(each) for each in (KEY_HEADER, CLIENT_HEADER, NUMBER_HEADER))
+    if key is not None and (client is not None or number is not None):
+        raise Problem("malformed", "expected Idempotency-Key, or Flux-Client with Flux-Number, and got both")
+    if (client is None) != (number is None):
+        raise Problem("malformed", "Flux-Client and Flux-Number belong together, and one of them is missing")
+    for what, text in (("Idempotency-Key", key), ("Flux-Client", client)):
+        if text is not None and not (0 < len(text) <= NAME_MAX and text.isprintable()):
+            raise Problem("malformed", f"{what}: expected 1 to {NAME_MAX} printable characters, got {len(text)}")
+    if number is None or client is None:
+        return PushName(key=key or "")
+    if not _NUMBER.fullmatch(number) or int(number) > _NUMBER_MAX:
+        raise Problem(
+            "malformed", f"Flux-Number: expected a whole number from 0 to {_NUMBER_MAX}, got {number[:100]!r}"
+        )
+    return PushName(client=client, number=int(number))

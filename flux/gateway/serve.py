@@ -1,0 +1,68 @@
+"""A gateway on a port, until a signal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flux.errors import UsageError
+from flux.gateway.tokens import TokenRegister
+from flux.vault.location import place_of
+
+#: Seconds that open requests may take after a signal: uvicorn waits for ever unless it is told.
+STOP_S = 5
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class HttpOptions(NamedTuple):
+    """The port of a gateway."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+    #: The address for clients and other gateways; None: that of the port.
+    address: str | None = None
+
+
+def http_options(
+    text: str, certificate: Path | None = None, key: Path | None = None, address: str | None = None
+) -> HttpOptions:
+    """Return the options of a port, from "HOST:PORT". UsageError: it is none, or a part of TLS is missing."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--http: expected HOST:PORT, as in 127.0.0.1:8080, got {text!r:.100}")
+    if (certificate is None) != (key is None):
+        raise UsageError("--certificate and --key belong together, and one of them is missing")
+    return HttpOptions(host.strip("[]"), int(port), certificate, key, address)
+
+
+def run(location: str, http: HttpOptions) -> None:
+    """Run a gateway until SIGTERM or SIGINT. UsageError: the location or a package is missing."""
+    try:
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise UsageError("a gateway needs more packages: pip install 'flux-exchange[serve]'") from error
+    from flux.gateway.app import application
+    from flux.gateway.gateway import Gateway
+    from flux.gateway.openapi import document
+
+    place = place_of(location)
+    tokens = TokenRegister(place)
+    if not tokens.all():
+        token = tokens.make(["admin"], ["*"])
+        print(f"flux: the first token, for everything; it is not shown again: {token}", file=sys.stderr, flush=True)
+    if http.certificate is None and http.host not in _LOOPBACK:
+        print("flux: without --certificate and --key, tokens and events can be read on the way", file=sys.stderr)
+    scheme = "http" if http.certificate is None else "https"
+    address = http.address or f"{scheme}://{http.host}:{http.port}"
+    tls: dict[str, Any] = {}
+    if http.certificate is not None:
+        tls = {"ssl_certfile": str(http.certificate), "ssl_keyfile": str(http.key)}
+    config = uvicorn.Config(
+        application(Gateway(place, address, document=document)), http.host, http.port, log_level="warning",
+        timeout_graceful_shutdown=STOP_S, server_header=False, **tls,
+    )  # fmt: skip
+    print(f"flux: gateway of {place} at {address}", file=sys.stderr, flush=True)
+    uvicorn.Server(config).run()

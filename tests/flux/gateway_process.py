@@ -1,0 +1,121 @@
+"""A gateway in a process of its own, that is killed and started again, and clients that push to it meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+from flux.client import Client
+from flux.gateway.tokens import TokenRegister
+from flux.vault.location import Folder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+#: Longest wait for a gateway to answer: it loads Arrow and Starlette, on a machine under load.
+STARTS_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class GatewayProcess:
+    """``flux gateway`` on a folder. ``token`` may do everything."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+        self.folder, self.port = folder, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.token = TokenRegister(Folder(folder)).make(["admin"], ["*"])
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        started = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "flux",
+                "gateway",
+                "--location",
+                str(self.folder),
+                "--http",
+                f"127.0.0.1:{self.port}",
+            ],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        end = time.monotonic() + STARTS_S
+        while True:
+            try:
+                httpx.get(f"{self.url}/v1/health")
+                return started
+            except httpx.TransportError:
+                assert started.poll() is None, f"the gateway ended with {started.returncode}"
+                assert time.monotonic() < end, f"the gateway does not answer after {STARTS_S:g} s"
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Kill it, and start it again."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=STARTS_S)
+        self.process = self._start()
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=STARTS_S)
+
+
+class Pusher(threading.Thread):
+    """A client that pushes numbered rows to a stream until it is told to stop. ``pushed`` is the number of rows that were
+    answered."""
+
+    def __init__(self, url: str, token: str, stream: str, who: int) -> None:
+        super().__init__(name=f"pusher-{who}", daemon=True)
+        self._client = Client(url, token, timeout=2 * STARTS_S)
+        self._stream, self.who = stream, who
+        self.pushed, self.error = 0, ""
+        self._stop_asked = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with self._client:
+                while not self._stop_asked.is_set():
+                    rows = [{"who": self.who, "n": self.pushed + each} for each in range(7)]
+                    self._client.push_events(self._stream, rows)
+                    self.pushed += len(rows)
+        except Exception as error:
+            self.error = repr(error)
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join(3 * STARTS_S)
+        assert not self.is_alive()
+        assert not self.error, self.error
+
+
+def kill_while_pushing(gateway: GatewayProcess, stream: str, kills: int, rows_between: int = 100) -> list[Pusher]:
+    """Kill a gateway while three clients push, each time after some more rows of each. Returns the clients, which have
+    stopped."""
+    pushers = [Pusher(gateway.url, gateway.token, stream, who) for who in range(3)]
+    for _ in range(kills):
+        wanted = [each.pushed + rows_between for each in pushers]
+        end = time.monotonic() + 3 * STARTS_S
+        while any(each.pushed < least and not each.error for each, least in zip(pushers, wanted, strict=True)):
+            assert time.monotonic() < end, "the clients do not come on"
+            time.sleep(0.002)
+        gateway.kill()
+    for each in pushers:
+        each.stop()
+    return pushers
