@@ -25,6 +25,7 @@ from flux.dataflow.plan import (
     StagePlan,
     StreamSourcePlan,
     Timed,
+    WorkerSourcePlan,
 )
 from flux.joins.join import Join
 from flux.operators.operator import Chain
@@ -37,11 +38,18 @@ def leave_out_columns(sources: Parts[SourcePlan], stages: Parts[StagePlan], edge
         columns.narrow_join(stage)
         columns.narrow_given_on(stage)
     for source in sources.new:
-        if source.event_time is not None:
+        if source.event_time is not None and not _is_read_whole(source):
             columns.narrow_event_time(source, source.event_time)
     for source in sources.new:
         if isinstance(source, DataFrameSourcePlan) or (isinstance(source, StreamSourcePlan) and not source.written):
             columns.read_in_part(source)
+
+
+def _is_read_whole(source: SourcePlan) -> bool:
+    """Tell whether a reader in the workers gives whole rows, and nothing is computed before they are judged: then edges that are
+    added later may look at any column, and one at which nothing looks costs nothing."""
+    time = source.event_time
+    return isinstance(source, WorkerSourcePlan) and time is not None and time.steps is None
 
 
 class _Columns:

@@ -51,11 +51,12 @@ def explain(plan: Plan, workers: int = 0) -> str:
 
 
 def _heading(plan: Plan) -> str:
-    return f"Flux plan: {count(len(plan.sources), 'source')}, {count(len(plan.stages), 'stage')}"
+    version = f", version {plan.version}" if plan.version else ""
+    return f"Flux plan{version}: {count(len(plan.sources), 'source')}, {count(len(plan.stages), 'stage')}"
 
 
 def _source(source: SourcePlan) -> Iterator[str]:
-    yield f"source {source.name}"
+    yield f"source {source.name}{_since(source)}"
     if isinstance(source, StreamSourcePlan) and source.refresh_us:
         yield f"    {told_table(source.refresh_us)}"
     elif isinstance(source, StreamSourcePlan):
@@ -87,7 +88,7 @@ GIVES = {
 def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
     operator, *others = chain_of(stage.make())
     then = "".join(f", then {_then(each)} in the same steps" for each in others)
-    yield f"stage {stage.name}: {_what(stage, operator)}{then}"
+    yield f"stage {stage.name}{_since(stage)}: {_what(stage, operator)}{then}"
     for edge_id in stage.edges_in:
         edge = plan.edges[edge_id]
         yield f"    reads {_origin(plan, edge)}, {_routing(edge)}{_in_part(edge)}"
@@ -110,6 +111,11 @@ def _stage(plan: Plan, stage: StagePlan) -> Iterator[str]:
         yield "    gives nothing: a sink"
     if stage.sink is not None:
         yield f"    goes to {text_of(stage.sink, repr)}, {guarantee(stage.sink)}"
+
+
+def _since(part: SourcePlan | StagePlan) -> str:
+    """Tell the version of the plan that brought a part, if it was not there from the start."""
+    return f" (since version {part.since})" if part.since else ""
 
 
 def _what(stage: StagePlan, operator: Operator) -> str:

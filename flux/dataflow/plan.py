@@ -126,6 +126,11 @@ class EventTime:
     #: their own columns and steps are by the position there.
     steps: RowSteps | None = None
 
+    @property
+    def looked_at(self) -> tuple[int, ...]:
+        """The columns of times, by position in the rows behind ``steps``."""
+        return (self.at,) if self.sure is None else (self.at, self.sure)
+
     def rows_of(self, batch: pa.RecordBatch, where: Callable[[], str]) -> tuple[pa.RecordBatch, np.ndarray | None]:
         """Return the rows behind the steps in front, and the index of each in the batch; None: all rows are there. ``where``
         tells the place of the batch for errors."""
@@ -332,7 +337,11 @@ class EdgePlan:
     def rows_of(self, batch: pa.RecordBatch, where: Callable[[], str]) -> tuple[pa.RecordBatch, pa.Array | None]:
         """Return what travels of a batch of the origin, and the index of each row that passes; None: all do. ``where`` tells the
         place of the batch for errors. UserCodeError: Spark has no answer for a row."""
-        return _computed(picked(batch, self.columns), self.steps, where)
+        return self.computed(picked(batch, self.columns), where)
+
+    def computed(self, rows: pa.RecordBatch, where: Callable[[], str]) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """Return the same for rows that have the columns of the edge alone."""
+        return _computed(rows, self.steps, where)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from flux.dataflow.plan import EdgePlan, EventTime, FromSource, Timed
 from flux.errors import UserCodeError
+from flux.operators.schema import picked
 from flux.windows.lateness import NOTHING, Judgement, Lateness
 from flux.windows.times import TIME_MAX, microseconds_of
 from flux.windows.window import NEVER
@@ -150,9 +151,10 @@ class Judged(NamedTuple):
         chosen: np.ndarray | None = self.late
         if timed is Timed.ON_TIME:
             chosen = np.delete(np.arange(self.rows.num_rows), self.late) if len(self.late) else None
-        rows = self.rows if chosen is None else self.rows.take(pa.array(chosen))
+        rows = picked(self.rows, edge.columns)  # first: rows are copied where some are left out
+        rows = rows if chosen is None else rows.take(pa.array(chosen))
         kept = _composed(self.kept, chosen)
-        rows, passed = edge.rows_of(rows, self.where)
+        rows, passed = edge.computed(rows, self.where)
         return rows, kept if passed is None else _composed(kept, passed.to_numpy())
 
 
@@ -168,6 +170,11 @@ def columns_read(event_time: EventTime | None, edges: Sequence[EdgePlan]) -> lis
     """Return the columns of a source's rows that any edge, or the event time, looks at, by position; None: all."""
     wanted: list[tuple[int, ...] | None] = []
     for edge in edges:
-        all_rows = event_time is None or not isinstance(edge, FromSource) or edge.timed is Timed.ALL
-        wanted.append(edge.columns if all_rows or event_time is None else event_time.columns)
+        if event_time is None or not isinstance(edge, FromSource) or edge.timed is Timed.ALL:
+            wanted.append(edge.columns)
+        elif event_time.columns is None and event_time.steps is None:
+            # The rows that are judged are those of the source.
+            wanted += [edge.columns, event_time.looked_at]
+        else:
+            wanted.append(event_time.columns)
     return None if None in wanted else sorted({column for columns in wanted for column in columns or ()})

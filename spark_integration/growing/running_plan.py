@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from controller.planning.compiled import CompiledPlan
-from flux.dataflow.plan import ById, Plan
+from flux.dataflow.plan import Plan
 
 
 class RunningPlan:
@@ -19,11 +18,9 @@ class RunningPlan:
 
     @property
     def compiled(self) -> CompiledPlan:
-        """The newest plan that is known to be confirmed, together with its declarations."""
+        """The newest plan, together with its declarations."""
         held, newest = self._compiled, self._by_controller()
-        if newest.version <= held.plan.version:
-            return held
-        return held.with_plan(without_removed(held.plan, newest))
+        return held if newest.version <= held.plan.version else held.with_plan(newest)
 
     @property
     def plan(self) -> Plan:
@@ -32,21 +29,3 @@ class RunningPlan:
     def take(self, compiled: CompiledPlan) -> None:
         """Replace the plan by a later version, which every process has confirmed."""
         self._compiled = compiled
-
-
-def without_removed(plan: Plan, newest: Plan) -> Plan:
-    """Return a plan, with its code, as a later version of it without that code has left it: without removed parts."""
-    outlets = {stage.id: stage.edges_out for stage in newest.stages}
-    return replace(
-        plan,
-        version=newest.version,
-        used=newest.used,
-        first_streams=newest.first_streams,
-        sources=ById(each for each in plan.sources if each.id in newest.sources),
-        stages=ById(
-            replace(each, edges_out=tuple(to for to in outlets[each.id] if to in plan.edges))
-            for each in plan.stages
-            if each.id in outlets
-        ),
-        edges=ById(each for each in plan.edges if each.id in newest.edges),
-    )

@@ -14,6 +14,7 @@ import flux
 from controller.planning.additions import PlanAddition, check_addition, compiled_addition
 from controller.planning.compiled import CompiledPlan
 from controller.planning.compiler import compiled_plan
+from controller.planning.explain import explain
 from controller.planning.steps import Resolvers
 from flux.dataflow.flow import StepsOperator
 from flux.dataflow.plan import DataFrameSourcePlan, EdgePlan, FromSource, FromStage, Timed
@@ -109,7 +110,7 @@ def test_a_stage_goes_behind_a_running_one_which_stays_as_it_is() -> None:
     assert isinstance(edge, FromStage)
     assert (edge.id, edge.stage, edge.consumer, edge.producers) == (1, 0, 1, 4)
     assert after.version == 1
-    assert after.stages[0] == replace(before.stages[0], edges_out=(1,))
+    assert after.stages[0] == replace(before.stages[0], edges_out=(1,), first_edges=())
     assert (after.sources, list(after.edges)[:1]) == (before.sources, list(before.edges))
     assert pickle.loads(pickle.dumps(addition.change.edges)) == addition.change.edges
 
@@ -143,6 +144,16 @@ def test_a_running_source_feeds_more_stages_and_is_not_read_twice() -> None:
         assert not addition.change.sources
         assert isinstance(edge, FromSource)
         assert (edge.source, edge.timed, edge.states) == (0, Timed.ALL, False)
+
+
+def test_explain_tells_the_version_of_the_plan_and_of_each_added_part() -> None:
+    running = started(Totals(source()).to(Shown()))
+    lines = explain(added(running, alarm(source("planes")).to(Shown())).made.plan).splitlines()
+    assert lines[0] == "Flux plan, version 1: 2 sources, 2 stages"
+    assert "source planes (since version 1)" in lines
+    assert "stage Alarm (since version 1): function" in lines
+    assert any(line.startswith("stage Totals: aggregate") for line in lines)
+    assert explain(running.plan).splitlines()[0] == "Flux plan: 1 source, 1 stage"
 
 
 def test_a_join_takes_running_and_new_inputs_in_one_addition() -> None:
@@ -188,21 +199,27 @@ def test_a_running_source_with_a_watermark_gives_rows_on_time_or_late_ones() -> 
         edge = edge_to(addition, "Again")
         assert isinstance(edge, FromSource)
         assert (edge.timed, edge.states, edge.quantum) == (Timed.ON_TIME, True, 60_000_000)
-        # Positions are those among the columns that the source gives behind its watermark.
-        source_plan = running.plan.sources[0]
-        assert source_plan.event_time is not None
-        assert source_plan.event_time.columns == (0, 2)
         assert [each.name for each in edge.schema] == ["k", "at"]
     late = added(running, alarm(origin(running).late).to(Shown()))
     assert edge_to(late, "Alarm").timed is Timed.LATE  # type: ignore[attr-defined]
 
 
-def test_columns_that_a_running_source_does_not_give_are_named() -> None:
+def test_an_added_stage_may_look_at_any_column_of_a_source_with_a_watermark() -> None:
     running = started(PerWindow(source().withWatermark("at", "5 seconds")).to(Shown()))
-    said = refusal(running, Totals(origin(running)).to(Shown()))
+    sums = flux.stage(key="more", name="Sums", output_mode="update")(
+        type("Sums", (flux.Aggregate,), {"x": flux.sum("x")})
+    )
+    addition = added(running, sums(origin(running)).to(Shown()))
+    assert edge_to(addition, "Sums").columns == (1, 3)
+    assert addition.made.plan.sources[0].event_time == running.plan.sources[0].event_time
+
+
+def test_columns_that_are_computed_before_a_watermark_are_those_that_were_wanted_at_the_start() -> None:
+    both = source().select(("k", K), ("x", X), ("at", Column("at", TIME)), ("more", Column("more", pa.string())))
+    running = started(PerWindow(both.withWatermark("at", "5 seconds")).to(Shown()))
+    said = refusal(running, Totals(origin(running)).withStage(name="T").to(Shown()))
     assert "'x'" in said
-    assert "k" in said
-    assert "at" in said
+    assert "k int64, at timestamp" in said or "k, at" in said
 
 
 def test_a_dataframe_is_read_by_a_job_of_its_own_each_time() -> None:
