@@ -72,6 +72,7 @@ TABLE = (
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
     Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for this long is given up", 0.01),
     Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same limit for a worker that holds the last safe replica of a partition; a standby is a safe replica, and so is a checkpoint location", 0.01),
+    Setting("on_failure", "onFailure", "query or stage", "query", "an error of your code, a sink that gives up, or the loss of all replicas of a partition ends the query, or only the stage with all that depends on it"),
     Setting("step_timeout", "step.timeout", "seconds", "60s", "a worker that spends this long in one step of your code, or waiting for a source, is given up", 0.01),
     Setting("same_executor", "replicas.allowSameExecutor", "bool", "false", "whether replicas of a partition may share an executor if there are too few executors; unless set, true with local[N], which has only one"),
     Setting("domain", "domain", "labels", "", "racks or zones, to keep replicas of a partition apart: the name of an environment variable on the executors, or host=label,host=label"),
@@ -139,6 +140,7 @@ class Settings:
     heartbeat_interval: float
     heartbeat_timeout: float
     heartbeat_last_timeout: float
+    on_failure: str
     step_timeout: float
     same_executor: bool
     domain: str
@@ -281,6 +283,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "bool": lambda raw: {"true": True, "false": False}[str(raw).lower()],
     "round-robin or min-max": lambda raw: {"round-robin": "round-robin", "min-max": "min-max"}[str(raw).lower()],
     "process, delay or suspend": lambda raw: {each: each for each in ("process", "delay", "suspend")}[str(raw).lower()],
+    "query or stage": lambda raw: {"query": "query", "stage": "stage"}[str(raw).lower()],
     "stop or forfeit": lambda raw: {"stop": "stop", "forfeit": "forfeit"}[str(raw).lower()],
     "bytes": lambda raw: int(_quantity(raw, _BYTES)),
     "seconds": lambda raw: float(_quantity(raw, {**_SECONDS, "": 1.0})),

@@ -1,4 +1,7 @@
 """The course of a query: its phases, and the versions of its plan.
 
+newborns       The table with which a change of the plan begins
+plan_phases    The phases of a change of the plan
 query_phases   The phases of a query: the next phase for each event, and its message
+removals       Stages that go with a stage or source, and the change that takes them out
 """

@@ -10,6 +10,7 @@ balancer       The balancer, which shows the load to policies and puts the moves
 slots          Slots, which tasks fill with workers, and drains of workers before they leave
 departures     Workers that are emptied and leave, and workers that were given up and may still live
 driver_events  Events of Spark's driver: jobs and tasks that end, room for workers, executors that go
+plan_changes   Changes of the plan: additions, removals, and stages that fail
 user_requests  Changes that people ask for: moves, more workers and fewer
 request_book   The requests of people, by number, with their states
 """

@@ -7,7 +7,7 @@ that has confirmed an epoch goes by that table and by none before it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -29,6 +29,14 @@ from partitioning.table import Table, change_between
 
 #: Processes that a sentence names; further ones are only counted.
 NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailure:
+    """A failure of some stages. Stages that do not depend on them go on."""
+
+    stages: tuple[int, ...]
+    error: FluxError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class Board:
         self.has_begun = False
         self.changed = True
         self._columns = TableIndex(plan)
+        self._failures: list[StageFailure] = []
         self._effects: list[Tell] = []
         self._placement: Placement | None = None
         self._placed_for: list[Member] = []  # the members for which that placement is
@@ -170,6 +179,24 @@ class Board:
     def on(self, event: QueryEvent) -> None:
         self.phase = after(self.phase, event)
 
+    def fail(self, error: FluxError, stages: Iterable[int] = ()) -> bool:
+        """Take an error. It ends the ``stages`` in which it has happened, and all that depends on them, if the user has asked for
+        that (``spark.flux.onFailure``), else the query. Return whether the query goes on."""
+        meant = list(stages)
+        concerned = tuple(stage for stage in meant if stage in self.plan.stages)
+        if meant and not concerned:
+            return True  # the stages are gone already
+        if concerned and self.plan.settings.on_failure == "stage" and self.phase == QueryPhase.RUNNING:
+            self._failures.append(StageFailure(concerned, error))
+            return True
+        self.end(error)
+        return False
+
+    def take_failures(self) -> list[StageFailure]:
+        """Return the failures of stages since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
+
     def end(self, error: FluxError | None) -> None:
         """Tell all processes to stop. The first error stays."""
         if self.phase == QueryPhase.ENDED:
@@ -216,15 +243,16 @@ class Board:
                 workers = {replica.worker for replica in replicas}
                 assert len(workers) == len(replicas), f"{stage}/{partition}: two replicas on a worker"
                 assert workers <= set(table.endpoints), f"{stage}/{partition}: a replica on a worker that is gone"
-                assert replicas or self.phase != QueryPhase.RUNNING, f"{stage}/{partition}: nobody has it"
+                served = replicas or self.phase != QueryPhase.RUNNING or self.plan.settings.on_failure == "stage"
+                assert served, f"{stage}/{partition}: nobody has it"
 
     # ---- events
 
     def note(
         self, text: str, now: float, kind: str = "warning", request: int = 0, stage: str = "", seconds: float = 0.0
-    ) -> None:
-        """Note an event of the query as a whole, or of a stage."""
-        self.events.note(Event(kind, now, stage, -1, -1, text, seconds=round(seconds, 6), request=request))
+    ) -> Event:
+        """Note an event of the query as a whole, or of a stage. Return it with the time of the wall clock."""
+        return self.events.note(Event(kind, now, stage, -1, -1, text, seconds=round(seconds, 6), request=request))
 
     def note_worker(
         self, kind: str, member: Member, why: str, now: float, seconds: float = 0.0, request: int = 0

@@ -21,6 +21,7 @@ from controller.decide.board import Board, Tell
 from controller.decide.departures import Departures
 from controller.decide.driver_events import DriverEvents
 from controller.decide.losses import Losses, without_copies
+from controller.decide.plan_changes import PlanChanges
 from controller.decide.protection import Protection
 from controller.decide.registration import Registration
 from controller.decide.request_book import Asked
@@ -37,13 +38,16 @@ from flux.dataflow.plan import Plan
 from flux.errors import FluxError, QueryFailed, QueryTimeout, rebuilt
 from flux.wire.control import (
     Checkpointed,
+    EdgeBorn,
     Failure,
+    GetPlan,
     Goodbye,
     GoodbyeSeen,
     Heartbeat,
     HeartbeatSeen,
     InStep,
     PartitionFinished,
+    PlanSeen,
     Register,
     RegisterAgain,
     ReplicaCaughtUp,
@@ -69,7 +73,7 @@ class Controller:
     replicas, of moves and of slots; ``sweeper``: repairs and moves, step by step; ``protecting``: stages whose replicas become
     others; ``losses``: workers that are given up, and take-overs; ``departures``: workers that leave; ``registration``: processes
     that register; ``balancer``: loads for policies, and their suggestions; ``driver``: events of Spark's driver, which
-    reports them to this part itself; ``people``: requests. No part knows this class."""
+    reports them to this part itself; ``people``: requests; ``plans``: changes of the plan. No part knows this class."""
 
     def __init__(self, plan: Plan, slots: int, now: float) -> None:
         self.refused = 0
@@ -85,12 +89,27 @@ class Controller:
         self.sweeper = sweeper = Sweep(board, repairs, moving, departures, protecting)
         self.losses = losses = Losses(board, repairs, moving, balancer, departures, sweeper)
         self.driver = driver = DriverEvents(board, places, departures)
+        self.plans = plans = PlanChanges(
+            board, plan.began_with or slots, self._forget_stages, self._follow, sweeper.sweep
+        )
         self.people = UserRequests(
-            board, places, repairs, moving, departures, losses, sweeper, protecting, driver, lambda: balancer.rounds
+            board,
+            places,
+            repairs,
+            moving,
+            departures,
+            losses,
+            sweeper,
+            protecting,
+            driver,
+            plans,
+            lambda: balancer.rounds,
         )
         self.registration = Registration(board, places, departures, losses, sweeper, balancer, self._start)
-        #: Partitions of the last stages whose end has not been reported.
-        self.unfinished = {PartitionKey(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}
+        #: Partitions whose end has been reported, and those of the last stages whose end has not.
+        self._finished: set[PartitionKey] = set()
+        self.unfinished = _last_partitions(plan)
+        self._complete_since = 0.0
         self._deadline = now + plan.settings.workers_timeout
 
     # ---- state for readers
@@ -162,6 +181,7 @@ class Controller:
         self.departures.validate()
         self.people.book.validate()
         self.moving.validate()
+        self.plans.validate()
         if self.phase == QueryPhase.RUNNING:
             self.repairs.validate(self.table)
             self.sweeper.validate()
@@ -172,6 +192,7 @@ class Controller:
     def on_report(self, connection: Hashable, message: ToController, now: float) -> list[Tell]:
         if isinstance(message, Register):
             self.registration.register(connection, message, now)
+            self.plans.greeted(connection)
         elif (member := self.members.by_connection(connection)) is not None:
             self._on_member(member, message, now)
         elif not (isinstance(message, Goodbye) and self.departures.says_goodbye(message.node, connection)):
@@ -194,6 +215,7 @@ class Controller:
             case TableSeen():
                 member.epoch = max(member.epoch, message.epoch)
                 self.sweeper.sweep(now)
+                self.plans.look(now)
             case TableMissed():
                 self.board.show_member(member)
             case ReplicaCaughtUp():
@@ -214,8 +236,11 @@ class Controller:
                 member.left = True
                 self.board.tell(member, GoodbyeSeen())
                 self.sweeper.sweep(now)
+            case PlanSeen() | GetPlan() | EdgeBorn():
+                self.plans.hears(member, message, now)
             case Failure():
-                self.board.end(rebuilt(message.kind, message.message, message.traceback))
+                stages = [message.stage] if message.stage >= 0 else []
+                self.board.fail(rebuilt(message.kind, message.message, message.traceback), stages)
 
     def _seen(self, node: int) -> HeartbeatSeen:
         epoch = self.table.epoch if self.table else -1
@@ -261,17 +286,46 @@ class Controller:
             plan = self.plan if self.losses.waiting is None else without_copies(self.plan)
             table = self.board.disks.first(self.board.placement().first_table(plan, endpoints))
         except QueryFailed as error:
-            self.board.end(error)
+            self.board.fail(error)
             return
         self.losses.others_came()
         self.board.on(QueryEvent.ALL_HERE)
         self.board.publish(table)
 
+    def _forget_stages(self, stages: Sequence[int], epoch: int, now: float) -> None:
+        """Forget stages that the table of this epoch has no more, while the plan still has them."""
+        self.protecting.forget(stages, now)
+        self.moving.forget(stages, now)
+        self.repairs.forget(stages, epoch, now)
+        self.losses.forget(stages)
+
+    def _follow(self, plan: Plan) -> None:
+        """Go by another version of the plan."""
+        self.balancer.follow(plan)
+        self._finished = {key for key in self._finished if key.stage in plan.stages}
+        self.unfinished = _last_partitions(plan) - self._finished
+
     def _on_finished(self, message: PartitionFinished, now: float) -> None:
         key = PartitionKey(message.stage, message.partition)
+        if message.stage not in self.plan.stages:
+            return  # it was removed since
         self.losses.note_complete(key, message.node)
+        self._finished.add(key)
         self.unfinished.discard(key)
-        if not self.unfinished and self.phase == QueryPhase.RUNNING:
+        if not self.unfinished:
+            self._complete_since = now
+        self._finish(now)
+
+    def _finish(self, now: float) -> None:
+        """Finish the query when its last stages are complete, and nothing more is added. One that has been added to waits for the
+        time of a progress report, unless it is sealed: its program may be about to add more (design: added-and-finished)."""
+        plans = self.plans
+        waits = plans.under_way or (
+            self.plan.version > 0
+            and not plans.sealed
+            and now < max(plans.quiet_since, self._complete_since) + self.plan.settings.progress_interval
+        )
+        if not self.unfinished and self.phase == QueryPhase.RUNNING and not waits:
             self.board.on(QueryEvent.ALL_OUT)
             if any(stage.collects for stage in self.plan.stages):
                 self.sweeper.wind_down("the query is through; output that is fetched stays where it is", now)
@@ -284,7 +338,7 @@ class Controller:
         if self.losses.waiting is not None:
             self.losses.look_for_others(len(self.places.open), self._start, now)
         elif self.phase == QueryPhase.STARTING and now > self._deadline:
-            self.board.end(self._too_few())
+            self.board.fail(self._too_few())
         if self.phase in (QueryPhase.RUNNING, QueryPhase.FINISHED):
             self.losses.give_up_silent(now)  # also when finished, because kept output has replicas, too
             self.losses.give_up_vault(now)
@@ -292,6 +346,8 @@ class Controller:
             self.sweeper.drop_standing(now)
             self.balancer.rebalance(now)
         self.losses.end_incomplete(now)
+        self.plans.look(now)
+        self._finish(now)
         self.sweeper.sweep(now)
         self.people.book.look()
         self.departures.end_with_checkpoints(now)
@@ -382,3 +438,8 @@ class Controller:
         """Declare a worker lost, as if its connection had closed: a rehearsal."""
         self.people.fail(worker, now, request)
         return self.board.take()
+
+
+def _last_partitions(plan: Plan) -> set[PartitionKey]:
+    """Return the partitions of the stages that feed no others."""
+    return {PartitionKey(stage.id, p) for stage in plan.terminal for p in range(stage.partitions)}

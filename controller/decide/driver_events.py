@@ -6,7 +6,7 @@ The driver starts the Spark tasks that bring workers. It asks here for the slots
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from controller.course.query_phases import QueryPhase
 from controller.decide.board import Board, Tell
@@ -49,8 +49,12 @@ class DriverEvents:
                 board.tell_all(EdgeWatermark(edge=edge, watermark=watermark))
         return board.take()
 
-    def on_job_failed(self, what: str, reason: str) -> list[Tell]:
-        self._board.end(QueryFailed(f"{what} failed: {reason}"))
+    def on_job_failed(self, what: str, reason: str, edges: Collection[int] = ()) -> list[Tell]:
+        """Note that a Spark job, or another part of the driver, has failed. ``edges``: those that the job feeds."""
+        plan = self._board.plan
+        readers = [plan.edges[edge].consumer for edge in edges if edge in plan.edges]
+        if readers or not edges:  # else nothing reads its source any more
+            self._board.fail(QueryFailed(f"{what} failed: {reason}"), readers)
         return self._board.take()
 
     def on_stop(self) -> list[Tell]:
@@ -74,7 +78,7 @@ class DriverEvents:
             self._slots.vacate(slot)
         wanted = [slot for slot in slots if slot not in self._slots.closed]
         if wanted:
-            self._board.end(QueryFailed(f"{what} failed: {reason} ({named('slot', wanted)})"))
+            self._board.fail(QueryFailed(f"{what} failed: {reason} ({named('slot', wanted)})"))
         return self._board.take()
 
     def allow(self, workers: int, why: str) -> None:

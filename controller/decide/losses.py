@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from controller.course.query_phases import QueryPhase
@@ -96,7 +96,7 @@ class Losses:
         elif member is not None:
             self.lose(member, "its connection closed", now)
         elif vault is not None and vault.node == worker:
-            self._board.end(
+            self._board.fail(
                 QueryFailed(
                     f"the process that writes to the checkpoint location {self._board.location} (pid {vault.about.pid}) has "
                     "ended. Start the query again with the same location: it goes on where it was"
@@ -165,9 +165,10 @@ class Losses:
         )  # fmt: skip
         revived_ = revived(table, orphans, board.placement()) if orphans and self._plan.durable else None
         if orphans and revived_ is None and not self._plan.durable:
-            board.end(self._all_gone(member, orphans, why))
-            return
-        alone = bool(orphans) and revived_ is None
+            concerned = sorted({key.stage for key in orphans})
+            if not board.fail(self._all_gone(member, orphans, why), concerned):
+                return
+        alone = bool(orphans) and revived_ is None and self._plan.durable
         table = revived_ or table
         # 3. The others learn of the loss: first the additions, by the old and the new table, then drains and moves, which look
         # at the additions that are left. The sweep comes last, because it begins repairs in the table that is published.
@@ -198,7 +199,7 @@ class Losses:
         if not here:
             waiting.first = None
             if now - waiting.since > self._plan.settings.workers_timeout:
-                self._board.end(waiting.error)
+                self._board.fail(waiting.error)
             return
         waiting.first = now if waiting.first is None else waiting.first
         if here >= open_slots or now - waiting.first >= OTHERS_S:
@@ -206,6 +207,11 @@ class Losses:
 
     def others_came(self) -> None:
         self.waiting = None
+
+    def forget(self, stages: Collection[int]) -> None:
+        """Forget the partitions of stages that are about to go."""
+        self._complete = {known for known in self._complete if known[0].stage not in stages}
+        self._incomplete_since = {key: at for key, at in self._incomplete_since.items() if key.stage not in stages}
 
     def note_complete(self, key: PartitionKey, worker: int) -> None:
         """Note that this worker's replica has reached the end of its input."""
@@ -252,7 +258,7 @@ class Losses:
                 ) in self._complete or member.heard > member.turned:  # the replica has all, or is in a step
                     self._incomplete_since.pop(key, None)
                 elif now - self._incomplete_since.setdefault(key, now) > self._plan.settings.heartbeat_last_timeout:
-                    board.end(
+                    board.fail(
                         QueryFailed(
                             f"the output of {stage.name}/{partition} is lost: worker {leader} has a part of it, and would need "
                             f"further rows, but with a worker the only safe replica of {some(gone, NAMED)} was lost. More "
@@ -291,7 +297,7 @@ class Losses:
         """End a query whose directory does not answer: it must not go on unprotected."""
         vault, limit = self._board.members.vault, self._plan.settings.journal_timeout
         if vault is not None and now - vault.heard > limit:
-            self._board.end(
+            self._board.fail(
                 QueryFailed(
                     f"the checkpoint location {self._board.location} has not answered for {now - vault.heard:.0f} s "
                     f"(spark.flux.journal.timeout is {limit:g} s): a write takes too long, or the process that writes (pid "
@@ -361,6 +367,8 @@ class Losses:
     def _too_long(self, member: Member, seconds: float) -> str:
         """Describe the reason for giving up a worker whose loop has not turned for ``seconds``, with its activity."""
         pulse, limit = member.pulse, f"for {seconds:.1f} s, {TOO_LONG}"
+        if pulse is not None and not self._exists(pulse.kind, pulse.what, pulse.partition):
+            pulse = None  # the stage or source was removed since
         if pulse is not None and pulse.kind == LoopActivity.READ:
             return (
                 f"source {self._plan.sources[pulse.what].name}, partition {pulse.partition} has given nothing {limit}"

@@ -7,6 +7,8 @@ and the time of that, and the end of a change. Law: a surplus replica goes only 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from controller.decide.board import Board
 from controller.replicas.addition_limits import LISTED_EVERY_S
 from controller.replicas.addition_tracker import AdditionTracker
@@ -162,6 +164,14 @@ class Protection:
         for stage in list(self._board.wishes.open):
             change = self._board.wishes.give_up(stage, why)
             self._note("protect given up", change, now, f"{change}: {why}")
+
+    def forget(self, stages: Collection[int], now: float) -> None:
+        """Give up the changes of stages that are about to go."""
+        for stage in [stage for stage in self._board.wishes.open if stage in stages]:
+            change = self._board.wishes.give_up(stage, "the stage was removed")
+            self._note("protect given up", change, now, f"{change}: {change.ended}")
+        for stage in stages:
+            self._droppable_since.pop(stage, None)
 
     def _note(self, kind: str, change: Change, now: float, why: str, seconds: float = 0.0) -> None:
         self._repairs.note(kind, now, change.stage, -1, -1, why, seconds=seconds, request=change.request)

@@ -14,9 +14,11 @@ from enum import StrEnum
 
 from controller.balance.load import Move
 from controller.balance.rounds import Rounds
+from controller.course.plan_phases import PlanPhase
 from controller.course.query_phases import QueryPhase
 from controller.decide.board import Board
 from controller.decide.departures import Departures
+from controller.decide.plan_changes import PlanRequest
 from controller.decide.slots import held_by
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.moves import MoveJob, MovePhase, replicas_by_worker
@@ -114,6 +116,16 @@ def of_change(change: Change | None, stage: StagePlan) -> Standing:
     return Standing(State.UNDER_WAY, left, most - change.left, most)
 
 
+def of_plan_change(asked: PlanRequest | None) -> Standing:
+    """Determine the state of a change of the plan; None: there was nothing to change."""
+    if asked is None or asked.phase == PlanPhase.RUNNING:
+        return Standing(State.DONE)
+    if asked.phase == PlanPhase.REFUSED:
+        return Standing(State.GIVEN_UP, done=0, why=asked.why)
+    waits = asked.phase == PlanPhase.REQUESTED
+    return Standing(State.WAITING if waits else State.UNDER_WAY, f"{asked.what}: {asked.phase}", 0)
+
+
 @dataclass
 class Asked:
     """One request. ``what`` is its name in sentences; ``look`` determines its state; ``jobs`` are its moves; ``workers`` is the
@@ -194,6 +206,9 @@ class RequestBook:
     def protect(self, number: int, wish: StagePlan, change: Change | None) -> None:
         what = f"protection of {wish.name} by {in_words(wish)}"
         self._note(Asked(number, what, lambda: of_change(change, wish)))
+
+    def plan_change(self, number: int, what: str, asked: PlanRequest | None) -> None:
+        self._note(Asked(number, what, lambda: of_plan_change(asked)))
 
     def fail(self, number: int, worker: int) -> None:
         self._note(Asked(number, f"loss of worker {worker}", lambda: Standing(State.DONE)))

@@ -298,9 +298,8 @@ class Sweep:
             return
         if (hopeless := repairs.too_divergent()) is not None:
             name = f"{board.plan.stages[hopeless.stage].name}/{hopeless.partition}"
-            board.end(
-                QueryFailed(f"the replicas of {name} keep giving different output: its operator is not deterministic")
-            )
+            error = f"the replicas of {name} keep giving different output: its operator is not deterministic"
+            board.fail(QueryFailed(error), [hopeless.stage])
             return
         self._drop(message.stage, message.partition, message.worker, now)
         self.sweep(now)

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from controller.balance.load import Move
 from controller.balance.rounds import Rounds
 from controller.decide.board import Board
 from controller.decide.departures import Departures
 from controller.decide.driver_events import DriverEvents
 from controller.decide.losses import Losses
+from controller.decide.plan_changes import PlanChanges
 from controller.decide.protection import Protection
 from controller.decide.request_book import RequestBook
 from controller.decide.slots import Slots, held_by
 from controller.decide.sweep import Sweep
 from controller.replicas.addition_tracker import AdditionTracker
-from controller.replicas.moves import MoveQueue
+from controller.replicas.moves import Move, MoveQueue
 from controller.text import count, listed, named
+from flux.dataflow.plan_change import PlanChange
 from flux.errors import UsageError
 
 #: Workers that a query may have, as in ``spark.flux.workers``.
@@ -41,6 +42,7 @@ class UserRequests:
         sweeper: Sweep,
         protecting: Protection,
         driver: DriverEvents,
+        plans: PlanChanges,
         rounds: Callable[[], Rounds],
     ) -> None:
         self._board = board
@@ -52,6 +54,7 @@ class UserRequests:
         self._sweeper = sweeper
         self._protecting = protecting
         self._driver = driver
+        self._plans = plans
         self.book = RequestBook(board, repairs, departures, rounds, driver.missing_slots)
 
     # ---- moves
@@ -78,6 +81,22 @@ class UserRequests:
         if request:
             self.book.protect(request, self._board.wishes.plan.stages[stage], change)
         self._sweeper.sweep(now)
+
+    # ---- stages that come and go
+
+    def add(self, change: PlanChange, encoded: bytes, now: float, request: int) -> None:
+        """Add stages and sources; all processes get the change as it was ``encoded``. UsageError, and nothing changes: that is
+        impossible. PlanHasChanged: compile it by the newest plan."""
+        asked = self._plans.add(change, encoded, now, request)
+        if request:
+            self.book.plan_change(request, asked.what, asked)
+
+    def remove(self, name: str, cascade: bool, now: float, request: int) -> None:
+        """Remove a stage or a source; ``cascade``: with all that depends on it. UsageError, and nothing changes: that is
+        impossible."""
+        asked = self._plans.remove(name, cascade, now, request)
+        if request:
+            self.book.plan_change(request, f"removal of {name}", asked)
 
     # ---- fewer workers
 

@@ -4,6 +4,7 @@ batch)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -101,6 +102,11 @@ class AdditionAttempts:
             failures.times, failures.rest_until = failures.standing, 0.0
             self.failures[key] = failures
 
+    def forget(self, stages: Collection[int]) -> None:
+        """Forget the failures of stages that are gone."""
+        self.failures = {key: failures for key, failures in self.failures.items() if key.stage not in stages}
+        self._unreached = {key: workers for key, workers in self._unreached.items() if key.stage not in stages}
+
     def with_worker(self, key: PartitionKey, worker: int) -> int:
         failures = self.failures.get(key)
         return 0 if failures is None else failures.with_worker.get(worker, 0)
@@ -148,6 +154,12 @@ class AdditionBatches:
         self._at_once = settings.repairs_at_once
         self._most: dict[int, int] = {}
         self._copy_s: dict[int, float] = {}
+
+    def forget(self, stages: Collection[int]) -> None:
+        """Forget the sizes of stages that are gone."""
+        for stage in stages:
+            self._most.pop(stage, None)
+            self._copy_s.pop(stage, None)
 
     def size(self, stage: int, room: float) -> int:
         """Return the size of the next batch. ``room`` is the free share of the fullest log."""

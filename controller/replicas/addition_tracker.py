@@ -6,7 +6,7 @@ The additions of moves are kept here, too; ``moves`` knows the moves that they b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -161,7 +161,7 @@ class AdditionTracker:
         confirmed = {epoch for epoch in {a.incarnation for a in retained} if by_all(epoch)}
         return [a for a in retained if a.incarnation in confirmed]
 
-    def turns(self, by_all: Callable[[int], bool]) -> list[Addition]:
+    def _turns(self, by_all: Callable[[int], bool]) -> list[Addition]:
         """Return the additions whose copies may begin now, the oldest first: few partitions stand still at the same time.
 
         A copy that is not wanted any more counts until its primary knows."""
@@ -174,7 +174,7 @@ class AdditionTracker:
 
     def copies_due(self, by_all: Callable[[int], bool], now: float) -> list[Addition]:
         """Let the next additions take their turns, and return those whose copies are to be ordered now."""
-        for addition in self.turns(by_all):
+        for addition in self._turns(by_all):
             addition.on(AdditionEvent.TURN, now)
         return self.to_ask(now)
 
@@ -273,6 +273,15 @@ class AdditionTracker:
         meant = addition is not None and addition.life == _life(message)
         return addition if meant else None
 
+    def forget(self, stages: Collection[int], epoch: int, now: float) -> None:
+        """Forget the replicas of stages that the table of this epoch does not have any more."""
+        for addition in [each for each in self.under_way.values() if each.stage in stages]:
+            self._drop(addition, epoch, now)
+        self._divergences = {key: known for key, known in self._divergences.items() if key.stage not in stages}
+        self.attempts.forget(stages)
+        self.batches.forget(stages)
+        self.safety.forget(stages)
+
     # ---- losses
 
     def note_loss(self, member: Member, why: str, before: Table, after: Table, now: float, request: int = 0) -> None:
@@ -302,7 +311,9 @@ class AdditionTracker:
         It could lead at once, and has all that is committed. No addition of the partition is under way: its replica is not
         safe, and would have to go with the primary whose state it gets."""
         key = PartitionKey(message.stage, message.partition)
-        leader, *others = table.replicas(*key)
+        if not (replicas := table.row(*key)) or message.edge not in self.plan.edges:
+            return None  # the stage is gone, or that which fed it or read it
+        leader, *others = replicas
         meant = leader.worker == message.primary and leader.incarnation == message.leader
         life = Life(*key, message.worker, message.incarnation)
         heir = next((replica for replica in others if life.is_in([replica])), None)
@@ -328,7 +339,7 @@ class AdditionTracker:
         """Take a report, and tell whether the secondary is to be dropped."""
         life = _life(message)
         key = life.key
-        if not life.is_in(table.replicas(*key)[1:]):
+        if not life.is_in(table.row(*key)[1:]):
             return False
         before = self._divergences.get(key, Divergences(0, now))
         calm = now - before.agreed_since > DIVERGENCE_CALM_S
@@ -347,11 +358,11 @@ class AdditionTracker:
         for it."""
 
         def leads(life: Life) -> bool:
-            return any(replica.worker == primary for replica in table.replicas(*life.key)[:1])
+            return any(replica.worker == primary for replica in table.row(*life.key)[:1])
 
         changes = self.safety.lags.note(primary, reported, leads, now)
         for life in changes.caught_up:
-            if life.is_in(table.replicas(*life.key)):
+            if life.is_in(table.row(*life.key)):
                 self.note("caught up", now, *life.key, life.worker, "it had been far behind its primary")
         for life in changes.fallen:
             self._note_fallen(life, now)

@@ -66,15 +66,16 @@ def missing(stage: StagePlan, replicas: tuple[ReplicaAt, ...]) -> str | None:
 
 
 def incomplete(stage: StagePlan, rows: Sequence[tuple[ReplicaAt, ...]], mixed: bool = True) -> list[int]:
-    """Find the partitions of a stage that have too few replicas of some kind.
+    """Find the partitions of a stage that have too few replicas of some kind. One that has lost all of them has none that could
+    be copied: its stage has failed.
 
     ``rows`` has the replicas of each partition; ``mixed``: there may be replicas of kinds that are not wanted."""
     enough = counts(stage)
     # Called for every partition of a query, and counting by kind takes several times as long.
     if len(enough) == 1 and not mixed:
         (number,) = enough.values()
-        return [partition for partition, replicas in enumerate(rows) if len(replicas) < number]
-    return [partition for partition, replicas in enumerate(rows) if _lacking(enough, replicas) is not None]
+        return [partition for partition, replicas in enumerate(rows) if 0 < len(replicas) < number]
+    return [partition for partition, replicas in enumerate(rows) if replicas and _lacking(enough, replicas)]
 
 
 def _lacking(enough: Mapping[str, int], replicas: tuple[ReplicaAt, ...]) -> str | None:

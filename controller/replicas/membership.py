@@ -59,6 +59,8 @@ class Member:
     epoch: int = -1
     #: The epoch of the table that was sent last on its connection.
     shown: int = -1
+    #: The newest version of the plan that it has confirmed.
+    plan: int = 0
     #: An ingress task that has done its work.
     left: bool = False
     #: A worker that is being emptied.

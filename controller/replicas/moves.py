@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -304,6 +304,15 @@ class MoveQueue:
             self._given_up(job, why, now)
         self.pending.clear()
         self.under_way.clear()
+
+    def forget(self, stages: Collection[int], now: float) -> None:
+        """Give up the moves of stages that are about to go."""
+        for job in [job for job in self.jobs() if job.move.stage in stages]:
+            if job.phase == MovePhase.UNDER_WAY:
+                del self.under_way[job.key]
+            else:
+                self.pending.remove(job)
+            self._given_up(job, "the stage was removed", now)
 
     def spread_out(self, table: Table, moment: Moment) -> bool:
         """Queue moves of replicas that share more than necessary, because workers have joined since they were placed.

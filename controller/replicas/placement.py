@@ -17,7 +17,7 @@ from controller.replicas.kinds import wanted
 from controller.replicas.protection_wishes import ProtectionWishes
 from controller.replicas.spread import Shared, Spread, WorkerPlace
 from controller.text import count, listed, named
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import Plan, StagePlan
 from flux.errors import QueryFailed
 from partitioning.ids import PartitionKey
 from partitioning.table import FIRST_EPOCH, ReplicaAt, Table
@@ -41,17 +41,7 @@ def first_table(
     stages: list[tuple[tuple[ReplicaAt, ...], ...]] = [()] * stages_end
     spread = Spread(places, workers)
     for stage in plan.stages:
-        held: Counter[int] = Counter()
-        turns = range(start, start + stage.partitions)
-        kinds = wanted(stage)
-        chosen = [_choose(len(kinds), workers, turn, spread, held, same_executor) for turn in turns]
-        if any(len(replicas) < len(kinds) for replicas in chosen):
-            executors = len({places[worker].executor for worker in workers})
-            raise QueryFailed(
-                f"stage {stage.name} wants replicas={stage.replicas} on different executors, and the {len(workers)} workers are "
-                f"on {executors}: use more executors, fewer replicas, or set spark.flux.replicas.allowSameExecutor to true"
-            )
-        stages[stage.id] = tuple(tuple(map(_at_first, replicas, kinds)) for replicas in chosen)
+        stages[stage.id] = _first_rows(stage, places, workers, start, spread, same_executor, FIRST_EPOCH)
         start = (start + stage.partitions) % len(workers)
     sources: list[tuple[int, ...]] = [()] * sources_end
     for source in plan.sources:
@@ -59,8 +49,31 @@ def first_table(
     return Table(FIRST_EPOCH, tuple(stages), tuple(sources), dict(endpoints), plan.version)
 
 
-def _at_first(worker: int, kind: str) -> ReplicaAt:
-    return ReplicaAt(worker, FIRST_EPOCH, kind=kind)
+def _first_rows(
+    stage: StagePlan,
+    places: Mapping[int, WorkerPlace],
+    workers: Sequence[int],
+    start: int,
+    spread: Spread,
+    same_executor: bool,
+    epoch: int,
+) -> tuple[tuple[ReplicaAt, ...], ...]:
+    """Choose the first replicas of a stage, which begin empty in this epoch, from ``workers[start]`` on. QueryFailed: replicas
+    cannot be kept apart."""
+    held: Counter[int] = Counter()
+    turns = range(start, start + stage.partitions)
+    kinds = wanted(stage)
+    chosen = [_choose(len(kinds), workers, turn, spread, held, same_executor) for turn in turns]
+    if any(len(replicas) < len(kinds) for replicas in chosen):
+        executors = len({places[worker].executor for worker in workers})
+        raise QueryFailed(
+            f"stage {stage.name} wants replicas={stage.replicas} on different executors, and the {len(workers)} workers are "
+            f"on {executors}: use more executors, fewer replicas, or set spark.flux.replicas.allowSameExecutor to true"
+        )
+    return tuple(
+        tuple(ReplicaAt(worker, epoch, kind=kind) for worker, kind in zip(replicas, kinds, strict=False))
+        for replicas in chosen
+    )
 
 
 def _choose(
@@ -103,6 +116,14 @@ class Placement(Protocol):
 
     def first_table(self, plan: Plan, endpoints: Mapping[int, str]) -> Table:
         """Make the table of epoch 0. ``endpoints`` are those of the workers, in slot order.
+
+        QueryFailed: there are too few workers for the replicas."""
+
+    def first_rows(
+        self, stage: StagePlan, workers: Sequence[int], start: int, epoch: int
+    ) -> tuple[tuple[ReplicaAt, ...], ...]:
+        """Choose the first replicas of a stage that comes with the table of this epoch, among ``workers`` in turn, from
+        ``workers[start]`` on.
 
         QueryFailed: there are too few workers for the replicas."""
 
@@ -172,6 +193,12 @@ class FarApart:
 
     def first_table(self, plan: Plan, endpoints: Mapping[int, str]) -> Table:
         return first_table(plan, self._places, endpoints, self._same_executor)
+
+    def first_rows(
+        self, stage: StagePlan, workers: Sequence[int], start: int, epoch: int
+    ) -> tuple[tuple[ReplicaAt, ...], ...]:
+        spread = Spread(self._places, workers)
+        return _first_rows(stage, self._places, workers, start, spread, self._same_executor, epoch)
 
     def obstacle(self, worker: int, others: Iterable[int]) -> str | None:
         place = self._places.get(worker)

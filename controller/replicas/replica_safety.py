@@ -11,7 +11,7 @@ its favour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -221,6 +221,11 @@ class ReplicaSafety:
             return self.lags.has_applied(Life(stage, partition, replica.worker, replica.incarnation), since)
 
         return is_heir
+
+    def forget(self, stages: Collection[int]) -> None:
+        """Forget the replicas of stages that are gone."""
+        self.unsafe = {life for life in self.unsafe if life.stage not in stages}
+        self.lags.keep(lambda life, _: life.stage not in stages)
 
     def lost(self, worker: int, is_listed: Callable[[Life], bool]) -> None:
         """Follow the loss of a worker. ``is_listed`` tells whether the table after it has a replica."""

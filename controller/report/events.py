@@ -21,6 +21,8 @@ class Event:
     #:   replica that stood still), "failed attempt" to add a replica, "move given up"
     #: - for a stage (``partition`` is -1): "protect" (a request for other replicas), "protected", "protect given up"
     #: - for a worker (``stage`` is empty and ``partition`` -1): "join", "loss", "drain"
+    #: - for a stage that has failed, or depends on one: "stage failed"
+    #: - for the plan: "plan" (a version that is running), "plan refused"
     #: - for the query: "scale", "balance" (a note of a policy), "tentative" (a failure of inputs that is over: results were
     #:   tentative), "link" (a link between two workers that was down, and is up again)
     #: - for any of these: "warning"

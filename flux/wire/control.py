@@ -310,6 +310,8 @@ class Failure(Control, frozen=True):
     message: str
     #: The traceback of the user's code.
     traceback: str = ""
+    #: The stage in which it has happened, if the rest of the process goes on; else -1.
+    stage: Id = -1
 
 
 class Stop(Control, frozen=True):

@@ -13,9 +13,10 @@ from controller.decide.controller import Controller, Tell
 from controller.planning.compiler import compile_plan
 from controller.replicas.addition_limits import LISTED_EVERY_S
 from controller.replicas.additions import Phase
+from flux.dataflow.plan_change import PlanChange
 from flux.dataflow.source import DataFrameSource, WorkerSource
 from flux.settings import Settings
-from flux.wire.control import NewTable, Register, ReplicaCaughtUp, Stop, TableChanged, TableSeen
+from flux.wire.control import NewTable, PlanChanged, PlanSeen, Register, ReplicaCaughtUp, Stop, TableChanged, TableSeen
 from partitioning.ids import PartitionKey
 from partitioning.table import ReplicaAt, Table
 
@@ -68,6 +69,7 @@ class Cluster:
         self.hosts, self.domains = hosts or {}, domains or {}
         self.orders: list[tuple[Any, Any]] = []
         self.mute: set[str] = set()  # connections that do not confirm tables
+        self.deaf: set[str] = set()  # connections that do not confirm versions of the plan
         for slot in range(slots):
             self.join(slot)
 
@@ -89,6 +91,9 @@ class Cluster:
             if table and member is not None and effect.connection not in self.mute:
                 seen = TableSeen(node=member.node, epoch=epoch_of(effect.command))
                 self.take(self.core.on_report(effect.connection, seen, self.now))
+            if isinstance(effect.command, PlanChanged) and member is not None and effect.connection not in self.deaf:
+                known = PlanSeen(node=member.node, version=effect.command.version)
+                self.take(self.core.on_report(effect.connection, known, self.now))
 
     def confirm(self, node: int, epoch: int) -> None:
         self.report(node, TableSeen(node=node, epoch=epoch))
@@ -143,6 +148,20 @@ class Cluster:
         return [event for event in self.core.repairs.history if event.kind == kind]
 
     # ---- what people ask for
+
+    def add(self, change: PlanChange) -> int:
+        """The number of the request."""
+        number = self.core.next_request()
+        self.core.people.add(change, b"code", self.now, number)
+        self.take(self.core.board.take())
+        return number
+
+    def remove(self, name: str, cascade: bool = False) -> int:
+        """The number of the request."""
+        number = self.core.next_request()
+        self.core.people.remove(name, cascade, self.now, number)
+        self.take(self.core.board.take())
+        return number
 
     def move(self, source: int, target: int, partition: int = 0, stage: int = 0) -> None:
         self.take(self.core.move([Move(stage, partition, source, target)], "asked for", self.now))

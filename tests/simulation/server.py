@@ -138,7 +138,7 @@ class Server:
             self.network.of(effect.connection).reply(effect.connection, encode(effect.command), late)
         if self.controller.table is not None and not self.sim.spark.jobs:
             self.sim.spark.start()
-        total = sum(stage.partitions for stage in self.sim.plan.terminal)
+        total = sum(stage.partitions for stage in self.controller.plan.terminal)
         if self.controller.phase == "running" and len(self.controller.unfinished) < total:
             self.sim.strikes.once(self.faults.crash_at_the_end, "crashes when the first partition had finished")
 
@@ -150,6 +150,7 @@ class Server:
         repairs, moving, departures = controller.repairs, controller.moving, controller.departures
         return (
             controller.phase,
+            controller.plans.current,
             controller.table,
             tuple(members.workers.values()),
             tuple(members.leaving),

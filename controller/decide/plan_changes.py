@@ -1,0 +1,525 @@
+"""Changes of the plan of a running query: additions, removals, and stages that fail (design: change-of-plan, removal,
+stage-fails).
+
+The driver compiles an addition and gives it with its encoded form, which only workers read. A change goes through the phases of
+``controller.course.plan_phases``, one change at a time. Until the table that names it, all that it makes is in its request alone:
+a refusal leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from controller.course.newborns import grown_table
+from controller.course.plan_phases import LIMIT_S, PlanEvent, PlanPhase, after
+from controller.course.query_phases import QueryPhase
+from controller.course.removals import dependants, removal, without
+from controller.decide.board import Board, StageFailure
+from controller.replicas.membership import Member
+from controller.text import some
+from flux.dataflow.plan import Plan, SourcePlan, StagePlan
+from flux.dataflow.plan_change import PlanChange, encode_change
+from flux.errors import FluxError, QueryFailed, UsageError
+from flux.operators.user_code import text_of
+from flux.wire.control import EdgeBorn, EdgeStored, GetPlan, PlanChanged, PlanSeen, Stop
+
+#: Seconds until a change is repeated to the processes that have not confirmed it: it may be lost with a connection.
+REPEAT_S = 2.0
+#: Stages, or processes, that a sentence names; further ones are only counted.
+NAMED = 8
+#: Changes that may wait for their turn.
+WAITING_MAX = 1000
+#: Failed stages that are remembered.
+FAILED_KEPT = 1000
+
+
+class PlanHasChanged(UsageError):
+    """The plan is not the one by which an addition was compiled. Compile it anew by the newest one, and ask again."""
+
+
+@dataclass(frozen=True)
+class VersionToKeep:
+    """Order to the shell: keep a version in the checkpoint location, or forget it, and then call ``PlanChanges.kept``."""
+
+    version: int
+    #: The encoded change; None: the version was taken back.
+    change: bytes | None
+
+
+@dataclass
+class PlanRequest:
+    """A change of the plan that is asked for."""
+
+    #: Its name in sentences, such as "addition of Alarm".
+    what: str
+    #: Makes the change by the newest plan, with the number of the version; UsageError: that is impossible. Called again when its
+    #: turn comes, because the plan may be another one by then.
+    make: Callable[[Plan, int], PlanChange]
+    since: float
+    request: int = 0
+    #: Given for additions, which only the driver can encode.
+    encoded: bytes = b""
+    #: The error, and the name of the stage in which it happened: the request removes the failed stages, and is repeated until it
+    #: is done.
+    failure: tuple[FluxError, str] | None = None
+    phase: PlanPhase = PlanPhase.REQUESTED
+    #: Time at which the phase began.
+    at: float = 0.0
+    #: Reason for refusing it.
+    why: str = ""
+    #: It was compiled by a plan that is not the newest any more.
+    stale: bool = False
+    change: PlanChange | None = None
+    plan: Plan | None = None
+    #: The epoch of the table that names it.
+    epoch: int = -1
+    repeat_at: float = 0.0
+
+    def on(self, event: PlanEvent, now: float) -> None:
+        self.phase, self.at = after(self.phase, event), now
+
+    @property
+    def version(self) -> int:
+        assert self.change is not None
+        return self.change.version
+
+
+@dataclass(frozen=True)
+class FailedStage:
+    """A stage that has failed, or depended on one that has."""
+
+    name: str
+    #: Its id, which no other stage gets.
+    stage: int
+    #: By the wall clock, in seconds since 1970.
+    at: float
+    #: The name of the stage whose failure it was.
+    because_of: str
+    error: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class PlanVersion:
+    """A version of the plan that a table has named: its number, its time by the wall clock, and the names of stages and sources
+    that came with it or went."""
+
+    version: int
+    at: float
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+
+class PlanChanges:
+    """The changes of the plan. ``follow(request)`` is called with the plan before the table goes out, so that all parts go by it;
+    ``forget`` before that, with the stages that are gone; ``workers``: the number with which the query began.
+
+    Law: a version that a table names is had by every process that takes part, and the number of a version is used once."""
+
+    def __init__(
+        self,
+        board: Board,
+        workers: int,
+        forget: Callable[[Sequence[int], int, float], None],
+        follow: Callable[[Plan], None],
+        published: Callable[[float], None],
+    ) -> None:
+        self._board = board
+        self.workers = workers
+        self._forget = forget
+        self._follow = follow
+        self._published = published
+        #: Versions are kept in the checkpoint location, by a shell that takes ``to_keep``.
+        self.keeps_versions = False
+        self.sealed = False
+        self.current: PlanRequest | None = None
+        self.waiting: deque[PlanRequest] = deque()
+        #: Time at which the last change was over.
+        self.quiet_since = 0.0
+        self.failed: dict[str, FailedStage] = {}
+        self.versions: list[PlanVersion] = []
+        self._last = board.plan.version  # the newest number that was given to a version
+        self._told: list[PlanChanged] = []  # versions that tables have named
+        self._keep: list[VersionToKeep] = []
+        self._begins: dict[
+            tuple[int, int], int
+        ] = {}  # by edge and producer: the row or batch with which the stream begins
+
+    # ---- asking
+
+    @property
+    def under_way(self) -> bool:
+        """A change is under way, or waits for its turn."""
+        return self.current is not None or bool(self.waiting)
+
+    def newest(self) -> tuple[Plan, int]:
+        """Return the plan to compile an addition by, and the number of its version. UsageError: nothing can be added."""
+        self._require_open("add to the query")
+        return self._board.plan, self._last + 1
+
+    def add(self, change: PlanChange, encoded: bytes, now: float, request: int = 0) -> PlanRequest:
+        """Add stages and sources, all or none. UsageError, and nothing changes: that is impossible. PlanHasChanged: compile it
+        again."""
+        self._require_open("add to the query")
+        names = _names(change.stages, change.sources)
+        asked = PlanRequest(f"addition of {some(names, NAMED)}", lambda _, __: change, now, request, encoded)
+        self._made(asked)
+        return self._ask(asked, now)
+
+    def remove(self, name: str, cascade: bool, now: float, request: int = 0) -> PlanRequest | None:
+        """Remove a stage or a source; ``cascade``: with all that depends on it. UsageError, and nothing changes: that is
+        impossible. None: it was a stage that has failed, which is not listed any more."""
+        self._board.require_running("remove a stage")
+        if name in self.failed and not any(stage.name == name for stage in self._board.plan.stages):
+            del self.failed[name]
+            return None
+        asked = PlanRequest(
+            f"removal of {name}", lambda plan, version: removal(plan, version, name, cascade), now, request
+        )
+        self._made(asked)
+        return self._ask(asked, now)
+
+    def seal(self) -> None:
+        """Accept no more additions, so that the query finishes when all its stages have."""
+        self.sealed = True
+
+    def _require_open(self, what: str) -> None:
+        self._board.require_running(what)
+        if self.sealed:
+            raise UsageError(f"cannot {what}: it was sealed (query.seal()), so that it finishes")
+
+    def _ask(self, asked: PlanRequest, now: float) -> PlanRequest:
+        if len(self.waiting) >= WAITING_MAX:
+            raise UsageError(f"{asked.what}: {WAITING_MAX} changes of the plan wait already")
+        asked.at = now
+        self.waiting.append(asked)
+        self.look(now)
+        return asked
+
+    def _made(self, asked: PlanRequest) -> tuple[PlanChange, Plan]:
+        """Make a change by the newest plan, and the plan behind it. UsageError: it is impossible."""
+        plan = self._board.plan
+        change = asked.make(plan, self._last + 1)
+        if asked.encoded and (change.changes, change.version) != (plan.version, self._last + 1):
+            raise PlanHasChanged(
+                f"{asked.what}: it was compiled by version {change.changes} of the plan, and the newest is {plan.version}"
+            )
+        try:
+            made = change.applied_to(plan)
+        except ValueError as error:
+            raise UsageError(f"{asked.what}: {error}") from error
+        self._check(change, plan, made)
+        return change, made
+
+    def _check(self, change: PlanChange, plan: Plan, made: Plan) -> None:
+        """Check that names are new, that each new stream has a share of the log, and that workers can hold the replicas."""
+        assert all(edge.log_bytes is not None for edge in change.edges), "shares are given at birth"
+        for kind, known, new in (("stage", plan.stages, change.stages), ("source", plan.sources, change.sources)):
+            taken = {part.name for part in known}
+            for part in new:
+                if part.name in taken:
+                    raise UsageError(f"the query has a {kind} {part.name} already: give the new one another name")
+        table = self._board.table
+        if table is not None and change.stages:
+            try:
+                grown_table(table, made, change, self._board.placement())
+            except QueryFailed as error:
+                raise UsageError(text_of(error)) from error
+
+    # ---- the next step
+
+    def look(self, now: float) -> None:
+        """Go on with the change under way as far as possible, and begin the next one."""
+        board = self._board
+        for failure in board.take_failures():
+            self._stage_failed(failure, now)
+        if board.phase == QueryPhase.ENDED:
+            return
+        while self._step(now):
+            pass
+
+    def _step(self, now: float) -> bool:
+        """Take one step of the change under way. False: it waits."""
+        board, asked = self._board, self.current
+        if asked is None:
+            return self._begin(now)
+        if asked.phase == PlanPhase.LISTED:
+            if board.table is None or not board.is_confirmed(asked.epoch):
+                return False
+            asked.on(PlanEvent.SEEN, now)
+            self._over(asked, now)
+            return True
+        if asked.phase in (PlanPhase.STORING, PlanPhase.TOLD) and board.phase != QueryPhase.RUNNING:
+            return self._refuse(asked, f"the query is {board.phase}", now)
+        if now - asked.at > LIMIT_S[asked.phase]:
+            return self._too_late(asked, now)
+        if asked.phase == PlanPhase.TOLD:
+            late = self._late(asked)
+            if not late:
+                return self._list(asked, now)
+            if now >= asked.repeat_at:
+                asked.repeat_at = now + REPEAT_S
+                for member in late:
+                    board.tell(member, self._message(asked))
+        return False
+
+    def _begin(self, now: float) -> bool:
+        if not self.waiting:
+            return False
+        asked = self.waiting[0]
+        if self._board.phase == QueryPhase.STARTING and asked.failure is not None:
+            return False
+        self.current = self.waiting.popleft()
+        if self._board.phase != QueryPhase.RUNNING:
+            return self._refuse(asked, f"the query is {self._board.phase}", now)
+        try:
+            asked.change, asked.plan = self._made(asked)
+            asked.encoded = asked.encoded or encode_change(asked.change, self._board.plan.secret)
+        except FluxError as error:
+            asked.stale = isinstance(error, PlanHasChanged)
+            return self._refuse(asked, text_of(error), now)
+        if asked.failure is not None:
+            self._note_failed(asked.change.removed_stages, *asked.failure, now)  # with stages that came meanwhile
+        self._last = asked.version
+        asked.on(PlanEvent.TURN, now)
+        if self.keeps_versions:
+            self._keep.append(VersionToKeep(asked.version, asked.encoded))
+        else:
+            self._tell(asked, now)
+        return True
+
+    def to_keep(self) -> list[VersionToKeep]:
+        """Return the orders to the checkpoint location since the last call."""
+        orders, self._keep = self._keep, []
+        return orders
+
+    def kept(self, version: int, now: float, error: str = "") -> None:
+        """Take the end of an order to the checkpoint location; ``error``: it could not be carried out."""
+        asked = self.current
+        if asked is None or asked.change is None or asked.version != version:
+            return
+        if asked.phase == PlanPhase.STORING and error:
+            self._refuse(asked, f"the checkpoint location cannot keep it: {error}", now)
+        elif asked.phase == PlanPhase.STORING:
+            self._tell(asked, now)
+        elif asked.phase == PlanPhase.REVOKING and not error:
+            self._forgotten(asked, now)
+        self.look(now)
+
+    def _tell(self, asked: PlanRequest, now: float) -> None:
+        asked.on(PlanEvent.KEPT, now)
+        asked.repeat_at = now + REPEAT_S
+        self._board.tell_all(self._message(asked))
+
+    def _message(self, asked: PlanRequest) -> PlanChanged:
+        return PlanChanged(version=asked.version, change=asked.encoded)
+
+    def _late(self, asked: PlanRequest) -> list[Member]:
+        """Return the processes that have not confirmed the change. An ingress task that has done its work need not."""
+        return [member for member in self._board.members.processes if not member.left and member.plan < asked.version]
+
+    # ---- the table
+
+    def _list(self, asked: PlanRequest, now: float) -> bool:
+        """Let all parts go by the plan, and publish the table that names it."""
+        board, change, plan = self._board, asked.change, asked.plan
+        assert board.table is not None
+        assert change is not None
+        assert plan is not None
+        try:
+            table = grown_table(board.table, plan, change, board.placement())
+        except QueryFailed as error:
+            return self._refuse(asked, text_of(error), now)
+        before = board.plan
+        asked.on(PlanEvent.CONFIRMED, now)
+        self._told.append(self._message(asked))
+        self._forget(change.removed_stages, table.epoch, now)
+        board.follow(plan)
+        self._follow(plan)
+        self._note_version(before, change)
+        for edge in change.removed_edges:
+            for key in [key for key in self._begins if key[0] == edge]:
+                del self._begins[key]
+        for stage in change.stages:
+            self.failed.pop(stage.name, None)  # it begins anew
+        self._dismiss_ingress(plan)
+        board.publish(table)
+        asked.epoch = table.epoch
+        self._published(now)
+        return True
+
+    def _note_version(self, before: Plan, change: PlanChange) -> None:
+        stages = map(before.stages.__getitem__, change.removed_stages)
+        removed = _names(stages, map(before.sources.__getitem__, change.removed_sources))
+        self.versions.append(PlanVersion(change.version, 0.0, _names(change.stages, change.sources), removed))
+
+    def _dismiss_ingress(self, plan: Plan) -> None:
+        """End the Spark tasks that feed nothing any more."""
+        members = self._board.members
+        for member in list(members.ingress.values()):
+            if not any(edge in plan.edges for edge in member.about.edges):
+                self._board.tell(member, Stop(reason="nothing reads its source any more"))
+                members.forget(member)
+
+    # ---- the end of a change
+
+    def _over(self, asked: PlanRequest, now: float) -> None:
+        board = self._board
+        self.current, self.quiet_since = None, now
+        version = self.versions[-1]
+        event = board.note(
+            f"version {asked.version}: {asked.what}", now, "plan", asked.request, seconds=now - asked.since
+        )
+        self.versions[-1] = PlanVersion(version.version, event.at, version.added, version.removed)
+
+    def _too_late(self, asked: PlanRequest, now: float) -> bool:
+        limit = LIMIT_S[asked.phase]
+        if asked.phase == PlanPhase.TOLD:
+            names = some([member.name for member in self._late(asked)], NAMED)
+            return self._refuse(asked, f"{names} did not confirm it within {limit:g} s", now)
+        if asked.phase == PlanPhase.STORING:
+            return self._refuse(asked, f"the checkpoint location did not keep it within {limit:g} s", now)
+        asked.why += (
+            f"; and the checkpoint location did not forget it within {limit:g} s: if the query is started there again and asks "
+            "for its stages, give them as removed=[...]"
+        )
+        return self._forgotten(asked, now)
+
+    def _refuse(self, asked: PlanRequest, why: str, now: float) -> bool:
+        """Refuse a change that no table has named."""
+        revokes = asked.phase != PlanPhase.REQUESTED
+        asked.on(PlanEvent.REFUSED, now)
+        asked.why = why
+        if revokes and self.keeps_versions:
+            self._keep.append(VersionToKeep(asked.version, None))
+            return True
+        if revokes:
+            return self._forgotten(asked, now)
+        self._ended(asked, now)
+        return True
+
+    def _forgotten(self, asked: PlanRequest, now: float) -> bool:
+        asked.on(PlanEvent.FORGOTTEN, now)
+        self._ended(asked, now)
+        return True
+
+    def _ended(self, asked: PlanRequest, now: float) -> None:
+        self.current, self.quiet_since = None, now
+        self._board.note(f"{asked.what}: {asked.why}", now, "plan refused", asked.request, seconds=now - asked.since)
+        if asked.failure is not None and asked.change is not None:
+            self.waiting.appendleft(PlanRequest(asked.what, asked.make, now, at=now, failure=asked.failure))
+
+    # ---- reports of processes
+
+    def hears(self, member: Member, message: PlanSeen | GetPlan | EdgeBorn, now: float) -> None:
+        match message:
+            case PlanSeen():
+                self._seen(member, message, now)
+            case GetPlan():
+                self._show(member, message)
+            case EdgeBorn():
+                self._begin_edge(message)
+
+    def _seen(self, member: Member, message: PlanSeen, now: float) -> None:
+        """Take the answer of a process to a change."""
+        asked = self.current
+        if not message.error:
+            member.plan = max(member.plan, message.version)
+        elif asked is not None and asked.phase == PlanPhase.TOLD and asked.version == message.version:
+            self._refuse(asked, f"{member.name} cannot take it: {message.error}", now)
+        self.look(now)
+
+    def _show(self, member: Member, message: GetPlan) -> None:
+        """Tell a process the versions that it lacks."""
+        member.plan = max(member.plan, message.version)
+        for told in self._told:
+            if told.version > message.version:
+                self._board.tell(member, told)
+        self._show_current(member)
+
+    def greeted(self, connection: Hashable) -> None:
+        """Tell a process that has registered of the change under way: it may have joined, or missed it."""
+        member = self._board.members.by_connection(connection)
+        if member is not None:
+            self._show_current(member)
+            for (edge, producer), number in self._begins.items():
+                self._board.tell(member, EdgeStored(edge=edge, producer=producer, number=number))
+
+    def _show_current(self, member: Member) -> None:
+        asked = self.current
+        if asked is not None and asked.phase == PlanPhase.TOLD and member.plan < asked.version:
+            self._board.tell(member, self._message(asked))
+
+    def _begin_edge(self, message: EdgeBorn) -> None:
+        """Keep the row or batch with which a stream of a running source begins, and tell all processes. The first one counts: a
+        reader that reads the partition again begins the stream there."""
+        if message.edge not in self._board.plan.edges:
+            return
+        number = self._begins.setdefault((message.edge, message.producer), message.number)
+        self._board.tell_all(EdgeStored(edge=message.edge, producer=message.producer, number=number))
+
+    # ---- stages that fail
+
+    def _stage_failed(self, failure: StageFailure, now: float) -> None:
+        """Take the stages that have failed, and all that depends on them, out of the plan. They stay listed with the error."""
+        board = self._board
+        plan = board.plan
+        gone = dependants(plan, [stage for stage in failure.stages if stage in plan.stages])
+        if not gone or board.phase == QueryPhase.ENDED:
+            return
+        if len(gone) == len(plan.stages):
+            board.end(failure.error)
+            return
+        because = plan.stages[gone[0]].name
+        self._note_failed(gone, failure.error, because, now)
+        what = f"removal of {some([plan.stages[stage].name for stage in gone], NAMED)}, which failed"
+        asked = PlanRequest(what, partial(_failed_out, gone), now, at=now, failure=(failure.error, because))
+        self.waiting.appendleft(asked)
+
+    def _note_failed(self, gone: Iterable[int], error: FluxError, because: str, now: float) -> None:
+        """List stages as failed. The first error of each counts."""
+        for stage in gone:
+            name = self._board.plan.stages[stage].name
+            if name not in self.failed:
+                why = text_of(error) if name == because else f"it depends on {because}, which has failed"
+                event = self._board.note(why, now, "stage failed", stage=name)
+                trace = getattr(error, "traceback", "")
+                self.failed[name] = FailedStage(name, stage, event.at, because, text_of(error), trace)
+        for name in list(self.failed)[: max(len(self.failed) - FAILED_KEPT, 0)]:
+            del self.failed[name]
+
+    @property
+    def failing(self) -> frozenset[str]:
+        """Names of stages that have failed and are not out of the plan yet."""
+        return frozenset(stage.name for stage in self._board.plan.stages if stage.name in self.failed)
+
+    def validate(self) -> None:
+        """Check that one change is under way, and that its version is above all that tables have named."""
+        asked = self.current
+        assert asked is None or not asked.phase.over
+        assert all(each.phase == PlanPhase.REQUESTED for each in self.waiting)
+        newest = max((told.version for told in self._told), default=self._board.plan.version)
+        assert newest == self._board.plan.version, "the newest version that a table has named"
+        assert asked is None or asked.change is None or asked.version <= self._last
+        if asked is not None and asked.phase in (PlanPhase.STORING, PlanPhase.TOLD):
+            assert asked.version > newest, "no table names a version that is not confirmed"
+        table = self._board.table
+        if table is not None:
+            assert table.plan == self._board.plan.version
+            there = {stage.id for stage in self._board.plan.stages}
+            for stage, rows in enumerate(table.stages):
+                assert bool(rows) == (stage in there), f"stage {stage} in the plan and in the table"
+
+
+def _names(stages: Iterable[StagePlan], sources: Iterable[SourcePlan]) -> list[str]:
+    return [*(stage.name for stage in stages), *(source.name for source in sources)]
+
+
+def _failed_out(failed: Iterable[int], plan: Plan, version: int) -> PlanChange:
+    gone = dependants(plan, [stage for stage in failed if stage in plan.stages])
+    if not gone:
+        raise UsageError("its stages are gone already")
+    return without(plan, version, gone)
