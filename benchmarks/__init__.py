@@ -21,6 +21,7 @@ kafka_avro      Values of Avro and JSON to columns and back, with the same rows
 streams         Streams in and out of a query, one case at a time, on this machine
 streams_out     Output as a stream of Spark's, beside a Python data source without Flux
 stream_sources  Sources in the workers beside other ways to the same rows
+serve           Events pushed to a gateway over HTTP, beside bare flushes of the disk
 scale           Costs that grow with the cluster: an epoch, an ack, a heartbeat, a repair
 scale_real      CPU per row of 2, 4 and 8 real workers that share one load
 virtual         A cluster of any size on one thread: a real controller, and workers that only answer

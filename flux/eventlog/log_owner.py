@@ -289,7 +289,8 @@ class LogOwner:
         """Return whether it is time for another segment."""
         if self._began_us is None:
             return False
-        return self._size >= self.limits.segment_bytes or now_us - self._began_us >= self.limits.segment_us
+        grown = self._size >= self.limits.segment_bytes or self._store.crowded
+        return grown or now_us - self._began_us >= self.limits.segment_us
 
     def tidy(self, now_us: int, needed_from: int | None) -> Generator[None, None, None]:
         """Begin another segment if it is time, and remove those that are needed no more (J6): all readers have their rows in

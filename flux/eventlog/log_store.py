@@ -53,6 +53,10 @@ class LogStore(Protocol):
     def publish(self, segment: SegmentId, size: int) -> None:
         """Tell readers that the first ``size`` bytes of a segment are durable and owned."""
 
+    @property
+    def crowded(self) -> bool:
+        """Return whether the newest segment has too many pieces, and another one should begin."""
+
     def drop(self, segments: Collection[SegmentId]) -> None:
         """Remove segments, if they are there."""
 

@@ -133,9 +133,12 @@ def _sync(directory: Path) -> None:
 
 
 class TakenOver(QueryFailed):
-    """End of a writer whose place another program has opened since then."""
+    """End of a writer whose place another program has opened since then. ``of_log``: the place is that of an event log."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, of_log: bool = False) -> None:
+        if of_log:
+            super().__init__(f"another gateway has taken over the log at {where}")
+            return
         super().__init__(
             f"another query has been started on the checkpoint location {where}, and goes on where this one was: this one ends"
         )
@@ -294,7 +297,7 @@ class Directory:
 
     def _check_alone(self) -> None:
         if self._of_generation(self.generation + 1).exists():
-            raise TakenOver(str(self.path))
+            raise TakenOver(str(self.path), self._keeps)
 
     def put(self, name: str, data: memoryview) -> memoryview:
         self._write(self._states / name, data)

@@ -110,7 +110,7 @@ class Bucket:
         """Raise QueryFailed if another program has claimed the place, or if the claim of this writer is not there any more."""
         claims = self._claims()
         if any(number > self.generation for number in claims.values()):
-            raise TakenOver(self.where)
+            raise TakenOver(self.where, self._keeps)
         if self._mine not in claims:
             raise LocationGone(self.where)
 

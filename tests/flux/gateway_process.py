@@ -72,8 +72,9 @@ class GatewayProcess:
         self.process = self._start()
 
     def close(self) -> None:
+        """End it by a signal, and assert that it ends well."""
         self.process.terminate()
-        self.process.wait(timeout=STARTS_S)
+        assert self.process.wait(timeout=STARTS_S) in (0, -signal.SIGTERM)
 
 
 class Pusher(threading.Thread):

@@ -22,8 +22,10 @@ from tests.flux.gateway_process import GatewayProcess
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     gateway = GatewayProcess(tmp_path_factory.mktemp("location"))
-    yield gateway
-    gateway.close()
+    with httpx.Client() as client:  # which holds a connection open when the gateway is told to end
+        assert client.get(f"{gateway.url}/v1/health").json()["status"] == "ok"
+        yield gateway
+        gateway.close()
 
 
 def test_a_client_registers_pushes_and_removes(running: GatewayProcess) -> None:
@@ -113,14 +115,6 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert json.loads(run(app, [*place, "--json"]).stdout) == []
     refused = run(app, [*place, "--right", "write"])
     assert (refused.exit_code, "rights: expected some of push, read" in refused.stderr) == (2, True)
-
-
-def test_a_gateway_ends_at_a_signal_though_a_client_holds_a_connection_open(tmp_path: Path) -> None:
-    gateway = GatewayProcess(tmp_path / "location")
-    with httpx.Client() as client:
-        assert client.get(f"{gateway.url}/v1/health").json()["status"] == "ok"
-        gateway.process.terminate()
-        assert gateway.process.wait(timeout=30) in (0, -signal.SIGTERM)
 
 
 def test_options_of_the_port_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -17,8 +17,14 @@ from kept import LARGE, all_held, checkpoint, opened, orders, standby, take
 from pyarrow import fs
 from test_location import plan
 
+import flux
 from controller.operate.cli.show import _survey
 from flux.errors import QueryFailed, UsageError
+from flux.eventlog.records import PushName
+from flux.eventlog.streams import ReaderPositions, StreamCatalogue, StreamDefinition
+from flux.gateway.gateway import Gateway, PendingPush
+from flux.gateway.log_writer import NotStored
+from flux.gateway.routes import PushEvents
 from flux.vault import object_store as remote
 from flux.vault.journal import Journal
 from flux.vault.location import place_of
@@ -203,3 +209,42 @@ def test_the_command_line_lists_what_is_kept(uri: str) -> None:
     store.close()
     found = _survey(uri)
     assert (found["id"], found["starts"], found["partitions"][0]["steps_after"]) == (plan().query, 1, 2)
+
+
+def test_events_are_pushed_to_an_object_store_and_read_from_it(uri: str) -> None:
+    """Two gateways: there is no lock in an object store, so the newest one owns the log, and the earlier one finds out."""
+    place = pickle.loads(pickle.dumps(place_of(uri)))
+    catalogue = StreamCatalogue(place)
+    of, _ = catalogue.register(StreamDefinition(name="clicks", schema="user BIGINT, page STRING"))
+    gateways = [Gateway(place, f"http://gateway:{number}") for number in range(2)]
+
+    def push(gateway: Gateway, user: int) -> int:
+        action = PushEvents("clicks", "lines", "identity", PushName(key=f"k{user}"))
+        pending = gateway.answer(action, b'{"user": %d}' % user, None)
+        assert isinstance(pending, PendingPush)
+        stored: int = pending.ticket.result(30).stored.first
+        return stored
+
+    try:
+        assert [push(gateways[0], user) for user in range(3)] == [0, 1, 2]
+        assert push(gateways[1], 2) == 2, "it is known under its key"
+        assert push(gateways[1], 3) == 3
+        with pytest.raises(NotStored, match="another gateway has taken over the log at s3://"):
+            push(gateways[0], 4)
+        assert push(gateways[0], 4) == 4, "it takes the log back"
+    finally:
+        for gateway in gateways:
+            gateway.close()
+    source = flux.events(uri, "clicks", arrival=None).reader
+    source.prepare(None)
+    reader, users = source.read(0, None), []
+    until = time.monotonic() + 30
+    while len(users) < 5 and time.monotonic() < until:
+        found = reader.next()
+        users += found.batch["user"].to_pylist() if isinstance(found, flux.Positioned) else []
+    reader.close()
+    assert users == [0, 1, 2, 3, 4]
+    assert len(ReaderPositions(catalogue.readers_place(of)).names()) == 1
+    catalogue.remove("clicks")
+    with pytest.raises(UsageError, match="no stream 'clicks'"):
+        flux.events(uri, "clicks")

@@ -55,6 +55,8 @@ class VirtualDisk:
 class VirtualStore:
     """The disk, as one process uses it (``flux.eventlog.log_store.LogStore``)."""
 
+    crowded = False
+
     def __init__(self, disk: VirtualDisk, writes: bool = True) -> None:
         self.disk, self._number = disk, 0
         if writes:

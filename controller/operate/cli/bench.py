@@ -24,6 +24,15 @@ class SourceKind(StrEnum):
     spark = "spark"
 
 
+class BodyName(StrEnum):
+    rows = "rows"
+    arrow = "arrow"
+
+
+class ServeFault(StrEnum):
+    kill_gateway = "kill-gateway"
+
+
 class ShapeName(StrEnum):
     narrow = "narrow"
     wide = "wide"
@@ -520,6 +529,28 @@ def nexmark(
                 print(json.dumps(found.shown()), flush=True)
         else:
             _finish(found, console, as_json, out)
+
+
+@bench.command()
+def serve(
+    rate: Annotated[float, typer.Option(min=1, help="Requests per second over all clients.")] = 200,
+    body: Annotated[
+        BodyName, typer.Option(help="rows: 100 rows as JSON lines; arrow: 10,000 rows as Arrow IPC.")
+    ] = BodyName.rows,
+    seconds: Seconds = 10,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Clients, each with one request at a time.")] = 16,
+    fault: Annotated[
+        ServeFault | None, typer.Option(help="kill-gateway: one of two gateways is killed half-way.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Events pushed to a gateway over HTTP: the time until they are on disk, beside bare flushes."""
+    from benchmarks import serve as benchmark
+
+    console = _prepare(as_json, out)
+    report = benchmark.run(rate, body.value, seconds, clients, None if fault is None else fault.value, console)
+    _finish(report, console, as_json, out)
 
 
 def _prepare(as_json: bool, out: Path | None) -> Console:

@@ -1,0 +1,60 @@
+"""``flux bench serve``: the times of requests that were due, and events that are missing or twice in a log."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from benchmarks import serve
+from flux.errors import Unreachable
+from tests.flux.pushed import owned, pushed, registered
+
+
+class SlowClient:
+    """Takes a tenth of a second for a push, and fails with the fifth."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Any] = []
+
+    def push_events(self, stream: str, body: Any) -> None:
+        time.sleep(0.1)
+        self.pushed.append(body)
+        if len(self.pushed) == 5:
+            raise Unreachable("no gateway")
+
+
+def test_a_late_request_counts_from_the_time_at_which_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "WARM_UP_S", 0.0)
+    client = SlowClient()
+    load = serve.Load(lambda number: number, 100.0, 0.1, [client])  # type: ignore[list-item]
+    load.join()
+    assert client.pushed == list(range(10))
+    figures = load.figures()
+    assert figures["errors"] == 1
+    assert np.isnan(load.answered).tolist() == [number == 4 for number in range(10)]
+    assert figures["gap_ms_max"] >= 900, "the last of ten was due after 90 ms and answered after 1,000"
+
+
+def test_events_that_are_missing_or_twice_are_counted(tmp_path: Path) -> None:
+    catalogue, of = registered(tmp_path, serve.STREAM, schema=serve.SCHEMA)
+    owner = owned(catalogue, of)
+    for n in ([0, 1], [4, 5], [4, 5]):
+        rows = pa.record_batch([pa.array(n, pa.int64()), *(pa.nulls(2, field.type) for field in list(of.columns())[1:])],
+                               schema=of.columns())  # fmt: skip
+        pushed(owner, rows, 0)
+    answered = np.array([True, True, True, False])
+    assert serve._exactness(tmp_path, 2, answered) == {"lost": 2, "doubled": 2}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [None, "kill-gateway"])
+def test_the_benchmark_loses_and_doubles_nothing(fault: str | None) -> None:
+    report = serve.run(50, "rows", 2, 4, fault, Console(quiet=True))
+    assert (report.failed, report.figures["errors"]) == (None, 0)
+    assert report.figures["p50_ms"] > 0
