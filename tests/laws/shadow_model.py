@@ -27,6 +27,7 @@ from flux.shadows.calendar import DatedMark, MarkCalendar
 from flux.shadows.overlay import Overlay, TentativeEntry, TentativeRoom
 from flux.shadows.shadow import (
     GRACE_S,
+    STANDS_S,
     CorrectionDone,
     MarkOutput,
     Shadow,
@@ -119,6 +120,8 @@ class ModelPartition:
         self.lost_at = -1e9
         self.created: dict[int, float] = {}
         self.heard: dict[int, float] = {}
+        #: By stream: the times of its last two rises. A stream that has just risen is late by load, which is no failure.
+        self.rises = dict.fromkeys(inputs, (-1e9, -1e9))
         self.room = TentativeRoom(1 << 30)
         self.shadow = self._made()
 
@@ -156,6 +159,8 @@ class ModelPartition:
         self.turn()
 
     def bound(self, stream: StreamId, bound: int, created: float) -> None:
+        if bound > self.bounds[stream]:
+            self.rises[stream] = self.rises[stream][1], self.model.now
         self.bounds[stream] = max(self.bounds[stream], bound)
         self.note(bound, created)
         watermark = min(self.bounds.values())
@@ -351,7 +356,17 @@ class ShadowModel:
         self._seen.add((partition.stream.producer, mark))
         created = max(partition.created.get(mark, self.now), partition.lost_at)
         due = max(created + self.bound_s, partition.heard.get(mark, self.now) + GRACE_S)
+        if all(b != partition.stream.producer for b, _ in self.shown):
+            due = max(due, self._fails_at(partition, mark))
         self.latest = max(self.latest, self.now - due)
+
+    def _fails_at(self, partition: ModelPartition, mark: int) -> float:
+        """Return the time from which on a stream that has not come to a mark stands still, or stood until this moment."""
+        holding = [stream for stream, bound in partition.bounds.items() if bound < mark]
+        rises = [partition.rises[stream][1] for stream in holding]
+        if not holding:  # the stream that has just come was the last one
+            rises = [before for before, last in partition.rises.values() if last == self.now]
+        return min(rises, default=-1e9) + max(STANDS_S, self.bound_s / 4)
 
     def send_tentative(self, partition: ModelPartition, output: MarkOutput, to: int | None = None) -> None:
         stream, counts = partition.stream, counts_of(output.batches)
