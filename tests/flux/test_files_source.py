@@ -543,6 +543,58 @@ def test_a_file_that_was_gone_with_its_folder_and_is_there_again_is_read(
         rows.close()
 
 
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_file_that_could_not_be_read_for_a_moment_is_no_bad_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignores: bool
+) -> None:
+    """The mount is back before the folder is asked."""
+    read, fails = ParquetFormat.read, iter([True])
+
+    def on_a_mount(format: ParquetFormat, *where: Any) -> Any:
+        for batch in read(format, *where):
+            yield batch.slice(0, 1)
+            if next(fails, False):
+                raise BadFile("input/output error")
+            yield batch.slice(1)
+
+    monkeypatch.setattr(ParquetFormat, "read", on_a_mount)
+    write(tmp_path, "a.parquet", 0)
+    write(tmp_path, "b.parquet", 3)
+    reader = patient(tmp_path)
+    reader._corrupt = ignores
+    rows = reader.read(0, None)
+    try:
+        assert [value for value, _ in take(rows, 6)] == [0, 1, 2, 3, 4, 5]
+        assert reader.unread_files() == {"incomplete": {}, "missing": {}, "corrupt": {}}
+    finally:
+        rows.close()
+
+
+def test_a_file_that_is_bad_at_the_same_row_twice_is_left_out_in_spite_of_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ParquetFormat.read
+
+    def damaged(format: ParquetFormat, files: Any, path: str, skip: int) -> Any:
+        for batch in read(format, files, path, skip):
+            if path.endswith("a.parquet"):
+                raise BadFile(f"{path}: damaged")
+            yield batch
+
+    monkeypatch.setattr(ParquetFormat, "read", damaged)
+    write(tmp_path, "a.parquet", 0)
+    write(tmp_path, "b.parquet", 3)
+    reader = patient(tmp_path)
+    reader._corrupt = True
+    rows = reader.read(0, None)
+    try:
+        assert [value for value, _ in take(rows, 3)] == [3, 4, 5]
+        assert list(reader.unread_files()["corrupt"]) == ["a.parquet"]
+    finally:
+        rows.close()
+    fails(patient(tmp_path), BadFile, "damaged")
+
+
 def test_a_reader_that_begins_while_its_folder_cannot_be_read_waits_for_its_ledger(tmp_path: Path) -> None:
     folder, away = tmp_path / "in", tmp_path / "away"
     folder.mkdir()

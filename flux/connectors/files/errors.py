@@ -27,6 +27,13 @@ class BadFile(FileError):
     """A file cannot be read, or its rows do not fit the schema."""
 
 
+def no_answer(text: str) -> FileError:
+    """Return the error about a folder that could not be asked."""
+    error = FileError(text)
+    error.no_answer = True
+    return error
+
+
 def gone(path: str) -> FileGone:
     """Return the error about a file that is not there."""
     error = FileGone(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from flux.connectors.files.errors import BadFile, FileError, FileGone
+from flux.connectors.files.errors import BadFile, FileError, FileGone, no_answer
 from flux.connectors.files.listing import FoundFile
 from flux.connectors.files.watch import CORRUPT, MISSING, EarlyEnd, Watch
 from flux.connectors.ledger import LedgerBroken
@@ -44,6 +44,8 @@ class FileRows(ThreadedReader):
         self._given = self._first
         #: The file that is read.
         self._found: FoundFile | None = None
+        #: File and row at which an error came last while the folder could be read.
+        self._doubted = (-1, -1)
         #: Time since which the folder cannot be read; None: it can.
         self._unanswered_at: float | None = None
         super().__init__(self._rows, f"flux-files-{partition}")
@@ -105,6 +107,17 @@ class FileRows(ThreadedReader):
         """Return the error about a folder that is to be waited for; None: the error is of another kind, and ends the query."""
         return self._watch.unanswered(error, self._found) if self._watch.folder.may_be_silent else None
 
+    def _doubt(self, error: FileError, number: int, row: int) -> FileError | None:
+        """Return an error about the folder in place of the first one about a row of a file, where results go on without the
+        folder: it may have been gone for a moment. None: the file was read again, and fails at the same row, so the error is about
+        the file."""
+        if not self._watch.folder.may_be_silent or not isinstance(error, BadFile) or self._doubted == (number, row):
+            return None
+        self._doubted = number, row
+        return no_answer(
+            f"{self._watch.root}/{self._watch.known(number).name} could not be read at row {row} a moment ago"
+        )
+
     def _rows_from(self, number: int, skip: int) -> Iterator[Positioned | float]:
         if number >= self._partitions or skip:
             # The ledger has the files that an earlier life has read.
@@ -135,8 +148,10 @@ class FileRows(ThreadedReader):
                 if ended is not None and at == ended.row:
                     break
         except (BadFile, FileGone) as error:
-            if ended is not None or not self._ignores(error) or self._folder_error(error) is not None:
-                raise  # rows of a folder that cannot be read are not gone
+            if (about := self._folder_error(error) or self._doubt(error, number, at)) is not None:
+                raise about from error  # rows of a folder that cannot be read are not gone
+            if ended is not None or not self._ignores(error):
+                raise
             if self._newest is not None and self._newest > (number, at):
                 raise self._needed(error, number, at) from error
             ended = EarlyEnd(at, CORRUPT if isinstance(error, BadFile) else MISSING, error.defect or error.summary)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from pyarrow import fs
 
 from flux.connectors.files.completion import Completion
-from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone, gone
+from flux.connectors.files.errors import BadFile, FileChanged, FileError, FileGone, gone, no_answer
 from flux.connectors.files.formats import FileFormat
 from flux.connectors.files.listing import FoundFile, Rules, listed
 from flux.connectors.ledger import Ledger, LedgerBroken
@@ -162,7 +162,7 @@ class Watch:
         except FileError as found:
             return found if found.no_answer else None
         if isinstance(error, FileGone) and file is not None and file.name in there:
-            return FileError(f"{self._path(file.name)} was not there a moment ago, and is there again")
+            return no_answer(f"{self._path(file.name)} was not there a moment ago, and is there again")
         return None
 
     def known(self, number: int) -> FoundFile:
