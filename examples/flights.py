@@ -197,7 +197,7 @@ def main() -> int:
         expected = by_spark(flights).collect()
         equal = sorted(rows) == sorted(expected)
         take_overs = sum(event.kind == "take-over" for event in query.events())
-        console.print(f"{take_overs} partitions were taken over by their copies after the kill")
+        console.print(f"{take_overs} partitions were taken over by other replicas after the kill")
         console.print(f"Spark's batch answer: {len(expected)} airports, {'equal' if equal else 'DIFFERENT'}")
         return 0 if equal and take_overs else 1
     finally:

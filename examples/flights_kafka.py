@@ -138,7 +138,7 @@ def run(spark: SparkSession, broker: Broker, folder: Path, workers: int) -> int:
     got = datasets.dataset(files).to_table(columns=ROW.names).to_pandas() if files else pd.DataFrame(columns=ROW.names)
     expected, got = (frame.sort_values(["id", "flights"], ignore_index=True) for frame in (expected, got))
     equal = got.equals(expected.astype(got.dtypes))
-    console.print(f"{take_overs} partitions were taken over by their copies after the kill")
+    console.print(f"{take_overs} partitions were taken over by other replicas after the kill")
     console.print(f"{len(got):,} running delays; Spark's batch answer: {'equal' if equal else 'DIFFERENT'}")
     return 0 if equal and take_overs else 1
 

@@ -309,14 +309,21 @@ class Metrics(Collector):
         lag = self._gauge("flux_watermark_lag_seconds", "Time by which the watermark is behind the clock", "stage")
         behind = self._counter("flux_rows_behind_watermark", "Rows below the watermark, which were left out", "stage")
         without = self._counter("flux_rows_without_time", "Rows without a time, which were left out", "stage")
+        forfeited = self._counter(
+            "flux_forfeited_rows",
+            "Rows left out because windows were closed without them while an input was missing",
+            "stage",
+        )
         for stage in stages:
             if "eventTime" in stage:
                 told, name = stage["eventTime"], stage["name"]
+                if "forfeitedRows" in told:
+                    self._add(forfeited, told["forfeitedRows"], name)
                 if told["lagSeconds"] is not None:
                     self._add(lag, told["lagSeconds"], name)
                 self._add(behind, told["rowsBehindWatermark"], name)
                 self._add(without, told["rowsWithoutTime"], name)
-        return [lag, behind, without]
+        return [lag, behind, without, forfeited]
 
     def _of_availability(self, told: dict[str, Any] | None) -> list[Metric]:
         """Make the metrics of a query with availability; None: it has none."""

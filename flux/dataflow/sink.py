@@ -240,9 +240,24 @@ def shows_tentative(sink: Sink | None) -> bool:
     return sink is not None and type(sink).tentative is not Sink.tentative
 
 
-def _check_tentative(kind: type[Sink]) -> None:
-    """Raise UsageError for a sink that shows tentative results and cannot take them back, or the other way round."""
-    defined = [name for name in ("tentative", "undo", "corrected") if getattr(kind, name) is not getattr(Sink, name)]
+#: The methods of sinks for tentative results, with their arguments.
+_TENTATIVE = {"tentative": "(batch, through)", "undo": "(start, end)", "corrected": "(through)"}
+
+
+def _check_tentative(sink: Sink) -> None:
+    """Raise UsageError for a sink that shows tentative results and cannot take them back, or the other way round, or with
+    something else in place of the methods."""
+    kind = type(sink)
+    for name, arguments in _TENTATIVE.items():
+        method = getattr(sink, name)
+        said = signature(method) if callable(method) else None
+        if not callable(method) or (said is not None and not takes(said, arguments.count(",") + 1)):
+            is_ = f"is {name}{said}" if callable(method) else f"is {method!r:.100}"
+            raise UsageError(
+                f"{kind.__name__}.{name} {is_}: for a sink it is a method that is called as {name}{arguments}, with tentative "
+                "results or their end. Anything else needs another name"
+            )
+    defined = [name for name in _TENTATIVE if getattr(kind, name) is not getattr(Sink, name)]
     if "tentative" in defined and "undo" not in defined:
         raise UsageError(
             f"class {kind.__name__} defines tentative() and not undo(start, end): rows that turn out wrong would stay outside. "
@@ -374,7 +389,7 @@ class Outputs:
         if type(sink).write is Sink.write:
             raise UsageError(f"class {type(sink).__name__} must define write(self, batch, position) to be a sink")
         _check_traits(type(sink).__name__, vars(sink))
-        _check_tentative(type(sink))
+        _check_tentative(sink)
         return FlowTo(self, sink)  # type: ignore[arg-type]
 
     @property

@@ -89,6 +89,17 @@ def test_a_snapshot_says_all_that_there_is_to_say() -> None:
     assert (said["flux_query_phase", "running"], said["flux_query_phase", "ended"]) == (1, 0)
 
 
+def test_rows_that_a_stage_has_forfeited_are_counted() -> None:
+    report = copy.deepcopy(REPORT)
+    times = {"lagSeconds": None, "rowsBehindWatermark": 9, "rowsWithoutTime": 0}
+    report["stages"][0]["eventTime"] = times
+    said = samples(observed(Metrics(plan_of(), ID, None), report).text())
+    assert ("flux_forfeited_rows_total", "Delays") not in said
+    report["stages"][0]["eventTime"] = times | {"forfeitedRows": 7}
+    said = samples(observed(Metrics(plan_of(), ID, None), report).text())
+    assert said["flux_forfeited_rows_total", "Delays"] == 7
+
+
 def test_stalls_are_a_histogram_of_each_kind() -> None:
     metrics = Metrics(plan_of(), ID, None)
     for stall_ms in (0.5, 20.0, 20.1, 60_000.0):

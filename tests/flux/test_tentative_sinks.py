@@ -233,6 +233,16 @@ def test_rows_that_a_correction_changes_are_counted() -> None:
         ({"undo": Board.undo}, r"defines undo\(\) and not tentative\(batch, through\)"),
         ({"corrected": Board.corrected}, r"defines corrected\(\) and not tentative\(batch, through\)"),
         ({"tentativ": Board.tentative}, "did you mean 'tentative'"),
+        (
+            {"tentative": 5},
+            r"Half.tentative is 5: for a sink it is a method that is called as tentative\(batch, through\)",
+        ),
+        (
+            {"tentative": lambda self, batch: None, "undo": Board.undo},
+            r"Half.tentative is tentative\(batch\): for a sink",
+        ),
+        ({"tentative": Board.tentative, "undo": lambda self: None}, r"undo\(\): for .* called as undo\(start, end\)"),
+        ({"corrected": lambda self, a, b: None}, r"Half.corrected is corrected\(a, b\): .* corrected\(through\)"),
     ],
 )
 def test_half_a_contract_is_refused(methods: dict[str, Any], problem: str) -> None:
