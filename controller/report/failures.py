@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from controller.report.silence import stream_name
-from controller.text import count
+from controller.text import count, some
 from flux.dataflow.plan import FromStage, Plan
-from flux.wire.statistics import SilentStream, TentativeReport, TentativeState
+from flux.wire.statistics import EndedShadow, SilentStream, TentativeReport, TentativeState
 
 #: Seconds for which a failure stays open though no worker reports it. A worker that is lost takes its report with it, and the
 #: shadow of its successor reports later.
@@ -55,6 +55,10 @@ class Availabilities:
         self._active: list[TentativeReport] = []
         self._ended: list[InputFailure] = []
         self._rows = self._revised = 0  # of failures that have ended
+        #: By stage and partition: shadows that have ended because of an error, by the newest reports.
+        self._without: dict[tuple[int, int], EndedShadow] = {}
+        #: Ended shadows that are in the history.
+        self._told_ended: set[EndedShadow] = set()
 
     def _go_by(self, plan: Plan) -> None:
         self._plan = plan
@@ -69,6 +73,7 @@ class Availabilities:
         self._go_by(plan)
         self._silent = [stream for stream in self._silent if stream.source in plan.sources]
         self._active = [report for report in self._active if report.stage in plan.stages]
+        self._without = {key: each for key, each in self._without.items() if key[0] in plan.stages}
         if (failure := self._failure) is None:
             return
         failure.silent = {key: stream for key, stream in failure.silent.items() if key[0] in plan.sources}
@@ -83,6 +88,9 @@ class Availabilities:
         """Take the newest statistics of each worker, and the silent partitions. ``wall``: the time by the clock."""
         if not self._asked:
             return
+        workers = list(workers)
+        ended = [EndedShadow(*each) for stats in workers for each in stats.get("ended_shadows", ())]
+        self._without = {(each.stage, each.partition): each for each in ended if each.stage in self._plan.stages}
         told = [TentativeReport(*each) for stats in workers for each in stats.get("tentative", ())]
         reports = [report for report in told if report.stage in self._plan.stages]
         self._silent = silent
@@ -114,6 +122,18 @@ class Availabilities:
         """Return the text of each failure that has ended since the last call, and how long it lasted."""
         ended, self._ended = self._ended, []
         return [(self._told(failure), failure.seen - failure.since) for failure in ended]
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """Return stage and text of each shadow that has ended because of an error since the last call."""
+        new = [each for each in self._without.values() if each not in self._told_ended]
+        self._told_ended.update(new)
+        return [
+            (
+                self._plan.stages[each.stage].name,
+                f"there are no more tentative results of partition {each.partition}, and stable ones go on: {each.reason}",
+            )
+            for each in new
+        ]
 
     def _told(self, failure: InputFailure) -> str:
         streams = self._streams(list(failure.silent.values()), "was", "were")
@@ -149,7 +169,16 @@ class Availabilities:
                 }
                 for stream in self._silent
             ],
-            "message": self._message(),
+            "ended": [
+                {
+                    "stage": self._plan.stages[each.stage].name,
+                    "partition": each.partition,
+                    "since": _shown(each.at),
+                    "reason": each.reason,
+                }
+                for each in self._without.values()
+            ],
+            "message": "; ".join(filter(None, [self._message(), self._message_of_ended()])),
         }
         return {"availability": entry}
 
@@ -179,6 +208,14 @@ class Availabilities:
         holder = f"waiting for {self._failure.holder}" if self._failure.holder else "an input is missing"
         why = "all inputs are back" if self._state() == "correcting" else streams or holder
         return f"tentative since {_clock(self._failure.since)}: {why}, {left}"
+
+    def _message_of_ended(self) -> str:
+        """Name the partitions without tentative results, with the reason of the first; empty: there are none."""
+        if not self._without:
+            return ""
+        names = [f"{self._plan.stages[stage].name}/{partition}" for stage, partition in sorted(self._without)]
+        first = self._without[min(self._without)]
+        return f"no more tentative results of {some(names, NAMED)} ({first.reason})"
 
     def _streams(self, silent: Sequence[SilentStream], one: str, several: str) -> str:
         """Name silent streams with the reason of the first one."""

@@ -464,7 +464,8 @@ class Progress:
     def warnings(self, report: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
         """Return warnings that follow from a report, each once, with the name of its stage or empty."""
         rows_in = self._rows_in(report["stages"])
-        return self._event_times.warnings(rows_in, self.plan.settings.watermark_warn_after, now)
+        found = self._event_times.warnings(rows_in, self.plan.settings.watermark_warn_after, now)
+        return found + self._availabilities.warnings()
 
     def _rows_in(self, entries: Sequence[Mapping[str, Any]]) -> dict[int, int]:
         """Return the applied rows of each stage, by its id, out of the entries of a report."""

@@ -39,7 +39,7 @@ from flux.shadows.tentative_operator import TentativeOperator
 from flux.windows.statements import StreamBound, bound_of
 from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.messages import StepKind, Tentative, WantTentative
-from flux.wire.statistics import TentativeReport, TentativeState
+from flux.wire.statistics import EndedShadow, TentativeReport, TentativeState
 from partitioning.ids import ACTIVE, PartitionKey, StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -49,6 +49,8 @@ log = logging.getLogger("flux")
 LOOK_SHARE, LOOK_MIN_S = 0.01, 0.01
 #: Lives of shadows of one partition on one worker within an epoch.
 LIVES_MAX = 1 << 16
+#: The longest error that is reported, in characters.
+REASON_CHARS_MAX = 300
 #: Microseconds of event time between the marks of an operator without windows whose inputs bring no marks of their own.
 MARK_US = 100_000
 
@@ -104,6 +106,16 @@ class HostedShadow:
         return self.replica.key
 
 
+@dataclass(frozen=True)
+class GivenUp:
+    """A replica that has no shadow again. ``reason``: the error that has ended its shadow, ``at`` by the wall clock; empty: it
+    gives no tentative results."""
+
+    replica: Replica
+    reason: str = ""
+    at: float = 0.0
+
+
 class ShadowHosting:
     """The shadows of one worker. Its owner tells news by ``on_table``, ``note``, ``after_step`` and ``on_message``, and calls
     ``work`` when ``due_at`` has come. ``wall_ahead`` is that of the worker."""
@@ -129,8 +141,8 @@ class ShadowHosting:
         self._shadows: dict[PartitionKey, HostedShadow] = {}
         self.go_by(plan)
         self.room = TentativeRoom(plan.settings.availability_max_bytes if self._stages else 0)
-        #: Partitions whose tentative work has failed, with the replica of the time: it has no shadow again.
-        self._given_up: dict[PartitionKey, Replica] = {}
+        #: Partitions whose tentative work has failed, with the replica of the time.
+        self._given_up: dict[PartitionKey, GivenUp] = {}
         #: Partitions that had a shadow here before.
         self._lives: dict[PartitionKey, int] = {}
         #: By the monotonic clock: time of the next look or work; and the end of the rest after the last mark.
@@ -168,9 +180,14 @@ class ShadowHosting:
         for stage in self._stages:
             for partition, replica in self._hosted.of_stage.get(stage, {}).items():
                 key = PartitionKey(stage, partition)
-                fails = self._given_up.get(key) is replica
+                fails = self._gives_none(replica) is not None
                 if key not in self._shadows and not fails and self._host(key) == self._hosted.worker:
                     self._begin(replica, now)
+
+    def _gives_none(self, replica: Replica) -> GivenUp | None:
+        """Return the entry of a replica that has no shadow again; None: it may have one."""
+        known = self._given_up.get(replica.key)
+        return known if known is not None and known.replica is replica else None
 
     def _host(self, key: PartitionKey) -> int | None:
         table, stage = self._hosted.table, self._stages.get(key.stage)
@@ -182,7 +199,7 @@ class ShadowHosting:
         stage, key = replica.stage, replica.key
         made = self._make(replica)
         if made is None:
-            self._given_up[key] = replica
+            self._given_up[key] = GivenUp(replica)
             return
         assert stage.availability is not None
         lanes = self._lanes.intersection(stage.edges_in)
@@ -268,9 +285,10 @@ class ShadowHosting:
     def give_up(self, hosted: HostedShadow, error: Exception) -> None:
         """End the shadow of a partition because of an error. The partition itself goes on."""
         log.warning("%s: tentative results end here, and stable ones go on: %s", hosted.replica.where, error)
+        first_line = str(error).partition("\n")[0] or type(error).__name__
         if self._shadows.get(hosted.key) is hosted:
             del self._shadows[hosted.key]
-        self._given_up[hosted.key] = hosted.replica
+        self._given_up[hosted.key] = GivenUp(hosted.replica, first_line[:REASON_CHARS_MAX], self._wall)
         self._end(hosted)
         if hosted.replica.stage.sink is not None:
             self._tell(hosted.replica, TentativeUndo(None, None))
@@ -462,6 +480,12 @@ class ShadowHosting:
                 yield TentativeReport(
                     *key, shadow.state, round(shadow.since, 3), shadow.windows, shadow.rows_in_failure, changed
                 )
+
+    def ended(self) -> Iterator[EndedShadow]:
+        """Yield the shadows that have ended because of an error, of replicas that are still here."""
+        for key, known in self._given_up.items():
+            if known.reason and self._hosted.of_stage.get(key.stage, {}).get(key.partition) is known.replica:
+                yield EndedShadow(*key, round(known.at, 3), known.reason)
 
     def close(self) -> None:
         for hosted in self._shadows.values():

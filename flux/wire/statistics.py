@@ -189,6 +189,17 @@ class TentativeReport(NamedTuple):
     revised: Natural = 0
 
 
+class EndedShadow(NamedTuple):
+    """The shadow of a partition on this worker that has ended because of an error: there are no more tentative results."""
+
+    stage: Id
+    partition: Id
+    #: By the wall clock, in seconds since 1970.
+    at: float
+    #: The error.
+    reason: Reason
+
+
 class Forfeited(NamedTuple):
     """Event time of which a primary on this worker has given results without some of its streams."""
 
@@ -329,6 +340,7 @@ class Statistics(TypedDict, total=False):
     lost_rows: list[LostRows]
     #: Shadows of partitions here.
     tentative: list[TentativeReport]
+    ended_shadows: list[EndedShadow]
     #: For sources with event time.
     times: list[SourceTime]
     silent: list[SilentStream]

@@ -64,7 +64,7 @@ def stats(core: WorkerCore) -> Statistics:
         "not_compared": core.reading.not_compared(),
         "lost_rows": lost_rows(core),
         "times": core.reading.times(),
-        **({"tentative": list(core.shadows.reports(core.leaving.shown))} if core.shadows else {}),
+        **_of_shadows(core),
         "silent": silent(core.reading),
         "detours": detours(core),
         "lent": lent(core),
@@ -84,6 +84,13 @@ def stats(core: WorkerCore) -> Statistics:
         "order_bytes": core.written[1],
         "order_slices": core.written[2],
     }
+
+
+def _of_shadows(core: WorkerCore) -> Statistics:
+    """Return the figures of shadows; empty: no stage has any."""
+    if not core.shadows:
+        return {}
+    return {"tentative": list(core.shadows.reports(core.leaving.shown)), "ended_shadows": list(core.shadows.ended())}
 
 
 def detours(core: WorkerCore) -> list[Detour]:

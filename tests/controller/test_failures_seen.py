@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -166,3 +166,32 @@ def test_the_status_in_another_terminal_says_the_same_and_marks_the_stages() -> 
     assert text in shown.get()
     assert "Worst (tentative)" in shown.get()
     assert "Delays (tentative)" not in shown.get()
+
+
+def test_partitions_whose_tentative_work_has_failed_are_told_once_and_shown_as_long_as_they_are_reported() -> None:
+    failures = Availabilities(planned(availability="1h"))
+    stats = {"ended_shadows": [[0, 1, AT, "peek() raised KeyError"], [1, 0, AT + 1, "other"]]}
+    failures.note([stats], [SILENT], AT + 1)
+    assert failures.warnings() == [
+        (
+            "Counted",
+            "there are no more tentative results of partition 1, and stable ones go on: peek() raised KeyError",
+        ),
+        ("Again", "there are no more tentative results of partition 0, and stable ones go on: other"),
+    ]
+    entry = failures.report()["availability"]
+    assert entry["message"] == (
+        "events/3 is silent (its broker does not answer); no more tentative results of Counted/1, Again/0 (peek() raised "
+        "KeyError)"
+    )
+    assert entry["ended"][0] == {
+        "stage": "Counted",
+        "partition": 1,
+        "since": datetime.fromtimestamp(AT, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "reason": "peek() raised KeyError",
+    }
+    failures.note([stats], [], AT + 2)
+    assert failures.warnings() == []
+    failures.note([{}], [], AT + 3)
+    assert (failures.warnings(), failures.report()["availability"]["ended"]) == ([], [])
+    assert failures.report()["availability"]["message"] == ""

@@ -88,6 +88,7 @@ from flux.wire.messages import (
 from flux.wire.statistics import (
     BadRecords,
     Detour,
+    EndedShadow,
     Forfeited,
     KeptCheckpoint,
     Lag,
@@ -125,6 +126,7 @@ EVERYTHING: Statistics = {
     "bad_records": [BadRecords(0, 1, 2)],
     "lost_rows": [LostRows(0, 1, 2)],
     "tentative": [TentativeReport(0, 1, TentativeState.UP_FAILURE, 0.5, 2, 3, 4)],
+    "ended_shadows": [EndedShadow(0, 1, 0.5, "ValueError: none")],
     "times": [SourceTime(0, 1, NEVER, 2, NEVER, 3, ReaderState.IDLE)],
     "silent": [SilentStream(0, 1, 0.5, "its broker does not answer")],
     "detours": [Detour(0, 1, 0.5, 2)],

@@ -109,8 +109,8 @@ class FileRows(ThreadedReader):
 
     def _doubt(self, error: FileError, number: int, row: int) -> FileError | None:
         """Return an error about the folder in place of the first one about a row of a file, where results go on without the
-        folder: it may have been gone for a moment. None: the file was read again, and fails at the same row, so the error is about
-        the file."""
+        folder: it may have been gone for a moment. None: the file was read again and fails at the same row, so that the error
+        is about the file."""
         if not self._watch.folder.may_be_silent or not isinstance(error, BadFile) or self._doubted == (number, row):
             return None
         self._doubted = number, row
