@@ -11,15 +11,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
+from controller.course.plan_phases import PlanPhase
 from controller.course.query_phases import QueryPhase
 from controller.decide.controller import Controller, Tell
+from controller.decide.plan_changes import PlanHasChanged, PlanRequest, VersionToKeep
 from controller.operate.request_handler import About
 from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service
 from controller.report.progress import Progress, QueryProgress, unread_files
 from flux.dataflow.plan import Plan
+from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
 from flux.operators.user_code import described
 from flux.shell.lifeline import Lifelines
@@ -45,6 +50,9 @@ ALIVE_EVERY_S = 0.1
 #: Longest wait of a query that has come to its end for the workers' reports about it. They are on their way by then; only that
 #: of a worker that is lost at this moment never comes.
 LAST_REPORTS_S = 1.0
+
+#: Time between two looks of a call that waits for a change of the plan.
+LOOK_S = 0.002
 
 T = TypeVar("T")
 
@@ -91,6 +99,7 @@ class Server:
         self._service = Service(self.core, about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
         self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
+        self._keep: Callable[[VersionToKeep], None] | None = None
         self._close = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"flux-controller-{query_id[:8]}", daemon=True)
 
@@ -205,6 +214,71 @@ class Server:
             raise UsageError(answer.reason) if answer.kind == "usage" else QueryFailed(answer.reason)
         return answer
 
+    # ---- changes of the plan
+
+    @property
+    def plan(self) -> Plan:
+        """The newest version of the plan that a table goes by. Compile additions by this one."""
+        return self.core.plan
+
+    def add(self, change: PlanChange, encoded: bytes, timeout: float) -> Plan:
+        """Add stages and sources to the running query, all or none, and return the plan with them. The change may get another
+        number than that of the next version, where a version was taken back before.
+
+        UsageError: it does not fit; PlanHasChanged: compile it by the newest plan; QueryTimeout: not every process has confirmed
+        in time. In all three cases nothing has changed. QueryFailed: the query failed meanwhile."""
+        plan, version = self.look(self.core.plans.newest)
+        if change.changes == plan.version and change.version != version:
+            change = replace(change, version=version, base=plan.version)
+            encoded = encode_change(change, self._plan.secret)
+        return self._wait_for(self._call(lambda now: self._asked(self.core.plans.add(change, encoded, now))), timeout)
+
+    def remove(self, name: str, cascade: bool, timeout: float) -> Plan:
+        """Remove a stage or source from the running query, with all that depends on it if ``cascade``, and return the plan
+        without it. The errors are those of ``add``."""
+        asked = self._call(lambda now: self._asked(self.core.plans.remove(name, cascade, now)))
+        return self._wait_for(asked, timeout)
+
+    def seal(self) -> None:
+        """Take no more additions, so that the query finishes when all its stages have."""
+        self.look(self.core.plans.seal)
+
+    def _asked(self, asked: PlanRequest | None) -> tuple[PlanRequest | None, list[Tell]]:
+        return asked, self.core.board.take()
+
+    def _wait_for(self, asked: PlanRequest | None, timeout: float) -> Plan:
+        """Wait for the end of a change; None: there was nothing to change."""
+        end = time.monotonic() + timeout
+        while asked is not None and not asked.phase.over:
+            if self.core.phase == QueryPhase.ENDED or not self._thread.is_alive():
+                raise self.core.error or QueryFailed(
+                    f"{asked.what}: the query has ended meanwhile, nothing was changed"
+                )
+            if time.monotonic() > end and self._call(partial(self._give_up, asked, timeout)):
+                raise QueryTimeout(f"{asked.what}: {asked.why}. Nothing was changed")
+            time.sleep(LOOK_S)
+        if asked is not None and asked.phase == PlanPhase.REFUSED:
+            raise (PlanHasChanged if asked.stale else UsageError)(f"{asked.what}: {asked.why}. Nothing was changed")
+        return self.core.plan
+
+    def _give_up(self, asked: PlanRequest, timeout: float, now: float) -> tuple[bool, list[Tell]]:
+        return self.core.plans.give_up(asked, timeout, now), self.core.board.take()
+
+    def keep_versions(self, keep: Callable[[VersionToKeep], None]) -> None:
+        """Keep versions in a checkpoint location before any process hears of them. ``keep`` is called in the controller's thread,
+        begins the work in another one, and has ``kept`` called at its end."""
+        self._keep = keep
+        self.core.plans.keeps_versions = True
+
+    def kept(self, version: int, error: str = "") -> None:
+        """Note that an order of ``keep_versions`` is carried out, or why that is impossible."""
+
+        def note() -> list[Tell]:
+            self.core.plans.kept(version, time.monotonic(), error)
+            return self.core.board.take()
+
+        self._commands.put(note)
+
     def close(self, timeout: float) -> bool:
         """End the thread and its sockets. Return True if it has ended in time."""
         self._close.set()
@@ -274,6 +348,9 @@ class Server:
         while not self._commands.empty():
             self._tell(port, self._commands.get()())
         self._tell(port, self.core.on_tick(time.monotonic()))
+        if self._keep is not None:
+            for order in self.core.plans.to_keep():
+                self._keep(order)
         self._log_events()
         if self.core.phase != before:
             self._note_phase(time.monotonic())

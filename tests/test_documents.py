@@ -265,6 +265,7 @@ WIRING = {
     "controller/operate/cli/bench.py",  # one import for each benchmark
     "controller/operate/request_handler.py",
     "controller/planning/compiler.py",
+    "controller/server.py",
     "flux/__init__.py",
     "flux/connectors/kafka/sink_options.py",
     "flux/connectors/kafka/source.py",

@@ -182,6 +182,19 @@ class PlanChanges:
         self._made(asked)
         return self._ask(asked, now)
 
+    def give_up(self, asked: PlanRequest, limit_s: float, now: float) -> bool:
+        """Give up a change whose time is over. False: a table has named it already, or it is over."""
+        if asked in self.waiting:
+            self.waiting.remove(asked)
+            before = "" if self.current is None else f", which is {self.current.phase}"
+            self._refuse(asked, f"it waited for {limit_s:g} s for the change before it{before}", now)
+        elif asked is self.current and asked.phase in (PlanPhase.STORING, PlanPhase.TOLD):
+            self._too_late(asked, limit_s, now)
+        else:
+            return False
+        self.look(now)
+        return True
+
     def seal(self) -> None:
         """Accept no more additions, so that the query finishes when all its stages have."""
         self.sealed = True
@@ -255,7 +268,7 @@ class PlanChanges:
         if asked.phase in (PlanPhase.STORING, PlanPhase.TOLD) and board.phase != QueryPhase.RUNNING:
             return self._refuse(asked, f"the query is {board.phase}", now)
         if now - asked.at > LIMIT_S[asked.phase]:
-            return self._too_late(asked, now)
+            return self._too_late(asked, LIMIT_S[asked.phase], now)
         if asked.phase == PlanPhase.TOLD:
             late = self._late(asked)
             if not late:
@@ -375,8 +388,7 @@ class PlanChanges:
         )
         self.versions[-1] = PlanVersion(version.version, event.at, version.added, version.removed)
 
-    def _too_late(self, asked: PlanRequest, now: float) -> bool:
-        limit = LIMIT_S[asked.phase]
+    def _too_late(self, asked: PlanRequest, limit: float, now: float) -> bool:
         if asked.phase == PlanPhase.TOLD:
             names = some([member.name for member in self._late(asked)], NAMED)
             return self._refuse(asked, f"{names} did not confirm it within {limit:g} s", now)
@@ -407,7 +419,8 @@ class PlanChanges:
         return True
 
     def _ended(self, asked: PlanRequest, now: float) -> None:
-        self.current, self.quiet_since = None, now
+        if asked is self.current:
+            self.current, self.quiet_since = None, now
         self._board.note(f"{asked.what}: {asked.why}", now, "plan refused", asked.request, seconds=now - asked.since)
         if asked.failure is not None and asked.change is not None:
             self.waiting.appendleft(PlanRequest(asked.what, asked.make, now, at=now, failure=asked.failure))

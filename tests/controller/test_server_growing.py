@@ -1,0 +1,145 @@
+"""Stages that come and go in a query of real workers, asked for by other threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from harness import LIMIT_S, ThreadQuery
+
+import flux
+from controller.decide.plan_changes import VersionToKeep
+from flux.dataflow.plan_change import PlanChange, encode_change
+from flux.errors import QueryTimeout, UsageError
+from tests.controller.growing import copy_of
+
+SCHEMA = pa.schema([("x", pa.int64())])
+#: By number of a stage: the rows that its partitions have seen. Workers are threads of this process.
+SEEN: dict[int, list[int]] = {}
+GO_ON = threading.Event()
+
+
+def read(partition: int) -> Iterator[pa.RecordBatch | None]:
+    number = 0
+    while not GO_ON.is_set():
+        yield pa.record_batch([pa.array([number], pa.int64())], SCHEMA)
+        number += 1
+        time.sleep(0.002)
+
+
+@flux.stage(partitions=1, schema=SCHEMA)
+def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+@flux.stage(partitions=1)
+class Kept(flux.Operator):
+    def open(self, context: flux.Context) -> None:
+        self.seen = SEEN.setdefault(int(context.stage[4:] or 0), [])
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self.seen.extend(batch.column(0).to_pylist())
+
+
+@pytest.fixture
+def query() -> Iterator[ThreadQuery]:
+    SEEN.clear()
+    GO_ON.clear()
+    flow = Kept(passed(flux.source(read, SCHEMA, 1, "numbers")))
+    with ThreadQuery(flow, operate=False, replicas=1) as query:
+        yield query.started()
+        GO_ON.set()
+
+
+def add(query: ThreadQuery, name: str, timeout: float = LIMIT_S) -> None:
+    plan, version = query.server.look(query.server.core.plans.newest)
+    change = replace(copy_of(plan, name, like="Kept", version=version), base=plan.version)
+    query.server.add(change, encode_change(change, plan.secret), timeout)
+
+
+def rows(number: int, at_least: int) -> list[int]:
+    end = time.monotonic() + LIMIT_S
+    while len(SEEN.get(number, ())) < at_least:
+        assert time.monotonic() < end, {stage: len(seen) for stage, seen in SEEN.items()}
+        time.sleep(0.005)
+    return list(SEEN[number])
+
+
+def test_a_stage_that_comes_gets_each_row_from_there_on_once_and_goes_again(query: ThreadQuery) -> None:
+    rows(0, 5)
+    add(query, "Kept1")
+    seen = rows(1, 20)
+    assert seen == list(range(seen[0], seen[0] + len(seen)))
+    assert query.server.plan.version == 1
+    query.server.remove("Kept1", cascade=False, timeout=LIMIT_S)
+    assert [stage.name for stage in query.server.plan.stages] == ["passed", "Kept"]
+    others = rows(0, len(SEEN[0]) + 20)
+    assert others == list(range(len(others)))
+    with pytest.raises(UsageError, match="cannot remove Kept1: there is no such stage"):
+        query.server.remove("Kept1", cascade=False, timeout=LIMIT_S)
+
+
+class Unloadable:
+    """An operator whose code is not there, as of a module that workers do not have."""
+
+    def __reduce__(self) -> object:
+        return _not_there, ()
+
+
+def _not_there() -> None:
+    if threading.current_thread().name.startswith("worker"):
+        raise ModuleNotFoundError("no module named alarms")
+
+
+def test_code_that_a_worker_cannot_load_is_a_refusal_and_the_next_change_is_well(query: ThreadQuery) -> None:
+    plan, version = query.server.look(query.server.core.plans.newest)
+    bad = copy_of(plan, "Kept2", like="Kept", version=version)
+    bad = replace(bad, stages=(replace(bad.stages[0], make=Unloadable()),))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"addition of Kept2: worker \d cannot take it: .*no module named alarms"):
+        query.server.add(bad, encode_change(bad, plan.secret), LIMIT_S)
+    assert query.server.plan.version == 0
+    change = copy_of(plan, "Kept3", like="Kept")
+    assert change.version == version, "the number of the version that was taken back"
+    made = query.server.add(change, encode_change(change, plan.secret), LIMIT_S)
+    assert made.version == version + 1
+    assert rows(3, 5)
+
+
+def test_a_location_that_does_not_answer_in_time_leaves_nothing_behind(query: ThreadQuery) -> None:
+    orders: list[VersionToKeep] = []
+
+    def keep(order: VersionToKeep) -> None:
+        orders.append(order)
+        if order.change is None:
+            query.server.kept(order.version)
+
+    query.server.keep_versions(keep)
+    with pytest.raises(
+        QueryTimeout, match=r"the checkpoint location did not keep it within 0\.2 s\. Nothing was changed"
+    ):
+        add(query, "Kept4", timeout=0.2)
+    assert [order.change is None for order in orders] == [False, True]
+    assert query.server.plan.version == 0
+    query.server.keep_versions(lambda order: query.server.kept(order.version))
+    add(query, "Kept5")
+    assert rows(5, 5)
+
+
+def test_an_addition_to_a_query_that_ends_meanwhile(query: ThreadQuery) -> None:
+    query.server.keep_versions(lambda order: query.server.stop())
+    with pytest.raises(Exception, match="the query has ended meanwhile, nothing was changed"):
+        add(query, "Kept6")
+    with pytest.raises(UsageError, match="the query is ended"):
+        add(query, "Kept7")
+
+
+def test_an_empty_change_is_none(query: ThreadQuery) -> None:
+    change = PlanChange(1)
+    assert query.server.add(change, encode_change(change, query.plan.secret), LIMIT_S).version == 1
+    query.server.seal()
+    with pytest.raises(UsageError, match="sealed"):
+        add(query, "Kept8")
