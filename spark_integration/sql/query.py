@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flux.dataflow.flow import Flow, is_input, node
+from flux.dataflow.row_flow import RowFlow
 from flux.errors import UsageError
 from spark_integration.query.declarations import session_of, sources_of
 from spark_integration.query.start import schema_of
@@ -22,7 +23,7 @@ def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
     if not isinstance(sql_query, str) or not sql_query.strip():
         raise UsageError(f"flux.sql: expected a text, as in 'SELECT * FROM bids', got {sql_query!r:.100}")
     nodes = {name: node(each) for name, each in given.items()}
-    spark = session_of(sources_of([flow.alias(name) for name, flow in nodes.items()]))
+    spark = session_of(sources_of([RowFlow(flow, ()) for flow in nodes.values()]))
     names = NameScope(frozenset(nodes), is_case_sensitive(spark))
     if len(names.names) < len(nodes):
         raise UsageError(f"flux.sql: names of flows differ by more than capitals; got {', '.join(nodes)}")

@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 
 from flux.dataflow.flow import Flow
+from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import Source
 from flux.errors import UsageError
 from spark_integration.sql.accepted import NameScope, join_kind, named_relations
@@ -55,13 +56,11 @@ class Relations:
     def _table(self, node: Any, known: Mapping[str, Relation]) -> Relation:
         name = str(node.multipartIdentifier().apply(0))
         found = known[self._names.key(name)]
-        with self._text.at(node):
-            return Relation(found.flow.alias(name), found.frame.alias(name))
+        return Relation(_with_alias(found.flow, name), found.frame.alias(name))
 
     def _named(self, node: Any, known: Mapping[str, Relation]) -> Relation:
         below = self.of(node.child(), known)
-        with self._text.at(node):
-            flow = below.flow.alias(str(node.identifier().name()))
+        flow = _with_alias(below.flow, str(node.identifier().name()))
         return Relation(flow, self._frame(node, below.frame))
 
     def _with_columns(self, node: Any, known: Mapping[str, Relation]) -> Relation:
@@ -181,6 +180,11 @@ class Relations:
         keys = [] if plain else listed(node.groupingExpressions())
         condition = None if having is None else having.havingCondition()
         return Relation(self._groups(below, frame.columns).flow(below.flow, keys, items, condition), frame)
+
+
+def _with_alias(flow: Flow | Source, name: str) -> Flow:
+    """Return a flow under a name. Nothing can be wrong with it, so that Spark is not asked, as ``alias`` would."""
+    return flow._with_operator(RowOperator("alias", (name,)))
 
 
 Build = Callable[[Relations, Any, Mapping[str, Relation]], Relation]

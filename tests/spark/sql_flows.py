@@ -29,7 +29,7 @@ def flows() -> dict[str, Any]:
     }
 
 
-def tables(seed: int, bids: int = 80, auctions: int = 30) -> dict[str, pa.Table]:
+def tables(seed: int, bids: int = 120, auctions: int = 50) -> dict[str, pa.Table]:
     """Return rows of both flows, of about seven minutes."""
     draw = random.Random(seed)
 

@@ -41,6 +41,7 @@ TEXTS = [
     f"({PER_MINUTE}) l FULL JOIN (SELECT window, id, count(*) m FROM auctions GROUP BY window(ts, '1 minute'), id) r "
     "ON l.window = r.window AND l.auction = r.id",
     "SELECT auction AS k, ts, 'bid' AS kind FROM bids UNION ALL SELECT seller, ts, 'auction' FROM auctions",
+    "SELECT length('x') AS n FROM bids UNION ALL SELECT category FROM auctions UNION ALL SELECT NULL FROM bids",
     "SELECT DISTINCT bidder, ts FROM bids",
     "SELECT k, v FROM (SELECT bidder, max(price) FROM bids GROUP BY bidder) AS t(k, v) WHERE v > 5",
 ]  # fmt: skip

@@ -29,14 +29,20 @@ def united(schemas: Sequence[pa.Schema], name: str, to_steps: ToSteps | None) ->
                 f"{len(schema)} ({', '.join(schema.names)}): choose them with select()"
             )
     if all(schema.types == first.types for schema in schemas):
-        nullable = [any(schema.field(at).nullable for schema in schemas) for at in range(len(first))]
-        union = pa.schema([field.with_nullable(may) for field, may in zip(first, nullable, strict=True)])
-        return [_renamed(schema, union) for schema in schemas]
+        return [_renamed(schema, _nullable(schemas)) for schema in schemas]
     if to_steps is None:
         raise UsageError(f"{name}: the types of its columns are resolved by Spark, and there is no session")
     with place_of_errors(name):
         types = _types(schemas, to_steps)
-        return [to_steps(schema, functools.partial(_cast, names=first.names, types=types)) for schema in schemas]
+        cast = [to_steps(schema, functools.partial(_cast, names=first.names, types=types)) for schema in schemas]
+    union = _nullable([steps.output for steps in cast])
+    return [RowSteps.of(steps.schema, steps.chain, union) for steps in cast]
+
+
+def _nullable(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the first of several schemas with the same types. A column may be null if it may be in any of them."""
+    nullable = [any(schema.field(at).nullable for schema in schemas) for at in range(len(schemas[0]))]
+    return pa.schema([field.with_nullable(may) for field, may in zip(schemas[0], nullable, strict=True)])
 
 
 def _renamed(schema: pa.Schema, union: pa.Schema) -> RowSteps | None:
