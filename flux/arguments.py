@@ -13,6 +13,8 @@ from partitioning.ids import ACTIVE, STANDBY, UPSTREAM
 RECOVERIES = (ACTIVE, STANDBY, UPSTREAM)
 #: The order that the replicas of a partition share: that of its steps, or that of the results at marks of event time.
 STEPS, MARKS = ORDERS = ("steps", "marks")
+#: The ways in which a stage's copies are read: one of them, a second one while the first brings nothing, or all.
+ONE, HEDGED, ALL = FEEDS = ("one", "hedged", "all")
 PARTITIONS_MAX = 4096
 REPLICAS_MAX = 3
 
@@ -68,6 +70,11 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 def unknown(called: str, name: str, known: Sequence[str]) -> UsageError:
     """Make an error that names the existing options, and the nearest of them."""
+    if name == "feeds":
+        return UsageError(
+            f"{called} has no option 'feeds': a source is read in one place, so there is no second copy to read it from. feeds= "
+            "is for a stage with replicas=2 or more, or for start(), where it is for all stages"
+        )
     return UsageError(f"{called} has no option {name!r:.100}{nearest(name, known)}; it has {', '.join(known)}")
 
 
@@ -93,6 +100,24 @@ def partition_names(given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+def key_columns(key: Any, name: str = "key") -> tuple[str, ...]:
+    """Return the key as a tuple of names. Raises UsageError with the form that is wanted; ``name`` is that of the argument."""
+    columns = () if key is None else (key,) if isinstance(key, str) else key
+    if isinstance(key, list | tuple) and not key:
+        raise UsageError(f"{name}={key!r} names no column: leave {name} out, and batches go to partitions in rotation")
+    if isinstance(columns, list | tuple) and all(isinstance(column, str) and column for column in columns):
+        twice = sorted({column for column in columns if columns.count(column) > 1})
+        if twice:
+            raise UsageError(f"{name} names column {twice[0]!r} twice; name each column once")
+        return tuple(columns)
+    hint = ""
+    if any(type(part).__module__.startswith("pyspark.") for part in (key if isinstance(key, list | tuple) else [key])):
+        hint = ". A stage knows no Columns: compute the key in front of it, as in df.withColumn('day', ...), and name it here"
+    raise UsageError(
+        f"{name} must be the name of a column, or a list or tuple of names, as in {name}='user'; got {key!r}{hint}"
+    )
+
+
 def check_recovery(recovery: Any, replicas: Any, order: Any = STEPS) -> None:
     """Raise UsageError if a kind of replicas is unknown, if it is certain that there are none of it, or if they need an order
     that the stage has not."""
@@ -107,6 +132,24 @@ def check_recovery(recovery: Any, replicas: Any, order: Any = STEPS) -> None:
     if recovery != ACTIVE and replicas == 1:
         raise UsageError(
             f"recovery={recovery!r} says what further replicas do: give replicas=2 or more with it, or set spark.flux.replicas"
+        )
+
+
+def check_feeds(feeds: Any, replicas: Any, recovery: Any = ACTIVE) -> None:
+    """Raise UsageError if there is no such way to read the copies of a stage, or if it is certain that there is one copy to read.
+    None: the way is that of the session."""
+    if feeds is None:
+        return
+    if feeds not in FEEDS:
+        raise UsageError(f"feeds must be one of {', '.join(FEEDS)}; got {feeds!r:.100}")
+    if feeds != ONE and replicas == 1:
+        raise UsageError(
+            f"feeds={feeds!r} reads several copies of a stage, and with replicas=1 there is one: give replicas=2 or more with it"
+        )
+    if feeds != ONE and recovery != ACTIVE:
+        raise UsageError(
+            f"feeds={feeds!r} reads several copies of a stage, and with recovery={recovery!r} only its primary has rows to read: "
+            "leave one out"
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from flux import failure_domain
-from flux.arguments import nearest
+from flux.arguments import FEEDS, nearest
 from flux.errors import UsageError
 
 PREFIX = "spark.flux."
@@ -69,6 +69,7 @@ TABLE = (
     Setting("availability_max_bytes", "availability.maxBytes", "bytes", "64m", "bytes of tentative rows that a worker keeps; beyond it the oldest are dropped, and stable results are not touched", 1 << 10),
     Setting("availability_overflow", "availability.overflow", "stop or forfeit", "stop", "state beyond availability.maxState while an input is missing: stop lets the other inputs stand still, forfeit closes windows without it, for good"),
     Setting("availability_max_state", "availability.maxState", "bytes", "0", "bytes of state of one worker while an input is missing; 0: no limit", 0),
+    Setting("feeds", "feeds", "one, hedged or all", "one", "the copies of a stage that the stages behind it read: one, a second one while nothing comes from the first (hedged), or all; for stages that do not say it"),
     Setting("heartbeat_interval", "heartbeat.interval", "seconds", "100ms", "how often a worker reports to the controller", 0.001),
     Setting("heartbeat_timeout", "heartbeat.timeout", "seconds", "500ms", "a worker that is silent for this long is given up", 0.01),
     Setting("heartbeat_last_timeout", "heartbeat.lastReplicaTimeout", "seconds", "60s", "the same limit for a worker that holds the last safe replica of a partition; a standby is a safe replica, and so is a checkpoint location", 0.01),
@@ -137,6 +138,7 @@ class Settings:
     availability_max_bytes: int
     availability_overflow: str
     availability_max_state: int
+    feeds: str
     heartbeat_interval: float
     heartbeat_timeout: float
     heartbeat_last_timeout: float
@@ -284,6 +286,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "round-robin or min-max": lambda raw: {"round-robin": "round-robin", "min-max": "min-max"}[str(raw).lower()],
     "process, delay or suspend": lambda raw: {each: each for each in ("process", "delay", "suspend")}[str(raw).lower()],
     "query or stage": lambda raw: {"query": "query", "stage": "stage"}[str(raw).lower()],
+    "one, hedged or all": lambda raw: {each: each for each in FEEDS}[str(raw).lower()],
     "stop or forfeit": lambda raw: {"stop": "stop", "forfeit": "forfeit"}[str(raw).lower()],
     "bytes": lambda raw: int(_quantity(raw, _BYTES)),
     "seconds": lambda raw: float(_quantity(raw, {**_SECONDS, "": 1.0})),

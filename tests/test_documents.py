@@ -276,6 +276,7 @@ WIRING = {
     "flux/worker/core.py",
     "flux/worker/replica_lifecycle.py",
     "flux/worker/source_scheduler.py",
+    "flux/worker/subscriptions.py",
     "spark_integration/query/query.py",
     "spark_integration/query/run.py",
     "spark_integration/query/start.py",

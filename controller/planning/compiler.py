@@ -31,7 +31,7 @@ from controller.planning.relations.joins import PlanJoins, PlanTable, ToJoin, To
 from controller.planning.relations.lookups import TABLE_ALONE, check_tables
 from controller.planning.relations.ranks import resolved_ranking
 from controller.planning.relations.unions import united
-from controller.planning.replica_kinds import check_independent, replicas_of
+from controller.planning.replica_kinds import check_independent, feeds_of, replicas_of
 from controller.planning.steps import PlanSteps, Resolvers, ToArrow, ToGroups, ToSteps
 from flux.arguments import MARKS, STEPS
 from flux.dataflow.event_time import event_time, same_time
@@ -285,14 +285,7 @@ class Compiler:
         make, keys, inputs = self._operation(flow)
         key = keys[0] if keys else stage.key
         operator = self._instance(name, make)
-        # Without a key an aggregate has one group, and one group lives in one partition.
-        one_group = operator._flux_grouped and not key
-        partitions = stage.partitions or (1 if one_group else self.settings.partitions)
-        if one_group and partitions > 1:
-            raise UsageError(
-                f"stage {name}: without a key there is one group, so partitions must be 1, got {partitions}; "
-                "give it a key, or leave partitions out"
-            )
+        partitions = self._partitions(stage.partitions, name, operator._flux_grouped and not key)
         if not flow.inputs:
             raise UsageError(f"stage {name} has no input: call it with a DataFrame, a source or another stage's flow")
         replicas = replicas_of(stage, name, operator, self.settings)
@@ -332,6 +325,7 @@ class Compiler:
             output_mode=stage.output_mode,
             recovery=stage.recovery,
             order=stage.order,
+            feeds=feeds_of(stage, name, replicas, self.settings),
             timed_inputs=counting,
         )
         if stage.availability is not None:
@@ -341,6 +335,16 @@ class Compiler:
         self._times_given[made.id] = times_given(stage, operator, made, times, self.case_sensitive)
         self.stages.append(made)
         self._of_stage(flow, made.id)
+
+    def _partitions(self, asked: int | None, name: str, one_group: bool) -> int:
+        """Return the number of partitions of a stage. Without a key an aggregate has one group, which lives in one partition."""
+        partitions = asked or (1 if one_group else self.settings.partitions)
+        if one_group and partitions > 1:
+            raise UsageError(
+                f"stage {name}: without a key there is one group, so partitions must be 1, got {partitions}; "
+                "give it a key, or leave partitions out"
+            )
+        return partitions
 
     def _time_of(self, given: PlanInput) -> InputTime:
         """Return the event time of the rows of an input; that of a table that is read anew is the number of its version."""

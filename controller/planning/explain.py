@@ -161,6 +161,14 @@ def _in_part(edge: EdgePlan) -> str:
     )
 
 
+#: The way in which the copies of a stage are read.
+_FEEDS = {
+    "one": "",
+    "hedged": ", read from a second one while nothing comes from the first",
+    "all": ", all of them read",
+}
+
+
 def _copies(stage: StagePlan, plan: Plan) -> str:
     if not replicated(stage):
         return "1 replica" + ("" if plan.durable else ": the loss of its worker ends the query")
@@ -169,6 +177,7 @@ def _copies(stage: StagePlan, plan: Plan) -> str:
     )
     kept = "" if stage.recovery == ACTIVE else f", of which {others}"
     kept += " without an order of steps" if stage.at_marks else ""
+    kept += _FEEDS[stage.feeds] if stage.recovery == ACTIVE else ""
     lost = count(stage.replicas - 1, "worker" if plan.settings.same_executor else "executor")
     return f"{stage.replicas} replicas{kept}: survives the loss of {lost}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from controller.replicas.kinds import NEEDS_UNKNOWN
-from flux.arguments import MARKS, STEPS, check_recovery
+from flux.arguments import MARKS, STEPS, check_feeds, check_recovery
 from flux.dataflow.flow import Stage
 from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromStage, Plan, StagePlan
 from flux.errors import UsageError
@@ -35,6 +35,15 @@ def replicas_of(stage: Stage, name: str, operator: Operator, settings: Settings)
     if stage.recovery == UPSTREAM and not says_needs(operator, stage.output_mode):
         raise UsageError(f"stage {name}: recovery={UPSTREAM!r} {NEEDS_UNKNOWN}")
     return replicas
+
+
+def feeds_of(stage: Stage, name: str, replicas: int, settings: Settings) -> str:
+    """Return the way in which the copies of a stage are read. UsageError: the stage asks for copies that it has not."""
+    try:
+        check_feeds(stage.feeds, replicas, stage.recovery)
+    except UsageError as error:
+        raise UsageError(f"stage {name}: {error}") from None
+    return stage.feeds or settings.feeds
 
 
 def check_independent(plan: Plan, promises: Container[int]) -> None:

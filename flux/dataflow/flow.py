@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import pyarrow as pa
 
 import flux
-from flux.arguments import STEPS, check_counts, check_recovery, checked
+from flux.arguments import STEPS, check_counts, check_feeds, check_recovery, checked, key_columns
 from flux.dataflow.availability import bound_of_stage
 from flux.dataflow.row_operators import AS_THEY_COME, CHANGES, OF_DATAFRAMES, ONCE, RowOperators, gives_of_all
 from flux.dataflow.sink import FlowTo, Outputs
@@ -25,7 +23,7 @@ from flux.errors import NoSuchAttribute, UsageError
 from flux.operators.operator import Batches, Operator
 from flux.operators.schema import check_columns
 from flux.operators.tentative import ReadableOperator, TentativeRows
-from flux.operators.user_code import gives_nothing, named, signature, takes, text_of
+from flux.operators.user_code import gives_nothing, importable, named, signature, takes, text_of
 from flux.windows.window import Closing, SessionWindow, Window
 from partitioning.ids import ACTIVE
 
@@ -114,6 +112,7 @@ class Stage:
         event_time: str | None = None,
         availability: int | None = None,
         order: str = STEPS,
+        feeds: str | None = None,
     ) -> None:
         functools.update_wrapper(self, target, updated=())
         self.target: Any = target
@@ -128,6 +127,8 @@ class Stage:
         #: Microseconds to a result, also while an input is missing; None: the setting of the query.
         self.availability = availability
         self.order = order
+        #: The way in which its copies are read; None: the setting of the query.
+        self.feeds = feeds
         self.name = str(name or getattr(target, "__name__", type(target).__name__))
         self._schema = schema
 
@@ -174,7 +175,7 @@ class Stage:
         """Return the arguments of an equal stage with this output mode."""
         return (
             self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
-            self.durable, self.window, self.event_time, self.availability, self.order,
+            self.durable, self.window, self.event_time, self.availability, self.order, self.feeds,
         )  # fmt: skip
 
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -216,7 +217,7 @@ class Stage:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the stage by reference where its module can be imported, as any class or function is shipped. By value the class
         would be a copy whose methods come from the module's own class, and their super() would not know the copy."""
-        return self.__qualname__ if _importable(self) else super().__reduce_ex__(protocol)
+        return self.__qualname__ if importable(self) else super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         return f"<flux stage {self.name}>"
@@ -294,6 +295,7 @@ def stage(
     closes: str | None = None,
     availability: float | str | None = None,
     order: str = STEPS,
+    feeds: str | None = None,
 ) -> Callable[[Any], Stage]: ...
 @checked("flux.stage")
 def stage(
@@ -313,6 +315,7 @@ def stage(
     closes: str | None = None,
     availability: float | str | None = None,
     order: str = STEPS,
+    feeds: str | None = None,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -342,15 +345,18 @@ def stage(
                  tentative then, and corrected when it is back; default ``spark.flux.availability`` (docs/availability.md)
     order        "steps": replicas apply the same steps in one order. "marks": each applies rows as they come, so that one that is
                  lost or stands still holds up no other (docs/recovery.md#replicas-without-an-order)
+    feeds        the way in which the stages behind it read its copies: "one" of them, "hedged" for a second one while nothing
+                 comes from the first, or "all"; default ``spark.flux.feeds`` (docs/stages.md#feeds-of-a-stage)
     durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
                  with False it does not start, and says why
     """
     check_recovery(recovery, replicas, order)
+    check_feeds(feeds, replicas, recovery)
     if not isinstance(durable, bool):
         raise UsageError(f"durable must be True or False; got {durable!r}")
     if event_time is not None and not (isinstance(event_time, str) and event_time):
         raise UsageError(f"event_time must be the name of a column of the output, as in 'ts'; got {event_time!r:.100}")
-    columns, bound = _key_columns(key), bound_of_stage(availability)
+    columns, bound = key_columns(key), bound_of_stage(availability)
     if closes is not None:
         window = _closing(closes, window)
 
@@ -358,7 +364,21 @@ def stage(
         _check_window(decorated, window)
         _check_decorated(decorated, window)
         mode = _output_mode(decorated, output_mode, window)
-        about = columns, partitions, replicas, schema, mode, name, recovery, durable, window, event_time, bound, order
+        about = (
+            columns,
+            partitions,
+            replicas,
+            schema,
+            mode,
+            name,
+            recovery,
+            durable,
+            window,
+            event_time,
+            bound,
+            order,
+            feeds,
+        )
         made = Stage(decorated, *about)
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
@@ -428,24 +448,6 @@ def check_mode(mode: str, window: Any) -> None:
         )
 
 
-def _key_columns(key: Any, name: str = "key") -> tuple[str, ...]:
-    """Return the key as a tuple of names. Raises UsageError with the form that is wanted; ``name`` is that of the argument."""
-    columns = () if key is None else (key,) if isinstance(key, str) else key
-    if isinstance(key, list | tuple) and not key:
-        raise UsageError(f"{name}={key!r} names no column: leave {name} out, and batches go to partitions in rotation")
-    if isinstance(columns, list | tuple) and all(isinstance(column, str) and column for column in columns):
-        twice = sorted({column for column in columns if columns.count(column) > 1})
-        if twice:
-            raise UsageError(f"{name} names column {twice[0]!r} twice; name each column once")
-        return tuple(columns)
-    hint = ""
-    if any(type(part).__module__.startswith("pyspark.") for part in (key if isinstance(key, list | tuple) else [key])):
-        hint = ". A stage knows no Columns: compute the key in front of it, as in df.withColumn('day', ...), and name it here"
-    raise UsageError(
-        f"{name} must be the name of a column, or a list or tuple of names, as in {name}='user'; got {key!r}{hint}"
-    )
-
-
 def _check_decorated(decorated: Any, window: Any) -> None:
     if inspect.isclass(decorated) and not issubclass(decorated, Operator):
         raise UsageError(f"class {decorated.__name__} must derive from flux.Operator or flux.Aggregate to be a stage")
@@ -511,13 +513,14 @@ class Flow(Outputs, RowOperators):
         recovery: str | None = None,
         availability: float | str | None = None,
         order: str | None = None,
+        feeds: str | None = None,
     ) -> Flow:
         """Return the same flow with another name, or other partitions or replicas, of its stage. Arguments as for ``flux.stage``;
         those that are left out stay as they are. Use the result: the flow itself keeps its stage."""
         bound = bound_of_stage(availability)
         given = {
             "name": name, "partitions": partitions, "replicas": replicas, "recovery": recovery, "availability": bound,
-            "order": order,
+            "order": order, "feeds": feeds,
         }  # fmt: skip
         changes = {each: value for each, value in given.items() if value is not None}
         if not changes:
@@ -527,6 +530,7 @@ class Flow(Outputs, RowOperators):
         check_counts(str(name or self._own_stage.name), partitions, replicas)
         own = self._own_stage
         check_recovery(recovery or own.recovery, replicas or own.replicas, order or own.order)
+        check_feeds(feeds or own.feeds, replicas or own.replicas, recovery or own.recovery)
         return self._with_stage(changes)
 
     @property
@@ -603,21 +607,6 @@ class Flow(Outputs, RowOperators):
 
     def __repr__(self) -> str:
         return f"<flow {self.stage.name}({', '.join(repr(given) for given in self.inputs)})>"
-
-
-def _importable(stage: Stage) -> bool:
-    """Return whether another process finds this very stage by module and name."""
-    name = str(stage.__module__)
-    by_value: set[str] = set()
-    for pickler in ("cloudpickle", "pyspark.cloudpickle"):
-        listed = getattr(sys.modules.get(pickler), "list_registry_pickle_by_value", set)
-        by_value |= listed()
-    if name == "__main__" or any(name == shipped or name.startswith(f"{shipped}.") for shipped in by_value):
-        return False
-    try:
-        return operator.attrgetter(stage.__qualname__)(sys.modules.get(name)) is stage
-    except AttributeError:
-        return False
 
 
 def _takes_arguments(target: type) -> bool:

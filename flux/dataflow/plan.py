@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from flux.arguments import MARKS, STEPS
+from flux.arguments import MARKS, ONE, STEPS
 from flux.dataflow.availability import Availability
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
@@ -283,6 +283,8 @@ class StagePlan:
     availability: Availability | None = None
     #: The edges that it fed when it began; None: it feeds the same ones.
     first_edges: tuple[int, ...] | None = field(default=None, kw_only=True)
+    #: The way in which consumers read its copies: one of them, hedged, or all (design: feeds).
+    feeds: str = ONE
     #: The version of the plan that brought it.
     since: int = field(default=0, kw_only=True)
 

@@ -1,7 +1,8 @@
 """One way over which a worker reads a stream: a connection to one replica of its producer, under one handshake (design:
-handshake).
+handshake, feeds).
 
-Law: the messages of a feed are numbered, and none is taken behind a gap before the next handshake.
+Law: the messages of a feed are numbered, and none is taken behind a gap before the next handshake. A gap in one feed of a stream
+concerns no other.
 
 Left to others: the rows and the progress of the stream (``flux.exchange.inbound``), the choice of the replica
 (``flux.worker.subscriptions``).
@@ -45,6 +46,8 @@ class Feed:
     number: int = 0
     #: Payload received under the nonce.
     received_bytes: int = 0
+    #: Messages under the nonce that have brought something new.
+    firsts: int = 0
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""

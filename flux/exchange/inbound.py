@@ -20,7 +20,8 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from flux.exchange.feed import BROKEN, IN_ORDER, Counters, Feed
+from flux.arguments import ALL, ONE
+from flux.exchange.feed import BROKEN, IN_ORDER, UNREAD, Counters, Feed
 from flux.exchange.log import WORDS, End, Word
 from flux.exchange.marks import Marks
 from flux.exchange.slices import RowNumbers, SliceRun, unpack, without_numbers
@@ -201,8 +202,12 @@ class Inbound:
         self.received = PartitionProgress()
         #: The life of the producer that is read; -1: there is none.
         self.incarnation = -1
-        #: The way over which it is read.
+        #: The way over which it is read, and further ones to other replicas of its producer, by their workers. A message counts
+        #: over whichever it comes first (design: feeds).
         self.feed = Feed()
+        self.others: dict[int, Feed] = {}
+        #: The way in which it is to be read: over one feed, hedged, or over all (``flux.arguments.FEEDS``).
+        self.mode = ONE
         #: By worker: the connection on which its replica of the producer said Hello, and the epoch that it went by then.
         self.offers: dict[int, Hashable] = {}
         self.offered: dict[int, int] = {}
@@ -240,6 +245,10 @@ class Inbound:
         # before may still wait.
         assert self.unacked_bytes >= 0, "acked what has not come"
         self.feed.validate()
+        for worker, feed in self.others.items():
+            feed.validate()
+            assert feed.phase is not UNREAD, f"the further feed from worker {worker} is not read"
+            assert worker == feed.worker != self.feed.worker, f"worker {feed.worker} has two feeds, or another name"
         for partition, waiting in self.waiting.items():
             if waiting:
                 assert waiting[0] <= waiting[-1] < self.received[partition], f"partition {partition} out of order"
@@ -251,13 +260,49 @@ class Inbound:
     # ---- handshake
 
     def greet(self, incarnation: int, connection: Hashable, nonce: int, epoch: int = 0, read_from: int = -1) -> None:
-        """Start over on a new connection."""
+        """Start over on a new connection. Further feeds stay."""
         if 0 <= self.incarnation < incarnation:
             # Kept and shown with every Resume to this life, because the first Resume may be lost.
             self.shown = self.marks.shown()
         self.incarnation = incarnation
         self.feed = Feed(connection, nonce, epoch, read_from, IN_ORDER)
+        self.others.pop(read_from, None)
         self.said = self.said._replace(idle=False)  # another reader has to say so again
+
+    @property
+    def has_feeds(self) -> bool:
+        """Whether it may have several feeds."""
+        return self.mode != ONE
+
+    @property
+    def reads_all(self) -> bool:
+        return self.mode == ALL
+
+    def open(self, connection: Hashable, nonce: int, epoch: int, worker: int) -> None:
+        """Read it also from the replica of its producer on another worker."""
+        self.others[worker] = Feed(connection, nonce, epoch, worker, IN_ORDER)
+
+    def prefer(self, worker: int) -> None:
+        """Go on with a further feed in place of the present one, which is closed."""
+        self.feed = self.others.pop(worker)
+        self.said = self.said._replace(idle=False)
+
+    def over(self, connection: Hashable) -> Feed | None:
+        """Return the feed of a connection."""
+        if self.feed.connection == connection:
+            return self.feed
+        return next((feed for feed in self.others.values() if feed.connection == connection), None)
+
+    def _under(self, nonce: int) -> Feed | None:
+        """Return the feed of a handshake, if its messages are taken."""
+        feed: Feed | None = self.feed
+        if nonce != self.feed.nonce:
+            feed = next((other for other in self.others.values() if other.nonce == nonce), None)
+        return feed if feed is not None and feed.phase is IN_ORDER else None
+
+    def repeats(self, message: Data) -> bool:
+        """Tell by its header whether a message of a stream with several feeds has nothing new: it is not decoded."""
+        return bool(self.others) and message.sequence < self.received.least
 
     def resume(
         self,
@@ -266,32 +311,33 @@ class Inbound:
         others: Sequence[AppliedThrough] = (),
         front: int = 0,
         ordered_end: int = -1,
+        worker: int = -1,
     ) -> Resume:
         """Make the answer to a greeting. ``ordered_end``: the number of the end of the stream if it was ordered, perhaps by a
-        worker that has received it, while this one has not; else -1."""
-        ack = self.ack(epoch, hosted, others)
+        worker that has received it, while this one has not; else -1. ``worker``: that of a further feed; -1: the first one."""
+        ack = self.ack_over(worker, self.ack(epoch, hosted, others))
         shown = self.shown
         if ordered_end > max((mark.sequence for mark in shown), default=-1):
             shown = [*shown, end_mark(ordered_end)]
         return Resume(
-            *self.stream, self.feed.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
+            *self.stream, ack.nonce, epoch, [Needed(p, self.received[p]) for p in hosted],
             ack.through, ack.behind, ack.granted, shown, front, self.incarnation if self._marked else -1,
         )  # fmt: skip
 
     def leave(self) -> None:
-        """Leave the connection, until a producer says Hello."""
-        self.feed = Feed()
+        """Leave all connections, until a producer says Hello."""
+        self.feed, self.others = Feed(), {}
         self.said = self.said._replace(idle=False)  # silence is not idleness
 
     def lacks(self, end: int, hosted: Collection[int]) -> bool:
         """Tell whether a partition here has not received all elements below ``end``, although there is room for them: rows that
         wait here do not use up the credit."""
-        return (
-            bool(hosted)
-            and self.received.least < end
-            and (self.urgent or self.held_bytes < self.credit)
-            and bool(self.received.behind(end, hosted))
-        )
+        return bool(hosted) and self.received.least < end and self.has_room and bool(self.received.behind(end, hosted))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether rows that wait here leave credit for more."""
+        return self.urgent or self.held_bytes < self.credit
 
     # ---- data
 
@@ -305,8 +351,8 @@ class Inbound:
     ) -> list[Delivery] | Reset:
         """Take a message. Return slices to queue, with their partitions; or a Reset after a gap; or nothing for an old message.
         ``secondary`` are hosted partitions that follow a primary elsewhere."""
-        feed = self.feed
-        if message.nonce != feed.nonce or feed.phase is not IN_ORDER:
+        feed = self._under(message.nonce)
+        if feed is None:
             counters.stale += 1
             return []
         if message.number != feed.number or (hosted and message.first > self.received.least):
@@ -314,20 +360,27 @@ class Inbound:
             feed.phase = BROKEN  # later messages with this nonce cannot be in order either
             return Reset(*self.stream, f"message {message.number} came where {feed.number} was expected")
         feed.number += 1
-        self.taken += 1
-        nbytes = message.nbytes
+        news, nbytes = message.sequence >= self.received.least, message.nbytes
+        self.taken += news or feed is self.feed
+        feed.firsts += news
         feed.received_bytes += nbytes
         packet = Packet(self, nbytes, 0)
-        slices = self._slices(message, batches, hosted, secondary, packet, counters)
+        if self.repeats(message):
+            counters.duplicate += 1
+            slices: list[Delivery] = []
+        else:
+            slices = self._slices(message, batches, hosted, secondary, packet, counters)
+        if self.others and slices:
+            packet.nbytes = _share(message, slices)
         if hosted:
             self.received.reach(message.sequence + 1)
         if message.watermark is not None:
             self.said = self.said.newer(Statement(message.sequence + 1, message.watermark))
         packet.pending = sum([slice_.held for _, slice_ in slices])
-        if packet.pending:
-            self.held_bytes += nbytes
-        else:
-            self.unacked_bytes += nbytes
+        held_bytes = packet.nbytes if packet.pending else 0
+        self.held_bytes += held_bytes
+        if held_bytes < nbytes:
+            self.unacked_bytes += nbytes - held_bytes
             self.ack_due = True
         for partition, slice_ in slices:
             self.waiting.setdefault(partition, deque()).append(slice_.first)
@@ -381,8 +434,8 @@ class Inbound:
 
     def hear(self, message: Bound, hosted: Collection[int], counters: Counters) -> bool:
         """Take a statement about the stream's watermark, and tell whether it says anything new."""
-        feed = self.feed
-        if message.nonce != feed.nonce or feed.phase is not IN_ORDER or message.number != feed.number:
+        feed = self._under(message.nonce)
+        if feed is None or message.number != feed.number:
             counters.stale += 1  # it is for a worker that has other messages; it is repeated
             return False
         if hosted and message.first > self.received.least:
@@ -391,6 +444,8 @@ class Inbound:
         if hosted:
             self.received.reach(message.sequence)
         before = self.said
+        if feed is not self.feed and (message.sequence, message.watermark) <= before[:2]:
+            return False  # a replica that is behind: the stream may not be idle any more
         self.said = before.newer(Statement(message.sequence, message.watermark, message.idle))
         return self.said != before
 
@@ -507,10 +562,10 @@ class Inbound:
         waiting = self.waiting[partition]
         waiting.insert(waiting.index(first) + 1, second)
 
-    def spoilt(self, sequence: int) -> int:
-        """Note that a batch cannot be decoded, so that later messages with this nonce cannot be in order either. Return the
-        number of times in a row."""
-        self.feed.phase = BROKEN
+    def spoilt(self, feed: Feed, sequence: int) -> int:
+        """Note that a batch cannot be decoded, so that later messages of the feed cannot be in order either. Return the number of
+        times in a row."""
+        feed.phase = BROKEN
         self._spoilt = Spoilt(sequence, self._spoilt.times + 1 if self._spoilt.sequence == sequence else 1)
         return self._spoilt.times
 
@@ -610,3 +665,17 @@ class Inbound:
         held = 0 if self.urgent else self.held_bytes
         granted = self.feed.received_bytes + max(self.credit - held, 0)
         return Ack(*self.stream, self.feed.nonce, epoch, through, behind, granted)
+
+    def ack_over(self, worker: int, ack: Ack) -> Ack:
+        """Return an ack as it goes over the feed from a worker. Each feed is granted the room of the stream: bytes that
+        come over one of them first are repetitions over the others, and give their credit back at once."""
+        feed = self.others.get(worker)
+        if feed is None:
+            return ack
+        return replace(ack, nonce=feed.nonce, granted=ack.granted - self.feed.received_bytes + feed.received_bytes)
+
+
+def _share(message: Data, slices: Sequence[Delivery]) -> int:
+    """Return the part of a message's bytes that is new here, by rows."""
+    rows = sum(message.rows)
+    return message.nbytes * sum([slice_.rows for _, slice_ in slices]) // rows if rows else message.nbytes

@@ -12,6 +12,8 @@ import dis
 import functools
 import inspect
 import logging
+import operator
+import sys
 import traceback
 from collections.abc import Callable
 from types import CodeType
@@ -137,3 +139,18 @@ def _is_none(found: list[dis.Instruction], at: int) -> bool:
         return found[at].argval is None
     before = found[at - 1]
     return before.opname == "LOAD_CONST" and before.argval is None and not found[at].is_jump_target
+
+
+def importable(made: Any) -> bool:
+    """Return whether another process finds this very object by module and name."""
+    name = str(made.__module__)
+    by_value: set[str] = set()
+    for pickler in ("cloudpickle", "pyspark.cloudpickle"):
+        listed = getattr(sys.modules.get(pickler), "list_registry_pickle_by_value", set)
+        by_value |= listed()
+    if name == "__main__" or any(name == shipped or name.startswith(f"{shipped}.") for shipped in by_value):
+        return False
+    try:
+        return operator.attrgetter(made.__qualname__)(sys.modules.get(name)) is made
+    except AttributeError:
+        return False

@@ -49,6 +49,11 @@ class Starvation:
         self._patience_s, self._patience_max_s = PATIENCE * resend_s, PATIENCE_MAX * resend_s
         self._streams: dict[StreamId, StarvedStep] = {}
 
+    @property
+    def lacking(self) -> Collection[StreamId]:
+        """The streams of which rows were missing at the last look."""
+        return self._streams.keys()
+
     def look(
         self, replicas: Collection[Replica], received: Callable[[StreamId, int], int], now: float
     ) -> dict[StreamId, StarvedStep]:

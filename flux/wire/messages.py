@@ -10,6 +10,7 @@ epoch of the table that the sender goes by, if its field says nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -178,6 +179,23 @@ class Acks(Message, frozen=True):
     """Acks of several streams that one worker produces."""
 
     items: list[Ack]
+
+
+#: Limit of partition numbers in one message of acks: a tenth of the bound of a message.
+ACK_ENTRIES = 30_000
+
+
+def in_messages(acks: Iterable[Ack]) -> Iterator[list[Ack]]:
+    """Divide acks among messages, because a message beyond its bound is refused whole."""
+    some: list[Ack] = []
+    entries = 0
+    for ack in acks:
+        if some and entries + len(ack.behind) > ACK_ENTRIES:
+            yield some
+            some, entries = [], 0
+        some.append(ack)
+        entries += 1 + len(ack.behind)
+    yield some
 
 
 class ReadsElsewhere(Message, frozen=True):

@@ -329,7 +329,7 @@ class WorkerCore:
         elif isinstance(message, Unread):
             self.subscriptions.on_unread(connection, message)
         elif isinstance(message, Bound):
-            if self.subscriptions.on_bound(connection, message):
+            if self.subscriptions.on_bound(connection, message, now):
                 self.watermarks.note(self.plan.edges[message.edge].consumer, now)
                 self.shadows.note(self.plan.edges[message.edge].consumer, now)
         else:
@@ -570,6 +570,8 @@ class WorkerCore:
             self.subscriptions.try_elsewhere(self.watermarks.holders(), now)
         if now >= self.subscriptions.owed.due_at:
             self.subscriptions.look_for_owed(now)
+        if now >= self.subscriptions.feeds.due_at:
+            self.subscriptions.feeds.hedge(now)
         if now >= self._unread_at:
             self._unread_at = np.inf
             for producer in self.producers.values():
@@ -661,6 +663,7 @@ class WorkerCore:
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
             self.checkpoints.due(), self._revivals.due(), self.leaving.due(), self.subscriptions.owed.due_at,
             self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at, self.shadows.due_at, self.plans.due(),
+            self.subscriptions.feeds.due_at,
             inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
         if self._unread_at < at:  # acks have come since it was computed

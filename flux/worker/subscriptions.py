@@ -10,7 +10,7 @@ Left to others: one stream (``flux.exchange.inbound``), and applying slices (the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from flux.dataflow.plan_change import PlanVersions
 from flux.errors import QueryFailed
 from flux.exchange.feed import IN_ORDER, Counters
 from flux.exchange.inbound import Delivery, Inbound
+from flux.reach.hedging import FurtherFeeds
 from flux.reach.lending import Borrower
 from flux.reach.starvation import OwedRows, Starvation
 from flux.replica.replica import Replica
@@ -45,6 +46,7 @@ from flux.wire.messages import (
     ToProducer,
     Unordered,
     Unread,
+    in_messages,
 )
 from flux.worker.hosted_replicas import HostedReplicas
 from partitioning.ids import PartitionKey, StreamId
@@ -90,8 +92,6 @@ class Credit:
         self.stages.streams.pop(stream, None)
 
 
-#: Limit of partition numbers in one message of acks: a tenth of the bound of a message.
-ACK_ENTRIES = 30_000
 #: Limit on the times that the same batch arrives damaged: more often is no accident on the way.
 UNDECODABLE_MAX = 5
 
@@ -124,6 +124,7 @@ class Subscriptions:
         self._starvation = Starvation(plan.settings.resend_timeout)
         link_s = plan.settings.link_timeout
         self.owed = OwedRows(link_s)
+        self.feeds = FurtherFeeds(hosted.worker, self._readable, self._open, self._read_elsewhere, self._starvation)
         self.borrower = Borrower(hosted.replicas, hosted.besides, self.of_stream, self._next_nonce, counters, link_s)
 
     def validate(self) -> None:
@@ -224,26 +225,32 @@ class Subscriptions:
         if inbound is not None and self._hosted.standbys_of(self._plan.edges[stream.edge].consumer):
             self.answer(connection, self._ack(inbound))
 
-    def on_bound(self, connection: Hashable, message: Bound) -> bool:
+    def on_bound(self, connection: Hashable, message: Bound, now: float) -> bool:
         """Take a statement about a stream's watermark, and tell whether it says anything new. A worker for which a stream has no
         rows gets nothing but statements, so these show that the connection of the last handshake is gone."""
         if self.borrower.knows(connection, message):
             return self.borrower.hear(message)
         known = self._greeted(connection, StreamId(message.edge, message.producer))
         inbound = None if known is None else self._stated(connection, message)
-        return inbound is not None and inbound.hear(message, self.hosted_by(inbound.stream), self._counters)
+        if inbound is None:
+            return False
+        said = inbound.hear(message, self.hosted_by(inbound.stream), self._counters)
+        if inbound.has_feeds:
+            self.feeds.note(inbound, connection, said, message, now)
+        return said
 
     def _stated(self, connection: Hashable, message: Settled | Passed | Bound) -> Inbound | None:
         """Return the stream that a producer's statement is about. None: the statement is of no use, because it is of another life
         or handshake, or because its producer does not know all replicas here."""
         inbound = self.streams.get(StreamId(message.edge, message.producer))
-        if inbound is None or inbound.feed.connection != connection:
+        feed = None if inbound is None else inbound.over(connection)
+        if inbound is None or feed is None:
             self._counters.stale += 1
             return None
         if isinstance(message, Settled):
             current, epoch = inbound.incarnation == message.incarnation, message.epoch
         else:
-            current, epoch = inbound.feed.nonce == message.nonce, inbound.feed.epoch
+            current, epoch = feed.nonce == message.nonce, feed.epoch
         if not current:
             self._counters.stale += 1
             return None
@@ -362,10 +369,17 @@ class Subscriptions:
         live = listed[hello.worker][1]
         if live and inbound.feed.worker in (-1, hello.worker):
             self._subscribe(inbound, connection, 0, hello.epoch, hello.worker)
+        elif live and (inbound.reads_all or hello.worker in inbound.others):
+            self._open(inbound, hello.worker)
         else:
-            ack = self._ack(inbound)
-            self.answer(connection, ReadsElsewhere(*inbound.stream, self._hosted.epoch, ack.through, ack.behind))
+            self._read_elsewhere(inbound, hello.worker)
             self._ack_soon(inbound)
+
+    def _read_elsewhere(self, inbound: Inbound, worker: int) -> None:
+        """Tell a replica of the producer that it is not read, and close the feed from there, if there is one."""
+        inbound.others.pop(worker, None)
+        ack = self._ack(inbound)
+        self.answer(inbound.offers[worker], ReadsElsewhere(*inbound.stream, ack.epoch, ack.through, ack.behind))
 
     def _producers_of(self, stream: StreamId) -> dict[int, tuple[int, bool]]:
         return self._hosted.producers_of(stream)
@@ -384,9 +398,14 @@ class Subscriptions:
                 continue
             listed = self._producers_of(stream)
             inbound.offers = {worker: c for worker, c in inbound.offers.items() if worker in listed}
+            inbound.others = {worker: f for worker, f in inbound.others.items() if listed.get(worker, (-1, False))[1]}
             if inbound.feed.worker in listed and listed[inbound.feed.worker][1]:
                 continue
             self._counters.switched += inbound.feed.worker >= 0
+            if inbound.others:  # it goes on without a handshake
+                inbound.prefer(min(inbound.others))
+                self._ack_soon(inbound)
+                continue
             self._leave(inbound)
             candidates = self._readable(inbound)
             if candidates:
@@ -418,6 +437,13 @@ class Subscriptions:
         if len(inbound.offers) > 1:
             self._ack_soon(inbound)
 
+    def _open(self, inbound: Inbound, worker: int) -> None:
+        """Read a stage's stream also from the replica of its producer on another worker, which has offered it."""
+        inbound.open(inbound.offers[worker], self._next_nonce(), inbound.offered[worker], worker)
+        others = self._not_reading(inbound.stream)
+        resume = inbound.resume(self._hosted.epoch, self.hosted_by(inbound.stream), others, worker=worker)
+        self.answer(inbound.offers[worker], resume)
+
     def _next_nonce(self) -> int:
         self._nonce += 1
         return self._nonce
@@ -429,6 +455,11 @@ class Subscriptions:
 
     def _ask_again(self, inbound: Inbound, since: int) -> None:
         """Read a stream also for a replica that has joined, and that reads since the table of this epoch."""
+        for worker in list(inbound.others):
+            if inbound.offered[worker] >= since:
+                self._open(inbound, worker)
+            else:
+                del inbound.others[worker]
         if inbound.feed.connection is not None and inbound.feed.epoch >= since:
             self._subscribe(
                 inbound, inbound.feed.connection, inbound.incarnation, inbound.feed.epoch, inbound.feed.worker
@@ -482,8 +513,12 @@ class Subscriptions:
             self.owed.went_over(inbound, before, now)
 
     def _go_over(self, inbound: Inbound, worker: int) -> None:
-        """Read a stream from the replica of its producer on another worker, which has offered it."""
+        """Read a stream from the replica of its producer on another worker, which has offered it. The present feed stays if the
+        stream may have several."""
         self._counters.switched += 1
+        before = inbound.feed
+        if inbound.has_feeds and before.worker in inbound.offers:
+            inbound.others[before.worker] = before
         self._subscribe(inbound, inbound.offers[worker], 0, inbound.offered[worker], worker)
 
     def read_from_next(self, inbound: Inbound) -> None:
@@ -504,16 +539,17 @@ class Subscriptions:
     # ---- rows
 
     def knows(self, connection: Hashable, message: Data) -> bool:
-        """Tell whether this stream is read from this connection, or lent on it; only then is a payload worth decoding."""
+        """Tell whether this stream is read from this connection, or lent on it, and has rows that are new by its header; only
+        then is a payload worth decoding."""
         inbound = self.streams.get(StreamId(message.edge, message.producer))
-        return inbound is not None and (
-            inbound.feed.connection == connection or self.borrower.knows(connection, message)
-        )
+        if inbound is None or self.borrower.knows(connection, message):
+            return inbound is not None
+        return inbound.over(connection) is not None and not inbound.repeats(message)
 
     def _greeted(self, connection: Hashable, stream: StreamId) -> Inbound | None:
         """Return a stream that is read on a connection. None: it is not, and its producer is to greet first."""
         inbound = self.streams.get(stream)
-        if inbound is not None and inbound.feed.connection == connection:
+        if inbound is not None and inbound.over(connection) is not None:
             return inbound
         self._count_refused(stream)
         self.answer(connection, Reset(*stream, "say Hello first"))
@@ -528,14 +564,17 @@ class Subscriptions:
             return self.borrower.take(message, batches, now)
         inbound = self._greeted(connection, StreamId(message.edge, message.producer))
         if inbound is None:
+            self.feeds.closed(self.streams.get(StreamId(message.edge, message.producer)), connection, message.nbytes)
             return []
-        stage = self._plan.edges[message.edge].consumer
+        stage, before = self._plan.edges[message.edge].consumer, inbound.received.least
         hosted, secondary = self._hosted.partitions[stage], self._hosted.secondary[stage]
         taken = inbound.take(message, batches, hosted, secondary, self._counters)
         if isinstance(taken, Reset):
             self.answer(connection, taken)
             return []
         self._note_ack(inbound, now)
+        if inbound.has_feeds:
+            self.feeds.note(inbound, connection, inbound.received.least > before, message, now)
         return taken
 
     def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
@@ -543,9 +582,10 @@ class Subscriptions:
         self._counters.malformed += 1
         stream = StreamId(message.edge, message.producer)
         inbound = self.streams[stream]
-        if message.nonce != inbound.feed.nonce or inbound.feed.phase is not IN_ORDER:
+        feed = inbound.over(connection)
+        if feed is None or message.nonce != feed.nonce or feed.phase is not IN_ORDER:
             return
-        if inbound.spoilt(message.first) >= UNDECODABLE_MAX:  # the first: a run may have grown meanwhile
+        if inbound.spoilt(feed, message.first) >= UNDECODABLE_MAX:  # the first: a run may have grown meanwhile
             raise QueryFailed(
                 f"{self._plan.describe_stream(*stream)}: batch {message.sequence} cannot be decoded by worker "
                 f"{self._hosted.worker}, {UNDECODABLE_MAX} times in a row: {reason}. Its columns are "
@@ -577,11 +617,11 @@ class Subscriptions:
                 continue
             ack = self._ack(inbound)
             # All replicas of the producer get it, so that each can truncate its log.
-            for connection in inbound.offers.values() or [inbound.feed.connection]:
+            for worker, connection in inbound.offers.items() or [(-1, inbound.feed.connection)]:
                 if connection is not None:
-                    due.setdefault(connection, []).append(ack)
+                    due.setdefault(connection, []).append(inbound.ack_over(worker, ack))
         for connection, acks in due.items():
-            for some in _in_messages(acks):
+            for some in in_messages(acks):
                 self.answer(connection, some[0] if len(some) == 1 else Acks(some))
 
     def _ack(self, inbound: Inbound) -> Ack:
@@ -610,6 +650,8 @@ class Subscriptions:
             inbound.may_lose = self._plan.may_lose(edge, passed_over=True)
             inbound.own_numbers = self._plan.brings_numbers(edge.id)
             self.streams[stream] = inbound
+            if isinstance(edge, FromStage) and not inbound.may_lose:  # else repeated batches may have fewer rows
+                inbound.mode = self._plan.stages[edge.stage].feeds
             self.copies.begin(inbound)
             self.credit.admit(inbound, of_source=not edge.from_stage)
         return inbound
@@ -651,19 +693,6 @@ class Subscriptions:
     @property
     def held_bytes(self) -> int:
         return sum(inbound.held_bytes for inbound in self.streams.values())
-
-
-def _in_messages(acks: Iterable[Ack]) -> Iterator[list[Ack]]:
-    """Divide acks among messages, because a message beyond its bound is refused whole."""
-    some: list[Ack] = []
-    entries = 0
-    for ack in acks:
-        if some and entries + len(ack.behind) > ACK_ENTRIES:
-            yield some
-            some, entries = [], 0
-        some.append(ack)
-        entries += 1 + len(ack.behind)
-    yield some
 
 
 def _columns(schema: pa.Schema) -> str:

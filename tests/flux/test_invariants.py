@@ -206,6 +206,8 @@ BREAKS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (inbound, lambda made: setattr(made, "held_bytes", -1), "given back twice"),
     (inbound, lambda made: setattr(made, "unacked_bytes", -9), "acked what has not come"),
     (inbound, lambda made: setattr(made.feed, "connection", None), "in order on connection None"),
+    (inbound, lambda made: made.others.update({7: Feed()}), "the further feed from worker 7 is not read"),
+    (inbound, lambda made: made.others.update({7: made.feed}), "has two feeds, or another name"),
     (inbound, lambda made: setattr(made.feed, "nonce", -1), "in order under nonce -1"),
     (inbound, lambda made: made.waiting[0].append(5), "out of order"),
     (inbound, lambda made: made.waiting[0].reverse(), "out of order"),

@@ -22,8 +22,7 @@ from flux.exchange.producer import Producer
 from flux.exchange.slices import RUN_BYTES, RUN_CELLS, RUN_ROWS, SMALL_ROWS, SliceRun, pack, span, unpack
 from flux.wire.codec import decode_answer, decode_batches, decode_data, encode_batches
 from flux.wire.frames import encode
-from flux.wire.messages import Ack, Acks, AppliedThrough, Data, OrderEntry, Resume
-from flux.worker.subscriptions import _in_messages
+from flux.wire.messages import Ack, Acks, AppliedThrough, Data, OrderEntry, Resume, in_messages
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -368,7 +367,7 @@ def test_another_reading_with_other_rows_is_noticed_and_not_waited_for(
 
 def test_acks_of_very_many_partitions_are_several_messages() -> None:
     acks = [Ack(0, n, 1, 0, 5, [AppliedThrough(p, 4) for p in range(800)], 1) for n in range(800)]
-    parts = list(_in_messages(acks))
+    parts = list(in_messages(acks))
     assert [ack for part in parts for ack in part] == acks
     assert len(parts) > 1
     for part in parts:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from flux.arguments import ONE
 from flux.dataflow.plan import FromSource, Plan
 from flux.exchange.consumer_progress import MESSAGE_BYTES
 from flux.exchange.log import Log, LogEntry, Rows
@@ -25,7 +26,7 @@ from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
 from flux.state.standby import Standby
 from flux.wire.control import PartitionFinished
-from flux.wire.messages import Ack, Acks, ReadsElsewhere, Resume, StepKind
+from flux.wire.messages import Ack, Acks, Borrow, ReadsElsewhere, Resume, StepKind
 from flux.worker.core import WorkerCore
 from partitioning.ids import DISK, PartitionKey, StreamId
 from partitioning.table import FIRST_EPOCH
@@ -40,6 +41,7 @@ from tests.simulation.witness import WITNESS
 if TYPE_CHECKING:
     from controller.decide.controller import Controller
     from tests.simulation.event_time_laws import EventTimeLaws
+    from tests.simulation.feed_laws import FeedLaws
 
 #: Turns of workers after which the state machines of one are asked to look at themselves.
 VALIDATED_EVERY = 16
@@ -82,6 +84,8 @@ class Ledger:
         self._touching: dict[tuple[StreamId, int], list[int]] = defaultdict(list)
         self._largest: dict[StreamId, int] = defaultdict(int)
         self._credit: dict[tuple[int, StreamId], int] = defaultdict(int)
+        #: By worker and stream: the most bytes that each partition has asked a secondary for.
+        self._lent: dict[tuple[int, StreamId], dict[int, int]] = defaultdict(dict)
         self._published: dict[int, int] = {}  # id of a producer -> batches seen to be given out
         self._kept: list[Any] = []  # so that ids stay unique
         self._watches: dict[int, Watch] = {}
@@ -94,6 +98,8 @@ class Ledger:
         #: The laws of event time, of all lives; None: rows have none.
         self.event_time: EventTimeLaws = None  # type: ignore[assignment]
         self.tables = TableLaws(self)
+        #: The laws of streams with several feeds, of the run under way.
+        self.feeds: FeedLaws = None  # type: ignore[assignment]
 
     def newest_given(self, stream: StreamId) -> Any:
         """The last batch, row or end that a stream has given out; None if there is none."""
@@ -399,6 +405,10 @@ class Ledger:
                     if not isinstance(one, ReadsElsewhere):
                         self._granted(core, stream)
                     self._acked(core, stream, one)
+            if isinstance(message, Borrow):
+                lent = self._lent[core.worker, StreamId(message.edge, message.producer)]
+                lent[message.partition] = max(message.room, lent.get(message.partition, 0))
+            self.feeds.note_answer(core, connection, message)
             self.counts["resets"] += type(message).__name__ == "Reset"
             self.counts["streams that nobody reads from this replica"] += isinstance(message, ReadsElsewhere)
             self.counts["stale producers refused"] += getattr(message, "code", "") == "stale"
@@ -486,6 +496,7 @@ class Ledger:
 
     def check_worker(self, core: WorkerCore) -> None:
         self.check_machines(core)
+        self.feeds.check(core)
         for stream, producer in core.producers.items():
             if producer.log:
                 self.check_log(producer.log, stream, f"worker {core.worker}")
@@ -499,6 +510,11 @@ class Ledger:
                         held.setdefault(stream, {})[id(slice_.packet)] = slice_.packet.nbytes
         for stream, packets in held.items():
             bound = self._credit[core.worker, stream] + self._largest[stream] + MESSAGE_BYTES
+            # What a secondary lends comes beside the credit that the producer has already: it cannot be taken back.
+            bound += sum(self._lent[core.worker, stream].values())
+            if core.subscriptions.streams[stream].mode != ONE:
+                # Two feeds divide a stream otherwise into messages: each counts for its own bytes beside its rows.
+                bound += MESSAGE_BYTES * len(packets)
             if sum(packets.values()) > bound:
                 raise Violation(
                     "bytes held <= credit + one message",

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import flux
 from controller.planning.compiler import compile_plan
-from flux.arguments import STEPS
+from flux.arguments import FEEDS, HEDGED, STEPS
 from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import ById, Plan, StagePlan
 from flux.dataflow.sink import QueryReaders
@@ -471,3 +471,8 @@ def draw(
 
 def _in_small_chunks(stage: StagePlan) -> StagePlan:
     return replace(stage, make=lambda: InSmallChunks(1 << 20)) if stage.collects else stage
+
+
+def with_feeds(plan: Plan, rng: random.Random) -> Plan:
+    """Read the copies of each stage in a way that is drawn."""
+    return replace(plan, stages=ById([replace(stage, feeds=rng.choice((HEDGED, *FEEDS))) for stage in plan.stages]))

@@ -29,7 +29,8 @@ class Mix:
     aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all
     kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew; ``marks``: some
     aggregates have replicas without a common order; ``reach``: streams go over links that bring nothing for ``link.timeout``, as
-    they do in seeds of their own; ``unreached_s``: the time after which a primary counts as unreached then, where not 0."""
+    they do in seeds of their own; ``unreached_s``: the time after which a primary counts as unreached then, where not 0;
+    ``feeds``: copies of stages are read over one feed, hedged, or over all."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -52,6 +53,7 @@ class Mix:
     reach: bool = False
     marks: bool = False
     unreached_s: float = 0.0
+    feeds: bool = False
 
 
 #: As the seed has it.
@@ -366,6 +368,20 @@ UNREACHED_AMONG_CRASHES = replace(
 )
 #: Links are cut in event time.
 CUT_LINKS_IN_EVENT_TIME = replace(CUT_LINKS, event_time=True)
+#: Links that are cut for a moment or for seconds, and nothing else, where copies of stages are read over several feeds.
+FEEDS = Mix(
+    Faults(calm_after_s=3.0, delay_s=0.002, pair_cuts_per_s=8.0, pair_cut_s=1.0, read_s=0.1),
+    copies=2,
+    slots=4,
+    reach=True,
+    feeds=True,
+)
+#: The same with three copies.
+FEEDS_OF_THREE = replace(FEEDS, copies=3)
+#: The same among lost messages, and workers that are lost and repaired.
+FEEDS_UNEVEN = replace(UNEVEN, reach=True, feeds=True)
+FEEDS_REPAIRS = replace(REPAIRS, reach=True, feeds=True)
+FEEDS_IN_EVENT_TIME = replace(EVENT_TIME_UNEVEN, reach=True, feeds=True)
 #: Aggregates whose replicas have no common order, beside stages that have one.
 MARKS = replace(EVENT_TIME, marks=True)
 MARKS_FAULTLESS = replace(EVENT_TIME_FAULTLESS, marks=True)

@@ -2,7 +2,8 @@
 
 reachable means going on    a worker that reads a stage's stream, and has room for more of it, does not stand still for longer
                             than ``link.timeout`` and a third of it, times the replicas that it may try, while another replica
-                            of the producer has committed rows for it, and links between the two let everything through.
+                            of the producer has committed rows for it, and links between the two let everything through. Nor
+                            does it if it reads that replica over a further feed.
                             A primary does not lack rows for longer than ``link.timeout`` and two thirds of it that a secondary
                             has, which it can reach in the same way
 out of reach means following
@@ -274,7 +275,7 @@ class ReachWatch:
             if (
                 producer is not None
                 and cursor is not None
-                and cursor.phase is STANDING_BY
+                and (cursor.phase is STANDING_BY or worker in inbound.others)
                 and has_rows(producer, inbound, hosted)
             ):
                 yield worker

@@ -32,6 +32,7 @@ from tests.simulation.divergence import Divergences
 from tests.simulation.event_time_laws import EventTimeLaws, StandStill
 from tests.simulation.evidence import orders_of
 from tests.simulation.faults import Faults
+from tests.simulation.feed_laws import FeedLaws
 from tests.simulation.fetches import Fetches
 from tests.simulation.hearts import Hearts
 from tests.simulation.losing_logs import LogFaults, Losses
@@ -87,6 +88,8 @@ WIDE_FROM = 70_000_000_000
 #: From here on links between workers are cut for seconds, and streams go over to other replicas soon. Earlier seeds keep their
 #: stories: their workers wait as if links never failed for long.
 REACH_FROM = 90_000_000_000
+#: From here on copies of stages are also read over several feeds.
+FEEDS_FROM = 95_000_000_000
 #: In this range they have none, and aggregates whose replicas have no common order.
 MARKS_FROM, MARKS_END = 85_000_000_000, 90_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
@@ -142,6 +145,7 @@ class Simulation:
         reach: bool = False,
         marks: bool = False,
         unreached_s: float = 0.0,
+        feeds: bool = False,
     ) -> None:
         """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
         are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
@@ -153,7 +157,8 @@ class Simulation:
         ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all kinds; ``looks_up``: in place of these,
         rows look up a table that is read anew; ``marks``: some aggregates have replicas without a common order; ``reach``:
         streams go over soon to other replicas, where rows do not come; ``unreached_s``: the time after which a primary counts as
-        unreached then, where not 0."""
+        unreached then, where not 0; ``feeds``: copies of stages are read over several feeds, as they are in seeds of their
+        own."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
@@ -239,6 +244,9 @@ class Simulation:
         elif unreached_s:
             settings = replace(self.plan.settings, link_unreached=unreached_s)
             self.plan = self.ledger.plan = replace(self.plan, settings=settings)
+        if feeds or (faults is None and seed >= FEEDS_FROM):
+            self.plan = self.ledger.plan = flows.with_feeds(self.plan, random.Random(f"feeds {seed}"))
+        self.ledger.feeds = FeedLaws(self)
         if self.dataflow.event_time is not None:
             self.ledger.event_time = self.ledger.event_time or EventTimeLaws(self.dataflow.event_time)
             self.ledger.event_time.begin(self.ledger)
@@ -547,6 +555,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
         reach=mix.reach,
         unreached_s=mix.unreached_s,
         marks=mix.marks,
+        feeds=mix.feeds,
     )  # fmt: skip
 
 

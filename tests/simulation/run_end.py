@@ -38,6 +38,10 @@ class RunEnd:
                 self.counts["stale messages refused"] += counters.stale
                 self.counts["gaps noticed"] += counters.gap
                 self.counts["subscriptions that switched their source"] += counters.switched
+                for feeds in worker.core.subscriptions.feeds.counts.values():
+                    self.counts["second feeds"] += feeds.opened
+                    self.counts["races that second feeds won"] += feeds.won
+                    self.counts["bytes that came over several feeds"] += feeds.repeated_bytes
                 self.counts["slices lent to a primary"] += worker.core.subscriptions.borrower.slices
                 self.counts["slices cut as an order says"] += sum(
                     i.cuts for i in worker.core.subscriptions.streams.values()

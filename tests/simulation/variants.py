@@ -32,6 +32,7 @@ from flux.worker.subscriptions import Subscriptions
 from partitioning.clustering import Clustering
 from tests.simulation import broken_batches as batches
 from tests.simulation import broken_event_time as times
+from tests.simulation import broken_feeds as feeds
 from tests.simulation import broken_lives as lives
 from tests.simulation import broken_marks as marks
 from tests.simulation import broken_moves as moves
@@ -46,6 +47,7 @@ from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.alignment import FOR_NOTHING, RUNS_AWAY
 from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, IN_FRONT, LATE, VERSIONS
+from tests.simulation.feed_laws import DECIDED, LISTED, NOT_READ, OF_LOSSES
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
     AHEAD_FAULTLESS,
@@ -72,6 +74,10 @@ from tests.simulation.mixes import (
     EVENT_TIME_UNEVEN,
     FAILING_LIVES,
     FAULTLESS,
+    FEEDS,
+    FEEDS_OF_THREE,
+    FEEDS_REPAIRS,
+    FEEDS_UNEVEN,
     FETCHED,
     GOING_ON_LIVES,
     LATE_ATTEMPTS,
@@ -610,6 +616,12 @@ VARIANTS = [
     Variant(marks.gives_results_in_the_order_of_slots, ALIKE, MARKS_UNEVEN),
     Variant(marks.fires_marks_before_all_rows_below_are_applied, ALIKE | BELOW, MARKS_UNEVEN),
     Variant(marks.joins_results_of_all_marks_that_it_jumps_over, ALIKE, MARKS_UNEVEN),
+    Variant(feeds.feeds_share_a_number, {OF_LOSSES}, FEEDS_OF_THREE),
+    Variant(feeds.repetitions_give_no_credit_back, {GOES_ON}, FEEDS),
+    Variant(feeds.repetitions_are_held, STUCK | {"logs and queues drain"}, FEEDS),
+    Variant(feeds.keeps_the_feed_of_a_dropped_replica, {LISTED}, FEEDS_REPAIRS),
+    Variant(feeds.tells_a_further_feed_that_it_is_not_read, {NOT_READ}, FEEDS_UNEVEN),
+    Variant(feeds.races_never_end, {DECIDED}, FEEDS),
     Variant(relations.takes_the_newest_table, ALIKE | {VERSIONS}, LOOKUPS_UNEVEN),
 ]
 

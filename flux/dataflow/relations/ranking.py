@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import flux
-from flux.arguments import checked
-from flux.dataflow.flow import Flow, Stage, _key_columns, node
+from flux.arguments import checked, key_columns
+from flux.dataflow.flow import Flow, Stage, node
 from flux.dataflow.row_flow import RowFlow, _passed
 from flux.dataflow.row_operators import AS_THEY_COME, ONCE
 from flux.dataflow.source import Source
@@ -178,7 +178,7 @@ def needed_key(given: Any, what: str, example: str, name: str = "key") -> tuple[
     """Return a key as names of columns. UsageError: it names none; ``name`` is that of the argument."""
     if given is None or (isinstance(given, list | tuple) and not given):
         raise UsageError(f"{what}, as in {example}; got {given!r}")
-    return _key_columns(given, name)
+    return key_columns(given, name)
 
 
 def positive(text: Any, what: str) -> int:
@@ -196,7 +196,7 @@ def without_duplicates(given: Flow | Source, subset: Any) -> RankFlow:
             f"{called}: expected a list of names of columns, as in ['event_id'], got {subset!r:.100}. Leave it out for all "
             "columns"
         )
-    return ranked(Deduplication(() if subset is None else _key_columns(subset), None, called), given)
+    return ranked(Deduplication(() if subset is None else key_columns(subset), None, called), given)
 
 
 @checked("flux.dedup")

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 import flux
-from flux.arguments import checked
-from flux.dataflow.flow import _key_columns, node
+from flux.arguments import checked, key_columns
+from flux.dataflow.flow import node
 from flux.dataflow.relations.ranking import (
     RankFlow,
     Ranking,
@@ -159,7 +159,7 @@ def top(
             "and a reader of changes would not see it. Without ties each row has a rank of its own"
         )
     made: Window | bool = within is not None if window is None else _declared_window(called, window, within)
-    return ranked(TopRows(called, _key_columns(key), by, n, ties, made), node(flow))
+    return ranked(TopRows(called, key_columns(key), by, n, ties, made), node(flow))
 
 
 def _declared_window(called: str, window: Any, within: str | None) -> Window:
