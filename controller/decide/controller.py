@@ -163,6 +163,7 @@ class Controller:
             "copiesOn": self._copies_on(),
             "leaving": sorted(self.drains),
             "balance": self.balancer.report(),
+            "plan": self.plans.report(),
         }
 
     def _copies_on(self) -> str:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from controller.course.newborns import grown_table
 from controller.course.plan_phases import LIMIT_S, PlanEvent, PlanPhase, after
@@ -504,10 +505,17 @@ class PlanChanges:
         for name in list(self.failed)[: max(len(self.failed) - FAILED_KEPT, 0)]:
             del self.failed[name]
 
-    @property
-    def failing(self) -> frozenset[str]:
-        """Names of stages that have failed and are not out of the plan yet."""
-        return frozenset(stage.name for stage in self._board.plan.stages if stage.name in self.failed)
+    def in_words(self) -> list[str]:
+        """Describe the changes that are not over, such as "addition of Alarm: being confirmed"."""
+        under_way = [] if self.current is None else [self.current]
+        return [f"{asked.what}: {asked.phase}" for asked in (*under_way, *self.waiting)]
+
+    def report(self) -> dict[str, Any]:
+        """Make the part of ``lastProgress`` about the plan."""
+        failed = [
+            {"stage": each.name, "becauseOf": each.because_of, "error": each.error} for each in self.failed.values()
+        ]
+        return {"version": self._board.plan.version, "changes": self.in_words(), "failedStages": failed}
 
     def validate(self) -> None:
         """Check that one change is under way, and that its version is above all that tables have named."""

@@ -127,6 +127,21 @@ def of_plan_change(asked: PlanRequest | None) -> Standing:
 
 
 @dataclass
+class FlowAddition:
+    """A flow that the program of the query adds for a person, in a thread of its own, which sets the fields."""
+
+    target: str
+    over: bool = False
+    #: Reason for refusing it.
+    error: str = ""
+
+    def stands(self) -> Standing:
+        if not self.over:
+            return Standing(State.UNDER_WAY, f"the program of the query adds {self.target}", 0)
+        return Standing(State.GIVEN_UP, done=0, why=self.error) if self.error else Standing(State.DONE)
+
+
+@dataclass
 class Asked:
     """One request. ``what`` is its name in sentences; ``look`` determines its state; ``jobs`` are its moves; ``workers`` is the
     number of workers that it asks for, if it is a change of scale."""
@@ -209,6 +224,9 @@ class RequestBook:
 
     def plan_change(self, number: int, what: str, asked: PlanRequest | None) -> None:
         self._note(Asked(number, what, lambda: of_plan_change(asked)))
+
+    def flow(self, number: int, addition: FlowAddition) -> None:
+        self._note(Asked(number, f"addition of {addition.target}", addition.stands))
 
     def fail(self, number: int, worker: int) -> None:
         self._note(Asked(number, f"loss of worker {worker}", lambda: Standing(State.DONE)))

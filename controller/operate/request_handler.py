@@ -14,11 +14,15 @@ import msgspec
 
 from controller.balance.load import LoadTable, Move, ReplicaLoad, Suggestion
 from controller.balance.rounds import Rounds
-from controller.decide.board import Tell
+from controller.decide.board import Board, Tell
 from controller.decide.driver_events import DriverEvents
+from controller.decide.plan_changes import PlanChanges
 from controller.decide.request_book import Asked
+from controller.decide.user_requests import UserRequests
+from controller.operate.plan_answers import begin_addition, failed_stages, plan_versions
 from controller.operate.requests import (
     Accepted,
+    AddFlow,
     AnyRequest,
     Carried,
     DrainWorker,
@@ -29,6 +33,7 @@ from controller.operate.requests import (
     GetMetrics,
     GetOutput,
     GetPartitions,
+    GetPlanStatus,
     GetStatus,
     History,
     KeptStatus,
@@ -38,6 +43,7 @@ from controller.operate.requests import (
     Partitions,
     ProtectStage,
     Refusal,
+    RemoveStage,
     RepairStatus,
     ReplicaStatus,
     RequestStatus,
@@ -123,6 +129,9 @@ class Core(Protocol):
     """The part of ``controller.decide.controller.Controller`` that the ``RequestHandler`` uses."""
 
     repairs: AdditionTracker
+    board: Board
+    people: UserRequests
+    plans: PlanChanges
 
     @property
     def plan(self) -> Plan: ...
@@ -190,6 +199,8 @@ class RequestHandler:
     ) -> None:
         self.refused = 0
         self.reach: Reach | None = None  # for readers of output
+        #: Has the program of the query add a flow, given as MODULE:FLOW, and returns when it is added; None: it adds none.
+        self.add_flow: Callable[[str], None] | None = None
         self._core = core
         self._about = about
         self._report = report
@@ -232,11 +243,27 @@ class RequestHandler:
                     stage, wish = self._stage(request.stage), (request.replicas, request.recovery)
                     number = core.next_request()
                     return Accepted(request=number), self._running().protect(stage, *wish, now, number)
+                case AddFlow():
+                    return Accepted(request=self._add_flow(request.target)), []
+                case RemoveStage():
+                    number = core.next_request()
+                    self._running().people.remove(request.name, request.cascade, now, number)
+                    return Accepted(request=number), core.board.take()
             return self._look(request, now), []
         except UsageError as error:
             return Refusal(kind="usage", reason=text_of(error)), []
         except FluxError as error:
             return Refusal(kind="failed", reason=text_of(error)), []
+
+    def _add_flow(self, target: str) -> int:
+        """Begin to add a flow, and return the number of the request."""
+        if self.add_flow is None:
+            raise UsageError("the program of this query adds no flows for others: call query.add() there")
+        core = self._running()
+        core.plans.newest()  # refuses where nothing can be added
+        number = core.next_request()
+        core.people.book.flow(number, begin_addition(target, self.add_flow))
+        return number
 
     def _look(self, request: AnyRequest, now: float) -> Any:
         try:
@@ -247,6 +274,8 @@ class RequestHandler:
                     return self._partitions(request)
                 case GetHistory():
                     return self._history(request.stage)
+                case GetPlanStatus():
+                    return plan_versions(self._core.plan, self._core.plans)
                 case Follow():
                     return self._followed(request.request)
                 case GetMetrics():
@@ -312,6 +341,9 @@ class RequestHandler:
             evening_out=core.rounds.evening_out,
             copies_on=report.get("copiesOn", ""),
             requests=[_stands(asked) for asked in core.open_requests()],
+            plan=core.plan.version,
+            plan_changes=core.plans.in_words(),
+            failed=failed_stages(core.plans),
             checkpoint=_kept(report.get("checkpoint")),
             missing=available.get("message", ""),
             links=[*map(told, report.get("links", ())), *map(lent, report.get("loans", ()))],

@@ -73,6 +73,25 @@ class GetOutput(Request, frozen=True):
     stage: Name | None = None
 
 
+class GetPlanStatus(Request, frozen=True):
+    """Question about the versions of the plan, and stages that have failed, answered by ``PlanStatus``."""
+
+
+class AddFlow(Request, frozen=True):
+    """Request to the program of the query to add a flow, answered by ``Accepted`` at once."""
+
+    #: MODULE:FLOW, a flow of a module that the program can import, or a function of the query that returns one.
+    target: Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class RemoveStage(Request, frozen=True):
+    """Request to remove a stage or a source, answered by ``Accepted`` at once."""
+
+    name: Name
+    #: With all that depends on it.
+    cascade: bool = False
+
+
 class WantedMove(msgspec.Struct, frozen=True, kw_only=True):
     """A move of one replica, by request."""
 
@@ -139,6 +158,9 @@ AnyRequest = (
     | FailWorker
     | SetWorkers
     | ProtectStage
+    | GetPlanStatus
+    | AddFlow
+    | RemoveStage
     | Follow
 )
 
@@ -307,6 +329,52 @@ class UnreadFiles(msgspec.Struct, frozen=True):
     files: dict[str, str]
 
 
+class FailedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage that has failed, or depended on one that has."""
+
+    stage: str
+    #: In seconds since 1970.
+    at: float
+    #: The stage whose failure it was.
+    because_of: str
+    error: str
+    #: That of the user's code; empty: the error is not one of such code.
+    traceback: str = ""
+
+
+class RunningPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage or a source of the plan, and the version that brought it."""
+
+    name: str
+    since: int
+    source: bool = False
+    #: Names of the stages and sources that a stage reads.
+    reads: list[str] = []
+
+
+class VersionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of the plan."""
+
+    version: int
+    #: Time at which it was running, in seconds since 1970; 0: not yet.
+    at: float
+    added: list[str]
+    removed: list[str]
+
+
+class PlanStatus(RequestAnswer, frozen=True):
+    """The plan of a query: its parts, its versions, and the changes that are not over."""
+
+    version: int
+    parts: list[RunningPart]
+    versions: list[VersionStatus]
+    failed: list[FailedStatus]
+    #: In words.
+    changes: list[str]
+    #: No more additions are accepted.
+    sealed: bool
+
+
 class Status(RequestAnswer, frozen=True):
     """State of a query."""
 
@@ -366,6 +434,12 @@ class Status(RequestAnswer, frozen=True):
     not_read: dict[str, list[str]] = {}
     #: Files whose rows are not read, by source and kind of problem.
     unread_files: dict[str, dict[str, UnreadFiles]] = {}
+    #: The version of the plan.
+    plan: int = 0
+    #: Changes of the plan that are under way or wait, in words.
+    plan_changes: list[str] = []
+    #: Stages that have failed.
+    failed: list[FailedStatus] = []
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -481,7 +555,9 @@ class Refusal(RequestAnswer, frozen=True):
     reason: str
 
 
-AnyAnswer = Status | Partitions | History | MetricsText | OutputPlace | Suggested | Accepted | Followed | Refusal
+AnyAnswer = (
+    PlanStatus | Status | Partitions | History | MetricsText | OutputPlace | Suggested | Accepted | Followed | Refusal
+)
 
 _requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _answers: msgspec.msgpack.Decoder[AnyAnswer] = msgspec.msgpack.Decoder(AnyAnswer)

@@ -225,7 +225,7 @@ class Metrics(Collector):
         return phases
 
     def _of_query(self, report: dict[str, Any], moves: int, refused: int) -> list[Metric]:
-        backlog = report["backlog"]
+        backlog, plan = report["backlog"], report.get("plan", {})
         return [
             self._one("flux_epoch", "Number of the newest table of replicas", report["epoch"]),
             self._count("flux_source_rows", "Rows read from sources", report["totalInputRows"]),
@@ -237,6 +237,9 @@ class Metrics(Collector):
             self._one(
                 "flux_repairs_under_way", "Replicas that are being added", len(report.get("repairsUnderWay", ()))
             ),
+            self._one("flux_plan_version", "Number of the newest version of the plan", plan.get("version", 0)),
+            self._one("flux_failed_stages", "Stages that have failed", len(plan.get("failedStages", ()))),
+            self._count("flux_plan_changes", "Changes of the plan that are running", self.happened("plan")),
             self._count("flux_requests_refused", "Requests of people that were refused", refused),
         ]
 

@@ -22,6 +22,7 @@ import flux
 from controller.balance.load import Loads, LoadTable, Move, Suggestion, WorkerLoad
 from controller.balance.rounds import Rounds
 from controller.decide.board import Tell
+from controller.decide.plan_changes import FailedStage
 from controller.decide.request_book import AT_THE_END, Asked, Standing, State, of_change, of_drain, of_moves, of_scale
 from controller.operate.connection_file import find_all
 from controller.operate.request_handler import About, RequestHandler
@@ -48,6 +49,12 @@ ID = "5c2f0a4e-0000-4000-8000-000000000001"
 SECRET = b"the operators' secret, 32 bytes."
 STARTED = 1_000_000.0
 NOW = STARTED + 90.0
+
+
+FAILED = {
+    name: FailedStage(name, number, STARTED, "Late", "boom in row 3", "Traceback ...")
+    for number, name in enumerate(("Late", "LateAlarm"), 7)
+}
 
 
 @flux.stage(key="k", partitions=4, replicas=2)
@@ -83,6 +90,7 @@ class FakeCore:
         self.numbers = 0
         self.missing: list[int] = []
         self.driver = SimpleNamespace(missing_slots=lambda: list(self.missing))
+        self.plans = SimpleNamespace(in_words=lambda: ["addition of Alarm: being confirmed"], failed=FAILED)
         self.leaving: set[int] = set()
         self.joins: list[Member] = []
         self.notes = ["Delays/3 alone is heavier than a worker: no move helps"]

@@ -54,6 +54,19 @@ def answer(at: Counter, request: Request) -> Any:
 # ---- looking
 
 
+def test_the_status_tells_of_changes_of_the_plan_and_of_stages_that_have_failed() -> None:
+    status = answer(counter(), GetStatus())
+    assert [(stage.stage, stage.because_of, stage.traceback) for stage in status.failed] == [
+        ("Late", "Late", "Traceback ..."),
+        ("LateAlarm", "Late", "Traceback ..."),
+    ]
+    text = head(status).plain
+    assert "change of the plan: addition of Alarm: being confirmed" in text
+    assert "stage Late FAILED: boom in row 3" in text
+    assert "stage LateAlarm FAILED: it depends on Late" in text
+    assert "version 0" not in text, "it was never added to"
+
+
 def test_the_status_says_who_the_query_is_and_how_it_does() -> None:
     status = answer(counter(), GetStatus(number=5))
     assert isinstance(status, Status)

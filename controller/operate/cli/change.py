@@ -176,7 +176,7 @@ def _said(one: Carried, why: str) -> str:
 def drain(call: Invocation, worker: Worker) -> None:
     """Move everything off a worker; the worker then leaves the query."""
     request = call.client.ask(DrainWorker(worker=worker), Accepted).request
-    _finish(call, f"draining worker {worker}", request, lambda _: f"worker {worker} has left the query")
+    finish(call, f"draining worker {worker}", request, lambda _: f"worker {worker} has left the query")
 
 
 @changes(query=Query)
@@ -187,7 +187,7 @@ def scale(
     """Change the number of workers: wait until new ones have their share of the partitions, or drain surplus ones first."""
     before = {row.worker for row in call.client.ask(GetStatus(), Status).workers}
     request = call.client.ask(SetWorkers(workers=workers), Accepted).request
-    _finish(call, count(workers, "worker"), request, lambda status: _scaled(status, before))
+    finish(call, count(workers, "worker"), request, lambda status: _scaled(status, before))
 
 
 def _scaled(status: Status, before: set[int]) -> str:
@@ -225,7 +225,7 @@ def protect(
         raise UsageError("say what is to change: --replicas, --recovery, or both")
     wanted = ProtectStage(stage=stage, replicas=replicas, recovery=recovery)
     request = call.client.ask(wanted, Accepted).request
-    _finish(call, f"protecting {stage}", request, lambda status: _protected(status, stage))
+    finish(call, f"protecting {stage}", request, lambda status: _protected(status, stage))
 
 
 def _protected(status: Status, stage: str) -> str:
@@ -247,7 +247,7 @@ def fail(call: Invocation, worker: Worker) -> None:
     followed = client.ask(Follow(request=request), Followed)
     if followed.error:
         raise RequestRefused("failed", f"the query did not survive: {followed.error}")
-    _finish(call, f"failing worker {worker}", request, lambda _: f"worker {worker} is out of the query")
+    finish(call, f"failing worker {worker}", request, lambda _: f"worker {worker} is out of the query")
 
 
 def _require_worker(worker: int, status: Status) -> None:
@@ -286,7 +286,7 @@ def _risk(worker: int, replicas: Sequence[ReplicaStatus], restores: bool) -> lis
 # ---- common
 
 
-def _finish(call: Invocation, title: str, request: int, done: Callable[[Status], str]) -> None:
+def finish(call: Invocation, title: str, request: int, done: Callable[[Status], str]) -> None:
     """Follow a request to its end and print the outcome. ``done`` describes it, given the status at that time."""
     if call.wait:
         followed = follow(call.client, title, request, call.timeout)

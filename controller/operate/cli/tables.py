@@ -182,15 +182,27 @@ def head(query: Status) -> Text:
             f"\nthe checkpoint location holds {size(kept.bytes)}, {kept.behind_s:.1f} s old; to go on from it would repeat "
             f"about {kept.replay_s:.1f} s"
         )
-    if query.missing_slots:
-        text.append(f"\nwaiting for workers in {named('slot', query.missing_slots)}", style="yellow")
-    if query.evening_out:
-        text.append("\nworkers have joined, and are given their share of the partitions", style="yellow")
+    for line, style in _notices(query):
+        text.append(f"\n{line}", style=style)
     if query.metrics:
         text.append(f"\nmetrics at {query.metrics}")
     if query.error:
         text.append(f"\n{query.error}", style="red")
     return text
+
+
+def _notices(query: Status) -> list[tuple[str, str]]:
+    """Describe the plan and its changes, workers that come, and stages that have failed, each with a style."""
+    lines = [(f"version {query.plan} of the plan (flux plan)", "")] if query.plan else []
+    lines += [(f"change of the plan: {change}", "yellow") for change in query.plan_changes]
+    if query.missing_slots:
+        lines.append((f"waiting for workers in {named('slot', query.missing_slots)}", "yellow"))
+    if query.evening_out:
+        lines.append(("workers have joined, and are given their share of the partitions", "yellow"))
+    for stage in query.failed:
+        why = stage.error if stage.because_of == stage.stage else f"it depends on {stage.because_of}"
+        lines.append((f"stage {stage.stage} FAILED: {why}", "red"))
+    return lines
 
 
 def stages(rows: Sequence[StageStatus], tentative: Collection[str] = ()) -> Table:
