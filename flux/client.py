@@ -8,6 +8,8 @@ client.push_events("clicks", [{"user": 1, "page": "/"}])
 from __future__ import annotations
 
 import json
+import os
+import ssl
 import threading
 import time
 import uuid
@@ -76,6 +78,8 @@ class GatewayClient:
         self._unknown: tuple[str, bytes] | None = None
         #: By stream, the gateway that has taken its events last.
         self._owners: dict[str, str] = {}
+        if isinstance(verify, str | os.PathLike):
+            verify = ssl.create_default_context(cafile=os.fspath(verify))
         self._http = httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=35.0, verify=verify)
         self._failed: tuple[type[Exception], ...] = (httpx.TransportError,)
 
@@ -110,6 +114,7 @@ class GatewayClient:
                 self._number += 1
             self._unknown = (stream, body)
             headers = {"Content-Type": kind, "Flux-Client": self._name, "Flux-Number": str(self._number)}
+            headers["Flux-Direct"] = "true"  # the owner is told, and later pushes go there at once
             try:
                 answer = self._call("POST", f"/v1/streams/{stream}/events", body, headers, stream)
             except GatewayRefused:

@@ -10,17 +10,20 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
 
 from flux.gateway.answers import error_answer
+from flux.gateway.forwarding import Forwarder, PassedBack
 from flux.gateway.gateway import Gateway, HttpAnswer
 from flux.gateway.problems import Problem, busy
-from flux.gateway.routes import HttpRequest, action_of
+from flux.gateway.routes import DIRECT_HEADER, HttpRequest, action_of
 
 logger = logging.getLogger("flux.gateway")
 #: Bytes of bodies that may be in memory at the same time; unpacked and parsed ones of the threads come on top.
@@ -30,35 +33,44 @@ BODY_S, STORED_S = 60.0, 30.0
 #: Threads that parse.
 THREADS = 4
 _encoder = msgspec.json.Encoder()
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+#: Seconds for which an answer of another gateway is awaited beyond that.
+_FORWARD_S = 5.0
 
 
 class GatewayEndpoint:
     """The only endpoint: every path and method comes here, so that every answer has the one form."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, verify: Any = True) -> None:
         self._gateway = gateway
+        self._forwarder = Forwarder(STORED_S + _FORWARD_S, verify)
         self._pool = ThreadPoolExecutor(THREADS, "flux-gateway")
         self._held = 0
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the threads, which have no work any more."""
-        self._pool.shutdown()
+        await self._forwarder.close()
+        await asyncio.to_thread(self._pool.shutdown)
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request (ASGI)."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        response = await self._response(Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _response(self, request: Request) -> Response:
         try:
             return _response(await self._answered(request))
         except Problem as problem:
-            content = _encoder.encode(error_answer(problem))
-            return Response(content, problem.kind.status, problem.headers, "application/json")
+            return _refusal(problem)
         except ClientDisconnect:
-            return Response(status_code=400)
+            return Response(status_code=400)  # which is read by no client any more
         except Exception:
             logger.exception("a request failed: %s %s", request.method, request.url.path)
-            failed = Problem("internal", "the gateway failed; its log says why")
-            return Response(_encoder.encode(error_answer(failed)), 500, media_type="application/json")
+            return _refusal(Problem("internal", "the gateway failed; its log says why"))
 
-    async def _answered(self, request: Request) -> HttpAnswer:
+    async def _answered(self, request: Request) -> HttpAnswer | PassedBack:
         loop = asyncio.get_running_loop()
         head = HttpRequest(request.method, request.scope["path"], request.headers, request.query_params)
         action = action_of(head)
@@ -67,7 +79,12 @@ class GatewayEndpoint:
             self._pool, self._gateway.allow, action, request.headers.get("authorization")
         )
         async with self._body(request) as body:
-            found = await loop.run_in_executor(self._pool, self._gateway.answer, action, body, grant)
+            try:
+                found = await loop.run_in_executor(self._pool, self._gateway.answer, action, body, grant)
+            except Problem as problem:
+                if problem.gateway is None or request.headers.get(DIRECT_HEADER) == "true":
+                    raise
+                return await self._forwarder.push(problem.gateway, head.path, request.headers, body)
         if isinstance(found, HttpAnswer):
             return found
         try:
@@ -106,24 +123,27 @@ class GatewayEndpoint:
             self._held -= taken
 
 
-def _response(answer: HttpAnswer) -> Response:
+def _refusal(problem: Problem) -> Response:
+    return Response(_encoder.encode(error_answer(problem)), problem.kind.status, problem.headers, "application/json")
+
+
+def _response(answer: HttpAnswer | PassedBack) -> Response:
+    if isinstance(answer, PassedBack):
+        return Response(answer.content, answer.status, answer.headers)
     if answer.content is None:
         return Response(status_code=answer.status)
     return Response(_encoder.encode(answer.content), answer.status, media_type="application/json")
 
 
-def application(gateway: Gateway) -> Starlette:
-    """Return the application that uvicorn runs. The gateway is closed with it."""
+def application(gateway: Gateway, verify: Any = True) -> Starlette:
+    """Return the application that uvicorn runs. The gateway is closed with it. ``verify``: certificates of other gateways to
+    trust, as httpx takes them."""
+    endpoint = GatewayEndpoint(gateway, verify)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(gateway.close)
-        endpoint.close()
+        await endpoint.close()
 
-    endpoint = GatewayEndpoint(gateway)
-
-    async def serve(request: Request) -> Response:
-        return await endpoint(request)
-
-    return Starlette(routes=[Route("/{path:path}", serve, methods=_METHODS)], lifespan=lifespan)
+    return Starlette(routes=[Mount("/", app=endpoint)], lifespan=lifespan)

@@ -5,10 +5,11 @@ All methods may be called from any thread. They know no HTTP; errors are problem
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -66,6 +67,19 @@ class PendingPush(NamedTuple):
     ticket: Future[PushTicket]
 
 
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Turn failures of the location into problems."""
+    try:
+        yield
+    except NoSuchStream as error:
+        raise Problem("no_such_stream", str(error)) from error
+    except QueryFailed as error:
+        raise Problem("not_stored", str(error)) from error
+    except OSError as error:
+        raise Problem("not_stored", f"the location cannot be used: {described(error)}") from error
+
+
 class Gateway:
     """One gateway. ``address`` is the one under which clients and other gateways reach it."""
 
@@ -111,21 +125,16 @@ class Gateway:
         """Return the grant by which an action is allowed; None: it needs no token. Problem: it is not allowed."""
         if not action.right:
             return None
-        self._refresh()
+        with _failures():
+            self._refresh()
         grant = grant_of(authorization, self._grants)
         check_right(grant, action.right, action.stream)
         return grant
 
     def answer(self, action: Action, body: bytes, grant: TokenGrant | None) -> HttpAnswer | PendingPush:
         """Carry out an action that is allowed. Problem: it was refused."""
-        try:
+        with _failures():
             return self._answer(action, body, grant)
-        except NoSuchStream as error:
-            raise Problem("no_such_stream", str(error)) from error
-        except QueryFailed as error:
-            raise Problem("not_stored", str(error)) from error
-        except OSError as error:
-            raise Problem("not_stored", f"the location cannot be used: {described(error)}") from error
 
     def _answer(self, action: Action, body: bytes, grant: TokenGrant | None) -> HttpAnswer | PendingPush:
         match action:

@@ -59,6 +59,7 @@ _HEADERS = {
     "Idempotency-Key": "A repeat under the same key within ten minutes changes nothing.",
     "Flux-Client": "The name of the client that numbers its requests; with Flux-Number, and without a key.",
     "Flux-Number": "Grows from request to request. A repeat of a number, or a lower one, changes nothing, for ever.",
+    "Flux-Direct": "true: answer 421 with the owner of the log, in place of passing the request on to that gateway.",
     "Content-Encoding": "gzip or zstd.",
 }
 

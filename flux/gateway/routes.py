@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 from flux.eventlog.records import PushName
 from flux.gateway.problems import Problem
@@ -20,6 +19,8 @@ CONTENT = {
 }
 ENCODINGS = ("identity", "gzip", "zstd")
 KEY_HEADER, CLIENT_HEADER, NUMBER_HEADER = "idempotency-key", "flux-client", "flux-number"
+#: With the value "true": another gateway's log is answered with 421, and the request is not passed on to that gateway.
+DIRECT_HEADER = "flux-direct"
 #: Characters of a key, and of the name of a client: the log keeps them.
 NAME_MAX = 200
 _NUMBER_MAX = 1 << 62
@@ -32,6 +33,7 @@ class HttpRequest:
     """The head of a request. Names of headers are in lower case."""
 
     method: str
+    #: Without %-escapes.
     path: str
     headers: Mapping[str, str]
     query: Mapping[str, str]
@@ -133,7 +135,7 @@ def _template(path: str) -> tuple[str, str]:
     found = _STREAM.fullmatch(path)
     if found is None:
         return path, ""
-    return f"/v1/streams/{{name}}{found[2] or ''}", unquote(found[1])
+    return f"/v1/streams/{{name}}{found[2] or ''}", found[1]
 
 
 def _content(headers: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +23,18 @@ class HttpOptions(NamedTuple):
     port: int
     certificate: Path | None = None
     key: Path | None = None
+    #: Certificates of other gateways that are trusted; None: those of the system.
+    trust: Path | None = None
     #: The address for clients and other gateways; None: that of the port.
     address: str | None = None
 
 
 def http_options(
-    text: str, certificate: Path | None = None, key: Path | None = None, address: str | None = None
+    text: str,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    address: str | None = None,
+    trust: Path | None = None,
 ) -> HttpOptions:
     """Return the options of a port, from "HOST:PORT". UsageError: it is none, or a part of TLS is missing."""
     host, _, port = text.rpartition(":")
@@ -35,7 +42,10 @@ def http_options(
         raise UsageError(f"--http: expected HOST:PORT, as in 127.0.0.1:8080, got {text!r:.100}")
     if (certificate is None) != (key is None):
         raise UsageError("--certificate and --key belong together, and one of them is missing")
-    return HttpOptions(host.strip("[]"), int(port), certificate, key, address)
+    for what, file in (("--certificate", certificate), ("--key", key), ("--trust", trust)):
+        if file is not None and not file.is_file():
+            raise UsageError(f"{what}: there is no file {file}")
+    return HttpOptions(host.strip("[]"), int(port), certificate, key, trust, address)
 
 
 def run(location: str, http: HttpOptions) -> None:
@@ -60,8 +70,9 @@ def run(location: str, http: HttpOptions) -> None:
     tls: dict[str, Any] = {}
     if http.certificate is not None:
         tls = {"ssl_certfile": str(http.certificate), "ssl_keyfile": str(http.key)}
+    verify: Any = True if http.trust is None else ssl.create_default_context(cafile=str(http.trust))
     config = uvicorn.Config(
-        application(Gateway(place, address, document=document)), http.host, http.port, log_level="warning",
+        application(Gateway(place, address, document=document), verify), http.host, http.port, log_level="warning",
         timeout_graceful_shutdown=STOP_S, server_header=False, **tls,
     )  # fmt: skip
     print(f"flux: gateway of {place} at {address}", file=sys.stderr, flush=True)

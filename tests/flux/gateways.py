@@ -59,7 +59,7 @@ def hold_to_document(method: str, path: str, answer: httpx.Response) -> None:
 class HeldClient:
     """A client of a gateway in this process."""
 
-    def __init__(self, folder: Path, limits: BodyLimits | None = None, address: str = "http://here:1") -> None:
+    def __init__(self, folder: Path, limits: BodyLimits | None = None, address: str = "http://127.0.0.1:1") -> None:
         folder.chmod(0o700)
         self.place = Folder(folder)
         self.gateway = Gateway(self.place, address, limits, document)

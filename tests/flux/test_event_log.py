@@ -102,6 +102,19 @@ def test_rows_are_shown_only_when_they_are_durable_and_owned(place: Opening) -> 
     assert len(content(place(False))) == 1
 
 
+def test_rows_of_an_owner_that_does_not_know_its_end_are_not_shown(place: Opening) -> None:
+    """It has flushed them behind the claim of the next owner, who may have read the log already."""
+    earlier = owner(place(True))
+    push(earlier, b"one")
+    claimed = place(True)
+    earlier.offer(memoryview(b"late"), 1, PushName(), 0)
+    commit = earlier.commit(earlier.take())
+    next(commit)
+    next(commit)
+    assert b"late" not in [data for _, data in content(place(False))]
+    assert claimed.generation == 2
+
+
 def test_a_repeat_has_the_place_of_the_first_at_this_owner_and_the_next(place: Opening) -> None:
     log = owner(place(True))
     push(log, b"one", name=PushName(key="k"))
@@ -232,7 +245,7 @@ def test_content_that_looks_like_a_frame_is_none(tmp_path: Path) -> None:
     """Otherwise a client could make a torn end look like damage, and the log would not open again."""
     log = owner(Directory(tmp_path, keeps=True))
     push(log, b"one")
-    log.offer(memoryview(framed(b"evil" * 10)), 1, PushName(), 0)
+    log.offer(memoryview(framed(b"evil" * 10) + b"the rest"), 1, PushName(), 0)
     commit = log.commit(log.take())
     next(commit)
     (segment,) = tmp_path.glob("journal-*")

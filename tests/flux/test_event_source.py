@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 import flux
+from controller.operate.cli import app
 from flux.errors import QueryFailed, UsageError
+from flux.eventlog.log_reader import LogReader
 from flux.eventlog.records import PushName
 from flux.eventlog.source import EventReader
 from flux.eventlog.streams import NoSuchStream, ReaderPositions, Retention, StreamDefinition, StreamExists
@@ -55,6 +59,17 @@ def test_a_query_keeps_the_events_that_it_does_not_have_durably(tmp_path: Path) 
     assert owner.first == 2
     reader.forget()
     assert readers.needed_from(0) is None
+
+
+def test_a_query_is_a_reader_before_it_looks_for_its_first_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue, of = registered(tmp_path)
+    readers = ReaderPositions(catalogue.readers_place(of))
+    seen: list[int | None] = []
+    monkeypatch.setattr(LogReader, "first", lambda self: seen.append(readers.needed_from(0)) or 0)
+    flux.events(str(tmp_path), "clicks").reader.prepare(None)  # type: ignore[attr-defined]
+    assert seen == [0]
 
 
 def test_a_stream_that_was_removed_ends_its_query_and_another_of_its_name_is_refused(tmp_path: Path) -> None:
@@ -128,3 +143,25 @@ def test_flux_events_refuses_a_stream_that_is_not_there_or_has_no_columns(tmp_pa
     registered(tmp_path, "arrived", schema="arrived_at STRING")
     with pytest.raises(UsageError, match="give arrival another name"):
         flux.events(str(tmp_path), "arrived")
+
+
+def test_damage_is_found_by_reading_all_logs(tmp_path: Path) -> None:
+    catalogue, of = registered(tmp_path, partitions=2)
+    for log in range(2):
+        owner = owned(catalogue, of, log)
+        for number in range(3):
+            pushed(owner, clicks(number), 0)
+    run = CliRunner().invoke
+    whole = run(app, ["verify", "--location", str(tmp_path), "--json"])
+    assert whole.exit_code == 0
+    assert [(each["log"], each["next"], each["damage"]) for each in json.loads(whole.stdout)] == [
+        (0, 3, ""),
+        (1, 3, ""),
+    ]
+    (segment,) = (tmp_path / "streams" / of.id / "log-1").glob("journal-*")
+    bad = bytearray(segment.read_bytes())
+    bad[-1] ^= 1
+    segment.write_bytes(bad)
+    damaged = run(app, ["verify", "--location", str(tmp_path)])
+    assert damaged.exit_code == 1
+    assert "segment 00000001-00000001 is damaged at byte" in " ".join(damaged.stdout.split())

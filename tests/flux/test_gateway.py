@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ from flux.eventlog.log_store import open_log
 from flux.eventlog.records import rows_of
 from flux.eventlog.streams import StreamCatalogue
 from flux.gateway import app, gateway
-from flux.gateway.bodies import BodyLimits
+from flux.gateway.bodies import BodyLimits, unpacked
 from flux.gateway.openapi import GOOD, PROBLEMS, document
-from flux.gateway.problems import KINDS
+from flux.gateway.problems import KINDS, Problem
 from flux.gateway.routes import METHODS
 from flux.gateway.tokens import TokenRegister
 from flux.vault.directory_store import Directory
@@ -164,6 +166,20 @@ def test_a_body_that_cannot_be_read_is_refused(
     assert stored(client) == []
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_body_is_unpacked_no_further_than_its_bound(encoding: str) -> None:
+    zeros = bytes(50 << 20)
+    bomb = gzip.compress(zeros, 1) if encoding == "gzip" else pa.Codec("zstd").compress(zeros, asbytes=True)
+    del zeros
+    tracemalloc.start()
+    try:
+        with pytest.raises(Problem, match="more than 1,048,576 bytes when it is unpacked"):
+            unpacked(bomb, encoding, BodyLimits(unpacked_bytes=1 << 20))
+        assert tracemalloc.get_traced_memory()[1] < 5 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_body_that_does_not_say_its_length_is_bounded_too(client: HeldClient) -> None:
     client.register()
     assert problem(client.push(bytes(1000) for _ in range(200))) == (413, "too_large")
@@ -260,6 +276,15 @@ def test_a_path_and_a_method_that_are_not_there_are_told(client: HeldClient) -> 
     answer = client.call("DELETE", "/v1/streams")
     assert problem(answer) == (405, "wrong_method")
     assert answer.headers["allow"] == "GET, POST"
+    assert problem(client.call("BREW", "/v1/streams")) == (405, "wrong_method")
+
+
+def test_a_location_that_is_gone_promises_nothing(client: HeldClient, tmp_path: Path) -> None:
+    client.register()
+    client.push(TWO)
+    shutil.rmtree(tmp_path / "streams")
+    assert problem(client.push(TWO)) == (503, "not_stored")
+    assert problem(client.push(TWO)) == (503, "not_stored")
 
 
 def test_a_disk_that_fails_promises_nothing_and_the_same_key_is_safe(
@@ -282,12 +307,15 @@ def test_a_disk_that_fails_promises_nothing_and_the_same_key_is_safe(
 
 
 def test_a_log_belongs_to_one_gateway_until_that_ends(client: HeldClient, tmp_path: Path) -> None:
-    other = HeldClient(tmp_path, address="http://there:2")
+    other = HeldClient(tmp_path, address="http://127.0.0.1:2")
     client.register()
     first = client.push(TWO, flux_client="ann", flux_number="1").json()
-    answer = other.push(TWO, flux_client="ann", flux_number="1")
+    answer = other.push(TWO, flux_client="ann", flux_number="1", flux_direct="true")
     assert problem(answer) == (421, "other_gateway")
-    assert answer.json()["error"]["gateway"] == "http://here:1"
+    assert answer.json()["error"]["gateway"] == "http://127.0.0.1:1"
+    answer = other.push(TWO, flux_client="ann", flux_number="1")
+    assert problem(answer) == (503, "not_stored")
+    assert "belongs to gateway http://127.0.0.1:1, which does not answer" in answer.json()["error"]["message"]
     client.gateway.close()
     assert other.push(TWO, flux_client="ann", flux_number="1").json() == {**first, "repeated": True}
     assert other.push(TWO).json()["first"] == 2

@@ -28,12 +28,15 @@ def gateway(
     ] = None,
     certificate: Annotated[Path | None, typer.Option("--certificate", help="TLS: file with the certificates.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="TLS: file with the private key.")] = None,
+    trust: Annotated[
+        Path | None, typer.Option("--trust", help="TLS: file with the certificates of other gateways to trust.")
+    ] = None,
 ) -> None:
     """Run a gateway: it takes events over HTTP and answers when they are on disk."""
     from flux.gateway.serve import http_options, run
 
     with outcome(False):
-        run(location, http_options(http, certificate, key, address))
+        run(location, http_options(http, certificate, key, address, trust))
 
 
 def token(
@@ -101,6 +104,26 @@ def streams(
                 ", ".join(each["readers"]),
             )  # fmt: skip
         show(table)
+
+
+def verify(location: Location, as_json: Json = False) -> None:
+    """Read all events of all streams at a location, and name damaged logs."""
+    from flux.eventlog.verification import verified
+    from flux.vault.location import there
+
+    with outcome(as_json):
+        found = verified(there(location))
+        if as_json:
+            document([each._asdict() for each in found])
+        else:
+            table = Table("stream", "log", "first", "next", "bytes", "damage")
+            for each in found:
+                table.add_row(
+                    each.stream, str(each.log), f"{each.first:,}", f"{each.next:,}", f"{each.bytes:,}", each.damage
+                )
+            show(table)
+    if any(each.damage for each in found):
+        raise typer.Exit(1)
 
 
 #: Bytes of lines that go into one request.

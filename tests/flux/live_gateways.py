@@ -1,0 +1,72 @@
+"""Gateways of this process on real sockets, with TLS if wanted."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import uvicorn
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from flux.gateway.app import application
+from flux.gateway.gateway import Gateway
+from flux.gateway.openapi import document
+from flux.vault.location import Folder
+from tests.flux.gateway_process import free_port
+
+
+class LiveGateway:
+    """A gateway in a thread. ``tls``: files with a certificate and its key; the certificate is trusted, too."""
+
+    def __init__(self, folder: Path, tls: tuple[Path, Path] | None = None) -> None:
+        folder.chmod(0o700)
+        self.port = free_port()
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+        verify = ssl.create_default_context(cafile=str(tls[0])) if tls else True
+        files = {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])} if tls else {}
+        app = application(Gateway(Folder(folder), self.url, document=document), verify)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, "127.0.0.1", self.port, log_level="error", timeout_graceful_shutdown=5, **files)  # type: ignore[arg-type]
+        )
+        self._thread = threading.Thread(target=self._server.run, name="gateway", daemon=True)
+        self._thread.start()
+        end = time.monotonic() + 30
+        while not self._server.started:
+            assert time.monotonic() < end, "the gateway does not listen"
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1 and its key, and return their files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gateway")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "certificate.pem", folder / "key.pem"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    files[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, plain)
+    )
+    return files
