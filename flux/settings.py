@@ -96,6 +96,7 @@ TABLE = (
     Setting("balance_max_bytes_per_second", "balance.maxBytesPerSecond", "bytes", "64m", "most bytes of state that moves copy per second, on average; a worker that leaves is emptied without this limit", 1 << 10),
     Setting("controller_timeout", "controller.timeout", "seconds", "60s", "a worker that has heard nothing from the controller for this long ends", 0.1),
     Setting("progress_interval", "progress.interval", "seconds", "1s", "how often query.lastProgress is renewed", 0.01),
+    Setting("change_timeout", "change.timeout", "seconds", "30s", "how long an addition to a running query, or a removal, may take until every process has confirmed it; after that nothing is changed", 0.1),
     Setting("stop_timeout", "stop.timeout", "seconds", "20s", "how long stop() waits for workers before it cancels their tasks", 0),
     Setting("operate", "operate", "bool", "true", "whether the flux command can see and change the query, through a file that only its owner can read"),
     Setting("metrics_port", "metrics.port", "int", "-1", "port on which Prometheus metrics are served over HTTP; 0: any free port, -1: off", -1, 65535),
@@ -165,6 +166,7 @@ class Settings:
     balance_max_bytes_per_second: int
     controller_timeout: float
     progress_interval: float
+    change_timeout: float
     stop_timeout: float
     operate: bool
     metrics_port: int

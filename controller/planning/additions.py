@@ -13,8 +13,9 @@ from controller.planning.checks import check_ends, check_folders, check_taken
 from controller.planning.compiled import CompiledPlan
 from controller.planning.compiler import Compiler
 from controller.planning.steps import Resolvers
+from flux.arguments import MARKS
 from flux.dataflow.flow import Flow
-from flux.dataflow.plan import SourcePlan, StagePlan
+from flux.dataflow.plan import EdgePlan, FromStage, Plan, SourcePlan, StagePlan
 from flux.dataflow.plan_change import PlanChange
 from flux.dataflow.sink import FlowTo
 from flux.errors import UsageError
@@ -51,7 +52,7 @@ def compiled_addition(
     compiler = Compiler(plan.settings, resolvers, {}, trial, running)
     compiler.compile(flows)
     sources, stages, edges = compiler.sources.new, compiler.stages.new, compiler.edges.new
-    change = PlanChange(plan.version + 1, tuple(sources), tuple(stages), tuple(edges))
+    change = PlanChange(plan.version + 1, tuple(sources), tuple(stages), tuple(edges), base=plan.version)
     return PlanAddition(running, change, compiler.described(change.applied_to(plan)))
 
 
@@ -64,6 +65,17 @@ def check_addition(addition: PlanAddition) -> None:
             "nothing is added: all stages of these flows run already. A flow goes on from a running stage, as in "
             'Alarm(query["Delays"]).to_kafka("alarms", "host:9092")'
         )
+    for edge in addition.change.edges:
+        _check_begins(addition.running.plan, edge)
     check_ends(plan, goes_on=plan.durable)
     check_folders(plan)
     check_taken(plan, new)
+
+
+def _check_begins(running: Plan, edge: EdgePlan) -> None:
+    """Raise UsageError if an edge cannot begin in the middle of the rows of its origin."""
+    if isinstance(edge, FromStage) and edge.stage in running.stages and running.stages[edge.stage].at_marks:
+        raise UsageError(
+            f"stage {running.stages[edge.stage].name} has order={MARKS!r}: its replicas have no common order of steps, so "
+            "nothing can begin behind the same row of all of them. Read the input by a source of its own, or start the query anew"
+        )

@@ -73,7 +73,9 @@ class PlanNames:
     def of_stage(self, flow: Flow) -> str:
         """Return a name for the stage of a flow. UsageError: the program has given it that of a running stage."""
         name, stage = flow.stage.name, flow.stage
-        given = type(flow) is Flow or (isinstance(stage, ChangedStage) and "name" in stage.changes)
+        # Stages of Flux's own, as those that gather files for a sink, are named after the stage before them.
+        own = str(getattr(stage.target, "__module__", "")).startswith("flux.")
+        given = (type(flow) is Flow and not own) or (isinstance(stage, ChangedStage) and "name" in stage.changes)
         if given and name in self._stages:
             raise UsageError(
                 f"stage {name}: a stage of that name runs. query[{name!r}] is its flow; a second one needs a name of its own, as "

@@ -129,10 +129,9 @@ class PlanChange:
         share-at-birth). ``workers``: the number with which the query began. UsageError: too little is left."""
         made = self.applied_to(plan)
         streams = sum(made.streams_of(edge) for edge in made.edges if edge.since == self.version)
-        if not streams:
-            return self
         left = plan.log_left(workers)
-        share = max(left // PART_OF_LOG // streams, STREAM_BYTES_MIN)
+        # The streams of a DataFrame are not known before its job runs.
+        share = max(left // PART_OF_LOG // max(streams, 1), STREAM_BYTES_MIN)
         if share * streams > left:
             raise UsageError(
                 f"{streams} new streams, one for each partition and replica that feeds a new stage, need "

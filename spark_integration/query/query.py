@@ -23,9 +23,10 @@ from flux.errors import FluxError, QueryTimeout
 from flux.operators.user_code import text_of
 from flux.shell.process import Rendezvous
 from flux.vault.location import Place
+from spark_integration.growing.additions import GrowingQuery
 from spark_integration.query import running_queries
 from spark_integration.query.interrupts import spare_queries
-from spark_integration.query.operations import Operations, checked_timeout
+from spark_integration.query.operations import checked_timeout
 from spark_integration.query.output import FetchedOutput, OpenIterators, QueryRows, kept
 from spark_integration.query.run import QueryRun
 from spark_integration.settings import Need
@@ -43,8 +44,9 @@ ALL_AVAILABLE_SAY_S = 10.0
 OUTPUT_SAY_S = 10.0
 
 
-class Query(Operations):
-    """Handle of a running flow, in the manner of pyspark's StreamingQuery; changes while it runs are in ``Operations``."""
+class Query(GrowingQuery):
+    """Handle of a running flow, in the manner of pyspark's StreamingQuery; changes while it runs are in ``GrowingQuery``
+    and ``Operations``."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Query(Operations):
         location: Place | None,
     ) -> None:
         """``location`` is the checkpoint directory, where the query goes on when it is started again."""
+        super().__init__()
         self._spark = spark
         self._name = name
         self._output = FetchedOutput(self)

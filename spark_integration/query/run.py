@@ -263,6 +263,12 @@ class QueryRun:
         self._unread_there.watch(compiled.plan.sources[index] for index in added)
         self._read(added)
 
+    def shrink(self) -> None:
+        """Go by a plan without the parts that were removed."""
+        compiled = self.running.compiled
+        self.running.take(compiled)
+        self._unread &= set(compiled.sources)
+
     def _start_ingress(self, index: int, source: DataFrameSource) -> None:
         about = self._plan.sources[index]
         assert isinstance(about, DataFrameSourcePlan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -124,6 +125,13 @@ def test_a_sink_behind_a_running_stage_is_a_stage_that_passes_rows_on() -> None:
     quiet = started(Totals(source()))
     (passing,) = added(quiet, stage(quiet, "Totals").to(Shown())).change.stages
     assert passing.name == "Totals.sink"
+
+
+def test_a_second_sink_of_a_kind_has_a_name_of_its_own(tmp_path: Path) -> None:
+    running = started(Totals(source()).to_parquet(tmp_path / "a"))
+    assert [each.name for each in running.plan.stages] == ["Totals", "Totals.files"]
+    change = added(running, stage(running, "Totals").to_parquet(tmp_path / "b")).change
+    assert [each.name for each in change.stages] == ["Totals.files#2"]
 
 
 def test_conditions_and_columns_behind_a_running_stage_are_no_operator_of_it() -> None:
@@ -312,6 +320,13 @@ def test_a_cycle_and_a_flow_of_another_query_are_refused() -> None:
     assert "parts of one query" in refusal(running, Totals(stage(other, "Alarm")).withStage(name="T").to(Shown()))
     with pytest.raises(UsageError, match=r"query.add\(flow\)"):
         started(alarm(stage(running, "Totals")).to(Shown()))
+
+
+def test_nothing_begins_behind_replicas_without_an_order() -> None:
+    sums = flux.stage(key="k", name="Sums", replicas=2, order="marks", window=flux.window("at", "10 seconds"))
+    sums = sums(type("Sums", (flux.Aggregate,), {"n": flux.count()}))
+    running = started(sums(source().withWatermark("at", "5 seconds")).to(Shown()))
+    assert "no common order of steps" in refusal(running, alarm(stage(running, "Sums")).to(Shown()))
 
 
 def test_a_handle_cannot_be_changed_and_names_what_is_there() -> None:

@@ -54,6 +54,33 @@ def paced(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
     return read
 
 
+def rounds_until_told(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
+    """Round n has sequence number n of every key of the partition, at a steady pace. The file at ``gate`` says how many
+    rounds there are in all: until then they go on, whatever a test has to wait for."""
+    gate_path = str(gate)
+
+    def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
+        begun, keys = time.time() - start * ROUND_S, pa.array(np.arange(KEYS) * PARTITIONS + partition)
+        for number in range(start, 1 << 30):
+            while time.time() < begun + number * ROUND_S:
+                yield None
+            said = Path(gate_path)
+            if said.exists() and number >= int(said.read_text()):
+                return
+            yield pa.record_batch([keys, pa.array(np.full(KEYS, number))], schema=ROWS)
+
+    return read
+
+
+def tell(gate: Path, begun: float) -> int:
+    """The rounds come to an end: some time after now. ``begun``: before any reader was, so none has come farther."""
+    rounds = int((time.time() - begun) / ROUND_S) + 150
+    made = gate.with_suffix(".new")
+    made.write_text(str(rounds))
+    made.rename(gate)  # whoever sees it sees all of it
+    return rounds
+
+
 def strike(query: Query, signal_number: int, executor: bool = False, stage: int = 1, worker: int | None = None) -> int:
     """Signal the process of a worker, or its executor; returns the worker's id. By default it is primary of something."""
     table = query._server.core.table

@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
-from striking import KEYS, PARTITIONS, ROWS, WAIT_S, rows_in, strike, until
+from striking import KEYS, PARTITIONS, ROWS, WAIT_S, rounds_until_told, rows_in, strike, tell, until
 
 import flux
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("nothing_left_behind")]
-
-ROUND_S = 0.02
 
 
 @flux.stage(key="key", partitions=4, replicas=2)
 class Counts(flux.Aggregate):
     n = flux.count()
     last = flux.max("sequence")
-
-
-def rounds_until_told(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
-    """Round n has sequence number n of every key of the partition, at a steady pace. The file at ``gate`` says how many
-    rounds there are in all: until then they go on, whatever a test has to wait for."""
-    gate_path = str(gate)
-
-    def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
-        begun, keys = time.time() - start * ROUND_S, pa.array(np.arange(KEYS) * PARTITIONS + partition)
-        for number in range(start, 1 << 30):
-            while time.time() < begun + number * ROUND_S:
-                yield None
-            said = Path(gate_path)
-            if said.exists() and number >= int(said.read_text()):
-                return
-            yield pa.record_batch([keys, pa.array(np.full(KEYS, number))], schema=ROWS)
-
-    return read
-
-
-def tell(gate: Path, begun: float) -> int:
-    """The rounds come to an end: some time after now. ``begun``: before any reader was, so none has come farther."""
-    rounds = int((time.time() - begun) / ROUND_S) + 150
-    made = gate.with_suffix(".new")
-    made.write_text(str(rounds))
-    made.rename(gate)  # whoever sees it sees all of it
-    return rounds
 
 
 def by_spark(session: Any, rounds: int) -> dict[int, tuple[int, int]]:

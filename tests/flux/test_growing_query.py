@@ -1,0 +1,280 @@
+"""``query.add`` without Spark: what is checked in the program, and what the controller is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import flux
+from controller.course.removals import removal
+from controller.decide.plan_changes import PlanHasChanged
+from controller.planning.compiled import CompiledPlan
+from controller.planning.compiler import compiled_plan
+from controller.planning.steps import Resolvers
+from flux.dataflow.plan import Plan
+from flux.dataflow.plan_change import PlanChange, decode_change
+from flux.dataflow.source import DataFrameSource, StreamSource
+from flux.errors import QueryFailed, QueryTimeout, UsageError
+from flux.settings import Settings
+from spark_integration.growing import added_flows
+from spark_integration.growing.additions import GrowingQuery, flows_of
+from spark_integration.growing.running_plan import RunningPlan
+from spark_integration.settings import OtherQueries
+
+SECRET = b"secret"
+ROWS = pa.schema([("k", pa.int64()), ("x", pa.int64())])
+
+
+@flux.stage(key="k", partitions=4, replicas=2, output_mode="update")
+class Totals(flux.Aggregate):
+    total = flux.sum("x")
+
+
+@flux.stage(name="Alarm", partitions=2)
+def alarm(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+class Shown(flux.Sink):
+    def write(self, batch: pa.RecordBatch, position: Any) -> None: ...
+
+
+def ticks(partition: int) -> Iterator[pa.RecordBatch]:
+    return iter(())
+
+
+def flights(name: str = "flights") -> Any:
+    return flux.source(ticks, ROWS, 2, name)
+
+
+class StubServer:
+    """The controller's part: it takes changes, or raises the next of ``errors``."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.core = SimpleNamespace(members=SimpleNamespace(workers={0: 0, 1: 0, 2: 0}))
+        self.started = threading.Event()
+        self.started.set()
+        self.asked: list[tuple[PlanChange, bytes]] = []
+        self.errors: list[Exception] = []
+
+    def add(self, change: PlanChange, encoded: bytes, timeout: float) -> Plan:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.asked.append((change, encoded))
+        self.plan = change.applied_to(self.plan)
+        return self.plan
+
+    def remove(self, name: str, cascade: bool, timeout: float) -> Plan:
+        self.plan = removal(self.plan, self.plan.version + 1, name, cascade).applied_to(self.plan)
+        return self.plan
+
+
+class Growing(GrowingQuery):
+    """A query without anything that runs."""
+
+    def __init__(self, compiled: CompiledPlan) -> None:
+        super().__init__()
+        self.stub = StubServer(compiled.plan)
+        self._server = self.stub  # type: ignore[assignment]
+        self._running = RunningPlan(compiled, lambda: self.stub.plan)
+        configuration = SimpleNamespace(get=lambda key, default=None: default)
+        self._spark = SimpleNamespace(  # type: ignore[assignment]
+            conf=configuration, sparkContext=SimpleNamespace(_conf=configuration, master="spark://host:7077")
+        )
+        self.grown: list[Any] = []
+        need = SimpleNamespace(workers=3)
+        self._run = SimpleNamespace(need=need, grow=self._grow, shrink=self._shrink)  # type: ignore[assignment]
+
+    def _grow(self, compiled: CompiledPlan, added: Any) -> None:
+        self._running.take(compiled)
+        self.grown.append(sorted(source.name for source in added.values()))
+
+    def _shrink(self) -> None:
+        self._running.take(self._running.compiled)
+
+
+@pytest.fixture(autouse=True)
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flux, "_check_columns", lambda flow: None)
+    monkeypatch.setattr(added_flows, "live_slots", lambda spark: 4)
+    monkeypatch.setattr(added_flows.running_queries, "others", lambda than=None: OtherQueries({"q": 3}))
+    monkeypatch.setattr(added_flows, "resolvers", lambda spark, tables: Resolvers(lambda schema: schema))
+
+
+def started(*flows: Any, **settings: Any) -> Growing:
+    resolvers = Resolvers(lambda schema: schema)
+    return Growing(compiled_plan(flows, Settings.of(None, **settings), resolvers, "q", SECRET))
+
+
+def test_an_addition_is_given_to_the_controller_and_then_is_the_plan() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    query.add(alarm(query["Totals"]).to(Shown()), Totals(flights("more")).withStage(name="More").to(Shown()))
+    ((change, encoded),) = query.stub.asked
+    assert [stage.name for stage in change.stages] == ["Alarm", "More"]
+    assert [stage.name for stage in decode_change(encoded, SECRET).stages] == ["Alarm", "More"]
+    assert all(edge.log_bytes for edge in change.edges)
+    assert query.grown == [["more"]]
+    query.add(query["Alarm"].to(Shown()), alarm(query["More"]).withStage(name="B").to(Shown()))
+    assert [stage.name for stage in query._plan.stages] == ["Totals", "Alarm", "More", "B", "Alarm.sink"]
+    assert query._plan.version == 2
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("worker 2 cannot take it"), QueryTimeout("late"), QueryFailed("it failed")]
+)
+def test_nothing_is_left_of_an_addition_that_is_refused(error: Exception) -> None:
+    query = started(Totals(flights()).to(Shown()))
+    before, query.stub.errors = query._plan, [error]
+    with pytest.raises(type(error), match=str(error)):
+        query.add(alarm(query["Totals"]).to(Shown()))
+    assert query._plan is before
+    assert query.grown == []
+    with pytest.raises(UsageError, match="no stage 'Alarm'"):
+        query["Alarm"]
+    query.add(alarm(query["Totals"]).to(Shown()))
+    assert query._plan.stages[1].name == "Alarm"
+
+
+def test_an_addition_is_compiled_again_if_the_plan_has_changed_meanwhile() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    query.stub.errors = [PlanHasChanged("no"), PlanHasChanged("no")]
+    query.add(alarm(query["Totals"]).to(Shown()))
+    assert [stage.name for stage in query._plan.stages] == ["Totals", "Alarm"]
+    query.stub.errors = [PlanHasChanged(f"no {number}") for number in range(1000)]
+    with pytest.raises(UsageError, match="no"):
+        query.add(alarm(query["Totals"]).withStage(name="B").to(Shown()), timeout=0.1)
+
+
+def test_a_stage_is_removed_and_its_name_is_free_again() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    query.add(alarm(query["Totals"]).to(Shown()))
+    query.add(query["Alarm"].to(Shown()))
+    with pytest.raises(UsageError, match=r"Alarm\.sink"):
+        query.remove("Alarm")
+    query.remove("Alarm", cascade=True)
+    assert [stage.name for stage in query._plan.stages] == ["Totals"]
+    query.add(alarm(query["Totals"]).to(Shown()))
+    assert query._plan.stages[3].name == "Alarm"
+    with pytest.raises(UsageError, match="takes the name of a stage, got int"):
+        query.remove(3)  # type: ignore[arg-type]
+
+
+def test_of_two_additions_of_one_name_at_once_one_is_refused() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    ready, refused = threading.Barrier(2), []
+
+    def add() -> None:
+        flow = alarm(query["Totals"]).to(Shown())
+        ready.wait(10)
+        try:
+            query.add(flow)
+        except UsageError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=add) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(20)
+    assert len(refused) == 1
+    assert "a stage of that name runs" in refused[0]
+    assert len(query.stub.asked) == 1
+
+
+def test_parts_that_were_removed_from_outside_are_not_there_any_more() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    query.add(alarm(query["Totals"]).to(Shown()))
+    gone = PlanChange(2, removed_stages=(1,), removed_edges=(1,))
+    query.stub.plan = gone.applied_to(query.stub.plan)
+    assert [stage.name for stage in query._plan.stages] == ["Totals"]
+    assert query._plan.stages[0].edges_out == ()
+    with pytest.raises(UsageError, match="no stage 'Alarm'"):
+        query["Alarm"]
+    query.add(alarm(query["Totals"]).to(Shown()))
+    assert (query._plan.version, query._plan.stages[2].name) == (3, "Alarm")
+
+
+def unpicklable(query: Growing) -> Any:
+    lock = threading.Lock()
+    return flux.stage(name="Locked")(lambda batch: (lock, batch)[1])(query["Totals"]).to(Shown())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda query: None, "expected a flow"),
+        (unpicklable, "stage Locked cannot be sent to the executors"),
+        (lambda query: alarm(StreamSource("clicks", ROWS)).to(Shown()), "source clicks is micro-batches"),
+        (lambda query: alarm(query.source("flights")).to(Shown()), "source flights runs, and a stage cannot begin"),
+        (lambda query: alarm(query["Totals"]).withStage(replicas=3, name="T").union(alarm(query["Totals"])).to(Shown()), ""),
+    ],
+)  # fmt: skip
+def test_mistakes_are_found_before_the_controller_hears_of_them(make: Any, said: str) -> None:
+    query = started(Totals(flights()).to(Shown()))
+    if not said:
+        query.stub.core.members.workers.pop(2)
+        said = "stage T wants replicas=3"
+    with pytest.raises(flux.FluxError, match=said):
+        query.add(make(query))
+    assert query.stub.asked == []
+
+
+def test_a_dataframe_needs_a_task_slot_for_the_job_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = started(Totals(flights()).to(Shown()))
+    query.add(alarm(DataFrameSource("DataFrame", ROWS)).to(Shown()))
+    assert query.grown == [["DataFrame"]]
+    monkeypatch.setattr(added_flows, "live_slots", lambda spark: 3)
+    with pytest.raises(UsageError, match="no task slot is free for it: 3 exist, and workers hold 3"):
+        query.add(Totals(DataFrameSource("DataFrame", ROWS)).withStage(name="More").to(Shown()))
+
+
+def test_nothing_is_asked_for_without_flows() -> None:
+    with pytest.raises(UsageError, match="takes flows, as in"):
+        started(Totals(flights()).to(Shown())).add()
+
+
+def test_one_change_waits_for_another_no_longer_than_its_limit() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    with query._one_at_a_time, pytest.raises(QueryTimeout, match=r"after 0.01 s another change"):
+        query.add(alarm(query["Totals"]).to(Shown()), timeout=0.01)
+
+
+def late_flows(query: Growing) -> Any:
+    return [alarm(query["Totals"]).to(Shown())]
+
+
+nothing = 3
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("no_such_module:flow", "No module named 'no_such_module'"),
+        (f"{__name__}:flow", "has no attribute 'flow'"),
+        (f"{__name__}:nothing", "is no flow: .* got int"),
+        (f"{__name__}:alarm", "is no flow: .* got Stage"),
+        (f"{__name__}:started", "cannot be had in the program"),
+        (__name__, "expected MODULE:FLOW"),
+    ],
+)
+def test_a_flow_of_a_module_is_found_or_the_reason_is_told(target: str, said: str) -> None:
+    query = started(Totals(flights()).to(Shown()))
+    query.add(*flows_of(f"{__name__}:late_flows", query))
+    assert query._plan.stages[1].name == "Alarm"
+    with pytest.raises(UsageError, match=said):
+        flows_of(target, query)
+
+
+def test_a_query_with_a_location_keeps_the_plan_that_it_was_started_with() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    durable = replace(query._plan, durable=True)
+    query._running.take(query._running.compiled.with_plan(durable))
+    with pytest.raises(UsageError, match="has a checkpointLocation, which keeps one plan"):
+        query.add(alarm(query["Totals"]).to(Shown()))

@@ -1,0 +1,125 @@
+"""A running query gets stages and sinks, and loses some, while executors are killed. Spark says the same of the rows from each
+beginning on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as datasets
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+from striking import KEYS, PARTITIONS, ROWS, SEEN, WAIT_S, Seen, rounds_until_told, rows_in, strike, tell, until
+
+import flux
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("nothing_left_behind"),
+]
+
+counted = flux.stage(name="Seen", key="key", partitions=4, replicas=2, schema=SEEN)(Seen)
+
+
+class Since(flux.Aggregate):
+    """The rows of each key since the stage began."""
+
+    first = flux.min("sequence")
+    last = flux.max("sequence")
+    n = flux.count()
+
+
+def since(name: str) -> Any:
+    return flux.stage(name=name, key="key", partitions=3, replicas=2, output_mode="update")(Since)
+
+
+def newest(folder: Path) -> dict[int, tuple[int, int, int]]:
+    """By key, the last row that a stage has given: first, last, n."""
+    files = [str(path) for path in folder.glob("part-*.parquet")]
+    found: dict[int, tuple[int, int, int]] = {}
+    for row in datasets.dataset(files).to_table().to_pylist() if files else []:
+        if row["n"] > found.get(row["key"], (0, 0, 0))[2]:
+            found[row["key"]] = row["first"], row["last"], row["n"]
+    return found
+
+
+def ends(folder: Path) -> list[int]:
+    """The number of the last row of each key."""
+    return [last for _, last, _ in newest(folder).values()]
+
+
+def rows(folder: Path) -> Any:
+    return datasets.dataset([str(path) for path in folder.glob("part-*.parquet")]).to_table().to_pandas()
+
+
+def by_spark(session: Any, rounds: int, given: dict[int, tuple[int, int, int]]) -> dict[int, tuple[int, int, int]]:
+    """Spark's batch answer over the rows of each key from the first that a stage has counted."""
+    keys = KEYS * PARTITIONS
+    rows = session.range(0, keys * rounds, 1, 4).selectExpr(f"id % {keys} as key", f"id div {keys} as sequence")
+    begun = session.createDataFrame([(key, first) for key, (first, _, _) in given.items()], "key long, begun long")
+    of_keys = rows.join(begun, "key").where("sequence >= begun").groupBy("key")
+    found = of_keys.agg(F.min("sequence"), F.max("sequence"), F.count("*")).collect()
+    return {row.key: tuple(row)[1:] for row in found}
+
+
+def add_while_an_executor_dies(query: Any, *flows: Any) -> None:
+    """Kill an executor at about the time at which the addition is told."""
+    lost: list[int] = []
+    killer = threading.Timer(0.05, lambda: lost.append(strike(query, signal.SIGKILL, executor=True, stage=0)))
+    killer.start()
+    query.add(*flows, timeout=WAIT_S)
+    killer.join()
+    until(lambda: lost[0] not in query.members(), "the loss is noticed")
+    until(lambda: query.is_whole() and len(query.members()) == 4, "all copies are there again")
+
+
+def test_stages_are_added_exactly_while_executors_are_killed(cluster: Any, tmp_path: Path) -> None:
+    gate, begun = tmp_path / "rounds", time.time()
+
+    def kept(flow: Any, folder: str) -> Any:
+        return flow.to_parquet(tmp_path / folder, roll_every="200ms")
+
+    source = flux.source(rounds_until_told(gate), ROWS, partitions=PARTITIONS, name="rounds")
+    query = flux.start(
+        kept(counted(source), "seen"), spark=cluster, workers=4, progress_interval="100ms", balance_enabled=False,
+        replicas_allow_same_executor=True,  # Spark may start two of the four on one executor again
+    )  # fmt: skip
+    try:
+        query.wait_until_running(WAIT_S)
+        until(lambda: rows_in(query) > 10 * KEYS * PARTITIONS, "rows flow")
+        add_while_an_executor_dies(query, kept(since("All")(query["Seen"]), "all"))
+        even = since("Even")(query["Seen"].where("key % 2 = 0"))
+        add_while_an_executor_dies(query, kept(even, "even"), kept(query["Seen"], "again"))
+        with pytest.raises(flux.UsageError, match="a stage of that name runs"):
+            query.add(kept(since("All")(query["Seen"]), "never"))
+        query.add(kept(since("Gone")(query["Seen"]), "gone"), timeout=WAIT_S)
+        with pytest.raises(flux.UsageError, match=r"Gone\.files depends on it"):
+            query.remove("Gone")
+        query.remove("Gone", cascade=True, timeout=WAIT_S)
+        with pytest.raises(flux.UsageError, match="no stage 'Gone'"):
+            query["Gone"]
+        rounds = tell(gate, begun)
+        for folder, keys in (("all", KEYS * PARTITIONS), ("even", KEYS * PARTITIONS // 2)):
+            until(lambda folder=folder, keys=keys: ends(tmp_path / folder) == [rounds - 1] * keys, f"all of {folder}")
+        query.processAllAvailable(WAIT_S)
+    finally:
+        query.stop()
+    for folder in ("all", "even"):
+        given = newest(tmp_path / folder)
+        assert min(first for first, _, _ in given.values()) > 0
+        assert given == by_spark(cluster, rounds, given)
+    seen, again = rows(tmp_path / "seen"), rows(tmp_path / "again")
+    assert len(seen) == KEYS * PARTITIONS * rounds
+    assert (seen.sequence == seen.seen).all(), "the running stage has lost, doubled or reordered nothing"
+    of_key = again.groupby("key").sequence
+    assert (of_key.count() == rounds - of_key.min()).all()
+    assert of_key.nunique().sum() == len(again)
+    kinds = [event.kind for event in query.events()]
+    assert kinds.count("plan") == 4
+    assert "take-over" in kinds
+    assert "divergence" not in kinds
