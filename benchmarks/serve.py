@@ -45,16 +45,27 @@ STARTS_S = 60.0
 ROWS = {"rows": 100, "arrow": 10_000}
 
 
+def free_port() -> int:
+    """Return a port of loopback that no process listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class GatewayUnderLoad:
     """A gateway in a process of its own."""
 
     def __init__(self, location: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self._location, self._port = location, free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, again if it has ended, and wait until it answers."""
+        http = f"127.0.0.1:{self._port}"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "flux", "gateway", "--location", str(location), "--http", f"127.0.0.1:{port}"]
+            [sys.executable, "-m", "flux", "gateway", "--location", str(self._location), "--http", http]
         )
         end = time.monotonic() + STARTS_S
         while True:

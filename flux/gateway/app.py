@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.applications import Starlette
@@ -74,6 +74,8 @@ class GatewayEndpoint:
         loop = asyncio.get_running_loop()
         head = HttpRequest(request.method, request.scope["path"], request.headers, request.query_params)
         action = action_of(head)
+        if not action.right:
+            return cast(HttpAnswer, self._gateway.answer(action, b"", None))  # here: it waits for no disk and no thread
         # The token first: a stranger's body is not read.
         grant = await loop.run_in_executor(
             self._pool, self._gateway.allow, action, request.headers.get("authorization")

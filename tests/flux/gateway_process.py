@@ -2,74 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
-import httpx
-
+from benchmarks.serve import STARTS_S, GatewayUnderLoad
 from flux.client import Client
 from flux.gateway.tokens import TokenRegister
 from flux.vault.location import Folder
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-#: Longest wait for a gateway to answer: it loads Arrow and Starlette, on a machine under load.
-STARTS_S = 60.0
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-class GatewayProcess:
+class GatewayProcess(GatewayUnderLoad):
     """``flux gateway`` on a folder. ``token`` may do everything."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
-        self.folder, self.port = folder, free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
         self.token = TokenRegister(Folder(folder)).make(["admin"], ["*"])
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        started = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "flux",
-                "gateway",
-                "--location",
-                str(self.folder),
-                "--http",
-                f"127.0.0.1:{self.port}",
-            ],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        end = time.monotonic() + STARTS_S
-        while True:
-            try:
-                httpx.get(f"{self.url}/v1/health")
-                return started
-            except httpx.TransportError:
-                assert started.poll() is None, f"the gateway ended with {started.returncode}"
-                assert time.monotonic() < end, f"the gateway does not answer after {STARTS_S:g} s"
-                time.sleep(0.05)
+        super().__init__(folder)
 
     def kill(self) -> None:
         """Kill it, and start it again."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(timeout=STARTS_S)
-        self.process = self._start()
+        self.start()
 
     def close(self) -> None:
         """End it by a signal, and assert that it ends well."""

@@ -14,11 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from benchmarks.serve import free_port
 from flux.gateway.app import application
 from flux.gateway.gateway import Gateway
 from flux.gateway.openapi import document
 from flux.vault.location import Folder
-from tests.flux.gateway_process import free_port
 
 
 class LiveGateway:

@@ -29,7 +29,7 @@ def test_a_stream_is_read_alike_in_every_life(tmp_path: Path) -> None:
         owner = owned(catalogue, of, log)  # another segment
         for number in range(40):
             pushed(owner, clicks(number), 0)
-    check_source(flux.events(str(tmp_path), "clicks"), quiet_s=0.2)
+    check_source(flux.events(str(tmp_path), "clicks"), rows=500, quiet_s=0.1)
 
 
 def test_events_bring_their_time_of_arrival_unless_they_have_a_time(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from flux.eventlog.log_store import SegmentId
 from flux.eventlog.records import DamagedLog, PushName, Stored
 from tests.laws.event_log_model import LawBroken, Run, VirtualStore
 
-SEEDS = 250
+#: Others: ``for seed in range(1000, 16000): Run(seed).go()``, four minutes.
+SEEDS = 120
 
 
 def test_each_answered_event_is_in_the_log_once_at_its_position_for_every_owner_and_reader() -> None:
@@ -32,7 +33,7 @@ def test_each_answered_event_is_in_the_log_once_at_its_position_for_every_owner_
         "segment removed",
         "answered",
     }
-    assert {event for event, times in happened.items() if times >= 50} >= expected, happened
+    assert {event for event, times in happened.items() if times >= 20} >= expected, happened
 
 
 class AnswersBeforeTheFlush(LogOwner):
@@ -123,9 +124,9 @@ class AnswersRepeatsAtOnce(LogOwner):
     ],
 )  # fmt: skip
 def test_a_rule_that_is_left_out_breaks_a_law(make: Callable[[int], Run]) -> None:
-    for seed in range(4 * SEEDS):
+    for seed in range(8 * SEEDS):
         try:
             make(seed).go()
         except (LawBroken, DamagedLog):
             return
-    pytest.fail(f"none of {4 * SEEDS} runs shows it")
+    pytest.fail(f"none of {8 * SEEDS} runs shows it")
