@@ -62,6 +62,7 @@ from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.membership import Membership
 from controller.replicas.moves import MovePhase
 from controller.replicas.replica_safety import Life
+from controller.report.feeds import told_feeds
 from controller.report.links import lent, told
 from controller.report.metrics import Metrics
 from controller.report.progress import Level
@@ -346,7 +347,11 @@ class RequestHandler:
             failed=failed_stages(core.plans),
             checkpoint=_kept(report.get("checkpoint")),
             missing=available.get("message", ""),
-            links=[*map(told, report.get("links", ())), *map(lent, report.get("loans", ()))],
+            links=[
+                *map(told, report.get("links", ())),
+                *map(lent, report.get("loans", ())),
+                *told_feeds(report.get("feeds", ())),
+            ],
             tentative=available.get("stages", []),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
             lag_units={s["name"]: s["lag"]["unit"] for s in report.get("sources", ()) if "unit" in s.get("lag", ())},

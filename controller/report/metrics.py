@@ -214,6 +214,7 @@ class Metrics(Collector):
             self._one(
                 "flux_links_down", "Links between workers over which nothing comes", float(len(report.get("links", ())))
             ),
+            *self._of_feeds(report.get("feeds", ())),
             *self._of_workers(workers, busy),
             *self._of_events(),
         ]
@@ -307,6 +308,15 @@ class Metrics(Collector):
                 if stage.get(key) is not None:
                     self._add(gauge, stage[key], name)
         return [rows_in, rows_out, rate, queued, latency, wanted, safe, short, replicas, kept, state, size, age, loss]
+
+    def _of_feeds(self, feeds: Iterable[dict[str, Any]]) -> list[Metric]:
+        firsts = self._counter("flux_first_arrivals", "Messages that came first over a feed", "worker", "feed")
+        twice = self._counter("flux_duplicate_bytes", "Bytes that had come over another feed", "worker", "feed")
+        for entry in feeds:
+            names = str(entry["worker"]), str(entry["from"])
+            self._add(firsts, entry["firsts"], *names)
+            self._add(twice, entry["repeatedBytes"], *names)
+        return [firsts, twice]
 
     def _of_event_time(self, stages: list[dict[str, Any]]) -> list[Metric]:
         lag = self._gauge("flux_watermark_lag_seconds", "Time by which the watermark is behind the clock", "stage")

@@ -22,6 +22,7 @@ from controller.replicas.membership import Member, Membership
 from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
 from controller.report.failures import Availabilities
+from controller.report.feeds import FeedRaces, feeds
 from controller.report.links import LinksDown, links_down, loans
 from controller.report.silence import silent_streams
 from controller.report.watermarks import EventTimes, MicroBatchTime
@@ -350,6 +351,7 @@ class Progress:
     _event_times: EventTimes = field(init=False)
     _availabilities: Availabilities = field(init=False)
     _links: LinksDown = field(default_factory=LinksDown)
+    _races: FeedRaces = field(default_factory=FeedRaces)
 
     def __post_init__(self) -> None:
         self._by_stage = {}
@@ -446,9 +448,11 @@ class Progress:
             "stages": stages,
             "workers": [self._worker(member, stats, now) for member, stats in workers],
         } | self._availabilities.report(stages)
-        links = links_down(members)
+        links, raced = links_down(members), feeds(members)
         self._links.note(links, wall or now)
-        result |= {name: entry for name, entry in (("links", links), ("loans", loans(members))) if entry}
+        self._races.note(raced, wall or now)
+        shown_if_any = ("links", links), ("loans", loans(members)), ("feeds", raced)
+        result |= {name: entry for name, entry in shown_if_any if entry}
         if members.vault is not None:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])
         if over:
@@ -476,8 +480,10 @@ class Progress:
         return self._availabilities.ended()
 
     def links_up(self, wall: float) -> Iterator[tuple[str, float]]:
-        """Yield the text of each link that was down and is up again, and the seconds for which it was down."""
-        return self._links.over(wall)
+        """Yield the text of each link that was down and is up again, and of races that second feeds have won, with their
+        seconds."""
+        yield from self._links.over(wall)
+        yield from self._races.over(wall)
 
     def _worker(self, member: Member, stats: Mapping[str, Any], now: float) -> dict[str, Any]:
         return {

@@ -142,6 +142,20 @@ class LentRows(NamedTuple):
     slices: Natural
 
 
+class FeedRows(NamedTuple):
+    """Messages that a worker has got from the replicas of producers on one worker, of streams that may have several feeds."""
+
+    #: The worker that was read.
+    source: Id
+    #: Messages that were first.
+    firsts: Natural
+    #: Bytes that had come over another feed, or over one that was closed meanwhile.
+    repeated_bytes: Natural
+    #: Second feeds that were opened from there, and races that a feed from there has won.
+    opened: Natural
+    won: Natural
+
+
 def holds_back(time: SourceTime) -> bool:
     """Tell whether readers that are farther ahead wait for this one (design: alignment)."""
     return time.watermark > NEVER and time.state not in (ReaderState.IDLE, ReaderState.ENDED)
@@ -346,6 +360,8 @@ class Statistics(TypedDict, total=False):
     silent: list[SilentStream]
     detours: list[Detour]
     lent: list[LentRows]
+    #: Left out by a worker whose streams have one feed each.
+    feeds: list[FeedRows]
     #: The state of replicas with availability is beyond its limit here, and the other inputs are to stand still.
     state_full: bool
     #: How often the logs have been emptied (``flux.worker.core``).

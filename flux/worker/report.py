@@ -22,6 +22,7 @@ from flux.state.standby import Standby
 from flux.wire.statistics import (
     TOLD_SHARE,
     Detour,
+    FeedRows,
     Forfeited,
     KeptCheckpoint,
     Lag,
@@ -68,6 +69,7 @@ def stats(core: WorkerCore) -> Statistics:
         "silent": silent(core.reading),
         "detours": detours(core),
         "lent": lent(core),
+        **({"feeds": feeds(core)} if core.subscriptions.feeds.counts else {}),
         "state_full": core.watermarks.limit.stops,
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
         "behind": behind(core),
@@ -113,6 +115,15 @@ def lent(core: WorkerCore) -> list[LentRows]:
         )
         for lender, streams in found.items()
     ]  # fmt: skip
+
+
+def feeds(core: WorkerCore) -> list[FeedRows]:
+    """List the workers that are read over feeds of which a stream may have several (design: feeds)."""
+    return [
+        FeedRows(source, counts.firsts, counts.repeated_bytes, counts.opened, counts.won)
+        for source, counts in sorted(core.subscriptions.feeds.counts.items())
+        if source >= 0
+    ]
 
 
 def silent(reading: SourceScheduler) -> list[SilentStream]:

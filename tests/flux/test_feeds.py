@@ -15,6 +15,7 @@ from flux.reach.hedging import BUDGET, LEAST_S, RACE_S, FurtherFeeds
 from flux.wire.messages import Ack, Data, Hello, Resume
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
+from flux.worker.report import stats
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 
@@ -293,3 +294,13 @@ def test_the_setting_is_for_stages_that_do_not_say_it() -> None:
 
     plan = planned(before, flux.stage(partitions=1, replicas=2, feeds="all")(Kept), feeds=HEDGED)
     assert [stage.feeds for stage in plan.stages] == [HEDGED, ALL]
+
+
+def test_the_reports_of_a_worker_name_its_feeds() -> None:
+    reader = Reader(HEDGED)
+    assert "feeds" not in stats(reader.core)
+    sequence = reader.lively()
+    reader.later(0.031)
+    reader.send(OTHER, sequence)
+    reader.send(PRIMARY, sequence, decoded=False)
+    assert stats(reader.core)["feeds"] == [(PRIMARY, sequence, 100, 0, 0), (OTHER, 1, 0, 1, 1)]
