@@ -487,6 +487,9 @@ class PlanChanges:
         if len(gone) == len(plan.stages):
             board.end(failure.error)
             return
+        listed = [self.failed.get(plan.stages[stage].name) for stage in gone]
+        if all(each is not None and each.stage == stage for each, stage in zip(listed, gone, strict=True)):
+            return  # each replica tells of the same error, and the stages are about to go
         because = plan.stages[gone[0]].name
         self._note_failed(gone, failure.error, because, now)
         what = f"removal of {some([plan.stages[stage].name for stage in gone], NAMED)}, which failed"
@@ -498,10 +501,11 @@ class PlanChanges:
         for stage in gone:
             name = self._board.plan.stages[stage].name
             if name not in self.failed:
-                why = text_of(error) if name == because else f"it depends on {because}, which has failed"
+                summary = text_of(error, lambda failed: failed.summary)
+                why = summary if name == because else f"it depends on {because}, which has failed"
                 event = self._board.note(why, now, "stage failed", stage=name)
                 trace = getattr(error, "traceback", "")
-                self.failed[name] = FailedStage(name, stage, event.at, because, text_of(error), trace)
+                self.failed[name] = FailedStage(name, stage, event.at, because, summary, trace)
         for name in list(self.failed)[: max(len(self.failed) - FAILED_KEPT, 0)]:
             del self.failed[name]
 

@@ -138,6 +138,8 @@ class Replica:
         self._waiting = self.waits.by_stream
         #: The step that has begun and is not applied yet, because its output waits for room; None: there is none.
         self.under_way: ReplicaStep | None = None
+        #: A step has failed for good. The replica does nothing more, its step stays under way, and so no copy is made of it.
+        self.failed = False
         self.guard = UserCodeGuard(self.where, stage, self.context)
         self.operator: Operator = self.guard.operator
         _, self.gives_changes, self.goes_together, self.timed = self.guard.facts
@@ -343,6 +345,8 @@ class Replica:
     def ready(self, now: float) -> bool:
         """Tell whether there is something to do, and room for its output."""
         output = self.output
+        if self.failed:
+            return False
         if self.finished:
             return self._may_change()
         if self.frozen or output.room.full:

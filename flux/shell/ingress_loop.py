@@ -20,7 +20,6 @@ from flux.operators.batches import split
 from flux.shell.process import (
     ControllerLink,
     Rendezvous,
-    failure_of,
     refuse_rejected,
     register,
     short_collections,
@@ -45,6 +44,7 @@ from flux.wire.control import (
     TableMissed,
     TableSeen,
 )
+from flux.worker.effects import failure_of
 from flux.worker.table_follower import TableFollower
 from partitioning.table import Table
 from partitioning.warm_up import warm_up

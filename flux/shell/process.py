@@ -11,18 +11,16 @@ import gc
 import os
 import socket
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout
-from flux.operators.user_code import described, encodable, shortened, text_of
+from flux.errors import ProtocolError, QueryFailed, QueryTimeout
 from flux.shell.transport import Keys, Sockets
 from flux.wire.codec import decode_command
-from flux.wire.control import Failure, FromController, Register, Rejected, Stop, ToController, Welcome
+from flux.wire.control import FromController, Register, Rejected, Stop, ToController, Welcome
 from flux.wire.frames import encode
 
 #: Parameters of mallopt (malloc.h).
@@ -209,17 +207,6 @@ def usual_collections() -> None:
     """End ``short_collections``: Spark may use the process for something else."""
     if _found and gc.get_threshold()[0] == YOUNG:
         gc.set_threshold(*_found)
-
-
-def failure_of(node: int, error: BaseException) -> Failure:
-    """Return the error that ends the query, as the controller is told. An error that is not one of Flux's is a defect: it has
-    all of its frames."""
-    if isinstance(error, FluxError):
-        message = shortened(text_of(error, lambda failed: failed.summary))
-        return Failure(node=node, kind=type(error).__name__, message=message, traceback=encodable(error.traceback))
-    frames = shortened(encodable("".join(traceback.format_exception(error)).rstrip()))
-    message = f"worker {node} ended by {described(error)}"
-    return Failure(node=node, kind="QueryFailed", message=message, traceback=frames)
 
 
 class Stopped(Exception):

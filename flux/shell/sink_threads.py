@@ -278,13 +278,20 @@ class SinkThreads:
         self._queues = {key: queue for key, queue in self._queues.items() if key.stage in plan.stages}
 
     def check(self) -> None:
-        """Raise the error of a sink that is not transient, if its partition still has its primary here. To be called often."""
+        """Raise the error of a sink, as ``failures`` gives it."""
+        for _, error in self.failures():
+            raise error
+
+    def failures(self) -> Iterator[tuple[int, FluxError]]:
+        """Yield the stage and the error of each sink that has failed for good, if its partition still has its primary here. To be
+        called often."""
         self._ready.look()
         while not self._failed.empty():
-            failed = self._failed.get()
-            if failed.queue.life == failed.life:
-                raise failed.error
-            _note_led_elsewhere(failed.queue, failed.error)
+            queue, life, error = self._failed.get()
+            if queue.life == life and self._queues.get(PartitionKey(queue.stage.id, queue.partition)) is queue:
+                yield queue.stage.id, error
+            else:
+                _note_led_elsewhere(queue, error)
 
     # ---- for the state machine
 

@@ -28,7 +28,6 @@ from flux.shell.process import (
     ControllerLink,
     Rendezvous,
     Stopped,
-    failure_of,
     look_for_garbage,
     refuse_rejected,
     register,
@@ -64,7 +63,7 @@ from flux.wire.messages import Data, Install, Tentative
 from flux.wire.pulse import KIND, TURN, TURNS, WAITS
 from flux.wire.statistics import Statistics
 from flux.worker.core import WorkerCore
-from flux.worker.effects import ToConnection, ToController, needed_workers
+from flux.worker.effects import ToConnection, ToController, failure_of, needed_workers
 from flux.worker.pacing import GatherRest, Pacing
 from flux.worker.report import load as load_of
 from flux.worker.report import stats as stats_of
@@ -201,7 +200,8 @@ class WorkerLoop:
         there is nothing to do, and send the answers at once, before the next steps."""
         self._turns += 1
         now = began = time.monotonic()
-        self._sinks.check()
+        for stage, error in self._sinks.failures():
+            core.failures.take(core.plan, stage, error)
         rows, steps, aged_s = core.rows_in, core.steps, core.aged_s
         core.wall_ahead = time.time() - now
         note = core.note

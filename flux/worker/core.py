@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.dataflow.plan import FromStage, Plan
-from flux.errors import Fenced, ProtocolError, RefusedError
+from flux.errors import Fenced, ProtocolError, RefusedError, UserCodeError
 from flux.exchange.feed import Counters
 from flux.exchange.producer import ToWorker, unread_due
 from flux.reach.lending import Lender
@@ -63,7 +63,15 @@ from flux.wire.messages import (
 from flux.wire.parts import PartLimits
 from flux.wire.pulse import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
 from flux.worker.checkpoint_scheduler import CheckpointScheduler
-from flux.worker.effects import LOCAL, Effect, ToConnection, ToController, WorkerExtension, to_control
+from flux.worker.effects import (
+    LOCAL,
+    Effect,
+    StageFailures,
+    ToConnection,
+    ToController,
+    WorkerExtension,
+    to_control,
+)
 from flux.worker.hosted_replicas import HostedReplicas
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.pacing import Pacing
@@ -132,6 +140,7 @@ class WorkerCore:
         #: Time before which no worker is to be told of elements here of a stream that it reads elsewhere.
         self._unread_at = np.inf
         self._effects: deque[Effect] = deque()
+        self.failures = StageFailures(worker, self._effects.append)
         self.leaving = OutputDelivery(worker, plan, self.replicas, self._effects.append, self.turns.wake)
         self.order_exchange = OrderExchange(
             self.replicas, self.hosted.followers, plan.settings, self.counters, self.turns.wake, self.leaving.report
@@ -472,7 +481,13 @@ class WorkerCore:
         first, note = steps[0], self.note
         note[WHAT], note[PARTITION], note[STEP], note[KIND] = *first.key, first.number, IN_STEP
         turns = [(self.replicas[step.key], step) for step in steps]
-        applied = [turns[0][0].apply(first)] if len(turns) == 1 else apply_together(turns)
+        try:
+            applied = [turns[0][0].apply(first)] if len(turns) == 1 else apply_together(turns)
+        except UserCodeError as error:
+            self.failures.take(self.plan, first.key.stage, error)
+            for replica, _ in turns:
+                replica.failed = True
+            return
         note[KIND] = TURN
         rows = [
             step.rows.num_rows if done and step.rows is not None else 0
@@ -513,6 +528,7 @@ class WorkerCore:
 
     def report_again(self) -> None:
         """Repeat all reports, because the connection to the controller was lost, and perhaps reports with it."""
+        self.failures.report_again(self.plan)
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
         self._said_kept = False
         for replica in self.replicas.values():

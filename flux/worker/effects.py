@@ -9,17 +9,22 @@ never closed, a worker of a large cluster would have one to every other worker a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import pyarrow as pa
 
+from flux.dataflow.plan import Plan
+from flux.errors import FluxError
 from flux.exchange.producer import ToWorker
+from flux.operators.user_code import described, encodable, shortened, text_of
 from flux.replica.order_exchange import CaughtUp, Diverged
 from flux.state.sender import Aside
 from flux.wire.control import (
     Checkpointed,
+    Failure,
     GetPlan,
     PartitionFinished,
     PlanSeen,
@@ -58,6 +63,7 @@ class ToController(msgspec.Struct, frozen=True):
         | Unreached
         | PlanSeen
         | GetPlan
+        | Failure
     )
 
 
@@ -127,3 +133,39 @@ class WorkerExtension(Protocol):
 
     def due(self) -> float:
         """Return the time at which ``passed`` must be called again at the latest, if nothing happens before."""
+
+
+class StageFailures:
+    """Errors of the user's code on this worker, by the stage that they end (design: stage-fails)."""
+
+    def __init__(self, worker: int, tell: Callable[[ToController], None]) -> None:
+        self._worker = worker
+        self._tell = tell
+        self._failures: dict[int, Failure] = {}
+
+    def take(self, plan: Plan, stage: int, error: FluxError) -> None:
+        """Take an error in a stage. Raises it, and so ends the query, unless the user has asked that only the stage ends. A stage
+        that has been removed meanwhile has no errors any more."""
+        if plan.settings.on_failure != "stage":
+            raise error
+        if stage in plan.stages and stage not in self._failures:
+            self._failures[stage] = failure_of(self._worker, error, stage)
+            self._tell(ToController(self._failures[stage]))
+
+    def report_again(self, plan: Plan) -> None:
+        """Repeat the reports about stages that are still there, because they may be lost."""
+        self._failures = {stage: failure for stage, failure in self._failures.items() if stage in plan.stages}
+        for failure in self._failures.values():
+            self._tell(ToController(failure))
+
+
+def failure_of(node: int, error: BaseException, stage: int = -1) -> Failure:
+    """Return the error that ends the query, as the controller is told, or only a ``stage``. An error that is not one of Flux's is
+    a defect: it has all of its frames."""
+    if isinstance(error, FluxError):
+        message = shortened(text_of(error, lambda failed: failed.summary))
+        trace = encodable(error.traceback)
+        return Failure(node=node, kind=type(error).__name__, message=message, traceback=trace, stage=stage)
+    frames = shortened(encodable("".join(traceback.format_exception(error)).rstrip()))
+    message = f"worker {node} ended by {described(error)}"
+    return Failure(node=node, kind="QueryFailed", message=message, traceback=frames, stage=stage)

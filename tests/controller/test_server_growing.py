@@ -39,7 +39,7 @@ def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
 @flux.stage(partitions=1)
 class Kept(flux.Operator):
     def open(self, context: flux.Context) -> None:
-        self.seen = SEEN.setdefault(int(context.stage[4:] or 0), [])
+        self.seen = SEEN.setdefault(int(context.stage.removeprefix("Kept").removeprefix("Bad") or 0), [])
 
     def process(self, batch: pa.RecordBatch) -> None:
         self.seen.extend(batch.column(0).to_pylist())
@@ -143,3 +143,77 @@ def test_an_empty_change_is_none(query: ThreadQuery) -> None:
     query.server.seal()
     with pytest.raises(UsageError, match="sealed"):
         add(query, "Kept8")
+
+
+# ---- stages that fail
+
+
+@flux.stage(partitions=2, replicas=2)
+class Bad(flux.Operator):
+    """Fails at a row, with all its replicas."""
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        if max(batch.column(0).to_pylist()) >= 10:
+            raise ValueError("boom")
+
+
+class Refusing(flux.Sink):
+    def write(self, batch: pa.RecordBatch, position: object) -> None:
+        if max(batch.column(0).to_pylist()) >= 10:
+            raise ValueError("the outside says no")
+
+
+def until(there: object, limit_s: float = LIMIT_S) -> None:
+    assert callable(there)
+    end = time.monotonic() + limit_s
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_stage_whose_code_fails_ends_alone_and_begins_anew_under_its_name() -> None:
+    SEEN.clear()
+    GO_ON.clear()
+    numbers = passed(flux.source(read, SCHEMA, 1, "numbers"))
+    with ThreadQuery(
+        Kept(numbers), Bad(numbers), operate=False, on_failure="stage", replicas_allow_same_executor=True
+    ) as query:
+        query.started()
+        core = query.server.core
+        until(lambda: "Bad" in core.plans.failed and query.server.plan.version == 1)
+        failed = core.plans.failed["Bad"]
+        assert "stage Bad" in failed.error
+        assert "process() raised ValueError: boom" in failed.error
+        assert "raise ValueError" in failed.traceback
+        assert "Traceback" not in failed.error
+        assert [stage.name for stage in query.server.plan.stages] == ["passed", "Kept"]
+        assert [event.stage for event in core.repairs.history if event.kind == "stage failed"] == ["Bad"]
+        others = rows(0, len(SEEN[0]) + 20)
+        assert others == list(range(len(others))), "the other stage has noticed nothing"
+        add(query, "Bad")
+        assert not core.plans.failed
+        GO_ON.set()
+
+
+def test_a_sink_that_gives_up_ends_its_stage_alone() -> None:
+    SEEN.clear()
+    GO_ON.clear()
+    numbers = passed(flux.source(read, SCHEMA, 1, "numbers"))
+    with ThreadQuery(Kept(numbers), numbers.to(Refusing()), operate=False, on_failure="stage", replicas=1) as query:
+        query.started()
+        core = query.server.core
+        until(lambda: core.plans.failed and query.server.plan.version == 1)
+        (failed,) = core.plans.failed.values()
+        assert "the outside says no" in failed.error
+        others = rows(0, len(SEEN[0]) + 20)
+        assert others == list(range(len(others)))
+        GO_ON.set()
+
+
+def test_an_error_in_all_stages_ends_the_query() -> None:
+    GO_ON.clear()
+    with ThreadQuery(
+        Bad(passed(flux.source(read, SCHEMA, 1, "numbers"))), operate=False, replicas_allow_same_executor=True
+    ) as query:
+        assert "boom" in str(query.error())
+        GO_ON.set()

@@ -20,10 +20,10 @@ from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.exchange.source_streams import packed
 from flux.operators.user_code import closed, described, encodable, text_of, user_traceback
 from flux.settings import Settings
-from flux.shell.process import failure_of
 from flux.shell.sink_threads import RETRY_LINE_S, SinkRetries, SinkThreads
 from flux.wire.codec import decode_report
 from flux.wire.frames import encode
+from flux.worker.effects import failure_of
 from spark_integration.tasks.shipping import check_shipping
 
 NAME = os.fsdecode(b"/data/\xff.csv")  # half of a surrogate, for which UTF-8 has no bytes

@@ -20,11 +20,11 @@ from flux.exchange.log import Rows
 from flux.exchange.slices import SMALL_ROWS
 from flux.operators.user_code import raised_by_user
 from flux.settings import Settings
-from flux.shell.process import failure_of
 from flux.wire.messages import Mark, Resume
 from flux.wire.pulse import KIND, PARTITION, READS, TURN, WHAT
 from flux.wire.statistics import SourceLag
 from flux.worker.core import WorkerCore
+from flux.worker.effects import failure_of
 from flux.worker.pacing import BATCHES, READ_S, STARVED_S
 from flux.worker.report import stats
 from flux.worker.source_scheduler import IDLE_SOURCE_S, QUIET_S, TOGETHER
