@@ -58,14 +58,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests without a JVM first, those that need executors of their own last, and of these at the very end those after
-    which executors are missing for a while: each kind of session starts once. A second process runs all that need no
-    executors of their own: both processes take about as long."""
+    """Tests without a JVM first, then those of ``spark``, of ``slots`` and of ``cluster``, and at the very end those after which
+    executors are missing for a while: each kind of session starts once. A second process runs those of the first two kinds: both
+    processes take about as long."""
 
     def kind(item: pytest.Item) -> int:
-        if "cluster" in getattr(item, "fixturenames", ()):
-            return 3 if item.get_closest_marker("costs_an_executor") else 2
-        return int(item.get_closest_marker("spark") is not None)
+        fixtures = getattr(item, "fixturenames", ())
+        if "cluster" in fixtures:
+            return 4 if item.get_closest_marker("costs_an_executor") else 3
+        return 2 if "slots" in fixtures else int(item.get_closest_marker("spark") is not None)
 
     for item in items:
         if kind(item) < 2:

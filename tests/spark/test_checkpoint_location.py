@@ -104,17 +104,17 @@ def test_a_query_that_loses_all_its_workers_goes_on_when_others_have_come(cluste
 @pytest.mark.long  # tests/flux/test_moved_location.py shows the same without Spark
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_location_that_is_renamed_or_removed_under_a_query_ends_it_and_nothing_comes_twice(
-    cluster: Any, tmp_path: Path
+    slots: Any, tmp_path: Path
 ) -> None:
     location, elsewhere = tmp_path / "location", tmp_path / "elsewhere"
     for part, why in ((8, f"{location} was moved to {elsewhere} while"), (3, "shown was written there again")):
-        query = started(cluster, tmp_path)
+        query = started(slots, tmp_path)
         try:
             until(lambda query=query, part=part: rows_in(query) > TOTAL // part, "some of the rows")
             if part == 8:
                 location.rename(elsewhere)
                 with pytest.raises(flux.UsageError, match=r"that query has not ended yet|was moved to"):
-                    started(cluster, tmp_path)
+                    started(slots, tmp_path)
             else:
                 shutil.rmtree(location)
             with pytest.raises(flux.QueryFailed, match=why):
@@ -124,10 +124,10 @@ def test_a_location_that_is_renamed_or_removed_under_a_query_ends_it_and_nothing
             query.stop()
         if part == 8:
             with pytest.raises(flux.UsageError, match=f"was moved to {elsewhere} while a query wrote to it"):
-                started(cluster, tmp_path)
+                started(slots, tmp_path)
             elsewhere.rename(location)
     (tmp_path / "gate").touch()
-    query = started(cluster, tmp_path)
+    query = started(slots, tmp_path)
     try:
         assert query.awaitTermination(WAIT_S)
     finally:
@@ -138,10 +138,10 @@ def test_a_location_that_is_renamed_or_removed_under_a_query_ends_it_and_nothing
 
 @pytest.mark.long  # tests/flux/test_older_copies.py and a test of Kafka through Spark show the same
 @pytest.mark.usefixtures("nothing_left_behind")
-def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(cluster: Any, tmp_path: Path) -> None:
+def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(slots: Any, tmp_path: Path) -> None:
     location, older, newest = tmp_path / "location", tmp_path / "older", tmp_path / "newest"
     for part, copy in ((4, older), (2, newest)):
-        query = started(cluster, tmp_path)
+        query = started(slots, tmp_path)
         until(lambda query=query, part=part: rows_in(query) > TOTAL // part, "some of the rows")
         query.stop()
         shutil.copytree(location, copy)
@@ -149,7 +149,7 @@ def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(
     shutil.rmtree(location)
     shutil.copytree(older, location)
     (tmp_path / "gate").touch()
-    query = started(cluster, tmp_path)
+    query = started(slots, tmp_path)
     with pytest.raises(
         flux.QueryFailed, match=rf"the checkpoint location {location} is an older copy.*--forget-output"
     ):
@@ -158,7 +158,7 @@ def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(
     shutil.copytree(tmp_path / "rows", tmp_path / "rows of the newest")
     shutil.rmtree(location)
     shutil.copytree(newest, location)
-    query = started(cluster, tmp_path)
+    query = started(slots, tmp_path)
     assert query.awaitTermination(WAIT_S)
     query.stop()
     check_rows(tmp_path)
@@ -168,7 +168,7 @@ def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(
     (tmp_path / "rows of the newest").rename(tmp_path / "rows")
     forgotten = subprocess.run([*FLUX, "checkpoints", str(location), "--forget-output"], capture_output=True, text=True)
     assert forgotten.returncode == 0, forgotten.stderr
-    query = started(cluster, tmp_path)
+    query = started(slots, tmp_path)
     assert query.awaitTermination(WAIT_S)
     query.stop()
     found = pyarrow.dataset.dataset(tmp_path / "rows", format="parquet", exclude_invalid_files=True).to_table()
@@ -178,12 +178,12 @@ def test_an_older_copy_of_a_location_is_refused_and_its_output_can_be_forgotten(
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-def test_output_that_goes_to_another_folder_from_now_on_is_not_left_out(cluster: Any, tmp_path: Path) -> None:
-    query = started(cluster, tmp_path)
+def test_output_that_goes_to_another_folder_from_now_on_is_not_left_out(slots: Any, tmp_path: Path) -> None:
+    query = started(slots, tmp_path)
     until(lambda: rows_in(query) > TOTAL // 3, "some of the rows")
     query.stop()
     (tmp_path / "gate").touch()
-    query = started(cluster, tmp_path, folder="others")
+    query = started(slots, tmp_path, folder="others")
     assert query.awaitTermination(WAIT_S)
     query.stop()
     tables = [
@@ -199,16 +199,16 @@ def test_output_that_goes_to_another_folder_from_now_on_is_not_left_out(cluster:
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_query_that_was_stopped_or_lost_its_vault_goes_on_with_other_numbers_of_workers(
-    cluster: Any, tmp_path: Path
+    slots: Any, tmp_path: Path
 ) -> None:
     ids = set()
     for workers, part in ((3, 8), (2, 3)):
-        query = started(cluster, tmp_path, workers)
+        query = started(slots, tmp_path, workers)
         ids.add(query.id)
         try:
             until(lambda query=query, part=part: rows_in(query) > TOTAL // part, "some of the rows")
             with pytest.raises(flux.UsageError, match=r"is active, and checkpointLocation=.*: stop it first"):
-                started(cluster, tmp_path, 9)  # who runs a cell of a notebook again hears this, and not of slots
+                started(slots, tmp_path, 9)  # who runs a cell of a notebook again hears this, and not of slots
             if part == 3:
                 (vault,) = vaults()
                 vault.kill()
@@ -216,9 +216,9 @@ def test_a_query_that_was_stopped_or_lost_its_vault_goes_on_with_other_numbers_o
                     query.awaitTermination(WAIT_S)
         finally:
             query.stop()
-    refuses_what_does_not_fit(cluster, tmp_path)
+    refuses_what_does_not_fit(slots, tmp_path)
     (tmp_path / "gate").touch()
-    query = started(cluster, tmp_path, 3)
+    query = started(slots, tmp_path, 3)
     ids.add(query.id)
     try:
         assert query.awaitTermination(WAIT_S)
@@ -226,7 +226,7 @@ def test_a_query_that_was_stopped_or_lost_its_vault_goes_on_with_other_numbers_o
         query.stop()
     assert len(ids) == 1
     check_rows(tmp_path)
-    again = started(cluster, tmp_path, 2)  # all is there already
+    again = started(slots, tmp_path, 2)  # all is there already
     try:
         assert again.awaitTermination(WAIT_S)
     finally:
@@ -234,20 +234,20 @@ def test_a_query_that_was_stopped_or_lost_its_vault_goes_on_with_other_numbers_o
     check_rows(tmp_path)
 
 
-def refuses_what_does_not_fit(cluster: Any, tmp_path: Path) -> None:
+def refuses_what_does_not_fit(slots: Any, tmp_path: Path) -> None:
     location = tmp_path / "location"
     other = flux.stage(key="key", partitions=8, schema=SEEN)(Seen)
     rows = other(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
     flow = flux.to_parquet(rows, str(tmp_path / "other"))
     with pytest.raises(flux.UsageError, match="stage 'Seen': partitions was 4 and is 8"):
-        flow.start(spark=cluster, workers=2, checkpointLocation=location)
+        flow.start(spark=slots, workers=2, checkpointLocation=location)
     location.chmod(0o755)
     with pytest.raises(flux.UsageError, match=r"mode 0755.*chmod 700"):
-        started(cluster, tmp_path)
+        started(slots, tmp_path)
     location.chmod(0o700)
     for where, why in (("zz://bucket/x", "Unrecognized filesystem"), (tmp_path / "rows", "mode")):
         with pytest.raises(flux.UsageError, match=why):
-            flow.start(spark=cluster, workers=2, checkpointLocation=where)
+            flow.start(spark=slots, workers=2, checkpointLocation=where)
 
 
 PROGRAM = """
@@ -273,7 +273,7 @@ def rows_there(tmp_path: Path) -> int:
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_a_location_from_before_modules_were_moved_goes_on_and_gives_the_plain_answer(
-    cluster: Any, tmp_path: Path
+    slots: Any, tmp_path: Path
 ) -> None:
     """It holds checkpoints, and steps ordered since."""
     location = tmp_path / "location"
@@ -282,7 +282,7 @@ def test_a_location_from_before_modules_were_moved_goes_on_and_gives_the_plain_a
     for file in location.iterdir():
         file.chmod(0o600)
     (tmp_path / "gate").write_text(str(kept_location.ALL))
-    query = kept_location.start(cluster, location, tmp_path / "gate", tmp_path / "results")
+    query = kept_location.start(slots, location, tmp_path / "gate", tmp_path / "results")
     try:
         assert query.awaitTermination(WAIT_S)
     finally:

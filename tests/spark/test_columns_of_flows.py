@@ -166,7 +166,7 @@ def test_a_row_without_an_answer_ends_the_query_with_its_place(spark: Any, data:
 @pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.parametrize("kind", ["numbered", pytest.param("counted", marks=pytest.mark.long)])
 def test_rows_that_pass_are_counted_once_and_in_order_when_a_worker_is_killed(
-    cluster: Any, tmp_path: Path, kind: str
+    slots: Any, tmp_path: Path, kind: str
 ) -> None:
     folder, gate = tmp_path / "rows", tmp_path / "gate"
     read = (
@@ -177,7 +177,7 @@ def test_rows_that_pass_are_counted_once_and_in_order_when_a_worker_is_killed(
     count = flux.stage(key="key", partitions=4, replicas=2, schema=SEEN)(Seen)
     flow = count(read.where("key % 30 = 7").selectExpr("key", "sequence")).where("sequence % 2 = 0")
     query = flow.to_parquet(str(folder), roll_every="200ms").start(
-        spark=cluster, workers=3, progress_interval="100ms", checkpoint_interval="200ms"
+        spark=slots, workers=3, progress_interval="100ms", checkpoint_interval="200ms"
     )
     try:
         until(lambda: rows_in(query) > KEYS * PARTITIONS * (ROUNDS - LAST_ROUNDS) // 4, "some of the rows")
@@ -190,7 +190,7 @@ def test_rows_that_pass_are_counted_once_and_in_order_when_a_worker_is_killed(
         assert query.awaitTermination(WAIT_S)
     finally:
         query.stop()
-    found = cluster.read.parquet(str(folder)).toPandas()
+    found = slots.read.parquet(str(folder)).toPandas()
     keys = len([key for key in range(KEYS * PARTITIONS) if key % 30 == 7])
     assert len(found) == keys * ROUNDS // 2
     assert found.groupby(["key", "sequence"]).size().max() == 1

@@ -41,10 +41,10 @@ def happened() -> list[str]:
     return [event["kind"] for event in parsed("history", "clicks")["events"] if event["kind"] != "balance"]
 
 
-def test_a_query_is_looked_at_moved_about_grown_emptied_and_rehearsed_with_the_flux_command(cluster: Any) -> None:
+def test_a_query_is_looked_at_moved_about_grown_emptied_and_rehearsed_with_the_flux_command(slots: Any) -> None:
     flow = Void(Counts(flux.source(ticks, schema="k BIGINT", partitions=3, name="ticks")))
     query = flux.start(
-        flow, spark=cluster, workers=3, queryName="clicks", progress_interval="100ms", balance_round="100ms",
+        flow, spark=slots, workers=3, queryName="clicks", progress_interval="100ms", balance_round="100ms",
         balance_threshold=1.0,  # nothing moves for load: on a busy machine some worker may look slow
     )  # fmt: skip
     try:

@@ -105,7 +105,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_each_row_comes_once_whatever_happens_to_files_workers_and_the_query(
-    cluster: Any, tmp_path: Path, writer: Writer
+    slots: Any, tmp_path: Path, writer: Writer
 ) -> None:
     def started(workers: int) -> Any:
         files = echo(flux.files(tmp_path / "in", schema="n long", partitions=3, poll="50ms"))
@@ -113,7 +113,7 @@ def test_each_row_comes_once_whatever_happens_to_files_workers_and_the_query(
         return flux.start(
             files.to_parquet(tmp_path / "out", roll_every="200ms"),
             stream.to_parquet(tmp_path / "ticks", roll_every="200ms"),
-            spark=cluster, workers=workers, checkpointLocation=tmp_path / "location", progress_interval="100ms",
+            spark=slots, workers=workers, checkpointLocation=tmp_path / "location", progress_interval="100ms",
             checkpoint_interval="200ms",
         )  # fmt: skip
 

@@ -92,10 +92,10 @@ def seen(query: Query) -> dict[str, int]:
     return query.lastProgress["stages"][1] if query.lastProgress else {"rowsIn": 0, "rowsOut": 0}
 
 
-def test_sessions_are_closed_in_time_also_by_a_copy_that_has_taken_over(cluster: Any, tmp_path: Path) -> None:
+def test_sessions_are_closed_in_time_also_by_a_copy_that_has_taken_over(slots: Any, tmp_path: Path) -> None:
     flow = Sessions(echo(flux.source(bursts(tmp_path), KEY, partitions=PARTITIONS)))
     query = flux.start(
-        flow, spark=cluster, workers=3, keep_output=True, progress_interval="50ms", heartbeat_timeout="5s",
+        flow, spark=slots, workers=3, keep_output=True, progress_interval="50ms", heartbeat_timeout="5s",
         workers_timeout=WAIT_S,
     )  # fmt: skip
     try:

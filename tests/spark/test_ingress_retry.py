@@ -89,10 +89,10 @@ def kill_half_way(query: Any, tmp_path: Path) -> Any:
     return about, member
 
 
-def start(cluster: Any, tmp_path: Path, changing: bool) -> tuple[Any, Any]:
+def start(slots: Any, tmp_path: Path, changing: bool) -> tuple[Any, Any]:
     """A query over an input that is held up, and the same rows for Spark itself."""
     (tmp_path / "tried").mkdir()
-    plain = cluster.range(0, BATCH * BATCHES * PARTITIONS, 1, PARTITIONS).selectExpr("id % 41 as k", "id as v")
+    plain = slots.range(0, BATCH * BATCHES * PARTITIONS, 1, PARTITIONS).selectExpr("id % 41 as k", "id as v")
     slow = held_up(str(tmp_path / "gate"), str(tmp_path / "tried"), changing)
     name = str(tmp_path / "out")
 
@@ -111,8 +111,8 @@ def start(cluster: Any, tmp_path: Path, changing: bool) -> tuple[Any, Any]:
     return flow.start(batch_max_rows=BATCH, workers=2, queryName="retried"), plain
 
 
-def test_a_killed_ingress_task_is_run_again_and_the_result_is_exact(cluster: Any, tmp_path: Path) -> None:
-    query, plain = start(cluster, tmp_path, changing=False)
+def test_a_killed_ingress_task_is_run_again_and_the_result_is_exact(slots: Any, tmp_path: Path) -> None:
+    query, plain = start(slots, tmp_path, changing=False)
     try:
         killed, member = kill_half_way(query, tmp_path)
         assert query.awaitTermination(WAIT_S)
@@ -129,8 +129,8 @@ def test_a_killed_ingress_task_is_run_again_and_the_result_is_exact(cluster: Any
     assert duplicates == 0
 
 
-def test_an_input_that_gives_other_rows_when_it_is_read_again_is_refused_by_name(cluster: Any, tmp_path: Path) -> None:
-    query, _ = start(cluster, tmp_path, changing=True)
+def test_an_input_that_gives_other_rows_when_it_is_read_again_is_refused_by_name(slots: Any, tmp_path: Path) -> None:
+    query, _ = start(slots, tmp_path, changing=True)
     try:
         kill_half_way(query, tmp_path)
         with pytest.raises(flux.NonDeterministicInputError, match=rf"partition {KILLED} .*not deterministic"):

@@ -173,8 +173,8 @@ def gate(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("replicas", [2])
-def test_partitions_move_all_the_time_while_rows_flow(cluster: Any, gate: Path, replicas: int) -> None:
-    with Run(cluster, gate, workers=3, replicas=replicas, balance_enabled=False) as run:
+def test_partitions_move_all_the_time_while_rows_flow(slots: Any, gate: Path, replicas: int) -> None:
+    with Run(slots, gate, workers=3, replicas=replicas, balance_enabled=False) as run:
         places = [("echo", p) for p in range(4)] + [("Detector", p) for p in range(3)]
         for number in range(2 * len(places)):
             stage, partition = places[number % len(places)]
@@ -189,8 +189,8 @@ def test_partitions_move_all_the_time_while_rows_flow(cluster: Any, gate: Path, 
         run.check()
 
 
-def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(cluster: Any, gate: Path) -> None:
-    with Run(cluster, gate, workers=3, balance_enabled=False) as run:
+def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(slots: Any, gate: Path) -> None:
+    with Run(slots, gate, workers=3, balance_enabled=False) as run:
         _, second = run.holders("echo", 0)
         third = run.other_worker("echo", 0)
         with pytest.raises(flux.UsageError, match=f"echo/0: worker {second} holds a replica already"):
@@ -216,8 +216,8 @@ def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(cluster: An
 
 
 @pytest.mark.parametrize("victim", [pytest.param("source", marks=pytest.mark.long), "target"])
-def test_a_worker_is_killed_in_the_middle_of_a_move(cluster: Any, gate: Path, victim: str) -> None:
-    with Run(cluster, gate, 3, balance_enabled=False) as run:
+def test_a_worker_is_killed_in_the_middle_of_a_move(slots: Any, gate: Path, victim: str) -> None:
+    with Run(slots, gate, 3, balance_enabled=False) as run:
         source, target = run.holders("Detector", 0)[0], run.other_worker("Detector", 0)
         run.hold.touch()
         with pytest.raises(flux.QueryTimeout, match=r"Detector/0 to worker \d+ \((retain|copy|waiting)\)"):
@@ -246,8 +246,8 @@ def test_a_worker_is_killed_in_the_middle_of_a_move(cluster: Any, gate: Path, vi
 # ---- workers that leave and come
 
 
-def test_a_worker_that_is_drained_leaves_and_the_others_go_on(cluster: Any, gate: Path) -> None:
-    with Run(cluster, gate, workers=3) as run:
+def test_a_worker_that_is_drained_leaves_and_the_others_go_on(slots: Any, gate: Path) -> None:
+    with Run(slots, gate, workers=3) as run:
         worker = run.holders("Detector", 0)[0]
         run.query.drain(worker, timeout=WAIT_S)
         assert worker not in run.query.members()
@@ -261,10 +261,10 @@ def test_a_worker_that_is_drained_leaves_and_the_others_go_on(cluster: Any, gate
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(cluster: Any, gate: Path, replicas: int) -> None:
+def test_a_query_grows_from_two_workers_to_four_and_shrinks_again(slots: Any, gate: Path, replicas: int) -> None:
     # Nothing moves for load: on a busy machine some worker may look slow.
     calm = {"balance_round": "200ms", "balance_threshold": 1.0}
-    with Run(cluster, gate, workers=2, replicas=replicas, **calm) as run:
+    with Run(slots, gate, workers=2, replicas=replicas, **calm) as run:
         with pytest.raises(
             flux.UsageError, match="cannot scale to 6 workers: 6 task slots exist, 1 for the Spark tasks"
         ):

@@ -54,12 +54,12 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.usefixtures("nothing_left_behind")
 def test_each_row_counts_once_though_a_primary_sleeps_before_its_commit_and_a_worker_is_killed(
-    cluster: Any, tmp_path: Path, server: Server
+    slots: Any, tmp_path: Path, server: Server
 ) -> None:
     sink = Stopping(server.address, "sums", "key", ["n", "sequence"])
     sink.marker = str(tmp_path / "stopped")
     flow = counted(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
-    query = flow.to(sink).start(spark=cluster, workers=3, progress_interval="100ms", heartbeat_timeout="1s")
+    query = flow.to(sink).start(spark=slots, workers=3, progress_interval="100ms", heartbeat_timeout="1s")
 
     def next_positions() -> dict[int, int]:
         with psycopg.connect(server.address) as connection:

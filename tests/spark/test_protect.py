@@ -49,12 +49,12 @@ def kill(query: Any) -> None:
     until(lambda: query.is_whole() and len(query.members()) == 4, "all copies are there again")
 
 
-def test_a_count_is_exact_while_its_protection_changes_and_workers_are_killed(cluster: Any, tmp_path: Path) -> None:
+def test_a_count_is_exact_while_its_protection_changes_and_workers_are_killed(slots: Any, tmp_path: Path) -> None:
     gate = tmp_path / "rounds"
     source = flux.source(rounds_until_told(gate), ROWS, partitions=PARTITIONS)
     begun = time.time()
     query = flux.start(
-        Counts(source), spark=cluster, workers=4, keep_output=True, progress_interval="100ms", checkpoint_interval="200ms",
+        Counts(source), spark=slots, workers=4, keep_output=True, progress_interval="100ms", checkpoint_interval="200ms",
         balance_enabled=False, replicas_allow_same_executor=True,  # Spark may start two of the four on one executor again
     )  # fmt: skip
     try:
@@ -94,4 +94,4 @@ def test_a_count_is_exact_while_its_protection_changes_and_workers_are_killed(cl
     assert events.count("protected") == 4
     assert {"loss", "take-over", "repair"} <= set(events)
     assert "divergence" not in events
-    assert out == by_spark(cluster, rounds)
+    assert out == by_spark(slots, rounds)

@@ -54,12 +54,12 @@ class KeepsTheInterpreter(Slow):
 
 @pytest.mark.long  # test_long_steps.py shows the same between processes without Spark
 @pytest.mark.parametrize("kind", [Sleeps, KeepsTheInterpreter])
-def test_long_steps_with_two_copies_cost_no_worker(cluster: Any, kind: Any, nothing_left_behind: None) -> None:
+def test_long_steps_with_two_copies_cost_no_worker(slots: Any, kind: Any, nothing_left_behind: None) -> None:
     """Ten workers were lost, and then the query."""
     slow = flux.stage(key="k", partitions=4, replicas=2, name="Slow")(kind)
     source = flux.source(rows, SCHEMA, partitions=PARTITIONS)
     options = {"step_max_rows": 1, "heartbeat_timeout": SILENCE}
-    query = flux.start(slow(source), spark=cluster, keep_output=True, workers=3, **options)
+    query = flux.start(slow(source), spark=slots, keep_output=True, workers=3, **options)
     out = query.toDF().collect()
     expected = [(partition * 100 + number, number) for partition in range(PARTITIONS) for number in range(BATCHES)]
     assert sorted((row.k, row.v) for row in out) == expected
@@ -78,11 +78,11 @@ def failed_tasks(spark: Any, query: Any) -> int:
     return sum(stage.numFailedTasks for stage in stages if stage is not None)
 
 
-def test_a_worker_that_was_given_up_and_lives_is_no_failed_task(cluster: Any, nothing_left_behind: None) -> None:
+def test_a_worker_that_was_given_up_and_lives_is_no_failed_task(slots: Any, nothing_left_behind: None) -> None:
     """Spark bears a few failures of a task, then the query ended."""
     kept = flux.stage(key="k", partitions=4, replicas=2, name="Kept")(Kept)
     flow = kept(flux.source(ticks, schema="k BIGINT", partitions=3))
-    query = flux.start(flow, spark=cluster, workers=3, balance_enabled=False)
+    query = flux.start(flow, spark=slots, workers=3, balance_enabled=False)
     try:
         query.wait_until_running(WAIT_S)
         rows_flow(query)
@@ -93,7 +93,7 @@ def test_a_worker_that_was_given_up_and_lives_is_no_failed_task(cluster: Any, no
             query._server.command(lambda now, worker=worker: query._server.core.fail(worker, now))
             until(lambda: len(query.members()) == 3, "another has come in its place")
             until(lambda: query.tasks == 3, "the task of the other has ended")
-        assert failed_tasks(cluster, query) == 0
+        assert failed_tasks(slots, query) == 0
         assert query.exception() is None
     finally:
         query.stop()

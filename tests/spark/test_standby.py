@@ -148,14 +148,14 @@ class Totals(flux.Aggregate):
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-def test_totals_from_a_checkpoint_and_the_changes_since_are_those_of_spark(cluster, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_totals_from_a_checkpoint_and_the_changes_since_are_those_of_spark(slots, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     folder, gate, said, applied = (tmp_path / name for name in ("rows", "gate", "said", "applied"))
     said.touch()
     stage = flux.stage(key="key", partitions=4, replicas=2, recovery="standby")(Totals)
     flow = stage(str(said), str(applied))(passed(flux.source(few_of_many(gate), ROWS, partitions=PARTITIONS)))
     rows = PARTITIONS * (MANY_KEYS + (ROUNDS - 1) * HOT_KEYS)
     query = flow.to_parquet(str(folder)).start(
-        spark=cluster, workers=3, progress_interval="100ms", checkpoint_interval="200ms"
+        spark=slots, workers=3, progress_interval="100ms", checkpoint_interval="200ms"
     )
     try:
         until(lambda: rows_in(query) > rows - PARTITIONS * HOT_KEYS * ROUNDS // 2, "half of the changes")
@@ -179,9 +179,9 @@ def test_totals_from_a_checkpoint_and_the_changes_since_are_those_of_spark(clust
         np.concatenate(parts)
         for parts in zip(*(few_rows(p, n) for p in range(PARTITIONS) for n in range(ROUNDS)), strict=True)
     ]
-    given = cluster.createDataFrame(pa.table(dict(zip(ROWS.names, read, strict=True))).to_pandas())
+    given = slots.createDataFrame(pa.table(dict(zip(ROWS.names, read, strict=True))).to_pandas())
     given.createOrReplaceTempView("given")
-    expected = cluster.sql("SELECT key, count(*), sum(sequence), min(sequence) FROM given GROUP BY key")
-    found = cluster.read.parquet(str(folder)).select("key", "n", "total", "least")
+    expected = slots.sql("SELECT key, count(*), sum(sequence), min(sequence) FROM given GROUP BY key")
+    found = slots.read.parquet(str(folder)).select("key", "n", "total", "least")
     assert found.count() == MANY_KEYS
     assert {tuple(row) for row in found.collect()} == {tuple(row) for row in expected.collect()}

@@ -34,10 +34,10 @@ class PerKey(flux.Aggregate):
 
 
 @pytest.mark.usefixtures("callbacks", "nothing_left_behind")
-def test_a_worker_and_a_task_are_killed_in_the_middle_of_a_batch(cluster: Any, tmp_path: Path) -> None:
-    write_files(cluster, tmp_path / "in", 0, 4)
-    query = PerKey(stream(cluster, tmp_path)).start(
-        spark=cluster, workers=3, keep_output=True, batch_max_rows=100, progress_interval="100ms"
+def test_a_worker_and_a_task_are_killed_in_the_middle_of_a_batch(slots: Any, tmp_path: Path) -> None:
+    write_files(slots, tmp_path / "in", 0, 4)
+    query = PerKey(stream(slots, tmp_path)).start(
+        spark=slots, workers=3, keep_output=True, batch_max_rows=100, progress_interval="100ms"
     )
 
     def applied() -> int:
@@ -58,7 +58,7 @@ def test_a_worker_and_a_task_are_killed_in_the_middle_of_a_batch(cluster: Any, t
     finally:
         (tmp_path / "gate").touch()
         query.stop()
-    answer = cluster.read.parquet(str(tmp_path / "in")).groupBy("key")
+    answer = slots.read.parquet(str(tmp_path / "in")).groupBy("key")
     theirs = answer.agg(F.count("*"), F.sum("sequence"), F.lit("x" * PAD))
     assert got == sorted(map(tuple, theirs.collect()))
     assert "take-over" in {event.kind for event in query.events()}

@@ -57,8 +57,8 @@ class Counted:
 
 
 @pytest.fixture
-def callbacks(cluster: Any, callbacks: None) -> None:
-    """The port for callbacks of the session of ``cluster``, which begins first."""
+def callbacks(slots: Any, callbacks: None) -> None:
+    """The port for callbacks of the session of ``slots``, which begins first."""
 
 
 def stream(session: Any, name: str, **options: str) -> Any:
@@ -67,10 +67,10 @@ def stream(session: Any, name: str, **options: str) -> Any:
 
 
 def test_rows_in_the_program_survive_the_loss_of_a_worker(
-    cluster: Any, tmp_path: Path, nothing_left_behind: None
+    slots: Any, tmp_path: Path, nothing_left_behind: None
 ) -> None:
     gate = tmp_path / "gate"
-    query = flow(gate).start("in the program, ü", spark=cluster, workers=3, progress_interval="100ms")
+    query = flow(gate).start("in the program, ü", spark=slots, workers=3, progress_interval="100ms")
     found = Counted()
     try:
         rows, lost = query.rows(), None
@@ -102,10 +102,10 @@ class Crash(Exception):
 
 
 def test_a_stream_of_spark_goes_on_from_its_checkpoint_with_each_row_once(
-    cluster: Any, tmp_path: Path, callbacks: None, nothing_left_behind: None
+    slots: Any, tmp_path: Path, callbacks: None, nothing_left_behind: None
 ) -> None:
     gate = tmp_path / "gate"
-    query = flow(gate, max_bytes="1m").start("to spark", spark=cluster, workers=3, progress_interval="100ms")
+    query = flow(gate, max_bytes="1m").start("to spark", spark=slots, workers=3, progress_interval="100ms")
     batches: dict[int, list[tuple[int, int]]] = {}
     again: list[int] = []
     crashes = [2]
@@ -120,7 +120,7 @@ def test_a_stream_of_spark_goes_on_from_its_checkpoint_with_each_row_once(
             raise Crash(crashes.pop(0))  # processed, and Spark has not heard of it
 
     def run() -> Any:
-        writer = stream(cluster, "to spark").writeStream.foreachBatch(take)
+        writer = stream(slots, "to spark").writeStream.foreachBatch(take)
         writer = writer.trigger(processingTime="500 milliseconds")  # else it has a batch, with tasks, for a few rows
         return writer.option("checkpointLocation", str(tmp_path / "spark")).start()
 

@@ -89,14 +89,14 @@ def kinds(query: Any) -> set[str]:
     return {event.kind for event in query.events()}
 
 
-def test_a_worker_of_one_is_killed_and_the_other_is_moved_about_and_ends(cluster: Any, tmp_path: Path) -> None:
-    clicks = started(cluster, tmp_path / "clicks", "user", workers=2)
-    views = started(cluster, tmp_path / "views", "page", workers=3)
+def test_a_worker_of_one_is_killed_and_the_other_is_moved_about_and_ends(slots: Any, tmp_path: Path) -> None:
+    clicks = started(slots, tmp_path / "clicks", "user", workers=2)
+    views = started(slots, tmp_path / "views", "page", workers=3)
     try:
         for query in (clicks, views):
             rows_flow(query)
         with pytest.raises(flux.UsageError, match=r"1 worker \+ 1 for the Spark tasks of query clicks that .* fetch"):
-            endless().start(spark=cluster, workers=1)
+            endless().start(spark=slots, workers=1)
 
         os.kill(next(iter(clicks.members().values())).about.pid, signal.SIGKILL)
         nameless = command("rebalance", "--policy", "even", "--yes")
