@@ -8,8 +8,8 @@ import os
 import secrets
 import threading
 import uuid
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -321,12 +321,28 @@ def _alias_of(given: Flow | Source) -> list[str]:
     return []
 
 
+#: Whether this thread writes flows whose writer checks the last one.
+_unchecked = threading.local()
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Leave the flows that are written inside unchecked. The writer checks the last one, which checks all that it is made of."""
+    before, _unchecked.now = getattr(_unchecked, "now", False), True
+    try:
+        yield
+    finally:
+        _unchecked.now = before
+
+
 def check_columns(flow: Flow) -> None:
     """Raise the errors of Spark for conditions and columns of a flow that is being written, if there is a session by now.
 
     Compiled whole, because the schema before its steps depends on all stages there; Spark is asked about the last declaration
     alone. The result is thrown away: settings of the session may change before the query starts, as they may for a temporary
     view."""
+    if getattr(_unchecked, "now", False):
+        return
     sources = sources_of([flow])
     try:
         spark = session_of(sources)

@@ -56,7 +56,7 @@ class TextSession:
         except PySparkException as error:
             raise text.of_spark(error) from error
         except Py4JJavaError as error:
-            raise _too_deep(error) from error
+            raise _of_java(error) from error
 
     @contextmanager
     def _active(self) -> Iterator[None]:
@@ -95,15 +95,13 @@ class TextSession:
         except PySparkException as error:
             raise text.of_spark(error, relation) from error
         except Py4JJavaError as error:
-            raise _too_deep(error) from error
+            raise _of_java(error) from error
         return DataFrame(made, self.spark)
 
 
-def _too_deep(error: Any) -> Exception:
-    """Return the error for a tree that is too deep for Spark; other errors of the JVM stay as they are."""
-    if "StackOverflowError" not in str(error.java_exception.getClass().getName()):
-        told: Exception = error
-        return told
-    return UsageError(
-        "flux.sql: the text is nested too deeply for Spark. A flow may be given to the next text under a name"
-    )
+def _of_java(error: Py4JJavaError) -> UsageError:
+    """Make an error of one of the JVM, which is none of the analyser: a text that is nested too deeply, or a defect of Spark."""
+    told = str(error.java_exception.toString())
+    if "StackOverflowError" in told:
+        told = "it is nested too deeply. A flow may be given to the next text under a name"
+    return UsageError(f"flux.sql: Spark cannot read the text: {told:.300}")

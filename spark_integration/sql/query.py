@@ -9,7 +9,7 @@ from flux.dataflow.flow import Flow, is_input, node
 from flux.dataflow.row_flow import RowFlow
 from flux.errors import UsageError
 from spark_integration.query.declarations import session_of, sources_of
-from spark_integration.query.start import schema_of
+from spark_integration.query.start import check_columns, schema_of, unchecked
 from spark_integration.settings import is_case_sensitive
 from spark_integration.sql.accepted import NameScope, check
 from spark_integration.sql.analysis import TextSession
@@ -31,9 +31,21 @@ def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
     parsed = session.parsed(text)
     check(text, parsed, names)
     known = {names.key(name): Relation(flow, session.empty(schema_of(flow))) for name, flow in nodes.items()}
-    made = Relations(text, session, names).of(parsed, known).flow
-    assert isinstance(made, Flow), "each table of a text has its name as an alias, which makes a flow of a source"
-    return made
+    relations = Relations(text, session, names)
+    try:
+        with unchecked():  # each method would compile all before it
+            made = _flow(relations.of(parsed, known))
+        check_columns(made)
+        return made
+    except UsageError:
+        return _flow(relations.of(parsed, known))  # checked part by part, the error has the place of its part
+
+
+def _flow(relation: Relation) -> Flow:
+    assert isinstance(relation.flow, Flow), (
+        "each table of a text has its name as an alias, which makes a flow of a source"
+    )
+    return relation.flow
 
 
 def _inputs(args: Any, flows: Mapping[str, Any]) -> dict[str, Any]:

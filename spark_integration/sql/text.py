@@ -14,6 +14,7 @@ SHOWN_MAX = 60
 #: A place as Spark's messages name it: a line from 1 and a position from 0.
 _PLACE = re.compile(r"[;(]? ?\bline (\d+),? pos (\d+)\)?")
 
+_NEAR = re.compile(r"at or near '(.+?)'")
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
 
 
@@ -48,6 +49,11 @@ class QueryText:
             lines = self.text.split("\n")
             before = lines[: int(named.group(1)) - 1]
             start = sum(len(line) + 1 for line in before) + int(named.group(2))
+        near = _NEAR.search(told)
+        if (
+            start is None and near is not None and self.text.count(near.group(1)) == 1
+        ):  # of extra input Spark tells the word alone
+            start = self.text.index(near.group(1))
         if start is None and node is not None:
             start, stop = _span(node)
         return self.refused_at(start, _STATE.sub("", _PLACE.sub("", told)).strip().rstrip(";"), stop)

@@ -11,7 +11,10 @@ from in_process import rows_of
 from sql_flows import batches, flows, tables
 
 import flux
+from flux.settings import Settings
+from spark_integration.query.declarations import compiled
 from spark_integration.schema import for_spark
+from spark_integration.settings import given_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -77,6 +80,13 @@ def test_results_are_flows_of_the_next_text() -> None:
     first = flux.sql("SELECT auction, price, ts FROM bids WHERE price > 5", bids=given["bids"])
     assert flux.sql("SELECT max(price) AS m FROM high GROUP BY window(ts, '1 minute')", high=first).columns == ["m"]
     assert flux.sql("SELECT `my flow`.price FROM `my flow`", {"my flow": first}).columns == ["price"]
+
+
+def test_a_text_goes_on_from_a_running_stage(spark: Any) -> None:
+    first = flux.sql("SELECT auction, price, ts FROM bids WHERE price > 5", flows()).withStage(name="high")
+    running = compiled(spark, [first], Settings.of(given_settings(spark)))
+    handle = running.stage("high", lambda: running)
+    assert flux.sql("SELECT h.price AS p FROM high h WHERE auction = 3", high=handle).columns == ["p"]
 
 
 def test_a_text_reads_no_variable_and_leaves_the_session_alone(spark: Any) -> None:

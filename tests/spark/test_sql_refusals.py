@@ -3,6 +3,7 @@ kinds of nodes that Spark's parser makes, and against all functions of Spark."""
 
 from __future__ import annotations
 
+import random
 import re
 import zipfile
 from pathlib import Path
@@ -135,6 +136,61 @@ def test_a_text_is_refused_with_its_place(text: str, part: str, told: str) -> No
     lines = text.split("\n")
     assert lines[line - 1][position - 1 :].startswith(part.split("\n")[0]), message
     assert "SQLSTATE" not in message
+
+
+_WORDS = re.compile(r"\w+|\s+|[^\w\s]")
+_ODD = (
+    "\0",
+    "`",
+    "'",
+    "--",
+    "/*",
+    ";",
+    "|>",
+    "->",
+    "::",
+    "OVER",
+    "LATERAL",
+    "9" * 40,
+    "1e999",
+    "X'1F'",
+    "${env:HOME}",
+    "DEFAULT",
+    "é",
+)
+
+
+def changed(draw: random.Random) -> str:
+    """Return a text in which a few words are left out, replaced, or taken from another one."""
+    texts = [*(text for text, *_ in REFUSED), *ACCEPTED.split("---")]
+    words = _WORDS.findall(draw.choice(texts))
+    for _ in range(draw.randint(1, 4)):
+        at, other = draw.randrange(len(words) + 1), _WORDS.findall(draw.choice(texts))
+        begin = draw.randrange(len(other))
+        kinds = ([], [draw.choice(_ODD)], [draw.choice(other)], other[begin : begin + draw.randint(1, 8)])
+        words[at : at + draw.randrange(2)] = draw.choice(kinds)
+    return "".join(words)
+
+
+def refused_or_a_flow(seeds: range) -> None:
+    given = flows()
+    for seed in seeds:
+        text = changed(random.Random(seed))
+        told = ""
+        try:
+            assert flux.sql(text, given).columns, text
+        except flux.UsageError as error:
+            told = str(error)
+        assert told == "" or told.startswith("flux.sql"), text
+
+
+def test_changed_texts_are_flows_or_refused() -> None:
+    refused_or_a_flow(range(100))
+
+
+@pytest.mark.long
+def test_3000_changed_texts_are_flows_or_refused() -> None:
+    refused_or_a_flow(range(100, 3_100))
 
 
 @pytest.mark.parametrize(
