@@ -40,7 +40,8 @@ STREAM, SCHEMA = "pushed", "n BIGINT, name STRING, amount DOUBLE, page STRING"
 WARM_UP_S = 1.0
 #: Time between two bare flushes, and their bytes.
 FLUSH_EVERY_S, FLUSH_BYTES = 0.05, 4096
-STARTS_S = 60.0
+#: Longest wait for a gateway to begin or to end: on a machine under load, loading Arrow takes a minute.
+STARTS_S = 180.0
 #: Bodies of this many rows are JSON lines, or Arrow.
 ROWS = {"rows": 100, "arrow": 10_000}
 
@@ -74,6 +75,8 @@ class GatewayUnderLoad:
                 return
             except httpx.TransportError as error:
                 if self.process.poll() is not None or time.monotonic() > end:
+                    self.process.kill()
+                    self.process.wait()
                     raise FluxError(f"the gateway at {self.url} has not begun within {STARTS_S:g} s") from error
                 time.sleep(0.05)
 

@@ -114,7 +114,6 @@ class GatewayClient:
                 self._number += 1
             self._unknown = (stream, body)
             headers = {"Content-Type": kind, "Flux-Client": self._name, "Flux-Number": str(self._number)}
-            headers["Flux-Direct"] = "true"  # the owner is told, and later pushes go there at once
             try:
                 answer = self._call("POST", f"/v1/streams/{stream}/events", body, headers, stream)
             except GatewayRefused:
@@ -138,21 +137,25 @@ class GatewayClient:
     ) -> dict[str, Any]:
         """Make a request until a gateway has answered it, and return the content of the answer."""
         end, wait, tried, said = time.monotonic() + self._timeout, _AGAIN_S, 0, ""
+        direct = bool(stream)  # the owner of the log is told, and later pushes go there at once
         while True:
             url = self._owners.get(stream) or self._urls[tried % len(self._urls)]
             tried += 1
+            sent = {**(headers or {}), "Flux-Direct": "true"} if direct else headers
             try:
-                answer = self._http.request(method, url + path, content=body, headers=headers)
+                answer = self._http.request(method, url + path, content=body, headers=sent)
             except self._failed as error:
                 said = f"{url}: {error}"
-                self._owners.pop(stream, None)
+                if self._owners.pop(stream, None) is not None and url not in self._urls:
+                    direct = False  # it may be that only the other gateways reach the owner
             else:
                 if answer.status_code < 300:
-                    if stream:
+                    if stream and direct:
                         self._owners[stream] = url
                     content: dict[str, Any] = answer.json() if answer.content else {}
                     return content
                 said = self._refused(answer, url, stream)
+                direct = direct and (answer.status_code != 421 or stream in self._owners)
             if time.monotonic() + wait > end:
                 raise Unreachable(f"no gateway has answered for {self._timeout:g} s; the last one said: {said}")
             time.sleep(wait)
@@ -164,8 +167,11 @@ class GatewayClient:
             content = answer.json()["error"]
         except (ValueError, KeyError, TypeError):
             content = {"message": f"the answer {answer.status_code} is none of a gateway"}
-        if answer.status_code == 421 and content.get("gateway"):
-            self._owners[stream] = str(content["gateway"])
+        if answer.status_code == 421:
+            owner = str(content.get("gateway", ""))
+            self._owners.pop(stream, None)
+            if owner.startswith(url.partition("//")[0] + "//"):  # never from https to http: the token goes there
+                self._owners[stream] = owner
         elif answer.status_code in _AGAIN:
             self._owners.pop(stream, None)
         else:

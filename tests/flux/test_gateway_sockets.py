@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from flux.client import Client
 from flux.errors import Unreachable
 from flux.eventlog.streams import StreamCatalogue
 from flux.gateway import app
+from flux.gateway.forwarding import Forwarder
 from flux.gateway.log_writer import OwnerLock
 from flux.gateway.tokens import TokenRegister
 from flux.vault.location import Folder
@@ -69,6 +71,30 @@ def test_a_request_is_passed_on_once(live: LiveGateway, tmp_path: Path, token: s
     assert problem(push(live.url, token, 0, "a")) == (421, "other_gateway")
     lock.close()
     assert push(live.url, token, 0, "a").status_code == 200
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "ftp://127.0.0.1:1"])
+def test_a_client_has_pushes_passed_on_if_it_does_not_reach_the_owner(
+    live: LiveGateway, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    other = LiveGateway(tmp_path / "location")
+    told: list[str] = []
+
+    async def push_to_live(self: Forwarder, gateway: str, *given: Any) -> Any:
+        told.append(gateway)
+        return await passes_on(self, live.url, *given)
+
+    passes_on = Forwarder.push
+    monkeypatch.setattr(Forwarder, "push", push_to_live)
+    try:
+        push(live.url, token, 0, "a")
+        (owner,) = (tmp_path / "location" / "streams").glob("*/log-0/owner")
+        owner.write_text(address)
+        with Client(other.url, token) as client:
+            assert client.push_events("clicks", [{"n": 1}])["first"] == 1
+        assert told == [address]
+    finally:
+        other.close()
 
 
 def test_gateways_with_tls_are_trusted_by_their_certificate_alone(tmp_path: Path, token: str) -> None:
