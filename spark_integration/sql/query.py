@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark.sql.types import StructType
+
 from flux.dataflow.flow import Flow, is_input, node
+from flux.dataflow.relations.lookups import table_of
 from flux.dataflow.row_flow import RowFlow
+from flux.dataflow.source import Source
 from flux.errors import UsageError
 from spark_integration.query.declarations import session_of, sources_of
 from spark_integration.query.start import check_columns, schema_of, unchecked
@@ -30,7 +34,7 @@ def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
     text, session = QueryText(sql_query), TextSession(spark)
     parsed = session.parsed(text)
     check(text, parsed, names)
-    known = {names.key(name): Relation(flow, session.empty(schema_of(flow))) for name, flow in nodes.items()}
+    known = {names.key(name): Relation(flow, session.empty(_columns_of(flow))) for name, flow in nodes.items()}
     relations = Relations(text, session, names)
     try:
         with unchecked():  # each method would compile all before it
@@ -39,6 +43,16 @@ def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
         return made
     except UsageError:
         return _flow(relations.of(parsed, known))  # checked part by part, the error has the place of its part
+
+
+def _columns_of(flow: Flow | Source) -> StructType:
+    """Return the columns of a flow; those of a table that is read anew are its DataFrame's."""
+    table = table_of(flow)
+    if table is None:
+        return schema_of(flow)
+    dataframe: Any = table.dataframe
+    columns: StructType = dataframe.schema
+    return columns
 
 
 def _flow(relation: Relation) -> Flow:

@@ -151,7 +151,15 @@ class Relations:
                     "a join without a condition would meet each row with all others: JOIN ... ON a.k = b.k, with bounds between "
                     "the event times of both sides, as in AND b.ts BETWEEN a.ts AND a.ts + INTERVAL 10 MINUTES"
                 )
-            flow = left.flow.join(right.flow, on, join_kind(node))
+            try:
+                flow = left.flow.join(right.flow, on, join_kind(node))
+            except UsageError as error:
+                if "ttl=" not in error.summary:
+                    raise
+                raise UsageError(
+                    f"{error.summary}. A text says bounds alone: a join with ttl is written in the program, and its result is "
+                    "given to the text"
+                ) from error
         return Relation(flow, frame)
 
     # ---- groups

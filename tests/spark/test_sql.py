@@ -70,9 +70,20 @@ def test_a_text_gives_what_spark_gives(text: str, spark: Any, views: Any) -> Non
 
 
 def test_a_text_runs_as_a_query(spark: Any, views: Any, nothing_left_behind: None) -> None:
-    text = "SELECT window.start AS s, bidder, count(*) AS n FROM bids WHERE price > 0 GROUP BY window(ts, '1 minute'), bidder"
-    query = flux.sql(text, bids=spark.table("bids")).start(keep_output=True)
+    text = (
+        "SELECT window.start AS s, name, count(*) AS n FROM bids b JOIN names n ON b.auction = n.id WHERE price > 0 "
+        "GROUP BY window(ts, '1 minute'), name"
+    )
+    names = spark.range(5).selectExpr("id", "'item ' || id AS name")
+    names.createOrReplaceTempView("names")
+    query = flux.sql(text, bids=spark.table("bids"), names=names).start(keep_output=True)
     assert_same(query.toDF(), spark.sql(text))
+    spark.catalog.dropTempView("names")
+    fresh = flux.lookup(names, refresh="1 hour")
+    assert flux.sql("SELECT name, price FROM bids JOIN n ON auction = id", flows(), n=fresh).columns == [
+        "name",
+        "price",
+    ]
 
 
 def test_results_are_flows_of_the_next_text() -> None:

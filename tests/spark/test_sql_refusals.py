@@ -114,7 +114,7 @@ REFUSED = [
     ("SELECT price FROM bids HAVING price > 1", "", ""),
     # joins and duplicates
     ("SELECT 1 AS one FROM bids JOIN auctions", "JOIN auctions", "a join without a condition"),
-    ("SELECT 1 AS one FROM bids JOIN auctions ON auction = id", "auction = id", "ttl"),
+    ("SELECT 1 AS one FROM bids JOIN auctions ON auction = id", "auction = id", "A text says bounds alone"),
     ("SELECT 1 AS one FROM bids b JOIN auctions a ON b.ts = a.ts + INTERVAL 1 MINUTE OR price = 1", "b.ts", "equality"),
     ("SELECT DISTINCT bidder FROM bids", "SELECT DISTINCT", "GROUP BY window"),
     # mistakes
