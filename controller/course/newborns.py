@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from controller.replicas.placement import Placement
 from flux.dataflow.plan import Plan
 from flux.dataflow.plan_change import PlanChange
+from flux.errors import QueryFailed
 from partitioning.table import Table, spread
 
 
@@ -29,7 +30,11 @@ def grown_table(table: Table, plan: Plan, change: PlanChange, placement: Placeme
         for replicas in rows:
             if replicas and replicas[0].worker in leads:
                 leads[replicas[0].worker] += 1
-    workers = sorted(leads or table.endpoints, key=lambda worker: (leads.get(worker, 0), worker))
+    if not leads and (change.stages or change.sources):
+        raise QueryFailed(
+            "all workers are leaving, so there is no place for anything new: ask again when others have come"
+        )
+    workers = sorted(leads, key=lambda worker: (leads[worker], worker))
     start = 0
     for new in change.stages:
         stages[new.id] = placement.first_rows(plan.stages[new.id], workers, start, epoch)

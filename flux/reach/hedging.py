@@ -112,6 +112,10 @@ class FurtherFeeds:
         """Return the counts of the feeds from a worker."""
         return self.counts.setdefault(worker, FeedCounts())
 
+    def drop(self, stream: StreamId) -> None:
+        """Forget a stream whose edge is removed."""
+        self._streams.pop(stream, None)
+
     def note(self, inbound: Inbound, connection: Hashable, news: bool, message: Data | Bound, now: float) -> None:
         """Note a message of a stream over one of its feeds: a part of it, or a statement. The first news decide a race."""
         feed = inbound.over(connection)

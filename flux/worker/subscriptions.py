@@ -155,6 +155,7 @@ class Subscriptions:
             self.credit.release(stream)
             self._left.discard(stream)
             self.owed.drop(stream)
+            self.feeds.drop(stream)
             self.borrower.drop(stream)
         self.copies.go_by(plan)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.balance.load import Move
+from controller.course.newborns import grown_table
 from controller.course.plan_phases import PlanPhase
 from controller.decide.plan_changes import PlanHasChanged
 from controller.decide.request_book import State
@@ -34,7 +35,7 @@ from flux.wire.control import (
 from flux.wire.statistics import Lag
 from partitioning.ids import STANDBY
 from tests.controller.cluster import Cluster, register
-from tests.controller.growing import copy_of
+from tests.controller.growing import copy_of, without
 
 
 def growing(**options: Any) -> Cluster:
@@ -119,6 +120,20 @@ def test_workers_that_leave_get_nothing_of_a_new_stage() -> None:
     c.add(copy_of(c.core.plan, "A"))
     assert c.core.drains or 3 not in c.core.members.workers
     assert all(3 not in c.holders(partition, 2) for partition in range(2))
+
+
+def test_nothing_is_added_while_all_workers_leave() -> None:
+    c = growing(slots=3)
+    c.add(copy_of(c.core.plan, "A"))
+    table, plan = c.table, c.core.plan
+    change = copy_of(plan, "B")
+    leaving = c.core.board.placement()
+    leaving.leaving = frozenset(table.endpoints)
+    with pytest.raises(QueryFailed, match="all workers are leaving"):
+        grown_table(table, change.applied_to(plan), change, leaving)
+    gone = without(plan, plan.next_ids()[1] - 1)
+    removal = PlanChange(gone.version, removed_stages=(2,), removed_edges=plan.stages[2].edges_in)
+    assert not grown_table(table, gone, removal, leaving).stages[2], "a removal needs no place"
 
 
 def test_a_new_source_is_dealt_to_workers_and_read_elsewhere_after_a_loss() -> None:

@@ -54,7 +54,7 @@ class Watch:
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.counts: dict[StreamId, int] = {}
-        self.steps: list[tuple[int, list[int]]] = []
+        self.steps: list[tuple[int, dict[StreamId, int]]] = []
         self.orders: dict[int, Any] = {}
         self.final = replica.applied
 
@@ -206,8 +206,7 @@ class Ledger:
 
     def _committed_everywhere(self, stream: StreamId, sequence: int, maker: Watch) -> None:
         """Nothing leaves before its step is known to all that may have to take over."""
-        outlet = next(i for i, o in enumerate(maker.replica.outlets) if o.producer.stream == stream)
-        made = [step for step, starts in maker.steps if starts[outlet] <= sequence]
+        made = [step for step, starts in maker.steps if starts.get(stream, 0) <= sequence]
         if made:
             self._known_everywhere(maker, made[-1], f"batch {sequence} of stream {stream} was given out")
 
@@ -238,14 +237,14 @@ class Ledger:
                 )
 
     def _evicted(self, stream: StreamId, entry: LogEntry) -> None:
-        if self.controller.table is None:
-            return  # all workers were lost: this one is given up and does not know yet
+        if self.controller.table is None or stream.edge not in self.plan.edges:
+            return  # all workers were lost, or the edge is removed: this one does not know yet
         table, edge = self.controller.board.shown, self.plan.edges[stream.edge]
         again = isinstance(edge, FromSource) and self.plan.sources[edge.source].seeks
         for partition in entry.touches.tolist():
             last = last_of(entry, partition) if numbered(self, stream) else entry.sequence
             addition = self.controller.repairs.under_way.get((edge.consumer, partition))
-            for listed in table.stages[edge.consumer][partition]:
+            for listed in table.row(edge.consumer, partition):
                 core = self.alive(listed.worker)
                 if core is None or (
                     addition is not None and addition.worker == listed.worker and addition.phase == "retain"
@@ -279,13 +278,18 @@ class Ledger:
 
     # ---- replicas
 
+    def watch_outlets(self, replica: Replica) -> None:
+        """Watch the outlets of a replica that are not watched yet."""
+        for outlet in replica.outlets:
+            if id(outlet.producer) not in self._published:
+                if not replica.orders_itself:
+                    self._maker[id(outlet.producer)] = self._watches[id(replica)]
+                self._published[id(outlet.producer)] = outlet.producer.log.base
+
     def watch_replica(self, core: WorkerCore, replica: Replica) -> None:
         watch = self._watches[id(replica)] = Watch(replica)
         self._kept.append(replica)
-        for outlet in replica.outlets:
-            if not replica.orders_itself:
-                self._maker[id(outlet.producer)] = watch
-            self._published[id(outlet.producer)] = outlet.producer.log.base
+        self.watch_outlets(replica)
         if replica.applied:
             for stream, inbound in core.subscriptions.streams.items():
                 if stream.edge in replica.stage.edges_in:
@@ -306,7 +310,9 @@ class Ledger:
             if self.lossy and before < order.end:  # a batch without rows may leave the log before the step is over
                 ordered = order[before]
                 watch.orders[before] = step_of(ordered.kind, ordered.now, ordered.slices)
-            watch.steps.append((before, [outlet.producer.next_sequence for outlet in replica.outlets]))
+            watch.steps.append(
+                (before, {each.producer.stream: each.producer.next_sequence for each in replica.outlets})
+            )
             if not replica.primary and before >= order.committed:
                 raise Violation(
                     "a secondary applies committed steps only", f"{replica.where}, step {before} on {core.worker}"
@@ -427,6 +433,8 @@ class Ledger:
         if stream in self.unsteady:
             return
         behind = dict(message.behind)
+        if stream.edge not in self.plan.edges:
+            return
         consumer = self.plan.edges[stream.edge].consumer
         for (stage, partition), replica in core.replicas.items():
             if stage == consumer and id(replica) in self._watches:

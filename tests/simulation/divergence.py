@@ -58,7 +58,7 @@ class Divergences:
             (key, replica)
             for core in self.sim.hosts()
             for key, replica in core.replicas.items()
-            if replica.outlets and len(table.stages[key[0]][key[1]]) > 1 and not replica.finished
+            if replica.outlets and len(table.row(*key)) > 1 and not replica.finished
         ]
         fit = [(key, copy) for key, copy in copies if self._may_differ(copy)]
         again = [(key, copy) for key, copy in fit if self.named[key]]
@@ -69,8 +69,9 @@ class Divergences:
 
     def _may_differ(self, replica: Replica) -> bool:
         """Tell whether other output of a replica stays where it is: operators that give rows on as they came differ, too."""
-        stages, edges = self.sim.plan.stages, self.sim.plan.edges
-        consumers = [chain_of(stages[edges[each].consumer].make())[0] for each in replica.stage.edges_out]
+        stages = self.sim.plan.stages
+        fed = [outlet.edge.consumer for outlet in replica.outlets if outlet.edge.consumer in stages]
+        consumers = [chain_of(stages[each].make())[0] for each in fed]
         gives_on = any(isinstance(each, AsOfJoin | Dedup | GivesOn) for each in consumers)
         return isinstance(replica.operator, stage_kinds.Watched) and not gives_on
 
@@ -91,11 +92,11 @@ class Divergences:
 
     def look(self, events: list[Event]) -> None:
         """After a decision of the controller."""
-        table, stages = self.sim.controller.table, self.sim.plan.stages
+        table, names = self.sim.controller.table, self.sim.stage_names
         for event in events:
             if event.kind != "divergence":
                 continue
-            key = next(stage.id for stage in stages if stage.name == event.stage), event.partition
+            key = next(stage for stage, name in names.items() if name == event.stage), event.partition
             self.named[key] += 1
             self.sim.counts["divergences noticed"] += 1
             if key not in self._struck and not self.sim.ledger.lossy:
@@ -105,9 +106,7 @@ class Divergences:
             if ended or (hopeless and not self._ended_for_them() and self.sim.controller.phase != "ended"):
                 raise Violation("four divergences end the query", f"{event}, for the time {self.named[key]}")
             assert table is not None
-            left = [
-                replica for replica in table.stages[key[0]][key[1]] if replica.live and replica.worker == event.worker
-            ]
+            left = [replica for replica in table.row(*key) if replica.live and replica.worker == event.worker]
             if left and not hopeless and self.sim.controller.phase != "ended":  # then no table follows any more
                 raise Violation("a diverging replica is dropped", f"{event}: {left}")
 
@@ -120,7 +119,7 @@ class Divergences:
         """Whether the query has ended for that, and had reason to. One that differs from a primary that was lost is enough."""
         error = self.sim.controller.error
         if isinstance(error, QueryFailed) and "gave other output than before" in str(error):
-            return any(self.sim.plan.stages[stage].name in str(error) for stage, _ in self._ever_struck())
+            return any(self.sim.stage_names[stage] in str(error) for stage, _ in self._ever_struck())
         return self._ended_for_them() and max(self.named.values(), default=0) > DIVERGENCES_MAX
 
     def _ever_struck(self) -> set[Key]:
@@ -147,7 +146,7 @@ class Divergences:
         for stage, partition in self._struck:
             copies = [
                 cores[listed.worker].replicas.get((stage, partition))
-                for listed in table.stages[stage][partition]
+                for listed in table.row(stage, partition)
                 if listed.live and listed.worker in cores
             ]
             primary = next((copy for copy in copies if copy is not None and copy.primary), None)

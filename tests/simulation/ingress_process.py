@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from flux.errors import FluxError, NonDeterministicInputError, RefusedError
 from flux.tasks.ingress import IngressTask
-from flux.wire.control import Failure, Goodbye, NewTable, TableSeen
+from flux.wire.control import Failure, Goodbye, NewTable, PlanChanged, TableSeen
 from partitioning.table import Table
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process
 
@@ -39,7 +39,7 @@ class IngressProcess(Process):
 
     def welcomed(self, incarnation: int, workers: int) -> None:
         if self.core is None:
-            self.core = IngressTask(self.sim.plan, self.source, self.index, incarnation)
+            self.core = IngressTask(self.sim.first_plan, self.source, self.index, incarnation)
             for producer in self.core.producers.values():
                 self.sim.ledger.watch_producer(producer, self._current, self.careless)
 
@@ -49,12 +49,21 @@ class IngressProcess(Process):
 
     def on_new_table(self, table: Table) -> None:
         assert self.core is not None
-        self.core.on_table(table, self.world.now)
-        self._ready = True
-        self.report(TableSeen(node=self.node, epoch=table.epoch))
+        if self.core.on_table(table, self.world.now):
+            self._ready = True
+            self.report(TableSeen(node=self.node, epoch=table.epoch))
+
+    def on_plan_changed(self, order: PlanChanged) -> None:
+        assert self.core is not None
+        seen = self.core.plans.on_changed(order, self.node)
+        if seen is not None:
+            self.report(seen)
+        if self.core.plans.held is not None:
+            self.on_new_table(self.core.plans.held)
 
     def on_whole_table(self, order: NewTable, newer: bool) -> None:
-        if not newer:  # what was said before may be lost
+        assert self.core is not None
+        if not newer and self.core.plans.held is None:  # what was said before may be lost
             self.report(TableSeen(node=self.node, epoch=self.newest.epoch))
 
     def on_goodbye_seen(self) -> None:
@@ -64,6 +73,8 @@ class IngressProcess(Process):
     def beat(self, now: float) -> None:
         if now >= self._beat_at and self.drained:
             self.report(Goodbye(node=self.node))
+        if self.core is not None and (asked := self.core.plans.ask(self.node, now)) is not None:
+            self.report(asked)
         super().beat(now)
 
     def on_rejected(self) -> None:

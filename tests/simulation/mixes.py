@@ -52,6 +52,7 @@ class Mix:
     looks_up: bool = False
     reach: bool = False
     marks: bool = False
+    grows: bool = False
     unreached_s: float = 0.0
     feeds: bool = False
 
@@ -397,6 +398,9 @@ MIXES = {
     "tables": TABLES,
     "late attempts": LATE_ATTEMPTS,
 }  # of faults
+
+#: Stages come and go, under any faults.
+GROWING = Mix(grows=True)
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:

@@ -106,7 +106,7 @@ class MoveWatch:
         )
         for number, job in self._jobs.items():
             if number not in jobs and self.controller.phase == "running":
-                key = self.sim.plan.stages[job.move.stage].name, job.move.partition, job.move.from_worker
+                key = self.sim.stage_names[job.move.stage], job.move.partition, job.move.from_worker
                 if not ends[key]:
                     raise Violation("every move ends", f"{job} is gone without a word")
                 ends[key] -= 1
@@ -156,19 +156,21 @@ class MoveWatch:
             for (stage, partition), now in safe.items():
                 before = self._safe.get((stage, partition), 0)
                 change = self.controller.board.wishes.open.get(stage)
+                if stage not in self.controller.wished.stages:
+                    continue
                 wished = self.controller.wished.stages[stage].replicas
                 if now < min(before, wished if change is None else change.least):
                     raise Violation("no move costs a safe replica", f"{stage}/{partition}: {before} before, {now} now")
         self._safe = safe
 
     def _note_events(self, events: list[Event]) -> None:
-        names = {stage.name: stage.id for stage in self.sim.plan.stages}
+        names = {name: stage for stage, name in self.sim.stage_names.items()}
         for event in events:
             if event.kind == "move":
                 self.counts["moves done"] += 1
                 assert self._table is not None
-                primary = self._table.stages[names[event.stage]][event.partition][0].worker
-                self.counts["primaries moved"] += primary == event.source
+                row = self._table.row(names[event.stage], event.partition)
+                self.counts["primaries moved"] += bool(row) and row[0].worker == event.source
             elif event.kind == "move given up":
                 self.counts["moves given up"] += 1
             elif event.kind == "drain":

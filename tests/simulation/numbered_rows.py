@@ -27,7 +27,8 @@ def is_end(given: Any) -> bool:
 
 
 def numbered(ledger: Ledger, stream: StreamId) -> bool:
-    return ledger.plan.numbered(ledger.plan.edges[stream.edge])
+    edges = ledger.plan.edges
+    return stream.edge in edges and ledger.plan.numbered(edges[stream.edge])
 
 
 def publish(ledger: Ledger, producer: Producer, seen: int) -> None:
@@ -97,11 +98,14 @@ def makes_again(plan: Plan, watched: Iterable[Any], producer: Producer) -> bool:
     The reader learns the number of a row when it has read the row. So the first batch behind a gap goes beyond the bound, too:
     rows 21 to 24 were gone from a log, all below 25 had been there, and row 25 was read to look for row 21."""
     stream = producer.stream
+    if stream.edge not in plan.edges:
+        return False
     origin = plan.origin(plan.edges[stream.edge])
     fronts = [
         each.earlier.front
         for each in watched
         if isinstance(each, Producer)
+        and each.stream.edge in plan.edges
         and (each.stream.producer, each.incarnation) == (stream.producer, producer.incarnation)
         and plan.origin(plan.edges[each.stream.edge]) is origin
     ]

@@ -22,6 +22,7 @@ from flux.wire.control import (
     HeartbeatSeen,
     LastCheckpoints,
     NewTable,
+    PlanChanged,
     Register,
     RegisterAgain,
     Rejected,
@@ -188,6 +189,8 @@ class Process:
             self._ask_for_table()
         elif isinstance(order, CopyState):
             self.on_copy_state(order)
+        elif isinstance(order, PlanChanged):
+            self.on_plan_changed(order)
         elif isinstance(order, LastCheckpoints):
             self.on_last_checkpoints(order.epoch)
         elif isinstance(order, EdgeComplete):
@@ -225,6 +228,9 @@ class Process:
 
     def on_edge_complete(self, order: EdgeComplete) -> None:
         pass
+
+    def on_plan_changed(self, order: PlanChanged) -> None:
+        raise NotImplementedError
 
     def on_copy_state(self, order: CopyState) -> None:
         raise AssertionError("only workers have state")

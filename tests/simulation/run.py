@@ -34,6 +34,7 @@ from tests.simulation.evidence import orders_of
 from tests.simulation.faults import Faults
 from tests.simulation.feed_laws import FeedLaws
 from tests.simulation.fetches import Fetches
+from tests.simulation.growing_laws import GrowingLaws
 from tests.simulation.hearts import Hearts
 from tests.simulation.losing_logs import LogFaults, Losses
 from tests.simulation.mixes import ANY, Mix
@@ -90,6 +91,8 @@ WIDE_FROM = 70_000_000_000
 REACH_FROM = 90_000_000_000
 #: From here on copies of stages are also read over several feeds.
 FEEDS_FROM = 95_000_000_000
+#: From here on stages come and go all the time.
+GROWS_FROM = 100_000_000_000
 #: In this range they have none, and aggregates whose replicas have no common order.
 MARKS_FROM, MARKS_END = 85_000_000_000, 90_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
@@ -117,6 +120,8 @@ class Result:
 
 
 class Simulation:
+    #: The laws of a plan that grows; None: it does not.
+    growing: GrowingLaws | None = None
     #: How often a source that has nothing yet is asked again.
     idle_source_s = IDLE_SOURCE_S
 
@@ -247,6 +252,8 @@ class Simulation:
         if feeds or (faults is None and seed >= FEEDS_FROM):
             self.plan = self.ledger.plan = flows.with_feeds(self.plan, random.Random(f"feeds {seed}"))
         self.ledger.feeds = FeedLaws(self)
+        #: The plan that travels with the tasks of processes, which ask for later versions.
+        self.first_plan = self.plan
         if self.dataflow.event_time is not None:
             self.ledger.event_time = self.ledger.event_time or EventTimeLaws(self.dataflow.event_time)
             self.ledger.event_time.begin(self.ledger)
@@ -310,6 +317,14 @@ class Simulation:
         self.reach = ReachWatch(self)
 
     # ---- the course of a run
+
+    @property
+    def stage_names(self) -> dict[int, str]:
+        """The names of all stages, by id, of those that are removed as well."""
+        return {stage.id: stage.name for stage in self.plan.stages}
+
+    def follow(self) -> None:
+        """Note that the controller may go by another version of the plan."""
 
     def run(self) -> None:
         """To its end. Raises Violation."""
@@ -400,7 +415,7 @@ class Simulation:
     def leader_of(self, stage: int, partition: int) -> int | None:
         """The worker of the primary, as the controller has it."""
         table = self.controller.table
-        replicas = table.stages[stage][partition] if table is not None else ()
+        replicas = table.row(stage, partition) if table is not None else ()
         return replicas[0].worker if replicas else None
 
     def executor_for(self, slot: int) -> str:
@@ -470,7 +485,7 @@ class Simulation:
         self.counts["new replicas that died while they were added"] += any(a.worker == victim.node for a in additions)
         table = self.controller.table
         self.counts["primaries that died while they were copied"] += table is not None and any(
-            table.stages[a.stage][a.partition][0].worker == victim.node for a in additions
+            [r.worker for r in table.row(a.stage, a.partition)][:1] == [victim.node] for a in additions
         )
 
     def _return_later(self, gone: WorkerProcess, delay_s: float) -> None:
@@ -518,7 +533,7 @@ def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
 
 def lives_of(seed: int, mix: Mix) -> int:
     """In how many lives a query has this seed; 0: it has no directory to go on from."""
-    if mix is not ANY or seed < LIVES_FROM or _has_marks(None, seed):
+    if mix is not ANY or seed < LIVES_FROM or seed >= GROWS_FROM or _has_marks(None, seed):
         return mix.lives
     rng = random.Random(f"how many lives {seed}")
     return rng.randint(1, LIVES_MAX) if rng.random() < LIVES_SHARE else 0
@@ -544,6 +559,10 @@ def run(seed: int, mix: Mix = ANY) -> Result:
 
 def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
     """Make the simulation of a seed under the faults of a mix; ``life``: of a query with a directory."""
+    if mix.grows or (mix is ANY and seed >= GROWS_FROM):
+        from tests.simulation.growing import GrowingSimulation
+
+        return GrowingSimulation(seed, mix)
     return Simulation(
         seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
         standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,

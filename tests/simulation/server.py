@@ -111,6 +111,7 @@ class Server:
             raise Violation("a table is what the controller made", f"epoch {table.epoch}: {table}, made was {made}")
 
     def perform(self, effects: list[Tell]) -> None:
+        self.sim.follow()
         if self.controller.table is not None:
             self._tables[self.controller.table.epoch] = self.controller.board.shown
         self._note_repairs()
@@ -193,7 +194,7 @@ class Server:
         gone = {key for key, which in self._under_way.items() if key not in now}
         table = self.controller.table
         for key in gone:
-            listed = [] if table is None else [(r.worker, r.incarnation) for r in table.stages[key[0]][key[1]]]
+            listed = [] if table is None else [(r.worker, r.incarnation) for r in table.row(*key)]
             if self._under_way[key] not in listed:
                 self._aborted.add(key)
                 self.counts["additions that came to nothing"] += 1

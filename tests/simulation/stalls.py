@@ -163,7 +163,7 @@ class StallWatch:
             role = "primary" if replica.primary else "secondary"
             where = f"{role} {key[0]}/{key[1]} of worker {core.worker}"
             for edge in () if watch is None else replica.stage.edges_in:
-                for stream in (StreamId(edge, producer) for producer in range(self._producers[edge])):
+                for stream in (StreamId(edge, producer) for producer in range(self._streams_of(edge))):
                     if stream in ledger.unsteady:
                         continue
                     touching = ledger._touching.get((stream, key[1]), ())
@@ -173,6 +173,10 @@ class StallWatch:
                         yield (core.worker, key, stream), f"stream {stream} at {where}", got
             if replica.primary and replica.order.committed < replica.order.end:
                 yield (core.worker, key), f"commits at {where}", replica.order.committed
+
+    def _streams_of(self, edge: int) -> int:
+        edges = self.sim.plan.edges
+        return 0 if edge not in edges else self._producers.get(edge, edges[edge].producers)
 
     def _is_left_for_later(self, stream: StreamId, sequence: int) -> bool:
         """Tell whether only a reader that was lost has had an element, in a query that is being stopped."""

@@ -122,7 +122,7 @@ class Standing:
                 or primary.output.room.full
             ):
                 continue
-            for listed in table.stages[key[0]][key[1]][1:]:
+            for listed in table.row(*key)[1:]:
                 peer = primary.order.peers.get(listed.worker)
                 at = self.sim.core_of(listed.worker)
                 replica = None if at is None else at.replicas.get(key)

@@ -33,6 +33,7 @@ from partitioning.clustering import Clustering
 from tests.simulation import broken_batches as batches
 from tests.simulation import broken_event_time as times
 from tests.simulation import broken_feeds as feeds
+from tests.simulation import broken_growing as growing
 from tests.simulation import broken_lives as lives
 from tests.simulation import broken_marks as marks
 from tests.simulation import broken_moves as moves
@@ -48,6 +49,8 @@ from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.alignment import FOR_NOTHING, RUNS_AWAY
 from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, IN_FRONT, LATE, VERSIONS
 from tests.simulation.feed_laws import DECIDED, LISTED, NOT_READ, OF_LOSSES
+from tests.simulation.growing_laws import ALIKE as BEGINS_ALIKE
+from tests.simulation.growing_laws import EXACT, FED, SHARES
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
     AHEAD_FAULTLESS,
@@ -80,6 +83,7 @@ from tests.simulation.mixes import (
     FEEDS_UNEVEN,
     FETCHED,
     GOING_ON_LIVES,
+    GROWING,
     LATE_ATTEMPTS,
     LIVES,
     LIVES_OF_ONE,
@@ -623,6 +627,11 @@ VARIANTS = [
     Variant(feeds.tells_a_further_feed_that_it_is_not_read, {NOT_READ}, FEEDS_UNEVEN),
     Variant(feeds.races_never_end, {DECIDED}, FEEDS),
     Variant(relations.takes_the_newest_table, ALIKE | {VERSIONS}, LOOKUPS_UNEVEN),
+    Variant(growing.begins_edges_with_the_table, ALIKE | {BEGINS_ALIKE, EXACT}, GROWING),
+    Variant(growing.numbers_a_new_edge_by_the_log_beside, ALIKE | STUCK, GROWING),
+    Variant(growing.copies_feed_the_edges_of_the_beginning, {FED}, GROWING),
+    Variant(growing.shares_the_log_by_the_plan_of_the_day, {SHARES}, GROWING),
+    Variant(growing.takes_changes_for_known, {"no unhandled exception"}, GROWING),
 ]
 
 #: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by

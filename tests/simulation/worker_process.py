@@ -18,7 +18,16 @@ from flux.exchange.source_streams import ReaderPosition
 from flux.state.jobs import attempt
 from flux.state.sender import Aside
 from flux.wire.codec import decode_batches, decode_tentative
-from flux.wire.control import CopyState, EdgeComplete, Failure, Goodbye, HeartbeatSeen, NewTable, PartitionFinished
+from flux.wire.control import (
+    CopyState,
+    EdgeComplete,
+    Failure,
+    Goodbye,
+    HeartbeatSeen,
+    NewTable,
+    PartitionFinished,
+    PlanChanged,
+)
 from flux.wire.messages import Chunk, Data, Hello, Install, Pulled, Tentative
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
@@ -109,7 +118,7 @@ class WorkerProcess(Process):
             self.inbox.extend(self._unheard)
 
     def made(self, workers: int) -> WorkerCore:
-        core = WorkerCore(self.sim.plan, self.node, workers=workers, limits=self.sim.copies)
+        core = WorkerCore(self.sim.first_plan, self.node, workers=workers, limits=self.sim.copies)
         if self.sim.gathers:  # as their shells find, each for itself
             core.turns.gather_s = GATHER_S[(self.sim.seed + self.node) % len(GATHER_S)]
         return core
@@ -173,10 +182,18 @@ class WorkerProcess(Process):
             if id(replica) not in self._watched:
                 self._watched.add(id(replica))
                 self.sim.ledger.watch_replica(core, replica)
+                if self.sim.growing is not None:
+                    self.sim.growing.watch(replica)
         for producer in core.producers.values():
             if id(producer) not in self._watched:
                 self._watched.add(id(producer))
                 self.sim.ledger.watch_producer(producer, self._current, self.careless)
+
+    def _watch_outlets(self, core: WorkerCore) -> None:
+        """Some of them have just begun, in a step of their own."""
+        for replica in core.replicas.values():
+            self.sim.ledger.watch_outlets(replica)
+        self._watch(core)
 
     def _current(self) -> bool:
         table = self.sim.controller.table
@@ -185,6 +202,12 @@ class WorkerProcess(Process):
     def on_edge_complete(self, order: EdgeComplete) -> None:
         assert self.core is not None
         self.core.on_edge_complete(order.edge, order.producers)
+
+    def on_plan_changed(self, order: PlanChanged) -> None:
+        assert self.core is not None
+        self.core.on_plan_changed(order, self.clock)
+        self._watch(self.core)
+        self.sim.ledger.watch_roles(self.core)
 
     def on_copy_state(self, order: CopyState) -> None:
         assert self.core is not None
@@ -209,11 +232,11 @@ class WorkerProcess(Process):
                 return
             if isinstance(message, Data):
                 known = core.knows(identity, message)
-                schema = self.sim.plan.travels(self.sim.plan.edges[message.edge])
-                batches = decode_batches(message, batches, schema) if known else []
+                schema = core.plan.travels(core.plan.edges[message.edge]) if known else None
+                batches = decode_batches(message, batches, schema) if schema is not None else []
             elif isinstance(message, Tentative):
-                schema = self.sim.plan.edges[message.edge].schema
-                batches = decode_tentative(message, batches, schema) if core.shadows.knows(message) else []
+                known = core.shadows.knows(message)
+                batches = decode_tentative(message, batches, core.plan.edges[message.edge].schema) if known else []
         if isinstance(message, Install):
             self.sim.counts["copies of state in several parts"] += message.offset > 0
             self.sim.stalls.copied()
@@ -259,6 +282,8 @@ class WorkerProcess(Process):
             if not core.work(now):
                 break
             worked += 1
+            if self.sim.growing is not None and self.sim.growing.look(core):
+                self._watch_outlets(core)
             self.sim.counts["steps applied in one call with others"] += (
                 core.steps - before if core.steps > before + 1 else 0
             )

@@ -1,0 +1,81 @@
+"""Variants of the code in which a plan that grows goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from flux.dataflow.plan import EdgePlan, FromStage, Plan
+from flux.replica.output import EdgeOutput
+from flux.replica.replica import Replica
+from flux.state.state_copy import StateCopy
+from flux.state.state_copy import fitted as fits
+from flux.worker import replica_lifecycle
+from flux.worker.replica_lifecycle import ReplicaLifecycle
+
+Patch = pytest.MonkeyPatch
+
+
+def begins_edges_with_the_table(patch: Patch) -> None:
+    """A replica begins an edge when it hears of the table, wherever it is in the order."""
+
+    def broken(self: ReplicaLifecycle, replica: Replica) -> None:
+        stage = self._plan.stages[replica.stage.id]
+        version = max([self._plan.edges[edge].since for edge in stage.edges_out], default=0)
+        if version > replica.version and replica.between_steps and not replica.finished:
+            for outlet in self._new_outlets(replica, version):
+                replica.output.open(outlet, replica.applied, replica.order.committed)
+            replica.version = version
+            replica.output.release(replica.order.committed)
+
+    patch.setattr(ReplicaLifecycle, "_note_change", broken)
+
+
+def numbers_a_new_edge_by_the_log_beside(patch: Patch) -> None:
+    """The stream on a new edge begins with the number of the oldest batch that another one has kept."""
+    new_outlets = ReplicaLifecycle._new_outlets
+
+    def broken(self: ReplicaLifecycle, replica: Replica, version: int) -> list[EdgeOutput]:
+        made = new_outlets(self, replica, version)
+        for outlet in made:
+            if replica.outlets:
+                outlet.producer.begin_at(replica.outlets[0].producer.log.base, 0, settled=True)
+        return made
+
+    patch.setattr(ReplicaLifecycle, "_new_outlets", broken)
+
+
+def copies_feed_the_edges_of_the_beginning(patch: Patch) -> None:
+    """A copy of a state does not know of the edges that have begun since."""
+
+    def broken(copy: StateCopy, at_birth: Sequence[int], known: Callable[[int], bool]) -> StateCopy:
+        return fits(copy, at_birth, lambda edge: known(edge) and edge in at_birth)
+
+    patch.setattr(replica_lifecycle, "fitted", broken)
+
+
+def shares_the_log_by_the_plan_of_the_day(patch: Patch) -> None:
+    """The share of a stream in the log is computed from all edges that there are when its producer is made."""
+
+    def broken(self: Plan, edge: EdgePlan, workers: int) -> int:
+        streams = sum(each.producers for each in self.edges if isinstance(each, FromStage) is edge.from_stage)
+        return max(self.settings.log_max_bytes // max(streams, 1), 1)
+
+    patch.setattr(Plan, "log_share", broken)
+
+
+def takes_changes_for_known(patch: Patch) -> None:
+    """A process goes by a table without the plan that the table names."""
+    from flux.worker.core import WorkerCore
+    from flux.worker.table_follower import PlanFollower
+
+    go_by = WorkerCore._go_by
+
+    def broken(self: WorkerCore, version: int) -> Any:
+        if self.plans.of(version) is not None:
+            go_by(self, version)
+
+    patch.setattr(PlanFollower, "may_follow", lambda self, table: True)
+    patch.setattr(WorkerCore, "_go_by", broken)

@@ -1,0 +1,151 @@
+"""The laws of a plan that grows (design: plan-version, edge-begins, edge-closes)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from flux.dataflow.plan import FromStage, Plan, StagePlan
+from flux.replica.replica import Replica
+from flux.worker.core import WorkerCore
+from partitioning.ids import StreamId
+from tests.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.growing import GrowingSimulation
+
+ALIKE = "an edge begins at the same row on all copies"
+EXACT = "a new stage gets each row behind its first step once, in order"
+GONE = "a removed stage leaves nothing"
+FED = "a replica feeds the edges of its version"
+SHARES = "a stream has the same share of the log on all its replicas"
+
+
+class GrowingLaws:
+    """``follow`` is called with each version that a table names, ``look`` after each step of a worker."""
+
+    def __init__(self, sim: GrowingSimulation) -> None:
+        self._sim = sim
+        #: By edge and producing partition: the number of the first row that is to travel.
+        self._first: dict[tuple[int, int], int] = {}
+        #: Edges that have begun in steps that are not committed: replica, step, edge, row.
+        self._begun: list[tuple[Replica, int, int, int]] = []
+        #: By replica, the edges that it is known to feed.
+        self._fed: dict[int, set[int]] = {}
+        #: By stream: the share of the log.
+        self._shares: dict[StreamId, int] = {}
+        #: Stages that are removed, and edges.
+        self.removed: dict[int, StagePlan] = {}
+        self._edges: set[int] = set()
+
+    def follow(self, before: Plan, plan: Plan) -> None:
+        self.removed |= {stage.id: stage for stage in before.stages if stage.id not in plan.stages}
+        self._edges |= {edge.id for edge in before.edges if edge.id not in plan.edges}
+
+    def watch(self, replica: Replica) -> None:
+        """Take the edges of a replica that comes to life as known."""
+        self._fed.setdefault(id(replica), {outlet.edge.id for outlet in replica.outlets})
+
+    def look(self, core: WorkerCore) -> bool:
+        """Tell whether an edge has begun in the last step of a worker."""
+        began = False
+        for replica in core.replicas.values():
+            fed = self._fed.setdefault(id(replica), {outlet.edge.id for outlet in replica.outlets})
+            for outlet in replica.outlets:
+                if outlet.edge.id not in fed:
+                    fed.add(outlet.edge.id)
+                    began = True
+                    number = replica.operator.state["tick"]  # type: ignore[attr-defined]
+                    self._begun.append((replica, replica.applied - 1, outlet.edge.id, number))
+        self._begun = [each for each in self._begun if not self._begins(*each)]
+        return began
+
+    def _begins(self, replica: Replica, step: int, edge: int, number: int) -> bool:
+        """Compare the beginning of an edge once its step is committed: a primary that is deposed before shows nothing of it."""
+        if replica.order.committed <= step:
+            return False
+        known = self._first.setdefault((edge, replica.partition), number)
+        self._sim.counts["edges that began"] += 1
+        self._sim.counts["edges that began behind rows"] += number > 0
+        if known != number:
+            raise Violation(ALIKE, f"{replica.where}, edge {edge}: row {number}, and {known} elsewhere")
+        return True
+
+    def check_shares(self) -> None:
+        for core in self._sim.hosts():
+            for stream, producer in core.producers.items():
+                known = self._shares.setdefault(stream, producer.log.bytes_max)
+                if known != producer.log.bytes_max:
+                    raise Violation(SHARES, f"stream {stream}: {producer.log.bytes_max} bytes, and {known} elsewhere")
+
+    def check_edges(self) -> None:
+        """A copy that lacks an outlet shows it only when it leads, if then."""
+        plan = self._sim.plan
+        for core in self._sim.hosts():
+            for replica in core.replicas.values() if core.plan.version == plan.version else ():
+                edges = plan.stages[replica.stage.id].edges_out
+                expected = {edge for edge in edges if plan.edges[edge].since <= replica.version}
+                fed = {outlet.edge.id for outlet in replica.outlets}
+                if fed != expected:
+                    raise Violation(FED, f"{replica.where} of version {replica.version}: {fed}, not {expected}")
+
+    # ---- the end
+
+    def check_at_the_end(self) -> None:
+        sim = self._sim
+        self._begun = [each for each in self._begun if not self._begins(*each)]
+        if sim.controller.error is None:
+            for stage in sim.plan.stages:
+                if stage.since:
+                    self._check_rows(stage)
+        for core in sim.hosts():
+            if sim.controller.table is not None and core.epoch == sim.controller.table.epoch:
+                self.check_gone(core)
+
+    def _check_rows(self, stage: StagePlan) -> None:
+        sim = self._sim
+        edge = sim.plan.edges[stage.edges_in[0]]
+        assert isinstance(edge, FromStage)
+        origin = sim.plan.stages[edge.stage]
+        given = {partition: state["tick"] for partition, state in enumerate(sim.end.states(origin.name))}
+        got: Counter[tuple[int, int]] = Counter()
+        for state in sim.end.states(stage.name):
+            for hop, ticks in state["got"].items():
+                if ticks != sorted(set(ticks)):
+                    raise Violation(EXACT, f"{stage.name}: rows {ticks} of {origin.name}/{hop}")
+                got.update((hop, tick) for tick in ticks)
+        first = {p: self._first.get((edge.id, p), 0) if edge.since > origin.since else 0 for p in given}
+        expected = Counter((p, tick) for p, end in given.items() for tick in range(first[p], end))
+        sim.counts["rows at new stages"] += got.total()
+        if got != expected:
+            missing, extra = list((expected - got).items())[:3], list((got - expected).items())[:3]
+            raise Violation(
+                EXACT, f"{stage.name} of {origin.name}, from {first} to {given}: missing {missing}, too many {extra}"
+            )
+
+    def check_gone(self, core: WorkerCore) -> None:
+        """Nothing of a removed stage is at a worker that goes by the newest table."""
+        subscriptions, lifecycle, hosted = core.subscriptions, core.lifecycle, core.hosted
+        keys: dict[str, Any] = {
+            "replicas": core.replicas, "followers": hosted.followers, "awaited": hosted.awaited, "placed": hosted.placed,
+        }  # fmt: skip
+        stages: dict[str, Any] = {
+            "latencies": core.latencies, "partitions": hosted.partitions, "secondaries": hosted.secondary,
+            "replicas by stage": hosted.of_stage, "inputs": lifecycle._inputs, "consumers": lifecycle._consumers,
+            "copies": subscriptions.copies._copies,
+        }  # fmt: skip
+        streams: dict[str, Any] = {
+            "producers": core.producers, "streams": subscriptions.streams, "credit": subscriptions.credit.stages.streams,
+            "further feeds": subscriptions.feeds._streams,
+            "streams that were left": subscriptions._left, "copied streams": subscriptions.copies._copied,
+        }  # fmt: skip
+        found = [name for name, there in keys.items() if any(key[0] in self.removed for key in there)]
+        found += [name for name, there in stages.items() if any(stage in self.removed for stage in there)]
+        found += [name for name, there in streams.items() if any(stream[0] in self._edges for stream in there)]
+        found += [
+            f"outlets of {replica.where}"
+            for replica in core.replicas.values()
+            if any(outlet.edge.id in self._edges for outlet in replica.outlets)
+        ]
+        if found:
+            raise Violation(GONE, f"worker {core.worker} has {', '.join(found)} of {sorted(self.removed)}")

@@ -1,0 +1,32 @@
+"""Stages and edges come and go while everything else fails: no row of a new stage is missing, and nothing of an old one is left
+(design: plan-version, edge-begins, edge-closes)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation.run import GROWS_FROM, Result, run
+from tests.simulation.runs import LONG
+
+#: In ``make test`` seeds in which much happens in little time.
+SEEDS = range(GROWS_FROM, GROWS_FROM + 100) if LONG else [GROWS_FROM + each for each in (0, 2, 4)]
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return list(map(run, SEEDS))
+
+
+def test_every_law_is_kept(results: list[Result]) -> None:
+    assert [str(result) for result in results if not result.ok] == []
+
+
+def test_stages_come_and_go(results: list[Result]) -> None:
+    counts: Counter[str] = sum((result.counts for result in results), Counter())
+    assert counts["changes of the plan done"] > 4 * len(SEEDS)
+    assert counts["removals asked for"] > len(SEEDS)
+    assert counts["edges that began behind rows"] > 4 * len(SEEDS)
+    assert counts["rows at new stages"] > 200 * len(SEEDS)
+    assert counts["take-overs"] > 0
