@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from harness import Rows, ThreadQuery
 from one_worker import SINK, Kept, planned, rows
 
 import flux
@@ -304,3 +308,27 @@ def test_the_reports_of_a_worker_name_its_feeds() -> None:
     reader.send(OTHER, sequence)
     reader.send(PRIMARY, sequence, decoded=False)
     assert stats(reader.core)["feeds"] == [(PRIMARY, sequence, 100, 0, 0), (OTHER, 1, 0, 1, 1)]
+
+
+# ---- with real sockets
+
+
+@pytest.mark.parametrize("way", [HEDGED, ALL])
+def test_rows_over_real_sockets_come_once_in_each_way(way: str) -> None:
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        for number in range(60):
+            yield pa.record_batch({"x": pa.array(np.arange(20) + 20 * number + 10_000 * partition, pa.int64())})
+
+    @flux.stage(key="x", partitions=4, replicas=2, feeds=way)
+    def before(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    seen = Rows(partitions=3)
+    flow = seen.stage(before(flux.source(read, schema=rows(1).schema, partitions=2)))
+    with ThreadQuery(flow, workers=3, replicas_allow_same_executor=True) as query:
+        query.wait()
+    expected = sorted(value + 10_000 * partition for partition in range(2) for value in range(1200))
+    assert sorted(row["x"] for row in seen) == expected
+    if way == ALL:
+        feeds = query.server.progress[-1]["feeds"]
+        assert sum(entry["repeatedBytes"] for entry in feeds) > 0, "no batch came twice"

@@ -487,6 +487,35 @@ def availability(
 
 
 @bench.command()
+def paths(
+    feeds: Annotated[
+        str,
+        typer.Option(help="Ways of reading copies of a stage, with commas: one, hedged, all. The first is the base."),
+    ] = "one,hedged,all",
+    stall: Annotated[str, typer.Option(help="Time for which each direction of each link stands still ...")] = "200ms",
+    every: Annotated[str, typer.Option(help="... after this time on average.")] = "5s",
+    jitter: Annotated[str, typer.Option(help="Delay of packets by chance, up to this.")] = "0ms",
+    seconds: Seconds = 60,
+    rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 5_000,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Age of rows while links stand still now and then, by the way in which copies are read. It needs the network laboratory."""
+    from benchmarks import paths as benchmark
+    from flux.arguments import FEEDS
+    from flux.settings import parse_seconds
+
+    ways = list(dict.fromkeys(way.strip() for way in feeds.split(",")))
+    if unknown := set(ways) - set(FEEDS):
+        raise typer.BadParameter(f"--feeds takes some of {', '.join(FEEDS)}, with commas between; got {min(unknown)!r}")
+    weather = [
+        parse_seconds(name, given) for name, given in (("--stall", stall), ("--every", every), ("--jitter", jitter))
+    ]
+    console = _prepare(as_json, out)
+    _finish(benchmark.run(ways, weather[0], weather[1], weather[2], seconds, rate, console), console, as_json, out)
+
+
+@bench.command()
 def nexmark(
     queries: Annotated[
         str | None, typer.Option(metavar="Q5,Q8,...", help="Queries, with commas between. (default: all)")
