@@ -165,7 +165,7 @@ class Losses:
         )  # fmt: skip
         revived_ = revived(table, orphans, board.placement()) if orphans and self._plan.durable else None
         if orphans and revived_ is None and not self._plan.durable:
-            concerned = sorted({key.stage for key in orphans})
+            concerned = sorted({key.stage for key in orphans}) if board.members.workers else []
             if not board.fail(self._all_gone(member, orphans, why), concerned):
                 return
         alone = bool(orphans) and revived_ is None and self._plan.durable

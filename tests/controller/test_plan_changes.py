@@ -643,6 +643,33 @@ def test_the_loss_of_all_replicas_of_a_partition_ends_its_stage_alone() -> None:
     assert {stage.id for stage in c.core.plan.stages} & (others | {3}) == set()
 
 
+def test_the_loss_of_the_last_worker_ends_the_query() -> None:
+    c = growing(on_failure="stage", slots=1, replicas=1, same_executor=True)
+    c.lose(0)
+    assert c.core.phase == "ended"
+    assert "the only safe replica" in str(c.core.error)
+
+
+def test_a_further_loss_while_failed_stages_are_still_there() -> None:
+    c = failing(replicas=1, slots=4)
+    c.deaf = {"w0.0", "w1.0", "w2.0", "w3.0"}
+    first, *_ = c.holders(0, 3)
+    c.lose(first)
+    c.tick(0.1)
+    other = next(worker for worker in c.core.members.workers if worker not in c.holders(0, 0) + c.holders(1, 0))
+    c.lose(other)
+    c.join(first, attempt=5)
+    for _ in range(5):
+        c.tick(0.3)
+    c.deaf.clear()
+    for _ in range(4):
+        c.tick(1.0)
+    assert c.core.phase == "running"
+    assert [stage.name for stage in c.core.plan.stages] == ["s0"]
+    assert set(c.core.plans.failed) == {"s1", "Sums", "A"}
+    assert all(replicas for rows in c.table.stages for replicas in rows)
+
+
 def test_a_failure_of_everything_ends_the_query() -> None:
     c = failing()
     c.core.board.fail(QueryFailed("boom"), [0])
