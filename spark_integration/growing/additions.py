@@ -97,6 +97,10 @@ class GrowingQuery(Operations):
         been added to waits with that for the time of a progress report."""
         self._server.seal()
 
+    def _add_named(self, target: str) -> None:
+        """Add the flows of ``module:name``, for the command line."""
+        self.add(*flows_of(target, self))
+
     @contextmanager
     def _changing(self, timeout: float | None) -> Iterator[Callable[[], float]]:
         """Wait until the query runs, and no other change of the program is under way. Yields a function that returns the seconds
