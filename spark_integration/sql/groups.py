@@ -64,10 +64,8 @@ class TextGroups:
         try:
             groups: Flow = rows.groupBy(*made).agg(*named)
         except UsageError:
-            for item, column in zip(
-                items, named[: len(items)], strict=True
-            ):  # the one that is wrong by itself has the place
-                with self._text.at(item):
+            for item, column in zip(items, named[: len(items)], strict=True):
+                with self._text.at(item):  # the one that is wrong by itself has the place
                     rows.groupBy(*made).agg(column)
             with self._text.at(place if having is None else having):
                 raise
