@@ -241,6 +241,8 @@ class ReachWatch:
                         inbound = core.subscriptions.streams.get(stream)
                         at = 0 if inbound is None else inbound.received[key.partition]
                         room = inbound is None or inbound.held_bytes < inbound.credit
+                        if slices[0].first < replica.order.ordered_below(stream):
+                            continue  # two cuts overlap: older rows wait for the commit of their step, and others behind them
                         if room and slices[-1].sequence >= at >= replica.order.ordered_below(stream):
                             yield key, core.worker, stream, at, worker
 
