@@ -24,6 +24,7 @@ from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.dataflow.source import DataFrameSource
 from flux.errors import UsageError
 from flux.settings import Settings
+from partitioning.ids import ACTIVE, STANDBY
 from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators
 from tests.simulation.checkers import Ledger
@@ -33,6 +34,8 @@ from tests.simulation.stage_kinds import ELSEWHERE, ROW, Double, Filter, Shatter
 
 #: Seconds between two batches of a source's partition, and between two looks for something to change.
 BATCH_S, LOOK_S = 0.008, 0.03
+#: One of so many runs has standbys in place of some secondaries.
+STANDBYS_OF = 3
 #: Changes in a run, at most; and seconds after which no more are asked for.
 CHANGES_MAX, CHANGES_S = 12, 4.0
 #: The classes of new stages, by a name that travels in place of the class: operators of the simulation hold its ledger.
@@ -74,8 +77,11 @@ def made(name: str) -> flux.Operator:
 class GrowingFlow:
     """The dataflow of the beginning: a source in workers or in Spark, one or two stages, and a sink."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(f"growing flow {seed}")
+    def __init__(self, seed: int, standbys: float) -> None:
+        """Draw it for a seed, with standbys in place of secondaries in this share of the stages."""
+        self.rng, self.kinds, self.standbys = (
+            random.Random(f"growing flow {seed}"), random.Random(f"growing kinds {seed}"), standbys,
+        )  # fmt: skip
         #: The clock of the run, once there is one.
         self.clock: Callable[[], float] = lambda: 0.0
 
@@ -117,7 +123,8 @@ class GrowingFlow:
         )
         assert isinstance(sink.given, Flow)
         plan = compile_plan([sink.given], chosen, lambda given: given, "q", flows.SECRET)
-        return flows.Dataflow(plan, [data], [sink], 64 << 10, False)
+        made = flows.Dataflow(plan, [data], [sink], 64 << 10, False)
+        return flows.with_standbys(made, self.kinds, self.standbys) if self.standbys else made
 
     def _read(
         self, builder: Any, data: flows.SourceData, partition: int, start: int
@@ -144,7 +151,11 @@ class GrowingSimulation(Simulation):
     """A run with changes of the plan."""
 
     def __init__(self, seed: int, mix: mixes.Mix) -> None:
-        flow, rng = GrowingFlow(seed), random.Random(f"growing {seed}")
+        any_kind = mix is mixes.ANY and seed % STANDBYS_OF == STANDBYS_OF - 1
+        self._standbys = mix.standbys or (
+            random.Random(f"growing standbys {seed}").choice([0.5, 1.0]) if any_kind else 0.0
+        )
+        flow, rng = GrowingFlow(seed, self._standbys), random.Random(f"growing {seed}")
         habits = rng.choice([operators.QUIET, operators.QUIET, operators.STORMY]) if mix.faults is None else None
         super().__init__(seed, drawn_faults(seed, mix), slots=rng.randint(3, 5), dataflow=flow, habits=habits)
         flow.clock = lambda: self.world.now
@@ -211,6 +222,7 @@ class GrowingSimulation(Simulation):
         partitions = rng.randint(1, 3)
         output = ROW if kind is GrownPass else None
         copies = rng.randint(1, max(each.replicas for each in plan.stages))
+        stands_by = self._standbys > 0 and copies > 1 and rng.random() < self._standbys
         made_stage = StagePlan(
             stage,
             name,
@@ -222,6 +234,7 @@ class GrowingSimulation(Simulation):
             output,
             (edge,),
             edges_out,
+            recovery=STANDBY if stands_by else ACTIVE,
         )
         places = tuple(ROW.get_field_index(column) for column in key)
         way = FromStage(
