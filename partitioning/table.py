@@ -62,6 +62,10 @@ class Table(msgspec.Struct, frozen=True):
         """Return the epoch whose replicas of a stage begin empty. Later replicas begin with a copy of state."""
         return self.born.get(stage, FIRST_EPOCH)
 
+    def has(self, stage: int) -> bool:
+        """Tell whether the table has the partitions of a stage, each of which may have lost its last replica."""
+        return stage < len(self.stages) and bool(self.stages[stage])
+
     def row(self, stage: int, partition: int) -> tuple[ReplicaAt, ...]:
         """Return the replicas of a partition; none: the stage, or the partition, is not in the table."""
         rows = self.stages[stage] if stage < len(self.stages) else ()

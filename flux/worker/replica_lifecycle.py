@@ -280,7 +280,7 @@ class ReplicaLifecycle:
         for producer in producers:
             edge = self._plans.edge(producer.stream.edge)
             assert edge is not None
-            if not self._hosted.table.row(edge.consumer, 0):  # of a stage that comes with a later table
+            if not self._hosted.table.has(edge.consumer):  # of a stage that comes with a later table
                 producer.by_rank = np.arange(edge.partitions, dtype=np.int32)
                 continue
             consumers = self._consumers.setdefault(edge.consumer, Consumers(edge.consumer))
