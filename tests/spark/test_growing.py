@@ -4,6 +4,8 @@ beginning on."""
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +24,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("nothing_left_behind"),
 ]
+
+ROOT = Path(__file__).resolve().parents[2]
 
 counted = flux.stage(name="Seen", key="key", partitions=4, replicas=2, schema=SEEN)(Seen)
 
@@ -65,6 +69,14 @@ def by_spark(session: Any, rounds: int, given: dict[int, tuple[int, int, int]]) 
     of_keys = rows.join(begun, "key").where("sequence >= begun").groupBy("key")
     found = of_keys.agg(F.min("sequence"), F.max("sequence"), F.count("*")).collect()
     return {row.key: tuple(row)[1:] for row in found}
+
+
+@pytest.mark.starts_spark
+def test_the_example_ends_well(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.growing", "--flights", "100000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert " ".join(done.stdout.split()).count("Spark's batch answer: equal") == 3
 
 
 def add_while_an_executor_dies(query: Any, *flows: Any) -> None:
