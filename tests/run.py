@@ -37,7 +37,7 @@ SHORT = [*PYTEST, "-m", "not long"]
 #: to do until the end.
 SECOND_OF_SIMULATION = [
     f"tests/simulation/test_{name}.py"
-    for name in ("balance", "broken_variants", "claims", "event_time", "kills", "numbered", "timers")
+    for name in ("balance", "broken_variants", "claims", "event_time", "kills", "numbered", "reach", "timers")
 ]
 
 LAYERS = {
