@@ -162,8 +162,7 @@ def main(hosts: list[str]) -> None:
     for device in devices.values():
         os.set_blocking(device, False)
     forwarder = Forwarder(devices)
-    commands = os.fdopen(os.dup(0), "r", buffering=1)
-    due = float("inf")
+    commands, due = b"", float("inf")
     while True:
         now = time.monotonic()
         readable, _, _ = select.select([0, *devices.values()], [], [], min(max(due - now, 0.0), 1.0))
@@ -171,8 +170,10 @@ def main(hosts: list[str]) -> None:
         for descriptor in readable:
             if descriptor:
                 forwarder.read(descriptor, now)
-            elif line := commands.readline():
-                forwarder.obey(line, now)
+            elif said := os.read(0, LARGEST):  # with a buffer, lines that come together would wait for the next one
+                *lines, commands = (commands + said).split(b"\n")
+                for line in lines:
+                    forwarder.obey(line.decode(), now)
             else:
                 return
         due = forwarder.write(time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import socket
 import subprocess
 import sys
@@ -76,6 +77,19 @@ def test_a_stall_holds_rows_up_and_the_delay_of_a_link_is_that_of_its_direction(
         assert travel_s(other, one) < 0.2
     assert lab.counts()["w1", "w2"]["stalls"] == 1
     assert lab.counts()["w2", "w1"]["packets"] == 0  # acks of TCP went over the bridge
+
+
+@in_lab
+def test_commands_that_come_together_are_all_obeyed(lab: Lab) -> None:
+    lab.weather("w1", "w2", Weather())
+    forwarder = lab._forwarder
+    assert forwarder is not None
+    forwarder.stdin.write('{"counts": true}\n' * 3)
+    forwarder.stdin.flush()
+    answers, end = b"", time.monotonic() + 10
+    while answers.count(b"\n") < 3 and select.select([forwarder.stdout], [], [], end - time.monotonic())[0]:
+        answers += os.read(forwarder.stdout.fileno(), 65536)
+    assert answers.count(b"\n") == 3
 
 
 @in_lab
