@@ -13,7 +13,7 @@ Patch = pytest.MonkeyPatch
 def copies_a_batch_at_once(patch: Patch) -> None:
     """Nobody waits for a turn."""
     patch.setattr(
-        AdditionTracker, "turns", lambda self, _: [a for a in self.under_way.values() if a.phase == Phase.READY]
+        AdditionTracker, "_turns", lambda self, _: [a for a in self.under_way.values() if a.phase == Phase.READY]
     )
 
 
