@@ -212,7 +212,7 @@ class Ledger:
 
     def _known_everywhere(self, maker: Watch, step: int, what: str) -> None:
         key = maker.replica.stage.id, maker.replica.partition
-        listing = () if self.controller.table is None else self.controller.board.shown.stages[key[0]][key[1]]
+        listing = () if self.controller.table is None else self.controller.board.shown.row(*key)
         for listed in listing:
             core, repairs = self.alive(listed.worker), self.controller.repairs
             counts = (

@@ -1,0 +1,28 @@
+"""A stage that fails takes along what depends on it and nothing else, whatever else goes wrong (design: stage-fails)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation import growing
+from tests.simulation.failing_stages import FailingFlow, FailingSimulation
+from tests.simulation.run import GROWS_FROM, outcome
+from tests.simulation.runs import LONG
+
+#: In ``make test`` seeds in which much happens in little time.
+SEEDS = range(GROWS_FROM + 200, GROWS_FROM + 300) if LONG else [GROWS_FROM + each for each in (200, 205)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_only_what_depends_on_a_failed_stage_ends(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "GrowingFlow", FailingFlow)
+    simulation = FailingSimulation(seed)
+    result = outcome(simulation)
+    assert result.ok, str(result)
+    assert result.counts["stages failed"] > 0
+    plans, plan = simulation.controller.plans, simulation.controller.plan
+    assert plans.failed
+    assert not {stage.name for stage in plan.stages if stage.since == 0} & set(plans.failed), "the first stages go on"
+    assert not {stage.stage for stage in plans.failed.values()} & {stage.id for stage in plan.stages}
+    table = simulation.controller.table
+    assert table is None or all(not table.stages[each.stage] for each in plans.failed.values())
