@@ -17,9 +17,13 @@ from flux.shadows.hosting import ShadowHosting
 from flux.shadows.overlay import Overlay
 from flux.shadows.peeked import PeekedOperator
 from flux.shadows.shadow import MarkOutput, Shadow, Undone
+from flux.wire.messages import Tentative
+from partitioning.ids import StreamId
 from tests.simulation import timed_flows
-from tests.simulation.availability import AVAILABILITY_FROM, AvailabilitySimulation
+from tests.simulation.availability import AVAILABILITY_FROM, ONCE, AvailabilitySimulation, TentativeDelivery
+from tests.simulation.availability_wide import WIDE_FROM, WideSimulation, check_same
 from tests.simulation.faults import Faults
+from tests.simulation.outside import Delivery
 from tests.simulation.story_hashes import tell
 from tests.simulation.violation import Violation
 
@@ -61,6 +65,30 @@ def test_runs_with_silent_sources_and_lost_workers_keep_all_laws() -> None:
 def test_many_runs_keep_all_laws() -> None:
     runs(tuple(range(100, 140)))
     runs(tuple(range(200, 240)), HARD)
+
+
+@pytest.mark.parametrize("seed", [16, 21, 18, 39])
+def test_wide_runs_keep_all_laws(seed: int) -> None:
+    """One of each kind of faults: silence alone, lost workers, moves, cut links."""
+    sim = WideSimulation(WIDE_FROM + seed)
+    sim.run()
+    assert sim.counts["tentative batches shown"]
+
+
+@pytest.mark.long
+def test_many_wide_runs_keep_all_laws() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(100):
+        sim = WideSimulation(WIDE_FROM + seed)
+        sim.run()
+        counts.update(sim.counts)
+    assert counts["runs with an input that stays away"]
+    assert counts["take-overs from replay points"]
+    assert counts["moves done"] > 10
+
+
+def test_the_stable_lane_has_as_many_rows_with_availability_as_without() -> None:
+    check_same(WIDE_FROM + 16)
 
 
 @pytest.mark.parametrize("seed", [60_000_000_001, 70_000_000_003])
@@ -123,6 +151,48 @@ def forgets_to_undo(patch: pytest.MonkeyPatch) -> None:
 
 def waits_for_the_whole_bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("flux.shadows.shadow.ALPHA", 1.5)
+
+
+def acks_tentative_rows(patch: pytest.MonkeyPatch) -> None:
+    """A shadow that takes tentative rows counts the elements that they stand for as received."""
+    take = ShadowHosting._on_tentative
+
+    def takes(self: ShadowHosting, message: Tentative, *given: Any) -> None:
+        take(self, message, *given)
+        inbound = self._streams.get(StreamId(message.edge, message.producer))
+        for partition in message.partitions if inbound is not None else ():
+            if inbound is not None and inbound.received[partition] <= message.sequence:
+                inbound.received.join(partition, message.sequence + 1, ())
+
+    patch.setattr(ShadowHosting, "_on_tentative", takes)
+
+
+def forgets_to_undo_after_a_take_over(patch: pytest.MonkeyPatch) -> None:
+    """A new primary leaves what earlier ones have shown."""
+    patch.setattr(TentativeDelivery, "begins", Delivery.begins)
+    made = Shadow.__init__
+
+    def makes(self: Shadow, *given: Any, **more: Any) -> None:
+        made(self, *given, **more)
+        self._effects.clear()
+
+    patch.setattr(Shadow, "__init__", makes)
+
+
+@pytest.mark.parametrize(
+    ("broken", "seed", "law"),
+    [
+        (acks_tentative_rows, 16, "an ack never exceeds what was applied"),
+        (forgets_to_undo_after_a_take_over, 6, ONCE),
+    ],
+)
+def test_a_wide_run_without_a_rule_breaks_a_law(
+    broken: Callable[[pytest.MonkeyPatch], None], seed: int, law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    with pytest.raises(Violation) as violation:
+        WideSimulation(WIDE_FROM + seed).run()
+    assert violation.value.law == law
 
 
 @pytest.mark.parametrize(
