@@ -165,6 +165,7 @@ class PlanChanges:
         """Add stages and sources, all or none. UsageError, and nothing changes: that is impossible. PlanHasChanged: compile it
         again."""
         self._require_open("add to the query")
+        self._require_kept("add to the query")
         names = _names(change.stages, change.sources)
         asked = PlanRequest(f"addition of {some(names, NAMED)}", lambda _, __: change, now, request, encoded)
         self._made(asked)
@@ -174,6 +175,7 @@ class PlanChanges:
         """Remove a stage or a source; ``cascade``: with all that depends on it. UsageError, and nothing changes: that is
         impossible. None: it was a stage that has failed, which is not listed any more."""
         self._board.require_running("remove a stage")
+        self._require_kept(f"remove {name}")
         if name in self.failed and not any(stage.name == name for stage in self._board.plan.stages):
             del self.failed[name]
             return None
@@ -204,6 +206,14 @@ class PlanChanges:
         self._board.require_running(what)
         if self.sealed:
             raise UsageError(f"cannot {what}: it was sealed (query.seal()), so that it finishes")
+
+    def _require_kept(self, what: str) -> None:
+        """Refuse a change of which the checkpoint location would not know: the next start would not fit the location."""
+        if self._board.plan.durable and not self.keeps_versions:
+            raise UsageError(
+                f"cannot {what}: the query has a checkpointLocation, which keeps the plan of its start alone. Start the query "
+                "anew with the other flows, or without a checkpointLocation"
+            )
 
     def _ask(self, asked: PlanRequest, now: float) -> PlanRequest:
         if len(self.waiting) >= WAITING_MAX:

@@ -17,6 +17,7 @@ from flux.errors import UsageError
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import chain_of
 from flux.operators.windowed_rows import WindowFunction
+from flux.settings import Settings
 
 
 def check_ends(plan: Plan, goes_on: bool = False) -> None:
@@ -135,3 +136,13 @@ def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
                 f"stage {flow.stage.name}: order={MARKS!r}, and the query has a checkpointLocation, which keeps the order of "
                 "steps: its replicas have none. Leave order out, or start the query without a checkpointLocation"
             )
+
+
+def check_failures_of_stages(settings: Settings) -> None:
+    """Check the settings of a query with a checkpoint location. UsageError: its stages may not fail alone, because the location
+    keeps the plan of the start, and the next start would expect the state of the stages that have failed."""
+    if settings.on_failure == "stage":
+        raise UsageError(
+            "spark.flux.onFailure=stage, and the query has a checkpointLocation, which keeps the plan of its start: a stage that "
+            "fails alone would be missing at the next start. Set it to query, or start without a checkpointLocation"
+        )

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from controller.planning.checks import check_durable, check_ends, check_folders, check_taken
+from controller.planning.checks import check_durable, check_ends, check_failures_of_stages, check_folders, check_taken
 from controller.planning.explain import explain
 from controller.planning.inputs import topological
 from flux.dataflow.event_time import told_idleness
@@ -122,6 +122,8 @@ def _started(
     spark = _session(spark, sources)
     given = given_settings(spark)
     settings = Settings.of(given, **options)
+    if checkpoint_location is not None:
+        check_failures_of_stages(settings)
     read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, QueryReaders) for flow in flows)  # perhaps by Spark
     shared = has_one_executor(spark) and not decides_on_shared_executors(given, options)
     if shared:

@@ -354,6 +354,19 @@ def durable() -> Cluster:
     return c
 
 
+def test_a_query_whose_location_keeps_no_versions_keeps_its_plan() -> None:
+    c = growing()
+    c.core.board.plan = replace(c.core.plan, durable=True)
+    epoch = c.table.epoch
+    for change in (
+        lambda: c.core.plans.add(copy_of(c.core.plan, "A"), b"code", c.now),
+        lambda: c.core.plans.remove("s1", True, c.now),
+    ):
+        with pytest.raises(UsageError, match="checkpointLocation, which keeps the plan of its start"):
+            change()
+    left_as_it_was(c, epoch)
+
+
 def test_nothing_is_told_before_the_location_has_it() -> None:
     c = durable()
     request = c.add(copy_of(c.core.plan, "A"))
