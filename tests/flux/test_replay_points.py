@@ -28,7 +28,7 @@ def primary(needs: Any = None) -> Any:
     producer = Producer(StreamId(1, 0), 0, 2, 1 << 20, resend_s=1.0)
     made = SimpleNamespace(
         where="stage x, partition 0", applied=0, finished=False, leads_since=3, partition=0,
-        outlets=[SimpleNamespace(producer=producer)], output=SimpleNamespace(exit=None),
+        outlets=[SimpleNamespace(producer=producer, edge=SimpleNamespace(id=1))], output=SimpleNamespace(exit=None),
     )  # fmt: skip
     made.silent = 0
     made.state = lambda: {
