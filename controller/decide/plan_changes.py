@@ -307,6 +307,9 @@ class PlanChanges:
             return self._refuse(asked, text_of(error), now)
         if asked.failure is not None:
             self._note_failed(asked.change.removed_stages, *asked.failure, now)  # with stages that came meanwhile
+            if not asked.plan.stages:  # all others have failed or were removed since it was asked for
+                self._board.end(asked.failure[0])
+                return False
         self._last = asked.version
         asked.on(PlanEvent.TURN, now)
         if self.keeps_versions:

@@ -103,7 +103,7 @@ def _has_others(names: AbstractSet[str], known: AbstractSet[str]) -> bool:
 
 def closest(plan: Plan, columns: TableIndex, places: Mapping[int, WorkerPlace]) -> Shared | None:
     """Return the most that two replicas of any partition share; None: no partition has two."""
-    wanted = np.repeat([replicated(stage) for stage in plan.stages], columns.sizes[columns.stages])
+    wanted = np.repeat(np.array([replicated(stage) for stage in plan.stages], bool), columns.sizes[columns.stages])
     workers = columns.workers[wanted & (columns.count(columns.listed) > 1)]
     if not len(workers):
         return None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from controller.planning.checks import check_failures_of_stages
 from controller.replicas.addition_limits import CONFIRM_MAX_S
+from controller.replicas.spread import closest
+from controller.replicas.table_index import TableIndex
 from flux.dataflow.plan import ById
+from flux.dataflow.plan_change import PlanChange
 from flux.errors import QueryFailed, UsageError
 from flux.settings import Settings
 from flux.wire.control import (
@@ -100,6 +104,52 @@ def test_a_failure_of_everything_ends_the_query() -> None:
     c.tick(0.01)
     assert c.core.phase == "ended"
     assert str(c.core.error) == "boom"
+
+
+def apart(**options: Any) -> Cluster:
+    """Two stages, each with a source of its own."""
+    c = growing(on_failure="stage", stages=1, readers=2, **options)
+    plan = c.core.plan
+    way = replace(plan.edges[0], id=1, source=1, consumer=1, log_bytes=64 << 10)  # type: ignore[call-arg]
+    other = replace(plan.stages[0], id=1, name="A", edges_in=(1,), edges_out=())
+    c.add(PlanChange(1, sources=(replace(plan.sources[0], id=1, name="more"),), stages=(other,), edges=(way,)))
+    return c
+
+
+def test_failures_of_all_stages_at_once_end_the_query_with_an_error() -> None:
+    c = apart()
+    c.core.board.fail(QueryFailed("boom"), [0])
+    c.core.board.fail(QueryFailed("boom too"), [1])
+    for _ in range(5):
+        c.tick(1.0)
+    assert c.core.phase == "ended"
+    assert str(c.core.error) == "boom"
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_last_stage_fails_while_the_others_are_being_removed(by_hand: bool) -> None:
+    c = apart()
+    c.deaf = {"w0.0"}
+    if by_hand:
+        c.remove("A")
+    else:
+        c.core.board.fail(QueryFailed("boom"), [1])
+    c.tick(0.01)
+    (last,) = (stage.id for stage in c.core.plan.stages if stage.name != "A")
+    c.core.board.fail(QueryFailed("boom too"), [last])
+    c.tick(0.01)
+    assert c.core.phase == "running", "the removal before may still be refused"
+    c.deaf.clear()
+    for _ in range(5):
+        c.tick(1.0)
+    assert c.core.phase == "ended"
+    assert str(c.core.error) == "boom too"
+
+
+def test_replicas_of_a_plan_without_stages_share_nothing() -> None:
+    c = growing()
+    plan = replace(c.core.plan, stages=ById())
+    assert closest(plan, TableIndex(plan), c.core.members.places) is None
 
 
 def test_a_stage_that_reads_a_failing_one_and_comes_meanwhile_goes_too() -> None:
