@@ -6,10 +6,15 @@ are equal everywhere. ``PlanVersions`` are the versions that one process knows.
 
 from __future__ import annotations
 
+import io
+import pickle
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cloudpickle
+from cloudpickle import cloudpickle as by_value
 
 from flux.dataflow.plan import ById, EdgePlan, FromSource, FromStage, Part, Plan, SourcePlan, StagePlan
 from flux.errors import ProtocolError, UsageError
@@ -175,9 +180,55 @@ def decode_change(data: bytes, secret: bytes) -> PlanChange:
     view = memoryview(data)
     if len(view) < _CODE_BYTES or not same(view[:_CODE_BYTES], mac(secret, b"change of the plan", view[_CODE_BYTES:])):
         raise ProtocolError("a change of the plan without the code of this query")
-    change = cloudpickle.loads(view[_CODE_BYTES:])
+    with _one_load:
+        change = _Arrival(view[_CODE_BYTES:]).load()
     assert isinstance(change, PlanChange), f"{type(change).__name__} in place of a change of the plan"
     return change
+
+
+#: Two loads would see each other's unfinished classes.
+_one_load = threading.Lock()
+
+
+class _Arrival(pickle.Unpickler):
+    """Unpickler of the user's code, which leaves classes alone that this process has already.
+
+    A class of ``__main__`` comes by value with each change, under the same number each time. cloudpickle would set all of its
+    attributes anew, and running operators of the class would share other values from the middle of a step on."""
+
+    def __init__(self, data: memoryview) -> None:
+        super().__init__(io.BytesIO(data))
+        with by_value._DYNAMIC_CLASS_TRACKER_LOCK:
+            self._present = list(by_value._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+        self._ids = frozenset(map(id, self._present))
+        self._made: list[Any] = []
+
+    def load(self) -> Any:
+        try:
+            return super().load()
+        except BaseException:
+            with by_value._DYNAMIC_CLASS_TRACKER_LOCK:  # the next load would take unfinished classes for present ones
+                for made in self._made:
+                    by_value._DYNAMIC_CLASS_TRACKER_BY_ID.pop(
+                        by_value._DYNAMIC_CLASS_TRACKER_BY_CLASS.pop(made, None), None
+                    )
+            raise
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if found is by_value._class_setstate:
+            return self._set
+        if found is by_value._make_skeleton_class or found is by_value._make_skeleton_enum:
+            return lambda *arguments: self._noted(found(*arguments))
+        return found
+
+    def _noted(self, made: Any) -> Any:
+        if id(made) not in self._ids:
+            self._made.append(made)
+        return made
+
+    def _set(self, kind: Any, state: Any) -> Any:
+        return kind if id(kind) in self._ids else by_value._class_setstate(kind, state)
 
 
 class PlanVersions:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from enum import Enum
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from cloudpickle import cloudpickle as by_value
 
 from flux.dataflow.plan import ById, EdgePlan, FromDataFrame, FromStage, Plan, StagePlan
 from flux.dataflow.plan import DataFrameSourcePlan as Source
@@ -103,6 +107,81 @@ def test_a_change_travels_with_a_code_of_the_query() -> None:
             decode_change(wrong, b"secret")
     with pytest.raises(ProtocolError):
         decode_change(data, b"another")
+
+
+class Tone(Enum):
+    LOW = 1
+
+
+class Base:
+    shared: dict[str, int] = {}
+
+
+class OfProgram(Base):
+    measures: dict[str, int] = {}
+    tone = Tone.LOW
+
+    def kinds(self) -> tuple[type, type]:
+        return Tone, Base
+
+
+class Breaks:
+    broken = True
+
+    def __reduce__(self) -> Any:
+        return _break, ()
+
+
+def _break() -> str:
+    if Breaks.broken:
+        raise ImportError("no module named alarms")
+    return "whole"
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Make a change with a class, as ``__main__`` of a driver has it, for a process that has not seen the class."""
+
+    def sent(*kinds: type) -> bytes:
+        data = encode_change(replace(ADD, stages=(replace(ADD.stages[0], make=kinds),)), b"")  # type: ignore[arg-type]
+        ids, of = by_value._DYNAMIC_CLASS_TRACKER_BY_ID, by_value._DYNAMIC_CLASS_TRACKER_BY_CLASS
+        for kind in (OfProgram, Base, Tone):
+            if kind in of and ids.get(of[kind]) is kind:
+                del ids[of[kind]]
+        return data
+
+    for each in (OfProgram, OfProgram.kinds, Base, Tone):
+        monkeypatch.setattr(each, "__module__", "__main__")
+    yield sent
+    for kind in (OfProgram, Base, Tone):
+        by_value._DYNAMIC_CLASS_TRACKER_BY_CLASS.pop(kind, None)
+
+
+def made_of(data: bytes) -> Any:
+    return decode_change(data, b"").stages[0].make
+
+
+def test_a_class_of_the_program_stays_as_it_is_when_it_comes_again(elsewhere: Any) -> None:
+    (kind,) = made_of(elsewhere(OfProgram))
+    assert kind is not OfProgram
+    tone, base = kind().kinds()
+    before = {each: dict(vars(each)) for each in (kind, tone, base)}
+    assert (tone(1), base) == (kind.tone, kind.__base__)
+    again, other = made_of(elsewhere(OfProgram, Base))
+    assert (again, other) == (kind, base)
+    for each, attributes in before.items():
+        assert all(vars(each)[name] is value for name, value in attributes.items() if not name.startswith("__"))
+    assert kind().kinds() == (tone, base)
+
+
+def test_a_class_that_came_half_is_set_when_it_comes_again(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OfProgram, "tone", Breaks())
+    data = elsewhere(OfProgram)
+    with pytest.raises(ImportError, match="alarms"):
+        made_of(data)
+    monkeypatch.setattr(Breaks, "broken", False)
+    (kind,) = made_of(data)
+    assert (kind.tone, kind.measures, kind.shared) == ("whole", {}, {})
 
 
 def test_a_stage_that_cannot_be_pickled_or_is_too_long_is_refused() -> None:
