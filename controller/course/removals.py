@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from controller.text import some
 from flux.dataflow.plan import FromSource, FromStage, Plan
@@ -26,7 +26,8 @@ def dependants(plan: Plan, stages: Iterable[int] = (), sources: Iterable[int] = 
 
 
 def removal(plan: Plan, version: int, name: str, cascade: bool) -> PlanChange:
-    """Make the change that removes a stage or a source by its name. ``cascade``: with all that depends on it.
+    """Make the change that removes a stage or a source by its name. A stage takes along those that Flux has made for its sinks;
+    ``cascade``: with all that depends on it.
 
     UsageError: there is no such stage or source, others depend on it, or nothing would be left."""
     stages = [stage.id for stage in plan.stages if stage.name == name]
@@ -35,7 +36,7 @@ def removal(plan: Plan, version: int, name: str, cascade: bool) -> PlanChange:
         known = ", ".join(part.name for part in (*plan.stages, *plan.sources))
         raise UsageError(f"cannot remove {name}: there is no such stage or source; there are {known}")
     gone = dependants(plan, stages, sources)
-    others = [plan.stages[stage].name for stage in gone if stage not in stages]
+    others = [plan.stages[stage].name for stage in gone if stage not in (*stages, *_for_sinks(plan, stages))]
     if others and not cascade:
         verb = "depends" if len(others) == 1 else "depend"
         raise UsageError(
@@ -45,6 +46,12 @@ def removal(plan: Plan, version: int, name: str, cascade: bool) -> PlanChange:
     if len(gone) == len(plan.stages):
         raise UsageError(f"cannot remove {name}: no stage would be left; query.stop() ends the query")
     return without(plan, version, gone, sources)
+
+
+def _for_sinks(plan: Plan, stages: Sequence[int]) -> list[int]:
+    """Return the stages that Flux has made for sinks of these."""
+    readers = [edge.consumer for edge in plan.edges if isinstance(edge, FromStage) and edge.stage in stages]
+    return [reader for reader in readers if plan.stages[reader].for_sink]
 
 
 def without(plan: Plan, version: int, stages: Iterable[int], sources: Iterable[int] = ()) -> PlanChange:

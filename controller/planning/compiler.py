@@ -327,6 +327,7 @@ class Compiler:
             order=stage.order,
             feeds=feeds_of(stage, name, replicas, self.settings),
             timed_inputs=counting,
+            for_sink=stage.for_sink,
         )
         if stage.availability is not None:
             self._bounds[made.id] = stage.availability
@@ -500,6 +501,7 @@ class Compiler:
                 edges_in=(edge,),
                 edges_out=(),
                 sink=sink,
+                for_sink=True,
                 recovery=stage.recovery,
                 timed_inputs=(0,) if timed else (),
             )

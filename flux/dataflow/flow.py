@@ -96,6 +96,8 @@ class Stage:
     chained = False
     #: Whether it gives the rows that it gets, as they are.
     passes = False
+    #: Whether Flux has made it for a sink of the stage that it reads.
+    for_sink = False
 
     def __init__(
         self,
@@ -257,6 +259,7 @@ class ChangedStage(Stage):
         super().__init__(*stage._declared(stage.output_mode))
         self._stage, self.changes = stage, dict(changes)
         self._arguments, self.chained, self.passes = stage._arguments, stage.chained, stage.passes
+        self.for_sink = stage.for_sink
         for name, value in changes.items():
             setattr(self, name, value)
 

@@ -285,6 +285,8 @@ class StagePlan:
     first_edges: tuple[int, ...] | None = field(default=None, kw_only=True)
     #: The way in which consumers read its copies: one of them, hedged, or all (design: feeds).
     feeds: str = ONE
+    #: Whether Flux has made it for a sink of the stage that it reads: the two are removed together.
+    for_sink: bool = False
     #: The version of the plan that brought it.
     since: int = field(default=0, kw_only=True)
 

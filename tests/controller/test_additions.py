@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import flux
+from controller.course.removals import removal
 from controller.planning.additions import PlanAddition, check_addition, compiled_addition
 from controller.planning.compiled import CompiledPlan
 from controller.planning.compiler import compiled_plan
@@ -132,6 +133,19 @@ def test_a_second_sink_of_a_kind_has_a_name_of_its_own(tmp_path: Path) -> None:
     assert [each.name for each in running.plan.stages] == ["Totals", "Totals.files"]
     change = added(running, stage(running, "Totals").to_parquet(tmp_path / "b")).change
     assert [each.name for each in change.stages] == ["Totals.files#2"]
+
+
+def test_stages_that_flux_has_made_for_sinks_are_removed_with_their_stage(tmp_path: Path) -> None:
+    running = started(Totals(source()).to(Shown()))
+    alarms = alarm(stage(running, "Totals"))
+    running = added(running, alarms.to_parquet(tmp_path), alarms.to(Shown())).made
+    assert [each.name for each in running.plan.stages] == ["Totals", "Alarm", "Alarm.files", "Alarm.sink"]
+    assert removal(running.plan, 2, "Alarm", cascade=False).removed_stages == (1, 2, 3)
+    later = alarm(stage(running, "Alarm")).withStage(name="Later")
+    running = added(running, later.to_parquet(tmp_path / "later")).made
+    with pytest.raises(UsageError, match=r"cannot remove Alarm: Later, Later\.files depend on it"):
+        removal(running.plan, 3, "Alarm", cascade=False)
+    assert removal(running.plan, 3, "Later", cascade=False).removed_stages == (4, 5)
 
 
 def test_conditions_and_columns_behind_a_running_stage_are_no_operator_of_it() -> None:

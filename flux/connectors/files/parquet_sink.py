@@ -74,8 +74,9 @@ def to_parquet(
     except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"to_parquet cannot write to {path!r}: {error}") from error
     files = stage(partitions=partitions, replicas=flow.stage.replicas, name=f"{flow.stage.name}.files")(ParquetFolder)
-    ended = StageWith(files, (size, seconds), {})(flow)
-    return FlowTo(ended, ParquetFiles(where, 2 * size, names))  # a file that lacks one byte gets one more part
+    writes = StageWith(files, (size, seconds), {})
+    writes.for_sink = True
+    return FlowTo(writes(flow), ParquetFiles(where, 2 * size, names))  # a file that lacks one byte gets one more part
 
 
 class ParquetFolder(Operator):
