@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -184,6 +185,11 @@ def decode_change(data: bytes, secret: bytes) -> PlanChange:
         change = _Arrival(view[_CODE_BYTES:]).load()
     assert isinstance(change, PlanChange), f"{type(change).__name__} in place of a change of the plan"
     return change
+
+
+def texts_of(data: bytes) -> set[str]:
+    """Return all texts of an encoded change, without loading it: the modules that it names are among them."""
+    return {given for _, given, _ in pickletools.genops(data[_CODE_BYTES:]) if isinstance(given, str)}
 
 
 #: Two loads would see each other's unfinished classes.

@@ -19,12 +19,13 @@ from pyspark.sql import SparkSession
 
 from controller.decide.plan_changes import PlanHasChanged
 from flux.dataflow.flow import Flow, Stage
-from flux.dataflow.plan_change import encode_change
+from flux.dataflow.plan_change import encode_change, texts_of
 from flux.dataflow.sink import FlowTo
 from flux.dataflow.source import Source
 from flux.errors import FluxError, QueryTimeout, UsageError
 from flux.operators.user_code import described
 from spark_integration.growing.added_flows import added_sources, checked_addition
+from spark_integration.growing.imported_files import check_unchanged, note_imported
 from spark_integration.query.declarations import check_flows
 from spark_integration.query.operations import Operations, checked_timeout
 
@@ -40,6 +41,7 @@ class GrowingQuery(Operations):
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
+        note_imported()
 
     # ---- handles
 
@@ -121,6 +123,9 @@ class GrowingQuery(Operations):
         members, began_with = len(self._server.core.members.workers), self._run.need.workers
         addition = checked_addition(self._spark, flows, self._running.compiled, members, began_with)
         encoded = encode_change(addition.change, self._plan.secret)
+        note_imported()
+        stages = ", ".join(stage.name for stage in addition.change.stages)
+        check_unchanged(texts_of(encoded), f"cannot add {stages} to the query")
         plan = self._server.add(addition.change, encoded, left())
         self._run.grow(addition.made.with_plan(plan), added_sources(addition))
 
@@ -128,12 +133,15 @@ class GrowingQuery(Operations):
 def flows_of(target: str, query: GrowingQuery) -> tuple[Flow | FlowTo, ...]:
     """Return the flows of ``module:name``, for ``flux add``: a flow, several, or a function of the running query that returns
     them, as in ``def alarm(query): return Alarm(query["Delays"]).to(...)``. The module is imported in the program of the query.
-    UsageError: there are none."""
+    UsageError: there are none, or the file of the module has changed since its import."""
     module, _, name = target.partition(":")
     if not module or not name:
         raise UsageError(f"expected MODULE:FLOW, as in my_flows:alarm, got {target!r:.200}")
     try:
-        found = attrgetter(name)(importlib.import_module(module))
+        imported = importlib.import_module(module)
+        note_imported()
+        check_unchanged([module], f"cannot add {target} to the query")
+        found = attrgetter(name)(imported)
         if callable(found) and not isinstance(found, Flow | FlowTo | Stage):
             found = found(query)
     except FluxError:

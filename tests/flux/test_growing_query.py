@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -270,6 +273,50 @@ def test_a_flow_of_a_module_is_found_or_the_reason_is_told(target: str, said: st
     assert query._plan.stages[1].name == "Alarm"
     with pytest.raises(UsageError, match=said):
         flows_of(target, query)
+
+
+MODULE = """
+import flux
+import pyarrow as pa
+
+class Limit(flux.Operator):
+    schema = pa.schema([("k", pa.int64()), ("x", pa.int64())])
+    def process(self, batch):
+        return batch.slice(0, 1)
+
+def limit(query):
+    return flux.stage(name="{name}", key="k", partitions=2)(Limit)(query["Totals"]).to(SINK)
+"""
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_addition_from_a_file_that_has_changed_is_refused(
+    by_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"limits_{by_name}"
+    file = tmp_path / f"{module}.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file.write_text(MODULE.format(name="First"))
+    query = started(Totals(flights()).to(Shown()))
+
+    def add() -> None:
+        if by_name:
+            query._add_named(f"{module}:limit")
+        else:
+            query.add(importlib.import_module(module).limit(query))
+
+    monkeypatch.setattr(builtins, "SINK", Shown(), raising=False)
+    add()
+    query.remove("First")
+    file.touch()
+    add()
+    query.remove("First")
+    file.write_text(MODULE.format(name="Second"))
+    with pytest.raises(UsageError, match=rf"{module}\.py has changed since module {module} was imported"):
+        add()
+    assert "First" not in [stage.name for stage in query._plan.stages]
+    file.write_text(MODULE.format(name="First"))
+    add()
 
 
 def test_a_query_with_a_location_keeps_the_plan_that_it_was_started_with() -> None:
