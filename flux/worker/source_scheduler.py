@@ -62,6 +62,10 @@ def open_reader(plan: WorkerSourcePlan, partition: int, position: ReaderPosition
     return opened(plan.reader, partition, position)
 
 
+def _named(source: str, partition: int) -> str:
+    return f"source {source}, partition {partition}"
+
+
 class ReadPart(NamedTuple):
     """Rows that may be one batch of a stream, unless they have to be cut."""
 
@@ -172,13 +176,14 @@ class SourceScheduler:
         self._plan = plan
 
     def keep_only(self, mine: set[SourcePartition]) -> Iterator[Producer]:
-        """Close sources that another worker reads from now on; it makes rows again that are not acked. Yield the producers that
-        end here."""
+        """Close sources that another worker reads from now on; it makes rows again that are not acked. Or the plan has lost the
+        source. Yield the producers that end here."""
         for key in [key for key in self.sources if key not in mine]:
             if key in self._rotation:
                 self._rotation.remove(key)
-            self._close(key)
-            yield from self.sources.pop(key).producers
+            streams = self.sources.pop(key)
+            self._close(key, streams.name)
+            yield from streams.producers
 
     def begin(self, mine: set[SourcePartition], epoch: int) -> Iterator[Producer]:
         """Begin with new sources, and yield their producers."""
@@ -651,12 +656,12 @@ class SourceScheduler:
     def close(self) -> None:
         """Close all readers, which may hold files; an exception of one is logged."""
         for key in list(self.open):
-            self._close(key)
+            self._close(key, self.sources[key].name)
 
-    def _close(self, key: SourcePartition) -> None:
+    def _close(self, key: SourcePartition, name: str) -> None:
         source = self.open.pop(key, None)
         if source is not None:
-            closed(self._name(key), source.reader.close)
+            closed(_named(name, key.partition), source.reader.close)
 
     def about(self, key: SourcePartition) -> WorkerSourcePlan:
         """Return the plan of the source of a partition."""
@@ -665,7 +670,7 @@ class SourceScheduler:
         return about
 
     def _name(self, key: SourcePartition) -> str:
-        return f"source {self._plan.sources[key.source].name}, partition {key.partition}"
+        return _named(self._plan.sources[key.source].name, key.partition)
 
     def _failed(self, key: SourcePartition, error: BaseException) -> FluxError:
         """Add source and partition to an error. An error of this project's own sources, such as BadFile, keeps its class."""

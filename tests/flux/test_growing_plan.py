@@ -10,13 +10,16 @@ import pyarrow as pa
 import pytest
 
 import flux
+from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import EdgePlan, FromStage, Plan
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import ProtocolError
+from flux.settings import Settings
 from flux.wire.control import GetPlan, PlanChanged, PlanSeen
 from flux.wire.messages import Hello, OrderEntry, Orders, PartitionOrder, Press, Refuse, StepKind
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, ToController
+from flux.worker.report import stats
 from partitioning.ids import StreamId
 from partitioning.table import ReplicaAt, Table
 from tests.flux.one_worker import SCHEMA, SECRET, Kept, planned, worker
@@ -232,6 +235,37 @@ def test_a_removed_stage_leaves_nothing() -> None:
     query.rest = True
     query.run(0.5)
     assert {by: len(numbers) for by, numbers in query.got(1).items()} == query.ends(), "the other stage goes on"
+
+
+def test_a_removed_source_closes_its_reader_and_the_others_go_on() -> None:
+    closed: list[int] = []
+
+    def read(partition: int) -> Iterator[pa.RecordBatch]:
+        try:
+            while True:
+                yield pa.record_batch({"x": [partition]}, schema=SCHEMA)
+        finally:
+            closed.append(partition)
+
+    kept = flux.stage(partitions=1)(Got)
+    flows = [kept(flux.source(read, SCHEMA, partitions=2, name=name)) for name in ("first", "second")]
+    plan = compile_plan(flows, Settings.of(), lambda schema: schema, "q", SECRET)
+    core = worker(plan)
+    list(core.poll(0.0))
+    for turn in range(20):
+        core.read(True, turn * 0.001)
+    assert len(core.reading.open) == 4
+    removed = {part: (getattr(plan, part)[1].id,) for part in ("sources", "stages", "edges")}
+    change = PlanChange(1, **{f"removed_{part}": ids for part, ids in removed.items()})
+    core.on_plan_changed(PlanChanged(version=1, change=encode_change(change, SECRET)), 0.0)
+    assert core.table is not None
+    before = core.table
+    core.on_table(replace_table(before, stages=(before.stages[0], ()), sources=(before.sources[0], ()), plan=1), 0.0)
+    core.validate()
+    assert sorted(closed) == [0, 1], "both partitions of the second source"
+    assert {key.source for key in core.sources} == {0}
+    assert stats(core)
+    assert core.reading.due(1.0) == 1.0, "the first source is still read"
 
 
 def test_a_late_word_about_a_removed_edge_is_stale_and_no_attack() -> None:
