@@ -18,7 +18,7 @@ from typing import TypeVar
 from controller.course.plan_phases import PlanPhase
 from controller.course.query_phases import QueryPhase
 from controller.decide.controller import Controller, Tell
-from controller.decide.plan_changes import PlanHasChanged, PlanRequest, VersionToKeep
+from controller.decide.plan_changes import PlanRequest, VersionToKeep, WorkersAreMissing
 from controller.operate.request_handler import About
 from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service
@@ -53,6 +53,8 @@ LAST_REPORTS_S = 1.0
 
 #: Time between two looks of a call that waits for a change of the plan.
 LOOK_S = 0.002
+#: Seconds between looks whether missing workers are there.
+MISSING_LOOK_S = 0.1
 
 T = TypeVar("T")
 
@@ -223,10 +225,21 @@ class Server:
 
     def add(self, change: PlanChange, encoded: bytes, timeout: float) -> Plan:
         """Add stages and sources to the running query, all or none, and return the plan with them. The change may get another
-        number than that of the next version, where a version was taken back before.
+        number than that of the next version, where a version was taken back before. Workers that are expected, such as one in
+        place of a lost one, are waited for within the limit, if those of the moment cannot hold the replicas.
 
         UsageError: it does not fit; PlanHasChanged: compile it by the newest plan; QueryTimeout: not every process has confirmed
         in time. In all three cases nothing has changed. QueryFailed: the query failed meanwhile."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return self._add(change, encoded, max(end - time.monotonic(), 0.0))
+            except WorkersAreMissing as error:
+                if time.monotonic() > end:
+                    raise WorkersAreMissing(f"after {timeout:g} s: {error}") from None
+            time.sleep(MISSING_LOOK_S)
+
+    def _add(self, change: PlanChange, encoded: bytes, timeout: float) -> Plan:
         plan, version = self.look(self.core.plans.newest)
         if change.changes == plan.version and change.version != version:
             change = replace(change, version=version, base=plan.version)
@@ -263,7 +276,7 @@ class Server:
                 raise QueryTimeout(f"{asked.what}: {asked.why}. Nothing was changed")
             time.sleep(LOOK_S)
         if asked is not None and asked.phase == PlanPhase.REFUSED:
-            raise (PlanHasChanged if asked.stale else UsageError)(f"{asked.what}: {asked.why}. Nothing was changed")
+            raise asked.refusal(f"{asked.what}: {asked.why}. Nothing was changed")
         return self.core.plan
 
     def _give_up(self, asked: PlanRequest, timeout: float, now: float) -> tuple[bool, list[Tell]]:

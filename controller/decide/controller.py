@@ -90,7 +90,7 @@ class Controller:
         self.losses = losses = Losses(board, repairs, moving, balancer, departures, sweeper)
         self.driver = driver = DriverEvents(board, places, departures)
         self.plans = plans = PlanChanges(
-            board, plan.began_with or slots, self._forget_stages, self._follow, sweeper.sweep
+            board, plan.began_with or slots, self._forget_stages, self._follow, sweeper.sweep, lambda: places.wanted
         )
         self.people = UserRequests(
             board,

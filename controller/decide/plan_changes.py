@@ -20,7 +20,7 @@ from controller.course.query_phases import QueryPhase
 from controller.course.removals import dependants, removal, without
 from controller.decide.board import Board, StageFailure
 from controller.replicas.membership import Member
-from controller.text import some
+from controller.text import count, some
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import FluxError, QueryFailed, UsageError
@@ -39,6 +39,10 @@ FAILED_KEPT = 1000
 
 class PlanHasChanged(UsageError):
     """The plan is not the one by which an addition was compiled. Compile it anew by the newest one, and ask again."""
+
+
+class WorkersAreMissing(UsageError):
+    """The workers of the moment cannot hold the replicas of an addition, and others are expected. Ask again later."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,8 @@ class PlanRequest:
     at: float = 0.0
     #: Reason for refusing it.
     why: str = ""
-    #: It was compiled by a plan that is not the newest any more.
-    stale: bool = False
+    #: The class of the error that says so.
+    refusal: type[UsageError] = UsageError
     change: PlanChange | None = None
     plan: Plan | None = None
     #: The epoch of the table that names it.
@@ -116,7 +120,8 @@ class PlanVersion:
 
 class PlanChanges:
     """The changes of the plan. ``follow(request)`` is called with the plan before the table goes out, so that all parts go by it;
-    ``forget`` before that, with the stages that are gone; ``workers``: the number with which the query began.
+    ``forget`` before that, with the stages that are gone; ``workers``: the number with which the query began; ``wanted``: returns
+    the number of workers that the query is to have now.
 
     Law: a version that a table names is had by every process that takes part, and the number of a version is used once."""
 
@@ -127,12 +132,14 @@ class PlanChanges:
         forget: Callable[[Sequence[int], int, float], None],
         follow: Callable[[Plan], None],
         published: Callable[[float], None],
+        wanted: Callable[[], int],
     ) -> None:
         self._board = board
         self.workers = workers
         self._forget = forget
         self._follow = follow
         self._published = published
+        self._wanted = wanted
         #: Versions are kept in the checkpoint location, by a shell that takes ``to_keep``.
         self.keeps_versions = False
         self.sealed = False
@@ -251,7 +258,16 @@ class PlanChanges:
             try:
                 grown_table(table, made, change, self._board.placement())
             except QueryFailed as error:
-                raise UsageError(text_of(error)) from error
+                raise self._no_place(error) from error
+
+    def _no_place(self, error: QueryFailed) -> UsageError:
+        """Make the error of an addition whose replicas the workers cannot hold."""
+        members = self._board.members
+        here, wanted = len(members.workers) - len(members.leaving), self._wanted()
+        if here >= wanted:
+            return UsageError(text_of(error))
+        there = f"{here} of {count(wanted, 'worker')} {'is' if here == 1 else 'are'} there: others were lost, or are to come"
+        return WorkersAreMissing(f"{text_of(error)}. {there}. Add it again later")
 
     # ---- the next step
 
@@ -303,7 +319,8 @@ class PlanChanges:
             asked.change, asked.plan = self._made(asked)
             asked.encoded = asked.encoded or encode_change(asked.change, self._board.plan.secret)
         except FluxError as error:
-            asked.stale = isinstance(error, PlanHasChanged)
+            if isinstance(error, UsageError):
+                asked.refusal = type(error)
             return self._refuse(asked, text_of(error), now)
         if asked.failure is not None:
             self._note_failed(asked.change.removed_stages, *asked.failure, now)  # with stages that came meanwhile
@@ -359,7 +376,9 @@ class PlanChanges:
         try:
             table = grown_table(board.table, plan, change, board.placement())
         except QueryFailed as error:
-            return self._refuse(asked, text_of(error), now)
+            refusal = self._no_place(error)
+            asked.refusal = type(refusal)
+            return self._refuse(asked, text_of(refusal), now)
         before = board.plan
         asked.on(PlanEvent.CONFIRMED, now)
         self._told.append(self._message(asked))

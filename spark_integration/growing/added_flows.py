@@ -32,10 +32,10 @@ from spark_integration.tasks.shipping import check_outputs, check_shipping
 
 
 def checked_addition(
-    spark: SparkSession, flows: Sequence[Flow | FlowTo], running: CompiledPlan, members: int, began_with: int
+    spark: SparkSession, flows: Sequence[Flow | FlowTo], running: CompiledPlan, workers: int, began_with: int
 ) -> PlanAddition:
-    """Return the addition of flows to a running plan, with prepared sources and sinks. ``members``: the number of workers now;
-    ``began_with``: that of the start. UsageError, SchemaError: the flows do not fit."""
+    """Return the addition of flows to a running plan, with prepared sources and sinks. ``workers``: the number that
+    the query is to have now; ``began_with``: that of the start. UsageError, SchemaError: the flows do not fit."""
     plan = running.plan
     if plan.durable:
         raise UsageError(
@@ -48,7 +48,7 @@ def checked_addition(
     _check_sources(addition)
     made = addition.made.plan
     check_shipping(made, since=made.version)
-    check_replicas(replace(made, stages=ById(addition.change.stages)), members, executors_at_most(spark))
+    check_replicas(replace(made, stages=ById(addition.change.stages)), workers, executors_at_most(spark))
     if any(isinstance(each, DataFrameSource) for each in added_sources(addition).values()):
         _check_slot(spark)
     if any(isinstance(stage.sink, QueryReaders) for stage in addition.change.stages):

@@ -120,8 +120,8 @@ class GrowingQuery(Operations):
             self._one_at_a_time.release()
 
     def _add(self, flows: Sequence[Flow | FlowTo], left: Callable[[], float]) -> None:
-        members, began_with = len(self._server.core.members.workers), self._run.need.workers
-        addition = checked_addition(self._spark, flows, self._running.compiled, members, began_with)
+        wanted, began_with = self._server.core.places.wanted, self._run.need.workers
+        addition = checked_addition(self._spark, flows, self._running.compiled, wanted, began_with)
         encoded = encode_change(addition.change, self._plan.secret)
         note_imported()
         stages = ", ".join(stage.name for stage in addition.change.stages)

@@ -10,7 +10,7 @@ import pytest
 from controller.balance.load import Move
 from controller.course.newborns import grown_table
 from controller.course.plan_phases import PlanPhase
-from controller.decide.plan_changes import PlanHasChanged
+from controller.decide.plan_changes import PlanHasChanged, WorkersAreMissing
 from controller.decide.request_book import State
 from controller.replicas.addition_limits import CONFIRM_MAX_S
 from flux.dataflow.plan import WorkerSourcePlan
@@ -282,8 +282,16 @@ def test_replicas_that_the_workers_cannot_hold_are_refused() -> None:
     c.lose(2)
     c.tick(1.0)
     epoch = c.table.epoch
-    with pytest.raises(UsageError, match=r"A wants replicas=3 on different executors, and the 2 workers"):
+    with pytest.raises(
+        WorkersAreMissing, match=r"A wants replicas=3 on different executors, and the 2 w.*2 of 3 workers are there"
+    ):
         c.add(three)
+    left_as_it_was(c, epoch)
+    c.scale(2)
+    with pytest.raises(UsageError, match=r"A wants replicas=3 on different executors, and the 2 workers") as raised:
+        c.add(three)
+    assert raised.type is UsageError, "no more workers are expected"
+    epoch = c.table.epoch
     left_as_it_was(c, epoch)
 
 
@@ -295,6 +303,7 @@ def test_workers_that_are_lost_meanwhile_may_be_too_many() -> None:
     c.lose(2)
     c.report(0, PlanSeen(node=0, version=1))
     assert "A wants replicas=3" in why(c, request)
+    assert "2 of 3 workers are there" in why(c, request)
     assert c.core.plan.version == 0
 
 

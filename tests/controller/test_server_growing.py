@@ -12,9 +12,10 @@ import pytest
 from harness import LIMIT_S, ThreadQuery
 
 import flux
-from controller.decide.plan_changes import VersionToKeep
+from controller.decide.plan_changes import VersionToKeep, WorkersAreMissing
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import QueryTimeout, UsageError
+from flux.shell.worker_loop import WorkerLoop
 from tests.controller.growing import copy_of
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -81,6 +82,31 @@ def test_a_stage_that_comes_gets_each_row_from_there_on_once_and_goes_again(quer
     assert others == list(range(len(others)))
     with pytest.raises(UsageError, match="cannot remove Kept1: there is no such stage"):
         query.server.remove("Kept1", cascade=False, timeout=LIMIT_S)
+
+
+def test_an_addition_waits_for_workers_that_are_expected() -> None:
+    SEEN.clear()
+    GO_ON.clear()
+    flow = Kept(passed(flux.source(read, SCHEMA, 1, "numbers")))
+    with ThreadQuery(flow, operate=False, replicas=1, replicas_allow_same_executor=True) as query:
+        try:
+            server = query.started().server
+            server.look(lambda: server.core.places.grow(3))
+            change = copy_of(server.plan, "Kept1", like="Kept")
+            change = replace(change, stages=(replace(change.stages[0], replicas=3),))
+            encoded = encode_change(change, server.plan.secret)
+            with pytest.raises(WorkersAreMissing, match=r"after 0\.2 s: .*replicas=3.* 2 of 3 workers are there"):
+                server.add(change, encoded, 0.2)
+            late = threading.Timer(
+                0.2, lambda: query._run("worker 2", lambda: WorkerLoop(query.plan, query.rendezvous).run(2, 2, "here"))
+            )
+            late.start()
+            assert server.add(change, encoded, LIMIT_S).version == 1
+            late.join()
+            assert server.look(lambda: {len(copies) for copies in server.core.table.stages[2]}) == {3}
+            rows(1, 3)
+        finally:
+            GO_ON.set()
 
 
 class Unloadable:
