@@ -53,7 +53,7 @@ class Turning(WorkerLoop):
         self.left = steps
         self.paces: list[Pacing] = []
         nothing = SimpleNamespace(check=lambda: None, acquire=lambda: None, release=lambda: None)
-        self._sinks: Any = nothing
+        self._sinks: Any = SimpleNamespace(failures=list)
         self._watch: Any = SimpleNamespace(quiet=nothing)
         self._gathering, self._pace = GatherRest(), Pacing()
         self._turns, self._rested_s, self._beat_at = 0, 0.0, 0.0
