@@ -147,7 +147,7 @@ class WorkerCore:
         )  # fmt: skip
         self.lifecycle = ReplicaLifecycle(
             self.plans, self.hosted, self.subscriptions, self.turns, self.leaving, self.order_exchange,
-            standby_store or StandbyStore(), workers, self._look_for_timers,
+            standby_store or StandbyStore(), workers, self.failures, self._look_for_timers,
         )  # fmt: skip
         self.shadows = ShadowHosting(
             plan, self.hosted, self.subscriptions.streams, self.leaving.tell, self._effects.append, self.counters, clock

@@ -15,6 +15,7 @@ import numpy as np
 
 from flux.dataflow.plan import EdgePlan, FromSource, Plan, StagePlan
 from flux.dataflow.plan_change import PlanVersions
+from flux.errors import UserCodeError
 from flux.exchange.bounds import WatermarkPace
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.inbound import Inbound
@@ -27,6 +28,7 @@ from flux.replica.replica import Replica
 from flux.state.standby import Checkpoint, Standby, StandbyStore
 from flux.state.state_copy import ReplicaState, StateCopy, StreamPosition, edges_of, fitted, restore
 from flux.wire.messages import Restore
+from flux.worker.effects import StageFailures
 from flux.worker.hosted_replicas import HostedReplicas, TableUpdate
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.step_scheduler import StepScheduler
@@ -130,10 +132,12 @@ class ReplicaLifecycle:
         order_exchange: OrderExchange,
         standby_store: StandbyStore,
         workers: int,
+        failures: StageFailures,
         look_for_timers: Callable[[], None],
     ) -> None:
         """Begin without replicas. ``plans``: the versions that are known; ``workers``: the number of workers with which the query
-        began. ``look_for_timers`` is called when a standby has become primary: its timers may be due."""
+        began; ``failures`` takes errors of new replicas. ``look_for_timers`` is called when a standby has become primary: its
+        timers may be due."""
         plan = plans.newest
         self.replicas = hosted.replicas
         self.awaited = hosted.awaited
@@ -150,6 +154,7 @@ class ReplicaLifecycle:
         self._order_exchange = order_exchange
         self._inputs = {stage.id: StageInputs.of(plan, stage) for stage in plan.stages}
         self._rules = {edge.id: StreamRules.of(plan, edge, workers) for edge in plan.edges}
+        self._failures = failures
         self._look_for_timers = look_for_timers
         self._consumers: dict[int, Consumers] = {}
         #: Replicas made for the table that is being followed, which begin empty.
@@ -299,7 +304,12 @@ class ReplicaLifecycle:
         return self._hosted.birth(stage)
 
     def create(self, key: PartitionKey, incarnation: int) -> None:
-        replica = self.build(key, incarnation, None)
+        try:
+            replica = self.build(key, incarnation, None)
+        except UserCodeError as error:
+            self._failures.take(self._plan, key.stage, error)
+            self.await_copy(key, incarnation)  # until the table comes that has its stage no more
+            return
         # By an earlier table, which has not come here, it may be a standby: a producer with that table sends it no rows.
         replica.reads_since = self._hosted.epoch
         self._enter(replica)

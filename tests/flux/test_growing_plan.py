@@ -13,9 +13,9 @@ import flux
 from controller.planning.compiler import compile_plan
 from flux.dataflow.plan import EdgePlan, FromStage, Plan
 from flux.dataflow.plan_change import PlanChange, encode_change
-from flux.errors import ProtocolError
+from flux.errors import ProtocolError, UserCodeError
 from flux.settings import Settings
-from flux.wire.control import GetPlan, PlanChanged, PlanSeen
+from flux.wire.control import Failure, GetPlan, PlanChanged, PlanSeen
 from flux.wire.messages import Hello, OrderEntry, Orders, PartitionOrder, Press, Refuse, StepKind
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, ToController
@@ -213,6 +213,45 @@ def test_code_that_cannot_be_loaded_is_an_answer_and_not_the_end() -> None:
     query.tell(replace(change, version=2, base=0), core)
     (seen,) = [e.message for e in core.poll(0.0) if isinstance(e, ToController)]
     assert seen == PlanSeen(node=0, version=2)
+
+
+class Unopened(Got):
+    """A sink that cannot begin."""
+
+    def open(self, context: flux.Context) -> None:
+        raise OSError("no such table")
+
+
+def test_an_added_stage_that_cannot_begin_fails_alone_where_stages_may() -> None:
+    query = Growing(on_failure="stage")
+    query.run(0.05)
+    change = query.addition()
+    query.tell(replace(change, stages=(replace(change.stages[0], make=Unopened),)))
+    core = query.cores[2]
+    list(core.poll(query.now))
+    stage = query.add()
+    failures = [
+        e.message for e in core.poll(query.now) if isinstance(e, ToController) and isinstance(e.message, Failure)
+    ]
+    assert [(each.stage, each.kind) for each in failures] == [(stage, "UserCodeError")]
+    assert "partition 0: open() raised OSError: no such table" in failures[0].message
+    query.run(0.1)
+    gone = PlanChange(2, removed_stages=(stage,), removed_edges=(2,))
+    query.plan = gone.applied_to(query.plan)
+    query.tell(gone)
+    query.show(stages=(*query.table.stages[:2], ()), plan=2, born={})
+    query.rest = True
+    query.run(0.3)
+    assert (stage, 0) not in core.awaited
+    assert {by: len(numbers) for by, numbers in query.got(1).items()} == query.ends(), "the other stage goes on"
+
+
+def test_an_added_stage_that_cannot_begin_ends_the_query_where_any_error_does() -> None:
+    query = Growing()
+    change = query.addition()
+    query.tell(replace(change, stages=(replace(change.stages[0], make=Unopened),)))
+    with pytest.raises(UserCodeError, match="no such table"):
+        query.add()
 
 
 def test_a_removed_stage_leaves_nothing() -> None:
