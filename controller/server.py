@@ -23,6 +23,7 @@ from controller.operate.request_handler import About
 from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service
 from controller.report.progress import Progress, QueryProgress, unread_files
+from controller.text import duration
 from flux.dataflow.plan import Plan
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, UsageError
@@ -236,7 +237,7 @@ class Server:
                 return self._add(change, encoded, max(end - time.monotonic(), 0.0))
             except WorkersAreMissing as error:
                 if time.monotonic() > end:
-                    raise WorkersAreMissing(f"after {timeout:g} s: {error}") from None
+                    raise WorkersAreMissing(f"after {duration(timeout)}: {error}") from None
             time.sleep(MISSING_LOOK_S)
 
     def _add(self, change: PlanChange, encoded: bytes, timeout: float) -> Plan:
@@ -269,9 +270,8 @@ class Server:
         end = time.monotonic() + timeout
         while asked is not None and not asked.phase.over:
             if self.core.phase == QueryPhase.ENDED or not self._thread.is_alive():
-                raise self.core.error or QueryFailed(
-                    f"{asked.what}: the query has ended meanwhile, nothing was changed"
-                )
+                begun = "while it began" if asked.phase == PlanPhase.LISTED else "nothing was changed"
+                raise self.core.error or QueryFailed(f"{asked.what}: the query has ended meanwhile, {begun}")
             if time.monotonic() > end and self._call(partial(self._give_up, asked, timeout)):
                 raise QueryTimeout(f"{asked.what}: {asked.why}. Nothing was changed")
             time.sleep(LOOK_S)

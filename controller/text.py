@@ -29,6 +29,11 @@ def named(one: str, numbers: Iterable[int]) -> str:
     return f"{one if len(known) == 1 else one + 's'} {listed(known)}"
 
 
+def duration(seconds: float) -> str:
+    """Write a limit of time, such as "30 s", without digits that say nothing."""
+    return f"{round(seconds, 1) or seconds:g} s"
+
+
 def technique(replicas: int, recovery: str) -> str:
     """Describe the protection of a stage, such as "2 active replicas", "1 active replica and 1 standby"."""
     if recovery != ACTIVE and replicas > 1:

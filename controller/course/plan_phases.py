@@ -3,6 +3,7 @@ change-of-plan).
 
     REQUESTED --turn--> STORING --kept--> TOLD --confirmed--> LISTED --seen--> RUNNING
     REQUESTED --refused--> REFUSED
+    REQUESTED --gone--> RUNNING
     STORING, TOLD --refused--> REVOKING --forgotten--> REFUSED
 
 Law: a change that is refused has been named by no table, so no process has gone by it, and no further event touches it. A change
@@ -47,6 +48,7 @@ class PlanEvent(Enum):
     CONFIRMED = "every process has the plan that it makes"
     SEEN = "every process goes by the table that names it"
     REFUSED = "it does not fit, a process cannot take it, or one has not answered in time"
+    GONE = "the stage that it removes has failed, and is gone already"
     FORGOTTEN = "the checkpoint location does not have it any more"
 
 
@@ -66,6 +68,7 @@ STEPS: dict[tuple[PlanPhase, PlanEvent], PlanStep] = {
     (PlanPhase.TOLD, PlanEvent.CONFIRMED): PlanStep(PlanPhase.LISTED, TableChanged),
     (PlanPhase.LISTED, PlanEvent.SEEN): PlanStep(PlanPhase.RUNNING),
     (PlanPhase.REQUESTED, PlanEvent.REFUSED): PlanStep(PlanPhase.REFUSED),
+    (PlanPhase.REQUESTED, PlanEvent.GONE): PlanStep(PlanPhase.RUNNING),
     (PlanPhase.STORING, PlanEvent.REFUSED): PlanStep(PlanPhase.REVOKING, limit_s=STORE_MAX_S),
     (PlanPhase.TOLD, PlanEvent.REFUSED): PlanStep(PlanPhase.REVOKING, limit_s=STORE_MAX_S),
     (PlanPhase.REVOKING, PlanEvent.FORGOTTEN): PlanStep(PlanPhase.REFUSED),

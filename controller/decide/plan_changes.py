@@ -20,7 +20,7 @@ from controller.course.query_phases import QueryPhase
 from controller.course.removals import dependants, removal, without
 from controller.decide.board import Board, StageFailure
 from controller.replicas.membership import Member
-from controller.text import count, some
+from controller.text import count, duration, some
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import FluxError, QueryFailed, UsageError
@@ -65,6 +65,8 @@ class PlanRequest:
     make: Callable[[Plan, int], PlanChange]
     since: float
     request: int = 0
+    #: The name of the stage or source that it removes; "" for an addition, and for stages that have failed.
+    removes: str = ""
     #: Given for additions, which only the driver can encode.
     encoded: bytes = b""
     #: The error, and the name of the stage in which it happened: the request removes the failed stages, and is repeated until it
@@ -174,7 +176,7 @@ class PlanChanges:
         self._require_open("add to the query")
         self._require_kept("add to the query")
         names = _names(change.stages, change.sources)
-        asked = PlanRequest(f"addition of {some(names, NAMED)}", lambda _, __: change, now, request, encoded)
+        asked = PlanRequest(f"addition of {some(names, NAMED)}", lambda _, __: change, now, request, encoded=encoded)
         self._made(asked)
         return self._ask(asked, now)
 
@@ -183,21 +185,26 @@ class PlanChanges:
         impossible. None: it was a stage that has failed, which is not listed any more."""
         self._board.require_running("remove a stage")
         self._require_kept(f"remove {name}")
-        if name in self.failed and not any(stage.name == name for stage in self._board.plan.stages):
+        if self._is_gone(name):
             del self.failed[name]
             return None
         asked = PlanRequest(
-            f"removal of {name}", lambda plan, version: removal(plan, version, name, cascade), now, request
+            f"removal of {name}", lambda plan, version: removal(plan, version, name, cascade), now, request, name
         )
-        self._made(asked)
+        if not (name in self.failed and self.failed[name].stage in self._board.plan.stages):  # else it is about to go
+            self._made(asked)
         return self._ask(asked, now)
+
+    def _is_gone(self, name: str) -> bool:
+        """Tell whether a stage has failed, and no stage has its name."""
+        return name in self.failed and all(stage.name != name for stage in self._board.plan.stages)
 
     def give_up(self, asked: PlanRequest, limit_s: float, now: float) -> bool:
         """Give up a change whose time is over. False: a table has named it already, or it is over."""
         if asked in self.waiting:
             self.waiting.remove(asked)
             before = "" if self.current is None else f", which is {self.current.phase}"
-            self._refuse(asked, f"it waited for {limit_s:g} s for the change before it{before}", now)
+            self._refuse(asked, f"it waited for {duration(limit_s)} for the change before it{before}", now)
         elif asked is self.current and asked.phase in (PlanPhase.STORING, PlanPhase.TOLD):
             self._too_late(asked, limit_s, now)
         else:
@@ -315,6 +322,12 @@ class PlanChanges:
         self.current = self.waiting.popleft()
         if self._board.phase != QueryPhase.RUNNING:
             return self._refuse(asked, f"the query is {self._board.phase}", now)
+        if self._is_gone(asked.removes):
+            asked.on(PlanEvent.GONE, now)
+            self.current, self.quiet_since = None, now
+            because = self.failed.pop(asked.removes).because_of
+            self._board.note(f"{asked.what}, which went with the failure of {because}", now, "plan", asked.request)
+            return True
         try:
             asked.change, asked.plan = self._made(asked)
             asked.encoded = asked.encoded or encode_change(asked.change, self._board.plan.secret)
@@ -389,8 +402,10 @@ class PlanChanges:
         for edge in change.removed_edges:
             for key in [key for key in self._begins if key[0] == edge]:
                 del self._begins[key]
-        for stage in change.stages:
-            self.failed.pop(stage.name, None)  # it begins anew
+        anew = [stage.name for stage in change.stages]
+        by_hand = [before.stages[stage].name for stage in change.removed_stages if asked.failure is None]
+        for name in anew + by_hand:
+            self.failed.pop(name, None)
         self._dismiss_ingress(plan)
         board.publish(table)
         asked.epoch = table.epoch
@@ -424,12 +439,12 @@ class PlanChanges:
     def _too_late(self, asked: PlanRequest, limit: float, now: float) -> bool:
         if asked.phase == PlanPhase.TOLD:
             names = some([member.name for member in self._late(asked)], NAMED)
-            return self._refuse(asked, f"{names} did not confirm it within {limit:g} s", now)
+            return self._refuse(asked, f"{names} did not confirm it within {duration(limit)}", now)
         if asked.phase == PlanPhase.STORING:
-            return self._refuse(asked, f"the checkpoint location did not keep it within {limit:g} s", now)
+            return self._refuse(asked, f"the checkpoint location did not keep it within {duration(limit)}", now)
         asked.why += (
-            f"; and the checkpoint location did not forget it within {limit:g} s: if the query is started there again and asks "
-            "for its stages, give them as removed=[...]"
+            f"; and the checkpoint location did not forget it within {duration(limit)}: if the query is started there again "
+            "and asks for its stages, give them as removed=[...]"
         )
         return self._forgotten(asked, now)
 

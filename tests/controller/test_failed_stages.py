@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.decide.request_book import State
 from controller.planning.checks import check_failures_of_stages
 from controller.replicas.addition_limits import CONFIRM_MAX_S
 from controller.replicas.spread import closest
@@ -163,6 +164,32 @@ def test_a_stage_that_reads_a_failing_one_and_comes_meanwhile_goes_too() -> None
     assert [stage.name for stage in c.core.plan.stages] == ["s0", "A"]
     c.tick(0.01)
     assert set(c.core.plans.failed) == {"s1", "Sums", "B"}
+
+
+def test_a_stage_that_is_removed_by_hand_while_it_fails_is_not_listed() -> None:
+    c = failing()
+    c.deaf = {"w0.0"}
+    c.core.board.fail(QueryFailed("boom"), [1])
+    c.tick(0.01)
+    request = c.remove("s1")
+    c.deaf.clear()
+    c.tick(3.0)
+    assert c.core.request(request).standing.state == State.DONE
+    assert list(c.core.plans.failed) == ["Sums"]
+    assert [event.why for event in c.events("plan")][-1] == "removal of s1, which went with the failure of s1"
+    assert not c.events("plan refused")
+
+
+def test_a_stage_that_fails_while_it_is_removed_by_hand_is_not_listed() -> None:
+    c = failing()
+    c.deaf = {"w0.0"}
+    request = c.remove("A")
+    c.core.board.fail(QueryFailed("boom"), [3])
+    c.tick(0.01)
+    c.deaf.clear()
+    c.tick(3.0)
+    assert c.core.request(request).standing.state == State.DONE
+    assert not c.core.plans.failed
 
 
 def test_a_removal_of_failed_stages_is_repeated_until_it_is_done() -> None:

@@ -13,6 +13,7 @@ from controller.course.plan_phases import PlanPhase
 from controller.decide.plan_changes import PlanHasChanged, WorkersAreMissing
 from controller.decide.request_book import State
 from controller.replicas.addition_limits import CONFIRM_MAX_S
+from controller.text import duration
 from flux.dataflow.plan import WorkerSourcePlan
 from flux.dataflow.plan_change import PlanChange
 from flux.errors import QueryFailed, UsageError
@@ -190,6 +191,16 @@ def test_one_that_does_not_confirm_in_time_is_named() -> None:
     assert why(c, request) == f"worker 2 did not confirm it within {CONFIRM_MAX_S:g} s"
     left_as_it_was(c, epoch)
     assert 5 < len(c.sent(PlanChanged)) < 40, "it is repeated now and then"
+
+
+def test_limits_are_written_without_digits_that_say_nothing() -> None:
+    c = growing()
+    c.deaf = {"w2.0"}
+    request = c.add(copy_of(c.core.plan, "A"))
+    assert c.core.plans.current is not None
+    assert c.core.plans.give_up(c.core.plans.current, 0.996603, c.now)
+    assert why(c, request) == "worker 2 did not confirm it within 1 s"
+    assert (duration(0.04), duration(0.2)) == ("0.04 s", "0.2 s")
 
 
 def test_a_worker_that_is_lost_is_not_waited_for() -> None:

@@ -12,9 +12,10 @@ import pytest
 from harness import LIMIT_S, ThreadQuery
 
 import flux
-from controller.decide.plan_changes import VersionToKeep, WorkersAreMissing
+from controller.course.plan_phases import PlanPhase
+from controller.decide.plan_changes import PlanRequest, VersionToKeep, WorkersAreMissing
 from flux.dataflow.plan_change import PlanChange, encode_change
-from flux.errors import QueryTimeout, UsageError
+from flux.errors import QueryFailed, QueryTimeout, UsageError
 from flux.shell.worker_loop import WorkerLoop
 from tests.controller.growing import copy_of
 
@@ -161,6 +162,13 @@ def test_an_addition_to_a_query_that_ends_meanwhile(query: ThreadQuery) -> None:
         add(query, "Kept6")
     with pytest.raises(UsageError, match="the query is ended"):
         add(query, "Kept7")
+
+
+def test_an_addition_whose_query_ends_while_it_begins_does_not_say_that_nothing_was_changed(query: ThreadQuery) -> None:
+    query.server.stop()
+    asked = PlanRequest("addition of Kept6", lambda _, __: PlanChange(1), 0.0, phase=PlanPhase.LISTED)
+    with pytest.raises(QueryFailed, match="addition of Kept6: the query has ended meanwhile, while it began"):
+        query.server._wait_for(asked, LIMIT_S)
 
 
 def test_an_empty_change_is_none(query: ThreadQuery) -> None:
