@@ -28,6 +28,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 PARTITIONS_MAX = 64
 #: Definitions that one document may have: it is read and written as a whole.
 STREAMS_MAX = 10_000
+#: Columns of a stream: each takes memory for every row without a value, and some kilobytes in readers of text.
+COLUMNS_MAX = 1000
 _TYPES = {
     pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INT", pa.int64(): "BIGINT",
     pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "STRING", pa.date32(): "DATE",
@@ -124,11 +126,15 @@ def ddl_of(schema: pa.Schema) -> str:
     """Return columns as DDL. UsageError: two have one name, or a type that events cannot have."""
     names = [name.casefold() for name in schema.names]
     if len(set(names)) < len(names):
-        raise UsageError(f"schema: two columns have one name, in {', '.join(schema.names)}")
-    return ", ".join(
+        raise UsageError(f"schema: two columns have one name, in {', '.join(schema.names)[:1000]}")
+    if not 0 < len(names) <= COLUMNS_MAX:
+        raise UsageError(f"schema: expected 1 to {COLUMNS_MAX:,} columns, got {len(names):,}")
+    ddl = ", ".join(
         f"`{field.name.replace('`', '``')}` {_ddl_type(field.type, field.name)}{'' if field.nullable else ' NOT NULL'}"
         for field in schema
     )
+    parse_ddl(ddl)  # events may have names and types of columns that DDL has not: the stream would be of no use
+    return ddl
 
 
 def _ddl_type(type_: pa.DataType, column: str) -> str:
