@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from controller.decide.board import Board, StageFailure
 from controller.replicas.membership import Member
 from controller.text import count, duration, some
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan
-from flux.dataflow.plan_change import PlanChange, encode_change
+from flux.dataflow.plan_change import PlanChange, encode_change, in_one
 from flux.errors import FluxError, QueryFailed, UsageError
 from flux.operators.user_code import text_of
 from flux.wire.control import EdgeBorn, EdgeStored, GetPlan, PlanChanged, PlanSeen, Stop
@@ -153,6 +154,9 @@ class PlanChanges:
         self.versions: list[PlanVersion] = []
         self._last = board.plan.version  # the newest number that was given to a version
         self._told: list[PlanChanged] = []  # versions that tables have named
+        self._changes: list[PlanChange] = []  # the same, not encoded
+        self._at_once: dict[int, PlanChanged | None] = {}  # by earlier version: all changes since then in one
+        self._cannot: set[tuple[int, int]] = set()  # nodes with versions that they cannot take, which are noted
         self._keep: list[VersionToKeep] = []
         self._begins: dict[
             tuple[int, int], int
@@ -395,6 +399,8 @@ class PlanChanges:
         before = board.plan
         asked.on(PlanEvent.CONFIRMED, now)
         self._told.append(self._message(asked))
+        self._changes.append(change)
+        self._at_once.clear()
         self._forget(change.removed_stages, table.epoch, now)
         board.follow(plan)
         self._follow(plan)
@@ -491,15 +497,33 @@ class PlanChanges:
             member.plan = max(member.plan, message.version)
         elif asked is not None and asked.phase == PlanPhase.TOLD and asked.version == message.version:
             self._refuse(asked, f"{member.name} cannot take it: {message.error}", now)
+        elif message.version <= self._board.plan.version and (member.node, message.version) not in self._cannot:
+            self._cannot.add((member.node, message.version))
+            why = f"cannot take part: version {message.version} of the plan cannot be had there: {message.error}"
+            self._board.note_worker("plan refused", member, why, now)
         self.look(now)
 
     def _show(self, member: Member, message: GetPlan) -> None:
         """Tell a process the versions that it lacks."""
         member.plan = max(member.plan, message.version)
-        for told in self._told:
-            if told.version > message.version:
-                self._board.tell(member, told)
+        lacking = [told for told in self._told if told.version > message.version]
+        at_once = self._changes_at_once(message.version) if lacking else None
+        for told in lacking if at_once is None else [at_once]:
+            self._board.tell(member, told)
         self._show_current(member)
+
+    def _changes_at_once(self, version: int) -> PlanChanged | None:
+        """Return all changes since a version in one, without parts that came and went: a module of theirs may be gone. None:
+        there are no such parts, or one message cannot hold the change."""
+        if version not in self._at_once:
+            plan = self._board.plan
+            change = in_one([each for each in self._changes if each.version > version], plan)
+            message = None
+            if change is not None and change.changes == version:
+                with suppress(UsageError):
+                    message = PlanChanged(version=plan.version, change=encode_change(change, plan.secret))
+            self._at_once[version] = message
+        return self._at_once[version]
 
     def greeted(self, connection: Hashable) -> None:
         """Tell a process that has registered of the change under way: it may have joined, or missed it."""

@@ -45,6 +45,8 @@ class PlanChange:
     removed_edges: tuple[int, ...] = ()
     #: The version that it changes; None: the one before. Versions between them were taken back, and no table ever named them.
     base: int | None = None
+    #: The least ids of later sources, stages and edges, if parts came and went between the two versions (``in_one``).
+    used: tuple[int, int, int] | None = None
 
     @property
     def changes(self) -> int:
@@ -74,7 +76,7 @@ class PlanChange:
             stages=_changed(kept, self.removed_stages, self._born(self.stages)),
             edges=_changed(plan.edges, self.removed_edges, self._born(self.edges)),
             first_streams=plan.first_streams or plan.counted_streams(),
-            used=plan.next_ids(),
+            used=self.used or plan.next_ids(),
         )
         made = replace(made, used=made.next_ids())
         self._check_parts(made)
@@ -92,8 +94,8 @@ class PlanChange:
         )
 
     def _born(self, parts: Sequence[Part]) -> list[Part]:
-        """Return new parts with the version since which they are there."""
-        return [replace(part, since=self.version) for part in parts]  # type: ignore[type-var]
+        """Return new parts with the version since which they are there: this one, or an earlier one that is told already."""
+        return [replace(part, since=part.since or self.version) for part in parts]  # type: ignore[type-var, attr-defined]
 
     def _check_numbers(self, plan: Plan) -> None:
         if self.changes != plan.version or self.version <= plan.version:
@@ -146,6 +148,33 @@ class PlanChange:
             )
         share = min(share, plan.settings.log_max_bytes)
         return replace(self, edges=tuple(replace(edge, log_bytes=share) for edge in self.edges))
+
+
+def in_one(changes: Sequence[PlanChange], plan: Plan) -> PlanChange | None:
+    """Return one change in place of several, up to ``plan``: without the parts that came and went meanwhile, whose code may be
+    gone, too. None: there are no such parts."""
+    since = changes[0].changes
+    came = {part.id for change in changes for part in change.stages}
+    stages = _later(plan.stages, since)
+    if len(came) == len(stages):
+        return None
+    new_sources = {part.id for change in changes for part in change.sources}
+    new_edges = {edge.id for change in changes for edge in change.edges}
+    return PlanChange(
+        plan.version,
+        _later(plan.sources, since),
+        stages,
+        _later(plan.edges, since),
+        tuple(sorted({each for change in changes for each in change.removed_sources} - new_sources)),
+        tuple(sorted({each for change in changes for each in change.removed_stages} - came)),
+        tuple(sorted({each for change in changes for each in change.removed_edges} - new_edges)),
+        since,
+        plan.next_ids(),
+    )
+
+
+def _later(parts: ById[Part], since: int) -> tuple[Part, ...]:
+    return tuple(part for part in parts if part.since > since)  # type: ignore[attr-defined]
 
 
 def _changed(parts: ById[Part], removed: Collection[int], added: Sequence[Part]) -> ById[Part]:

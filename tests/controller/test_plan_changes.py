@@ -15,7 +15,7 @@ from controller.decide.request_book import State
 from controller.replicas.addition_limits import CONFIRM_MAX_S
 from controller.text import duration
 from flux.dataflow.plan import WorkerSourcePlan
-from flux.dataflow.plan_change import PlanChange
+from flux.dataflow.plan_change import PlanChange, decode_change
 from flux.errors import QueryFailed, UsageError
 from flux.wire.control import (
     EdgeBorn,
@@ -244,6 +244,42 @@ def test_a_worker_that_comes_later_gets_all_versions_that_tables_have_named() ->
     assert [each.version for each in c.told("w3.1") if isinstance(each, PlanChanged)] == [2, 3]
     c.report(node, GetPlan(node=node, version=2))
     assert [each.version for each in c.told("w3.1") if isinstance(each, PlanChanged)] == [2, 3, 3]
+
+
+def test_a_worker_that_comes_later_gets_no_stages_that_are_gone() -> None:
+    c = growing(slots=4)
+    first = c.core.plan
+    c.lose(3)
+    c.add(copy_of(first, "Gone"))
+    c.add(replace(copy_of(c.core.plan, "Stays", version=2), base=1))
+    c.remove("Gone")
+    c.deaf = {"w3.1"}
+    node = c.join(3, attempt=1)
+    c.report(node, GetPlan(node=node, version=0))
+    (told,) = [each for each in c.told("w3.1") if isinstance(each, PlanChanged)]
+    change = decode_change(told.change, first.secret)
+    assert [stage.name for stage in change.stages] == ["Stays"]
+    made, plan = change.applied_to(first), c.core.plan
+    assert (made.version, made.next_ids(), made.first_streams) == (3, plan.next_ids(), plan.first_streams)
+    assert [(part.id, part.since) for part in (*made.stages, *made.edges, *made.sources)] == [
+        (part.id, part.since) for part in (*plan.stages, *plan.edges, *plan.sources)
+    ]
+    assert [(stage.edges_out, stage.edges_at_birth) for stage in made.stages] == [
+        (stage.edges_out, stage.edges_at_birth) for stage in plan.stages
+    ]
+
+
+def test_a_later_worker_that_cannot_take_a_version_tells_the_reason_in_an_event() -> None:
+    c = growing(slots=4)
+    c.lose(3)
+    c.add(copy_of(c.core.plan, "A"))
+    c.deaf = {"w3.1"}
+    node = c.join(3, attempt=1)
+    for _ in range(2):
+        c.report(node, PlanSeen(node=node, version=1, error="no module named alarms"))
+    (event,) = c.events("plan refused")
+    assert event.worker == node
+    assert event.why == "cannot take part: version 1 of the plan cannot be had there: no module named alarms"
 
 
 def test_a_process_on_a_new_connection_is_told_again() -> None:
