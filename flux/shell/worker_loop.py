@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from functools import partial
 from typing import Any
 
 import psutil
@@ -100,6 +101,9 @@ class WorkerLoop:
         self.links = WorkerLinks(self.sockets, plan.settings.message_max_bytes)
         self._bell = self.sockets.bell()
         self._background = BackgroundJobs(self._bell)
+        #: Loads changes of the plan, one at a time and in order: an import may take long, and copies of state do not wait for it.
+        self._loader = BackgroundJobs(self._bell)
+        self._loading: dict[int, PlanChanged] = {}
         self.core: WorkerCore | None = None
         self._sinks = SinkThreads(plan, self._bell.ring)
         self._newest = TableFollower(plan.settings.resend_timeout)
@@ -248,6 +252,9 @@ class WorkerLoop:
         elif ready is self._bell:
             for token, result in self._background.done():
                 core.on_done(token, result, now)
+            for version, loaded in self._loader.done():
+                core.on_plan_changed(self._loading.pop(version), now, loaded)
+                self._go_by(core)
         elif ready in self.links:
             for worker, message in self.links.answers(ready):
                 core.on_answer(worker, message, now)
@@ -311,8 +318,12 @@ class WorkerLoop:
         self._ask_for_table(core, now)
 
     def _on_plan_changed(self, core: WorkerCore, command: PlanChanged, now: float) -> None:
-        core.on_plan_changed(command, now)
-        self._go_by(core)
+        """Have a change loaded in another thread, if it is new: rows go on meanwhile."""
+        if command.version <= core.plans.newest.version:
+            core.on_plan_changed(command, now)
+        elif command.version not in self._loading:  # it is repeated until it is confirmed
+            self._loading[command.version] = command
+            self._loader.give(command.version, partial(core.plans.load, command))
 
     def _go_by(self, core: WorkerCore) -> None:
         """Go by the version of the plan that the newest table names."""
@@ -425,6 +436,7 @@ class WorkerLoop:
         self._heart.note[KIND] = TURN  # closing runs the user's code, too
         self._sinks.close()  # before the bell
         self._background.close()
+        self._loader.close()
         try:
             if self.core is not None:
                 self.core.close()

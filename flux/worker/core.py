@@ -268,9 +268,9 @@ class WorkerCore:
         for part in parts:
             part.go_by(plan)
 
-    def on_plan_changed(self, message: PlanChanged, now: float) -> None:
-        """Take a change of the plan, and follow the table that waits for it."""
-        seen = self.plans.on_changed(message, self.worker)
+    def on_plan_changed(self, message: PlanChanged, now: float, loaded: Any = None) -> None:
+        """Take a change of the plan, and follow the table that waits for it. ``loaded``: see ``PlanFollower.on_changed``."""
+        seen = self.plans.on_changed(message, self.worker, loaded)
         if seen is not None:
             self._effects.append(ToController(seen))
             self.lifecycle.on_plan()

@@ -9,12 +9,14 @@ asks for the whole table, and asks again for as long as only changes come.
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 
 from flux.dataflow.plan import FromSource, Plan
-from flux.dataflow.plan_change import PlanVersions, decode_change
+from flux.dataflow.plan_change import PlanChange, PlanVersions, decode_change
 from flux.exchange.producer import Producer
 from flux.operators.user_code import described
+from flux.state.jobs import JobFailed, attempt
 from flux.wire.control import GetPlan, NewTable, PlanChanged, PlanSeen, TableChanged
 from flux.worker.source_scheduler import SourceScheduler
 from partitioning.ids import SourcePartition, StreamId
@@ -87,23 +89,31 @@ class PlanFollower(PlanVersions):
         self._lacks = False
         self._ask_at = 0.0
 
-    def on_changed(self, message: PlanChanged, node: int) -> PlanSeen | None:
-        """Take a change, and return the answer; None: earlier ones are missing, and are asked for.
+    def load(self, message: PlanChanged) -> PlanChange:
+        """Decode a change, which imports modules of the user, and try its code. It may take long, and any thread may do it."""
+        change = decode_change(message.change, self._secret)
+        for stage in change.stages if self._runs_code else ():
+            stage.make()
+        return change
+
+    def on_changed(
+        self, message: PlanChanged, node: int, loaded: PlanChange | JobFailed | None = None
+    ) -> PlanSeen | None:
+        """Take a change, and return the answer; None: earlier ones are missing, and are asked for. ``loaded``: the result of
+        ``load``; None: it is loaded here.
 
         Code that cannot be loaded is an error in the answer, as any error of a user's modules: the process goes on without the
         change, which no table will name then."""
-        error = ""
-        if message.version > self.newest.version:
-            try:
-                change = decode_change(message.change, self._secret)
-                for stage in change.stages if self._runs_code else ():
-                    stage.make()
-                self._lacks = not self.take(change)
-            except Exception as failed:
-                error = described(failed)
-            if self._lacks:
-                return None
-        return PlanSeen(node=node, version=message.version, error=error)
+        if message.version <= self.newest.version:
+            return PlanSeen(node=node, version=message.version)
+        change = loaded or attempt(partial(self.load, message))
+        if not isinstance(change, JobFailed):
+            taken = attempt(partial(self.take, change))
+            if not isinstance(taken, JobFailed):
+                self._lacks = not taken
+                return PlanSeen(node=node, version=message.version) if taken else None
+            change = taken
+        return None if self._lacks else PlanSeen(node=node, version=message.version, error=described(change.error))
 
     def may_follow(self, table: Table) -> bool:
         """Tell whether a table may be followed: its plan is known. If not, the table waits."""
