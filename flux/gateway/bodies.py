@@ -6,11 +6,14 @@ themselves is refused, because its reader takes as much memory as they say.
 
 from __future__ import annotations
 
+import csv as text_csv
+import io
 import struct
 import zlib
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
@@ -27,6 +30,10 @@ class BodyLimits(NamedTuple):
     body_bytes: int = 16 << 20
     unpacked_bytes: int = 64 << 20
     rows: int = 200_000
+    #: Columns: the readers of text take some kilobytes for each, before any name is looked at.
+    columns: int = 1000
+    #: Bytes of the rows as they are stored: missing values take memory, and an Arrow array may name one text often.
+    stored_bytes: int = 128 << 20
 
 
 def unpacked(body: bytes, encoding: str, limits: BodyLimits) -> bytes:
@@ -68,11 +75,11 @@ def _rows_in(body: bytes, kind: str, schema: pa.Schema | None, limits: BodyLimit
     if kind == "arrow":
         table = _arrow(body, limits)
     elif kind == "csv":
-        table = _csv(body)
+        table = _csv(body, limits)
     else:
         lines = json_lines(body) if kind == "array" else body
         if schema is None:
-            table = _inferred(lines)
+            table = _inferred(lines, limits)
         else:
             table = _lines(lines, schema)
     if schema is None:
@@ -81,6 +88,7 @@ def _rows_in(body: bytes, kind: str, schema: pa.Schema | None, limits: BodyLimit
         raise Problem("too_large", f"the body has {table.num_rows:,} rows, more than {limits.rows:,}")
     if table.num_rows == 0:
         raise Problem("malformed", "the body has no rows")
+    _check_bytes(table, schema, limits)
     return fitted(table, schema)
 
 
@@ -95,8 +103,10 @@ def _check_count(body: bytes, kind: str, limits: BodyLimits) -> None:
     elif kind == "arrow":
         return
     else:
-        too_many = body.count(b"{") > limits.rows or (
-            kind == "array" and body.count(b",") > _VALUES_A_ROW * limits.rows
+        too_many = (
+            body.count(b"{") > limits.rows
+            or (kind == "lines" and body.count(b"\n") > 2 * limits.rows)
+            or (kind == "array" and body.count(b",") > _VALUES_A_ROW * limits.rows)
         )
     if too_many:
         raise Problem("too_large", f"the body has more than {limits.rows:,} rows, or values that take as much memory")
@@ -137,17 +147,75 @@ def read_lines(lines: bytes, schema: pa.Schema | None) -> pa.Table:
     return arrow_json.read_json(pa.BufferReader(lines), read_options=options, parse_options=parse)
 
 
-def _inferred(lines: bytes) -> pa.Table:
+def _check_bytes(table: pa.Table, schema: pa.Schema, limits: BodyLimits) -> None:
+    """Raise a Problem if rows would take too much memory as they are stored."""
+    widths = (field.type.bit_width // 8 if pa.types.is_primitive(field.type) else 4 for field in schema)
+    nbytes = table.num_rows * sum(widths)
+    nbytes += sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
+    if nbytes > limits.stored_bytes:
+        raise Problem("too_large", f"the rows take {nbytes:,} bytes, more than {limits.stored_bytes:,}")
+
+
+def text_bytes(array: pa.Array) -> int:
+    """Return the bytes of values that share memory, or take none, once each has its own. Problem: they cannot be told."""
+    type_ = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return text_bytes(array.storage)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+        values = array.flatten()
+        return 8 * len(values) + text_bytes(values)
+    if pa.types.is_dictionary(type_):
+        if _is_text(type_.value_type):
+            return pc.sum(pc.take(pc.binary_length(array.dictionary), array.indices)).as_py() or 0
+        if pa.types.is_primitive(type_.value_type):
+            return 0
+    elif type_ in (pa.string_view(), pa.binary_view()):
+        if len(array) == 0:
+            return 0
+        sizes = np.frombuffer(array.buffers()[1], np.int32)[4 * array.offset :: 4][: len(array)]
+        valid = array.is_valid().to_numpy(zero_copy_only=False)  # the size of a missing value may be any number
+        return int(sizes.astype(np.int64)[valid].sum())
+    elif not str(type_).startswith(("list_view", "large_list_view", "run_end_encoded")):
+        return 0
+    raise Problem("malformed", f"a column has type {str(type_)[:100]}; send plain columns")
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return any(
+        is_(type_)
+        for is_ in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    )
+
+
+def _inferred(lines: bytes, limits: BodyLimits) -> pa.Table:
     """Read lines of JSON whose columns are not known yet."""
+    names: set[str] = set()
     try:
-        for line in lines.split(
-            b"\n"
-        ):  # the first request of a stream only: bounds the depth, which the reader does not
+        # The first request of a stream only: bounds depth and names, which the reader of lines does not.
+        for line in lines.split(b"\n"):
             if line.strip():
-                msgspec.json.decode(line, type=dict)
+                found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+                names.update(found)
+                if len(names) > limits.columns:
+                    raise Problem("too_large", f"the events have more than {limits.columns:,} columns")
+                _check_no_object(found)
         return read_lines(lines, None)
     except (msgspec.MsgspecError, RecursionError, pa.ArrowException, UnicodeDecodeError) as error:
         raise Problem("malformed", f"the columns of the events cannot be told from the body: {error}") from error
+
+
+def _check_no_object(row: dict[str, msgspec.Raw]) -> None:
+    """Raise a Problem if a value of a row has an object, whose names would be columns too."""
+    for name, raw in row.items():
+        value = msgspec.json.decode(raw)
+        if isinstance(value, dict) or (b"{" in bytes(raw) and _has_object(value)):
+            raise Problem(
+                "unfit_row", f"column {name[:100]!r}: expected a value or an array, got an object", column=name[:100]
+            )
+
+
+def _has_object(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_object, value)))
 
 
 def own_columns(found: pa.Schema) -> pa.Schema:
@@ -165,8 +233,19 @@ def _own_type(type_: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_large_string(type_) else type_
 
 
-def _csv(body: bytes) -> pa.Table:
+#: The bytes in which a header ends; one that does not has too many columns, or is refused for a field of more than 128 KiB.
+_HEADER_BYTES = 1 << 20
+
+
+def _csv(body: bytes, limits: BodyLimits) -> pa.Table:
     """Read CSV with a header. All columns are text; ``fitted`` makes values of them. An empty field is no value."""
+    piece = io.StringIO(body[:_HEADER_BYTES].decode(errors="replace"), newline="")
+    try:
+        head = next((row for row in text_csv.reader(piece) if row), [])
+    except text_csv.Error as error:
+        raise Problem("malformed", f"the body is no CSV with a header: {error}") from error
+    if len(head) > limits.columns:
+        raise Problem("too_large", f"the header has more than {limits.columns:,} columns")
     try:
         names = csv.read_csv(
             pa.BufferReader(body), csv.ReadOptions(use_threads=False, block_size=len(body) + 64)

@@ -31,14 +31,16 @@ def check_names(names: Sequence[str], schema: pa.Schema) -> None:
     """Raise a Problem that names a column which the stream does not have, or which comes twice."""
     for name in names:
         if name not in schema.names:
-            raise Problem("unfit_row", _unknown(name, schema), column=name)
+            raise Problem("unfit_row", _unknown(name, schema), column=name[:100])
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
         raise Problem("malformed", f"column {twice!r} comes twice", column=twice)
 
 
 def _unknown(name: str, schema: pa.Schema) -> str:
-    hint = nearest(name, schema.names)
+    hint = nearest(
+        name[:100], schema.names
+    )  # a name may be as long as a body, and the search takes time and memory for each character
     return f"the stream has no column {name[:100]!r}{hint or '; it has ' + ', '.join(schema.names)[:1000]}"
 
 
@@ -85,7 +87,7 @@ def of_lines(lines: bytes, schema: pa.Schema, read: ReadLines, said: str) -> Pro
         return Problem("malformed", f"row {row + 1}: expected an object, got {repr(given)[:100]}", row + 1)
     for name, value in given.items():
         if name not in schema.names:
-            return Problem("unfit_row", f"row {row + 1}: {_unknown(name, schema)}", row + 1, name)
+            return Problem("unfit_row", f"row {row + 1}: {_unknown(name, schema)}", row + 1, name[:100])
         try:
             read(msgspec.json.encode({name: value}), pa.schema([schema.field(name)]))
         except (pa.ArrowException, UnicodeDecodeError, msgspec.MsgspecError):

@@ -9,7 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.flux.gateways import HeldClient
+from flux.gateway.bodies import text_bytes
+from flux.gateway.problems import Problem
+from tests.flux.gateways import HeldClient, problem
 
 
 @pytest.fixture
@@ -40,3 +42,77 @@ def test_first_events_whose_columns_no_ddl_has_leave_the_stream_as_it_was(
     client.register(schema="infer")
     assert client.push(body, kind).status_code == 422
     assert client.push(b'{"user": 1}').status_code == 200, "the refused events gave the stream their columns"
+
+
+def peak_of(client: HeldClient, body: bytes, kind: str) -> tuple[tuple[int, str], int]:
+    """Return the problem of a push and the bytes that Arrow has used for it at most beyond those before it."""
+    before = pa.total_allocated_bytes()
+    answer = client.push(body, kind)
+    return problem(answer), pa.default_memory_pool().max_memory() - before
+
+
+_TEXT = "x" * (1 << 20)
+_OFTEN = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([_TEXT]))
+_LISTS = pa.ListArray.from_arrays(pa.array([0, 1000], pa.int32()), _OFTEN)
+
+
+@pytest.mark.parametrize(
+    ("column", "schema"),
+    [(_OFTEN, "a STRING"), (_LISTS, "a ARRAY<STRING>")],
+    ids=["dictionary", "lists of a dictionary"],
+)
+def test_one_text_that_is_named_often_takes_its_memory_once(client: HeldClient, column: pa.Array, schema: str) -> None:
+    client.register(schema=schema)
+    answered, peak = peak_of(client, arrow(pa.record_batch({"a": column})), ARROW)
+    assert answered == (413, "too_large")
+    assert peak < 200 << 20, "the texts were copied"
+
+
+def test_views_that_share_a_text_are_counted_as_often_as_they_are() -> None:
+    one = pa.array([_TEXT], pa.string_view())
+    _, view, text = one.buffers()
+    views = pa.Array.from_buffers(pa.string_view(), 1000, [None, pa.py_buffer(view.to_pybytes()[:16] * 1000), text])
+    assert text_bytes(views) == 1000 << 20
+    assert text_bytes(views[10:20]) == 10 << 20
+    assert text_bytes(pa.array([None, "ab", "c"], pa.string_view())) == 3
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "body"),
+    [
+        ("a INT", "text/csv", b"," * 5000 + b"\n"),
+        ("infer", "text/csv", b",".join(b"c%d" % each for each in range(2000)) + b"\n" + b"," * 1999 + b"\n"),
+        ("infer", "application/x-ndjson", b"\n".join(b'{"c%d": 1}' % each for each in range(3000))),
+        ("a INT", "application/x-ndjson", b"11\n" * 500_000),
+    ],
+)
+def test_a_small_body_with_much_to_keep_is_too_large(client: HeldClient, schema: str, kind: str, body: bytes) -> None:
+    client.register(schema=schema)
+    assert problem(client.push(body, kind)) == (413, "too_large")
+
+
+def test_rows_of_missing_values_count_as_they_are_stored(client: HeldClient) -> None:
+    client.register(schema=", ".join(f"c{each} BIGINT" for each in range(900)))
+    body = b"{}\n" * 100_000
+    assert problem(client.push(body)) == (413, "too_large")
+
+
+def test_a_name_as_long_as_a_body_is_answered_in_short(client: HeldClient) -> None:
+    client.register(schema="a INT")
+    answer = client.push(b'{"' + b"a" * (4 << 20) + b'": 1}')
+    assert problem(answer) == (422, "unfit_row")
+    assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize("form", [b'{"a": {"c%d": 1}}', b'{"a": [[{"c%d": 1}]]}'])
+def test_names_inside_each_other_make_no_columns(client: HeldClient, form: bytes) -> None:
+    client.register(schema="infer")
+    assert problem(client.push(b"\n".join(form % each for each in range(3000)))) == (422, "unfit_row")
+
+
+def test_arrays_without_bytes_count_as_values() -> None:
+    nothing = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
+    assert text_bytes(nothing) == 8 << 30
+    shared = pa.ListViewArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array([2, 2], pa.int32()), pa.array([1, 2]))
+    with pytest.raises(Problem, match="send plain columns"):
+        text_bytes(shared)
