@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from controller.decide.plan_changes import PlanHasChanged
+from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan_change import encode_change, texts_of
 from flux.dataflow.sink import FlowTo
@@ -123,11 +124,17 @@ class GrowingQuery(Operations):
     def _add(self, flows: Sequence[Flow | FlowTo], left: Callable[[], float]) -> None:
         wanted, began_with = self._server.core.places.wanted, self._run.need.workers
         addition = checked_addition(self._spark, flows, self._running.compiled, wanted, began_with)
-        encoded = encode_change(addition.change, self._plan.secret)
-        note_imported()
-        stages = ", ".join(stage.name for stage in addition.change.stages)
-        check_unchanged(texts_of(encoded), f"cannot add {stages} to the query")
-        plan = self._server.add(addition.change, encoded, left())
+        try:
+            encoded = encode_change(addition.change, self._plan.secret)
+            note_imported()
+            stages = ", ".join(stage.name for stage in addition.change.stages)
+            check_unchanged(texts_of(encoded), f"cannot add {stages} to the query")
+            plan = self._server.add(addition.change, encoded, left())
+        except FluxError:
+            for stage in addition.change.stages:
+                if isinstance(stage.sink, ParquetFiles):
+                    stage.sink.take_back()
+            raise
         self._run.grow(addition.made.with_plan(plan), added_sources(addition))
 
 

@@ -61,7 +61,7 @@ class StubServer:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.core = SimpleNamespace(members=SimpleNamespace(workers={0: 0, 1: 0, 2: 0}))
+        self.core = SimpleNamespace(places=SimpleNamespace(wanted=3))
         self.started = threading.Event()
         self.started.set()
         self.asked: list[tuple[PlanChange, bytes]] = []
@@ -158,8 +158,8 @@ def test_an_addition_is_compiled_again_if_the_plan_has_changed_meanwhile() -> No
 def test_a_stage_is_removed_and_its_name_is_free_again() -> None:
     query = started(Totals(flights()).to(Shown()))
     query.add(alarm(query["Totals"]).to(Shown()))
-    query.add(query["Alarm"].to(Shown()))
-    with pytest.raises(UsageError, match=r"Alarm\.sink"):
+    query.add(alarm(query["Alarm"]).withStage(name="Second").to(Shown()))
+    with pytest.raises(UsageError, match=r"Second"):
         query.remove("Alarm")
     query.remove("Alarm", cascade=True)
     assert [stage.name for stage in query._plan.stages] == ["Totals"]
@@ -222,7 +222,7 @@ def unpicklable(query: Growing) -> Any:
 def test_mistakes_are_found_before_the_controller_hears_of_them(make: Any, said: str) -> None:
     query = started(Totals(flights()).to(Shown()))
     if not said:
-        query.stub.core.members.workers.pop(2)
+        query.stub.core.places.wanted = 2
         said = "stage T wants replicas=3"
     with pytest.raises(flux.FluxError, match=said):
         query.add(make(query))
@@ -273,6 +273,18 @@ def test_a_flow_of_a_module_is_found_or_the_reason_is_told(target: str, said: st
     assert query._plan.stages[1].name == "Alarm"
     with pytest.raises(UsageError, match=said):
         flows_of(target, query)
+
+
+def test_a_refused_addition_leaves_no_new_folder(tmp_path: Path) -> None:
+    query = started(Totals(flights()).to(Shown()))
+    (tmp_path / "there").mkdir()
+    for name in ("there", "new"):
+        query.stub.errors = [UsageError("worker 1 cannot take it")]
+        with pytest.raises(UsageError, match="worker 1 cannot take it"):
+            query.add(alarm(query["Totals"]).to_parquet(str(tmp_path / name)))
+    assert [path.name for path in tmp_path.iterdir()] == ["there"], "a folder that was there may be another writer's"
+    query.add(alarm(query["Totals"]).to_parquet(str(tmp_path / "new")))
+    assert (tmp_path / "new").is_dir()
 
 
 MODULE = """

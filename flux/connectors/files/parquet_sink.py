@@ -141,6 +141,7 @@ class ParquetFiles(Sink):
         #: Names of the columns by whose values rows go into folders.
         self.partition_by = tuple(partition_by)
         self._by = PartitionColumns(partition_by) if partition_by else None
+        self._new_folder: str | None = None  # made by ``prepare``
 
     def __repr__(self) -> str:
         return self.destination()
@@ -165,6 +166,8 @@ class ParquetFiles(Sink):
         """Make the folder, before anything runs. UsageError: it cannot be made, or nothing can be written into it."""
         try:
             files, folder = fs.FileSystem.from_uri(self.path)
+            if isinstance(files, fs.LocalFileSystem) and not os.path.exists(folder):
+                self._new_folder = folder
             files.create_dir(folder, recursive=True)
             if isinstance(files, fs.LocalFileSystem) and not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(f"nothing can be written into {folder}")
@@ -173,6 +176,12 @@ class ParquetFiles(Sink):
                 f"to_parquet cannot write to {self.path}: {error}. Give the path of a folder that this program and all workers "
                 "can make and write to"
             ) from error
+
+    def take_back(self) -> None:
+        """Remove the folder that ``prepare`` has made, if nothing is in it: the stage was refused."""
+        if self._new_folder is not None:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._new_folder)
 
     def open(self, context: SinkContext) -> None:
         self._whose = f"{context.query}-{context.number}"  # several stages may write to the same folder
