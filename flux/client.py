@@ -120,6 +120,12 @@ class GatewayClient:
                 self._unknown = None
                 raise
             self._unknown = None
+            if answer.get("repeated") and not answer.get("rows", 1):
+                # Another program has the name, or the clock was set back: the gateway takes all that comes for old.
+                raise FluxError(
+                    f"the events were not stored: client name {self._name!r} has a newer number at the gateway already. Give the "
+                    "client another name"
+                )
             return answer
 
     def close(self) -> None:

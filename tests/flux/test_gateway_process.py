@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from controller.operate.cli import app
 from flux.client import Client, GatewayRefused
-from flux.errors import Unreachable, UsageError
+from flux.errors import FluxError, Unreachable, UsageError
 from flux.gateway.serve import http_options
 from tests.flux.gateway_process import GatewayProcess
 
@@ -124,3 +124,12 @@ def test_options_of_the_port_that_do_not_fit_are_refused(tmp_path: Path) -> None
             http_options(text)
     with pytest.raises(UsageError, match="belong together"):
         http_options("h:1", certificate=tmp_path)
+
+
+def test_a_client_whose_clock_was_set_back_loses_no_event_silently(running: GatewayProcess) -> None:
+    with Client(running.url, running.token, name="ann") as client:
+        client.register_stream("clock", "n BIGINT")
+        client.push_events("clock", [{"n": 1}])
+        client._number -= 1_000_000_000
+        with pytest.raises(FluxError, match="were not stored: client name 'ann' has a newer number"):
+            client.push_events("clock", [{"n": 2}])
