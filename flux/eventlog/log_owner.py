@@ -51,6 +51,8 @@ class LogLimits(NamedTuple):
     disk_bytes: int = 8 << 30
     #: Bytes of requests that may wait for a flush: a disk that has stopped must not fill the memory.
     pending_bytes: int = 64 << 20
+    #: Names of clients, which are known for ever: each head of a segment has all of them.
+    clients: int = 1_000_000
 
 
 class LogBusy(FluxError):
@@ -107,6 +109,8 @@ class LogOwner:
         self._salt = 0
         #: Bytes of the newest segment, and of all.
         self._size = self._bytes = 0
+        #: Bytes of their heads, which grow with the names that are known, and count for no limit of rows.
+        self._heads = 0
         #: The arrival time of the first row in the newest segment; None: it has none.
         self._began_us: int | None = None
         self._pending = PushGroup()
@@ -144,6 +148,7 @@ class LogOwner:
             yield
             self._size = self._replay(newest, memoryview(data))
             self._bytes = self._size + sum(segment.end or 0 for segment in chain)
+            self._heads = sum(segment.start for segment in chain)
             # Others are older than parts of the log, or were begun by owners that were taken over already.
             belong = {segment.id for segment in chain}
             self._store.drop([each for each in self._store.segments() if each not in belong and each < newest.id])
@@ -197,6 +202,7 @@ class LogOwner:
             self._chain[-1] = Segment(previous.head, previous.start, self._size, self.next)
         self._chain.append(Segment(head, len(data), None, None))
         self._size, self._bytes, self._began_us = len(data), self._bytes + len(data), None
+        self._heads += len(data)
 
     def _forget_keys(self) -> None:
         """Forget keys whose time is over. They stand in the order of their arrival."""
@@ -213,6 +219,8 @@ class LogOwner:
 
         LogBusy, LogFull, NameReused: nothing of it is kept."""
         crc = crc_of(rows)
+        self.arrival = max(self.arrival, now_us)  # the clock of this owner may be behind that of the one before it
+        self._forget_keys()  # first: after its time a key is new, also if nothing has come meanwhile
         if (known := self._known(name, crc)) is not None:
             ticket = PushTicket(known, repeated=True, durable=known.first + known.rows <= self.durable)
             if not ticket.durable:
@@ -220,13 +228,16 @@ class LogOwner:
             return ticket
         if self._pending.nbytes >= self.limits.pending_bytes:
             raise LogBusy(f"{self._pending.nbytes:,} bytes wait for the disk already. Push again after a moment")
-        if self._bytes + self._pending.nbytes >= self.limits.disk_bytes:
+        if self._bytes - self._heads + self._pending.nbytes >= self.limits.disk_bytes:
             raise LogFull(
                 f"the log has {self._bytes:,} bytes, all that it may have: queries that read it have not come so far, or "
                 "retain is too long. Let them go on, forget readers that do not come back, or register the stream with more"
             )
-        self.arrival = max(self.arrival, now_us)  # the clock of this owner may be behind that of the one before it
-        self._forget_keys()
+        if name.client and name.client not in self._clients and len(self._clients) >= self.limits.clients:
+            raise LogFull(
+                f"the log knows {len(self._clients):,} names of clients, all that it may have. Use one of these, or "
+                "Idempotency-Key; or register the stream again with more partitions"
+            )
         stored = Stored(self.next, count, self.arrival, crc, name.number)
         record = EventRecord(stored, name.key, name.client, rows)
         self._note(record)
@@ -289,7 +300,8 @@ class LogOwner:
         """Return whether it is time for another segment."""
         if self._began_us is None:
             return False
-        grown = self._size >= self.limits.segment_bytes or self._store.crowded
+        # At least as many bytes of rows as of the head: with many names, each commit would begin a segment otherwise.
+        grown = self._size >= max(self.limits.segment_bytes, 2 * self._chain[-1].start) or self._store.crowded
         return grown or now_us - self._began_us >= self.limits.segment_us
 
     def tidy(self, now_us: int, needed_from: int | None) -> Generator[None, None, None]:
@@ -300,17 +312,20 @@ class LogOwner:
         if self.is_due(now_us):
             yield from self._begin()
         gone: list[SegmentId] = []
-        rest = self._bytes
+        rest = self._bytes - self._heads
+        heads = nbytes = 0
         for segment, following in pairwise(self._chain):
             assert segment.end is not None
             kept = now_us - following.head.arrival < self.limits.retain_us and rest <= self.limits.retain_bytes
             if kept or (needed_from is not None and following.head.first > needed_from):
                 break
             gone.append(segment.id)
-            rest -= segment.end
+            rest -= segment.end - segment.start
+            heads, nbytes = heads + segment.start, nbytes + segment.end
         if gone:
             self._store.drop(gone)
-            self._chain, self._bytes = self._chain[len(gone) :], rest
+            self._chain = self._chain[len(gone) :]
+            self._bytes, self._heads = self._bytes - nbytes, self._heads - heads
             yield
 
     @property

@@ -251,3 +251,34 @@ def test_content_that_looks_like_a_frame_is_none(tmp_path: Path) -> None:
     (segment,) = tmp_path.glob("journal-*")
     segment.write_bytes(segment.read_bytes()[:-1])
     assert owner(Directory(tmp_path, keeps=True)).next == 1
+
+
+def test_names_that_a_log_knows_count_for_no_limit_of_its_rows(place: Opening) -> None:
+    log = owner(place(True), LogLimits(segment_us=1, retain_us=0, retain_bytes=18_000, disk_bytes=20_000))
+    for number in range(60):
+        push(log, b"row", name=PushName(client=f"{number:0100}", number=1), at=number * 10)
+        tidy(log, number * 10 + 5, needed_from=0)
+    assert log.bytes > 20_000, "the heads alone have more"
+    push(log, b"row")
+    limits = log.limits._replace(retain_us=1 << 60)
+    after = owner(place(True), limits)
+    push(after, b"row")
+    tidy(after, 1000, needed_from=None)
+    assert after.first == 0, "rows went though all of them have fewer bytes than are kept"
+
+
+def test_a_log_knows_so_many_clients(place: Opening) -> None:
+    log = owner(place(True), LogLimits(clients=2))
+    for client in ("ann", "bob", "ann"):
+        push(log, b"one", name=PushName(client=client, number=1))
+    with pytest.raises(LogFull, match="knows 2 names of clients"):
+        push(log, b"one", name=PushName(client="eve", number=1))
+    push(log, b"two", name=PushName(client="bob", number=2))
+    push(log, b"two", name=PushName(key="eve"))
+
+
+def test_a_key_is_new_after_its_time_though_nothing_has_come_meanwhile(place: Opening) -> None:
+    log = owner(place(True))
+    push(log, b"one", name=PushName(key="k"), at=0)
+    assert push(log, b"one", name=PushName(key="k"), at=600 * 1_000_000).repeated
+    assert not push(log, b"two", name=PushName(key="k"), at=601 * 1_000_000).repeated
