@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +92,12 @@ def test_a_stage_is_added_shown_and_removed(query: ThreadQuery) -> None:
     assert [event["why"] for event in parsed("history")["events"] if event["kind"] == "plan"] == [
         "version 1: addition of Alarm", "version 2: removal of Alarm",
     ]  # fmt: skip
-    assert "flux_plan_version" in run("metrics").stdout
+    end = time.monotonic() + LIMIT_S
+    while "flux_plan_version" not in (
+        shown_metrics := run("metrics").stdout
+    ):  # they begin with the first progress report
+        assert time.monotonic() < end, shown_metrics
+        time.sleep(0.05)
 
 
 def test_an_impossible_change_is_refused_with_its_reason(query: ThreadQuery) -> None:
