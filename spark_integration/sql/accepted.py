@@ -6,7 +6,7 @@ list is refused without a look at its effect: so a construct that a later releas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from spark_integration.sql.functions import AGGREGATES, CASTS, OF_ROWS, TIMES_OF_WINDOWS, WINDOWS
@@ -16,6 +16,9 @@ from spark_integration.sql.trees import class_of, fields_of, function_name, list
 
 #: The most relations inside each other.
 DEPTH_MAX = 100
+#: The most relations, with those of WITH as often as they are named: each naming is a part of the plan of its own, so forty
+#: relations that name the one before twice would be a million million.
+RELATIONS_MAX = 1000
 #: Types of joins, by Spark's classes, as the fluent layer calls them.
 JOINS = {
     "Inner": "inner",
@@ -41,8 +44,10 @@ _STARS = ("UnresolvedStar", "UnresolvedStarExceptOrReplace")
 class NameScope:
     """The names of relations that a part of a text may use."""
 
-    def __init__(self, names: frozenset[str], is_case_sensitive: bool) -> None:
+    def __init__(self, names: frozenset[str], is_case_sensitive: bool, sizes: Mapping[str, int] | None = None) -> None:
         self.is_case_sensitive = is_case_sensitive
+        #: By name, the relations in a relation of WITH.
+        self.sizes = dict(sizes or {})
         self.names = frozenset(map(self.key, names))
 
     def key(self, name: str) -> str:
@@ -52,13 +57,15 @@ class NameScope:
     def __contains__(self, name: str) -> bool:
         return self.key(name) in self.names
 
-    def with_name(self, name: str) -> NameScope:
-        """Return a scope with one name more."""
-        return NameScope(self.names | {name}, self.is_case_sensitive)
+    def with_name(self, name: str, size: int) -> NameScope:
+        """Return a scope with one name more, of a relation with ``size`` relations in it."""
+        sizes = {**self.sizes, self.key(name): size}
+        return NameScope(self.names | {name}, self.is_case_sensitive, sizes)
 
 
-def check(text: QueryText, relation: Any, scope: NameScope, depth: int = 0) -> None:
-    """Raise UsageError, with its place, for the first part of a relation that is not on the list."""
+def check(text: QueryText, relation: Any, scope: NameScope, depth: int = 0) -> int:
+    """Raise UsageError, with its place, for the first part of a relation that is not on the list. Return the number of relations
+    in it."""
     kind = class_of(relation)
     if kind not in RELATIONS:
         raise text.refused(relation, of_relation(kind))
@@ -69,10 +76,17 @@ def check(text: QueryText, relation: Any, scope: NameScope, depth: int = 0) -> N
         _check_expression(text, expression, kind)
     if kind == "UnresolvedWith":
         for name, below in named_relations(relation):
-            check(text, below, scope, depth + 1)
-            scope = scope.with_name(name)
-    for below in listed(relation.children()):
-        check(text, below, scope, depth + 1)
+            scope = scope.with_name(name, check(text, below, scope, depth + 1))
+    count = 1
+    if kind == "UnresolvedRelation":
+        count = scope.sizes.get(scope.key(str(relation.multipartIdentifier().apply(0))), 1)
+    count += sum(check(text, below, scope, depth + 1) for below in listed(relation.children()))
+    if count > RELATIONS_MAX:
+        raise text.refused(
+            relation,
+            f"more than {RELATIONS_MAX:,} relations, each as often as it is named: give a flow to the next text",
+        )
+    return count
 
 
 def named_relations(relation: Any) -> Iterator[tuple[str, Any]]:

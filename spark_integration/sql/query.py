@@ -26,6 +26,12 @@ def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
     given = _inputs(args, flows)
     if not isinstance(sql_query, str) or not sql_query.strip():
         raise UsageError(f"flux.sql: expected a text, as in 'SELECT * FROM bids', got {sql_query!r:.100}")
+    try:
+        sql_query.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"flux.sql: character {error.start + 1} of the text is half a character (a surrogate)"
+        ) from error
     nodes = {name: node(each) for name, each in given.items()}
     spark = session_of(sources_of([RowFlow(flow, ()) for flow in nodes.values()]))
     names = NameScope(frozenset(nodes), is_case_sensitive(spark))

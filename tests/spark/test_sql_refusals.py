@@ -294,3 +294,25 @@ def test_every_function_of_spark_is_listed_or_refused_by_name(spark: Any) -> Non
         wrong = accepted._wrong_with({"class": "UnresolvedFunction", "nameParts": f"[{name}]"}, "Project", True)
         assert (wrong is None) == (name in ours)
         assert wrong is None or name in wrong
+
+
+def nested(levels: int) -> str:
+    """Return a text whose relations name the one before twice."""
+    parts = ["t0 AS (SELECT price FROM bids)"]
+    parts += [
+        f"t{each} AS (SELECT * FROM t{each - 1} UNION ALL SELECT * FROM t{each - 1})" for each in range(1, levels)
+    ]
+    return f"WITH {', '.join(parts)} SELECT * FROM t{levels - 1}"
+
+
+def test_relations_count_as_often_as_they_are_named(spark: Any) -> None:
+    session, names = TextSession(spark), NameScope(frozenset(("bids",)), False)
+    few, many = QueryText(nested(5)), QueryText(nested(12))
+    check(few, session.parsed(few), names)
+    with pytest.raises(flux.UsageError, match="more than 1,000 relations"):
+        check(many, session.parsed(many), names)
+
+
+def test_a_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(flux.UsageError, match="half a character"):
+        flux.sql("SELECT '\ud800' FROM bids", flows())
