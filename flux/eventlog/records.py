@@ -76,6 +76,10 @@ class PushName(NamedTuple):
     client: str = ""
     number: int = -1
 
+    def of_token(self, token: str) -> PushName:
+        """Return the name as the log knows it: bound to the id of a token, so that another one cannot use it up."""
+        return PushName(self.key and f"{token}/{self.key}", self.client and f"{token}/{self.client}", self.number)
+
 
 _heads = msgspec.msgpack.Decoder(SegmentHead)
 _events = msgspec.msgpack.Decoder(EventRecord)

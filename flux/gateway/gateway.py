@@ -75,9 +75,11 @@ def _failures() -> Iterator[None]:
     except NoSuchStream as error:
         raise Problem("no_such_stream", str(error)) from error
     except QueryFailed as error:
-        raise Problem("not_stored", str(error)) from error
+        raise Problem("not_stored", str(error), headers={"Retry-After": "1"}) from error
     except OSError as error:
-        raise Problem("not_stored", f"the location cannot be used: {described(error)}") from error
+        raise Problem(
+            "not_stored", f"the location cannot be used: {described(error)}", headers={"Retry-After": "1"}
+        ) from error
 
 
 class Gateway:
@@ -125,8 +127,12 @@ class Gateway:
         """Return the grant by which an action is allowed; None: it needs no token. Problem: it is not allowed."""
         if not action.right:
             return None
-        with _failures():
-            self._refresh()
+        try:
+            with _failures():
+                self._refresh()
+        except Problem as problem:  # a stranger is not told where the location is
+            said = "the location's streams and tokens cannot be read; flux token --location tells the reason"
+            raise Problem(problem.code, said, headers=problem.headers) from problem
         grant = grant_of(authorization, self._grants)
         check_right(grant, action.right, action.stream)
         return grant
@@ -153,7 +159,7 @@ class Gateway:
             case RemoveStream(name, cascade):
                 return self._remove(name, cascade)
             case PushEvents():
-                return self._push(action, body)
+                return self._push(action, body, grant)
 
     def _described(self, of: StreamDefinition) -> StreamAnswer:
         readers = ReaderPositions(self._catalogue.readers_place(of)).names()
@@ -193,15 +199,16 @@ class Gateway:
 
     # ---- pushes
 
-    def _push(self, action: PushEvents, body: bytes) -> PendingPush:
+    def _push(self, action: PushEvents, body: bytes, grant: TokenGrant | None) -> PendingPush:
+        name = action.name if grant is None else action.name.of_token(grant.id)
         of = self._stream(action.stream)
         plain = unpacked(body, action.encoding, self.limits)
         batch = rows_in(plain, action.kind, None if of.schema == "infer" else of.columns(), self.limits)
         if of.schema == "infer":
             of, batch = self._inferred(of, plain, action.kind, batch)
-        log = self._log_of(of, action.name)
+        log = self._log_of(of, name)
         try:
-            ticket = self._writer(of, log).offer(packed_rows(batch), batch.num_rows, action.name)
+            ticket = self._writer(of, log).offer(packed_rows(batch), batch.num_rows, name)
         except LogBusy as error:
             raise busy(str(error)) from error
         except NameReused as error:

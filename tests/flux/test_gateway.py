@@ -308,6 +308,7 @@ def test_a_disk_that_fails_promises_nothing_and_the_same_key_is_safe(
 
 def test_a_log_belongs_to_one_gateway_until_that_ends(client: HeldClient, tmp_path: Path) -> None:
     other = HeldClient(tmp_path, address="http://127.0.0.1:2")
+    other.token = client.token  # names belong to the token
     client.register()
     first = client.push(TWO, flux_client="ann", flux_number="1").json()
     answer = other.push(TWO, flux_client="ann", flux_number="1", flux_direct="true")

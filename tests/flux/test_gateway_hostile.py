@@ -116,3 +116,32 @@ def test_arrays_without_bytes_count_as_values() -> None:
     shared = pa.ListViewArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array([2, 2], pa.int32()), pa.array([1, 2]))
     with pytest.raises(Problem, match="send plain columns"):
         text_bytes(shared)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"flux_client": "ann", "flux_number": "1"}, {"flux_client": "ann", "flux_number": str(1 << 62)}),
+        ({"idempotency_key": "k"}, {"idempotency_key": "k"}),
+    ],
+)
+def test_a_token_cannot_use_up_the_names_of_another(
+    client: HeldClient, one: dict[str, str], other: dict[str, str]
+) -> None:
+    client.register()
+    stranger = client.token_for("push")
+    client.gateway._read_at = float("-inf")
+    assert not client.push(b'{"user": 2}', token=stranger, **other).json()["repeated"]
+    answer = client.push(b'{"user": 1}', **one).json()
+    assert (answer["first"], answer["repeated"]) == (1, False)
+    assert client.push(b'{"user": 1}', **one).json() == {**answer, "repeated": True}
+
+
+def test_an_unreadable_document_is_answered_without_its_path(client: HeldClient, tmp_path: Path) -> None:
+    client.register()
+    client.gateway._read_at = float("-inf")
+    (tmp_path / "tokens.json").write_bytes(b"{")
+    answer = client.push(b'{"user": 1}')
+    assert problem(answer) == (503, "not_stored")
+    assert answer.headers["retry-after"] == "1"
+    assert str(tmp_path) not in answer.text
