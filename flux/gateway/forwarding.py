@@ -32,9 +32,10 @@ class Forwarder:
 
     async def push(self, gateway: str, path: str, headers: Any, body: bytes) -> PassedBack:
         """Push to another gateway, which does not pass it on again. Problem: it does not answer."""
-        sent = {name: headers[name] for name in _PASSED_ON if name in headers}
+        # As the bytes that came: httpx takes texts of ASCII alone.
+        sent = [(name, headers[name].encode("latin-1")) for name in _PASSED_ON if name in headers]
         try:
-            answer = await self._client.post(gateway + path, content=body, headers={**sent, DIRECT_HEADER: "true"})
+            answer = await self._client.post(gateway + path, content=body, headers=[*sent, (DIRECT_HEADER, b"true")])
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Problem(
                 "not_stored", f"the log belongs to gateway {gateway}, which does not answer: {error}",

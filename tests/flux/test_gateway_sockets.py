@@ -160,3 +160,18 @@ def test_nonsense_on_the_port_ends_nothing(live: LiveGateway, token: str) -> Non
     assert push(live.url, token, 1, "a").json()["first"] == 0
     for each in idle:
         each.close()
+
+
+def test_a_key_that_is_no_ascii_is_passed_on_as_it_came(live: LiveGateway, tmp_path: Path, token: str) -> None:
+    other = LiveGateway(tmp_path / "location")
+    try:
+        headers = {
+            b"Authorization": f"Bearer {token}".encode(),
+            b"Content-Type": b"text/csv",
+            b"Idempotency-Key": b"\xe9",
+        }
+        answers = [httpx.post(url + EVENTS, content=b"n\n1\n", headers=headers) for url in (live.url, other.url)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert [answer.json()["repeated"] for answer in answers] == [False, True]
+    finally:
+        other.close()
