@@ -178,8 +178,8 @@ class Gateway:
             raise Problem("stream_exists", str(error)) from error
         except StreamsFull as error:
             raise Problem("no_room", str(error)) from error
-        except UsageError as error:
-            raise Problem("unfit_definition", str(error)) from error
+        except (UsageError, ValueError, OverflowError) as error:  # a number may be more than Arrow or Python takes
+            raise Problem("unfit_definition", str(error)[:1000]) from error
         self._refresh(now=True)
         return HttpAnswer(201 if new else 200, self._described(made))
 

@@ -145,3 +145,10 @@ def test_an_unreadable_document_is_answered_without_its_path(client: HeldClient,
     assert problem(answer) == (503, "not_stored")
     assert answer.headers["retry-after"] == "1"
     assert str(tmp_path) not in answer.text
+
+
+@pytest.mark.parametrize(
+    "part", [{"schema": "a DECIMAL(50,3)"}, {"schema": "t TIMESTAMP", "time": "t", "delay": "9" * 5000 + " days"}]
+)
+def test_numbers_that_no_definition_can_have_are_named(client: HeldClient, part: dict[str, str]) -> None:
+    assert problem(client.register(**part)) == (422, "unfit_definition")
