@@ -77,7 +77,7 @@ def tell(gate: Path, begun: float) -> int:
     rounds = int((time.time() - begun) / ROUND_S) + 150
     made = gate.with_suffix(".new")
     made.write_text(str(rounds))
-    made.rename(gate)  # whoever sees it sees all of it
+    made.rename(gate)  # a reader that sees the file sees all of it
     return rounds
 
 
