@@ -73,7 +73,7 @@ class Delays(flux.Operator):
         yield pa.RecordBatch.from_pandas(rows, preserve_index=False)
 
 
-#: What a stage below keeps of each airport: its first and last flight, their number, and what it has found.
+#: State of a stage below for each airport: the first and the last flight, the number of flights, and the result so far.
 WORST = pa.schema(
     {"dest": pa.string(), "first": pa.int64(), "last": pa.int64(), "flights": pa.int64()}
     | {"carrier": pa.string(), "delay": pa.int64()}
@@ -144,7 +144,7 @@ class Newest(Additions):
                 self.store([tuple(row.values()) for row in batch.to_pylist()], position)
 
 
-# ---- what is added: `flux add examples.growing:worst` calls the function in the program that has the query
+# ---- additions: `flux add examples.growing:worst` calls the function in the program that has the query
 
 
 def worst(query: flux.Query) -> Any:

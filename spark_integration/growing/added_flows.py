@@ -39,8 +39,8 @@ def checked_addition(
     plan = running.plan
     if plan.durable:
         raise UsageError(
-            f"query {plan.query} has a checkpointLocation, which keeps one plan: a start after a loss would not know what is "
-            "added now. Start the query anew with these flows in it, or without a checkpointLocation"
+            f"query {plan.query} has a checkpointLocation, which keeps one plan: a start after a loss would not know "
+            "the added stages. Start the query anew with these flows in it, or without a checkpointLocation"
         )
     addition = compiled_addition(flows, running, resolvers(spark, LookupTables(plan.settings.lookup_max_bytes)))
     check_addition(addition)

@@ -211,7 +211,7 @@ def test_a_partition_can_go_back_to_where_it_was() -> None:
     assert back.incarnation > 0, "another life than the first"
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize(

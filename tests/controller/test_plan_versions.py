@@ -1,4 +1,4 @@
-"""Reports and counts go on over another version of the plan: what is known of stages that stay is kept."""
+"""Reports and counts go on over another version of the plan: knowledge of the stages that stay is kept."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Reader:
         return self.answers()
 
     def answers(self) -> dict[int, list[Any]]:
-        """What each connection is told now."""
+        """Return the messages that go out on each connection now."""
         found: dict[int, list[Any]] = {}
         for effect in self.core.poll(self.now):
             if isinstance(effect, ToConnection):
@@ -273,7 +273,7 @@ def test_a_stream_whose_credit_is_used_up_here_is_not_hedged() -> None:
     assert kinds(reader.later(0.031).get(OTHER, [])) == []
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A model of gateways that own a log one after the other, on a disk that they share.
 
-The owner and the reader are those of the product. The disk is this file's: it keeps apart what was written and what was
-flushed, so that a loss of power takes the rest, or tears it. Each call to the disk is a turn of its own, and anything may happen
+The owner and the reader are those of the product. The disk is this file's: it keeps written and flushed bytes
+apart, so that a loss of power takes the rest, or tears it. Each call to the disk is a turn of its own, and anything may happen
 between two: an owner is killed, or rests while another one takes over, and is awake again. Everything follows from the seed.
 """
 

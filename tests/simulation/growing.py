@@ -34,7 +34,7 @@ from tests.simulation.stage_kinds import ELSEWHERE, ROW, Double, Filter, Shatter
 
 #: Seconds between two batches of a source's partition, and between two looks for something to change.
 BATCH_S, LOOK_S = 0.008, 0.03
-#: One of so many runs has standbys in place of some secondaries.
+#: One run in this number has standbys in place of some secondaries.
 STANDBYS_OF = 3
 #: Changes in a run, at most; and seconds after which no more are asked for.
 CHANGES_MAX, CHANGES_S = 12, 4.0
@@ -138,7 +138,7 @@ class GrowingFlow:
 
 
 def drawn_faults(seed: int, mix: mixes.Mix) -> faults_.Faults:
-    """Those of the mix, or any: sources end when everything has been repaired, so that there is time for changes."""
+    """Return the faults of the mix, or any faults. Sources end when all is repaired, which leaves time for changes."""
     rng = random.Random(f"growing faults {seed}")
     found = mix.faults
     if found is None:

@@ -63,7 +63,7 @@ class IngressProcess(Process):
 
     def on_whole_table(self, order: NewTable, newer: bool) -> None:
         assert self.core is not None
-        if not newer and self.core.plans.held is None:  # what was said before may be lost
+        if not newer and self.core.plans.held is None:  # an earlier report may be lost
             self.report(TableSeen(node=self.node, epoch=self.newest.epoch))
 
     def on_goodbye_seen(self) -> None:
