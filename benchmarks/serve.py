@@ -58,13 +58,13 @@ class GatewayUnderLoad:
     """A gateway in a process of its own."""
 
     def __init__(self, location: Path) -> None:
-        self._location, self._port = location, free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self._location, self.port = location, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
         """Start it, again if it has ended, and wait until it answers."""
-        http = f"127.0.0.1:{self._port}"
+        http = f"127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flux", "gateway", "--location", str(self._location), "--http", http]
         )

@@ -11,5 +11,6 @@ gateway      The actions of a gateway on its location
 forwarding   Pushes to logs of other gateways, passed on to these
 openapi      The document that describes the API
 app          The gateway on Starlette
+connections  Connections within bounds: their number, the size of a head and the time for it
 serve        A gateway on a port, until a signal
 """

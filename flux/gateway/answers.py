@@ -24,6 +24,8 @@ class ErrorContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     column: str | None = None
     #: The address of the gateway that takes these events.
     gateway: str | None = None
+    #: The id of a failure, under which the log of the gateway has its reason.
+    failure: str | None = None
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,5 +79,7 @@ class HealthAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def error_answer(problem: Problem) -> ErrorAnswer:
     kind = problem.kind
-    content = ErrorContent(kind.code, problem.message, kind.remedy, problem.row, problem.column, problem.gateway)
+    content = ErrorContent(
+        kind.code, problem.message, kind.remedy, problem.row, problem.column, problem.gateway, problem.failure
+    )
     return ErrorAnswer(content)

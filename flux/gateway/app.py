@@ -6,7 +6,6 @@ Work that parses, reads or writes goes to threads; the loop waits for sockets an
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -22,10 +21,9 @@ from starlette.types import Receive, Scope, Send
 from flux.gateway.answers import error_answer
 from flux.gateway.forwarding import Forwarder, PassedBack
 from flux.gateway.gateway import Gateway, HttpAnswer
-from flux.gateway.problems import Problem, busy
+from flux.gateway.problems import Problem, busy, failure_of
 from flux.gateway.routes import DIRECT_HEADER, HttpRequest, action_of
 
-logger = logging.getLogger("flux.gateway")
 #: Bytes of bodies that may be in memory at the same time; unpacked and parsed ones of the threads come on top.
 MEMORY_BYTES = 256 << 20
 #: Seconds for a whole body, and for its place on disk.
@@ -66,9 +64,9 @@ class GatewayEndpoint:
             return _refusal(problem)
         except ClientDisconnect:
             return Response(status_code=400)  # which is read by no client any more
-        except Exception:
-            logger.exception("a request failed: %s %s", request.method, request.url.path)
-            return _refusal(Problem("internal", "the gateway failed; its log says why"))
+        except Exception as error:
+            failure = failure_of(error, f"{request.method} {request.url.path[:200]}")
+            return _refusal(Problem("internal", "the gateway has failed; its log says why", failure=failure))
 
     async def _answered(self, request: Request) -> HttpAnswer | PassedBack:
         loop = asyncio.get_running_loop()

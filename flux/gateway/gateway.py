@@ -31,8 +31,8 @@ from flux.eventlog.streams import (
 )
 from flux.gateway.answers import HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer
 from flux.gateway.bodies import BodyLimits, rows_in, unpacked
-from flux.gateway.log_writer import LogWriter, NotStored, OwnedElsewhere, described
-from flux.gateway.problems import Problem, busy
+from flux.gateway.log_writer import LogWriter, NotStored, OwnedElsewhere
+from flux.gateway.problems import Problem, busy, unstored
 from flux.gateway.routes import (
     Action,
     Describe,
@@ -69,17 +69,13 @@ class PendingPush(NamedTuple):
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """Turn failures of the location into problems."""
+    """Turn failures of the location into problems, whose words name no path (design: gateway-failures)."""
     try:
         yield
     except NoSuchStream as error:
-        raise Problem("no_such_stream", str(error)) from error
-    except QueryFailed as error:
-        raise Problem("not_stored", str(error), headers={"Retry-After": "1"}) from error
-    except OSError as error:
-        raise Problem(
-            "not_stored", f"the location cannot be used: {described(error)}", headers={"Retry-After": "1"}
-        ) from error
+        raise Problem("no_such_stream", "the stream was removed meanwhile") from error
+    except (QueryFailed, OSError) as error:
+        raise unstored(error, "the location") from error
 
 
 class Gateway:
@@ -132,7 +128,7 @@ class Gateway:
                 self._refresh()
         except Problem as problem:  # a stranger is not told where the location is
             said = "the location's streams and tokens cannot be read; flux token --location tells the reason"
-            raise Problem(problem.code, said, headers=problem.headers) from problem
+            raise Problem(problem.code, said, failure=problem.failure, headers=problem.headers) from problem
         grant = grant_of(authorization, self._grants)
         check_right(grant, action.right, action.stream)
         return grant
@@ -160,6 +156,8 @@ class Gateway:
                 return self._remove(name, cascade)
             case PushEvents():
                 return self._push(action, body, grant)
+            case _:
+                raise AssertionError(f"{action} is no action of a gateway")
 
     def _described(self, of: StreamDefinition) -> StreamAnswer:
         readers = ReaderPositions(self._catalogue.readers_place(of)).names()
@@ -177,7 +175,7 @@ class Gateway:
         except StreamExists as error:
             raise Problem("stream_exists", str(error)) from error
         except StreamsFull as error:
-            raise Problem("no_room", str(error)) from error
+            raise Problem("no_room", "the location has all the streams that it may have") from error
         except (UsageError, ValueError, OverflowError) as error:  # a number may be more than Arrow or Python takes
             raise Problem("unfit_definition", str(error)[:1000]) from error
         self._refresh(now=True)
@@ -216,7 +214,7 @@ class Gateway:
         except LogFull as error:
             raise Problem("log_full", str(error), headers={"Retry-After": "10"}) from error
         except NotStored as error:
-            raise Problem("not_stored", str(error), headers={"Retry-After": "1"}) from error
+            raise unstored(error.__cause__ or error, f"a push to {of.name!r}", str(error)) from error
         except OwnedElsewhere as error:
             raise Problem("other_gateway", str(error), gateway=error.gateway) from error
         return PendingPush(of.name, log, ticket)
@@ -262,7 +260,7 @@ class Gateway:
         try:
             ticket = pending.ticket.result(timeout=0)
         except FluxError as error:
-            raise Problem("not_stored", str(error), headers={"Retry-After": "1"}) from error
+            raise unstored(error.__cause__ or error, f"a push to {pending.stream!r}", str(error)) from error
         stored = ticket.stored
         at = _EPOCH + timedelta(microseconds=stored.arrival)
         return HttpAnswer(200, PushAnswer(pending.stream, pending.log, stored.first, stored.rows, at, ticket.repeated))

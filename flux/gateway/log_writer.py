@@ -7,7 +7,6 @@ one owns, and leaves the rest alone; if the lock should fail, as on some network
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -20,6 +19,7 @@ from flux.errors import FluxError, QueryFailed
 from flux.eventlog.log_owner import LogLimits, LogOwner, PushTicket
 from flux.eventlog.log_store import open_log
 from flux.eventlog.records import PushName
+from flux.gateway.problems import described
 from flux.vault.location import Folder, Place
 
 logger = logging.getLogger("flux.gateway")
@@ -101,7 +101,8 @@ class LogWriter:
         done: Future[PushTicket] = Future()
         with self._changed:
             if self.error is not None or self._closed:
-                raise NotStored(f"{self._where} has lost its owner here: {self.error or 'the gateway stops'}")
+                reason = "the gateway stops" if self.error is None else described(self.error)
+                raise NotStored(f"{self._where} has lost its owner here: {reason}") from self.error
             ticket = self._log.offer(rows, count, name, self._now_us())
             if ticket.durable:
                 done.set_result(ticket)
@@ -181,11 +182,6 @@ class LogWriter:
             self.error = error
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            future.set_exception(NotStored(f"{self._where}: {described(error)}. The push may be on disk or not"))
-
-
-def described(error: Exception) -> str:
-    """Return a failure in words of the disk."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "the disk of the location is full"
-    return str(error)
+            failed = NotStored(f"{self._where}: {described(error)}. The push may be on disk or not")
+            failed.__cause__ = error
+            future.set_exception(failed)

@@ -34,7 +34,7 @@ GOOD: dict[type[Action], dict[int, type[msgspec.Struct] | None]] = {
     RemoveStream: {204: None},
     PushEvents: {200: PushAnswer},
 }
-_ANY = ("malformed", "wrong_method", "internal", "not_stored", "busy", "too_large", "slow_body")
+_ANY = ("malformed", "wrong_method", "internal", "not_stored", "busy", "too_large", "slow_head", "slow_body")
 _OF_TOKENS = ("no_token", "unknown_token", "no_right")
 #: By action, the problems that it may have besides those that all have.
 PROBLEMS: dict[type[Action], tuple[str, ...]] = {

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import logging
+import os
+import time
 from dataclasses import dataclass, field
+
+from flux.errors import QueryFailed
+from flux.vault.directory_store import LocationGone, TakenOver
+
+logger = logging.getLogger("flux.gateway")
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,7 @@ KINDS = {
         ProblemKind(404, "no_such_path", "GET /v1/openapi.json lists all paths."),
         ProblemKind(404, "no_such_stream", "GET /v1/streams lists the streams; POST /v1/streams registers one."),
         ProblemKind(405, "wrong_method", "GET /v1/openapi.json lists the methods of each path."),
+        ProblemKind(408, "slow_head", "Send the head of a request at once; proxies and clients do."),
         ProblemKind(408, "slow_body", "Send the body faster, or in smaller requests. Nothing of it is kept."),
         ProblemKind(409, "stream_exists", "Use another name, or remove the stream first."),
         ProblemKind(409, "has_readers", "Stop the queries that read it, or remove it with ?cascade=true."),
@@ -58,6 +69,8 @@ class Problem(Exception):
     column: str | None = None
     #: The address of the gateway that owns the log.
     gateway: str | None = None
+    #: The id of a failure, under which the log of the gateway has its reason.
+    failure: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -66,6 +79,56 @@ class Problem(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+_FULL, _READ_ONLY = "the disk of the location is full", "the location cannot be written"
+_GONE = "the location, or a part of it, is gone"
+#: By the error of the system, the words for clients. Its own have paths.
+_DISK = {
+    errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, errno.EROFS: _READ_ONLY, errno.EACCES: _READ_ONLY, errno.EPERM: _READ_ONLY,
+    errno.ENOENT: _GONE, errno.ENOTDIR: _GONE,
+}  # fmt: skip
+#: Seconds for which a failure that comes again is not logged again, and the most failures that are known.
+_QUIET_S, _FAILURES_MAX = 10.0, 1000
+_salt = os.urandom(16)
+_logged: dict[str, float] = {}
+
+
+def described(error: BaseException) -> str:
+    """Return a failure in words for clients, which name no path."""
+    if isinstance(error, OSError):
+        return _DISK.get(error.errno or 0, "the location cannot be used")
+    if isinstance(error, TakenOver):
+        return "another gateway has taken over the log"
+    if isinstance(error, LocationGone):
+        return _GONE
+    if isinstance(error, QueryFailed):
+        return "something at the location cannot be read, or belongs to another program by now"
+    return "the gateway has failed"
+
+
+def failure_of(error: BaseException, where: str) -> str:
+    """Log an error, at most every ten seconds, and return the id under which the log has it."""
+    text = f"{where}: {type(error).__name__}: {error}"
+    id_ = hashlib.blake2s(text.encode(), key=_salt, digest_size=4).hexdigest()
+    now = time.monotonic()
+    if now - _logged.get(id_, -_QUIET_S) >= _QUIET_S:
+        if len(_logged) >= _FAILURES_MAX:
+            _logged.clear()
+        _logged[id_] = now
+        expected = isinstance(error, OSError | QueryFailed)
+        logger.log(
+            logging.WARNING if expected else logging.ERROR, "failure %s: %s", id_, text,
+            exc_info=None if expected else error,
+        )  # fmt: skip
+    return id_
+
+
+def unstored(error: BaseException, where: str, message: str = "") -> Problem:
+    """Return the problem of a failure of the location: the client gets words without paths, and an id."""
+    return Problem(
+        "not_stored", message or described(error), failure=failure_of(error, where), headers={"Retry-After": "1"}
+    )
 
 
 def busy(message: str, after_s: int = 1) -> Problem:

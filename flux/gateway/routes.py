@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flux.eventlog.records import PushName
 from flux.gateway.problems import Problem
@@ -25,6 +26,7 @@ DIRECT_HEADER = "flux-direct"
 NAME_MAX = 200
 _NUMBER_MAX = 1 << 62
 _NUMBER = re.compile(r"[0-9]{1,19}")
+_UNNAMED = PushName()
 _STREAM = re.compile(r"/v1/streams/([^/]+)(/events)?")
 
 
@@ -40,67 +42,60 @@ class HttpRequest:
 
 
 @dataclass(frozen=True)
-class Health:
+class Action:
+    """A request as the gateway carries it out. The docstring of a subclass is its summary in the OpenAPI document."""
+
+    #: The stream that it is about; "": none.
+    stream: str = ""
+    #: The right that its token needs, on the stream if there is one; "": it needs no token.
+    right: ClassVar[str] = ""
+
+
+class Health(Action):
     """Tell that the gateway answers."""
 
-    right = ""
-    stream = ""
 
-
-@dataclass(frozen=True)
-class Describe:
+class Describe(Action):
     """Give the OpenAPI document."""
 
-    right = ""
-    stream = ""
 
-
-@dataclass(frozen=True)
-class ListStreams:
+class ListStreams(Action):
     """List the streams that the token may see."""
 
     right = "read"
-    stream = ""
 
 
-@dataclass(frozen=True)
-class ShowStream:
+class ShowStream(Action):
     """Describe a stream."""
 
-    stream: str
     right = "read"
 
 
-@dataclass(frozen=True)
-class RegisterStream:
+class RegisterStream(Action):
     """Register a stream, as the body says."""
 
     right = "admin"
-    stream = ""
 
 
 @dataclass(frozen=True)
-class RemoveStream:
+class RemoveStream(Action):
     """Remove a stream, with queries that read it if ``cascade``."""
 
-    stream: str
     cascade: bool = False
     right = "admin"
 
 
 @dataclass(frozen=True)
-class PushEvents:
+class PushEvents(Action):
     """Store the events of the body."""
 
-    stream: str
     #: Kind of the body ("lines", "array", "csv" or "arrow"), and its encoding.
-    kind: str
-    encoding: str
-    name: PushName
+    kind: str = "lines"
+    encoding: str = "identity"
+    name: PushName = _UNNAMED
     right = "push"
 
 
-Action = Health | Describe | ListStreams | ShowStream | RegisterStream | RemoveStream | PushEvents
 #: Methods of each path, as in the OpenAPI document.
 METHODS: dict[str, dict[str, type[Action]]] = {
     "/v1/health": {"GET": Health},
@@ -127,7 +122,7 @@ def action_of(request: HttpRequest) -> Action:
         return PushEvents(stream, _content(request.headers), _encoding(request.headers), push_name(request.headers))
     if kind is RemoveStream:
         return RemoveStream(stream, _cascade(request.query))
-    return ShowStream(stream) if kind is ShowStream else kind()  # type: ignore[call-arg]
+    return kind(stream)
 
 
 def _template(path: str) -> tuple[str, str]:

@@ -55,6 +55,7 @@ def run(location: str, http: HttpOptions) -> None:
     except ModuleNotFoundError as error:
         raise UsageError("a gateway needs more packages: pip install 'flux-exchange[serve]'") from error
     from flux.gateway.app import application
+    from flux.gateway.connections import bounds
     from flux.gateway.gateway import Gateway
     from flux.gateway.openapi import document
 
@@ -73,7 +74,7 @@ def run(location: str, http: HttpOptions) -> None:
     verify: Any = True if http.trust is None else ssl.create_default_context(cafile=str(http.trust))
     config = uvicorn.Config(
         application(Gateway(place, address, document=document), verify), http.host, http.port, log_level="warning",
-        timeout_graceful_shutdown=STOP_S, server_header=False, **tls,
+        timeout_graceful_shutdown=STOP_S, server_header=False, **bounds(), **tls,
     )  # fmt: skip
     print(f"flux: gateway of {place} at {address}", file=sys.stderr, flush=True)
     uvicorn.Server(config).run()

@@ -16,23 +16,28 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.serve import free_port
 from flux.gateway.app import application
+from flux.gateway.connections import HEAD_S, bounds
 from flux.gateway.gateway import Gateway
 from flux.gateway.openapi import document
 from flux.vault.location import Folder
 
 
 class LiveGateway:
-    """A gateway in a thread. ``tls``: files with a certificate and its key; the certificate is trusted, too."""
+    """A gateway in a thread. ``tls``: files with a certificate and its key; the certificate is trusted, too. ``most`` and
+    ``head_s`` are the bounds of its connections."""
 
-    def __init__(self, folder: Path, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self, folder: Path, tls: tuple[Path, Path] | None = None, most: int | None = None, head_s: float = HEAD_S
+    ) -> None:
         folder.chmod(0o700)
         self.port = free_port()
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
         verify = ssl.create_default_context(cafile=str(tls[0])) if tls else True
         files = {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])} if tls else {}
+        options = {**bounds(most, head_s), **files}
         app = application(Gateway(Folder(folder), self.url, document=document), verify)
         self._server = uvicorn.Server(
-            uvicorn.Config(app, "127.0.0.1", self.port, log_level="error", timeout_graceful_shutdown=5, **files)  # type: ignore[arg-type]
+            uvicorn.Config(app, "127.0.0.1", self.port, log_level="error", timeout_graceful_shutdown=5, **options)
         )
         self._thread = threading.Thread(target=self._server.run, name="gateway", daemon=True)
         self._thread.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import decimal
+import errno
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from flux.gateway.bodies import text_bytes
 from flux.gateway.problems import Problem
+from flux.vault.directory_store import Directory
 from tests.flux.gateways import HeldClient, problem
 
 
@@ -145,6 +148,25 @@ def test_an_unreadable_document_is_answered_without_its_path(client: HeldClient,
     assert problem(answer) == (503, "not_stored")
     assert answer.headers["retry-after"] == "1"
     assert str(tmp_path) not in answer.text
+
+
+def test_a_failure_of_the_disk_is_answered_with_an_id_and_the_log_has_its_path(
+    client: HeldClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.register()
+
+    def broken(_: Directory) -> None:
+        raise OSError(errno.EIO, "broken", str(tmp_path / "log"))
+
+    monkeypatch.setattr(Directory, "sync", broken)
+    with caplog.at_level(logging.WARNING, "flux.gateway"):
+        found = [client.push(b'{"user": 1}') for _ in range(2)]
+    assert [problem(answer) for answer in found] == [(503, "not_stored")] * 2
+    assert not any(str(tmp_path) in answer.text for answer in found)
+    logged = [record.getMessage() for record in caplog.records]
+    for id_ in {answer.json()["error"]["failure"] for answer in found}:
+        (line,) = [line for line in logged if line.startswith(f"failure {id_}: ")]
+        assert str(tmp_path) in line
 
 
 @pytest.mark.parametrize(

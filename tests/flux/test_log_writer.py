@@ -89,7 +89,7 @@ def test_pushes_that_wait_when_the_disk_fails_all_hear_of_it(tmp_path: Path, mon
     pending = [owner.offer(memoryview(b"x"), 1, PushName()) for _ in range(10)]
     gate.set()
     for each in pending:
-        with pytest.raises(NotStored, match=r"the disk is broken\. The push may be on disk or not"):
+        with pytest.raises(NotStored, match=r"the location cannot be used\. The push may be on disk or not"):
             each.result(30)
     with pytest.raises(NotStored, match="has lost its owner here"):
         owner.offer(memoryview(b"x"), 1, PushName())
