@@ -30,6 +30,7 @@ from flux.errors import FluxError, ProtocolError, QueryFailed, QueryTimeout, Usa
 from flux.operators.user_code import described
 from flux.shell.lifeline import Lifelines
 from flux.shell.process import Rendezvous
+from flux.shell.threads import Bell
 from flux.shell.transport import Keys, Port, Sockets
 from flux.wire.codec import decode_report
 from flux.wire.frames import HEADER_BYTES_MAX, encode
@@ -39,7 +40,7 @@ log = logging.getLogger("flux")
 
 #: The longest report, with its seal.
 REPORT_BYTES_MAX = HEADER_BYTES_MAX + 1024
-#: The longest time before the controller's thread notices a call of another thread.
+#: The longest time between two looks of the controller's thread at lifelines and clocks.
 COMMAND_S = 0.01
 #: Progress reports that are kept, as many as a StreamingQuery keeps by default.
 PROGRESS_KEPT = 100
@@ -101,6 +102,7 @@ class Server:
         self.explain: Callable[[FluxError], FluxError] = lambda error: error
         self._service = Service(self.core, about, lambda: self.progress[-1] if self.progress else None)
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
+        self._bell = Bell()  # rings for each command
         self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
         self._keep: Callable[[VersionToKeep], None] | None = None
         self._close = threading.Event()
@@ -148,11 +150,11 @@ class Server:
             self._report.micro_batches_applied(source, watermark, late)
             return []
 
-        self._commands.put(note)
+        self._post(note)
 
     def edge_watermark(self, edge: int, watermark: int) -> None:
         """Note the watermark of an edge from micro-batches."""
-        self._commands.put(lambda: self.core.driver.on_edge_watermark(edge, watermark))
+        self._post(lambda: self.core.driver.on_edge_watermark(edge, watermark))
 
     def warn(self, text: str) -> None:
         """Note a warning of the driver, for the history and reports."""
@@ -161,19 +163,24 @@ class Server:
             self.core.board.note(text, time.monotonic())
             return []
 
-        self._commands.put(note)
+        self._post(note)
 
     def edge_complete(self, edge: int, producers: list[int]) -> None:
-        self._commands.put(lambda: self.core.driver.on_edge_complete(edge, producers))
+        self._post(lambda: self.core.driver.on_edge_complete(edge, producers))
 
     def job_failed(self, what: str, reason: str) -> None:
-        self._commands.put(lambda: self.core.driver.on_job_failed(what, reason))
+        self._post(lambda: self.core.driver.on_job_failed(what, reason))
 
     def tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> None:
-        self._commands.put(lambda: self.core.driver.on_tasks_ended(slots, what, reason))
+        self._post(lambda: self.core.driver.on_tasks_ended(slots, what, reason))
 
     def stop(self) -> None:
-        self._commands.put(lambda: self.core.driver.on_pause(time.monotonic()))
+        self._post(lambda: self.core.driver.on_pause(time.monotonic()))
+
+    def _post(self, command: Callable[[], list[Tell]]) -> None:
+        """Have the controller's thread make a call, at once if it waits."""
+        self._commands.put(command)
+        self._bell.ring()
 
     def look(self, at: Callable[[], T]) -> T:
         """Make a call in the controller's thread, and return its result or raise its FluxError. No other thread may use the
@@ -201,7 +208,7 @@ class Server:
             done.set_result(result)
             return effects
 
-        self._commands.put(command)
+        self._post(command)
         end = time.monotonic() + ANSWER_S
         while not wait([done], ALIVE_EVERY_S).done:
             if not self._thread.is_alive() and not done.done():
@@ -295,11 +302,12 @@ class Server:
             self.core.plans.kept(version, time.monotonic(), error)
             return self.core.board.take()
 
-        self._commands.put(note)
+        self._post(note)
 
     def close(self, timeout: float) -> bool:
         """End the thread and its sockets. Return True if it has ended in time."""
         self._close.set()
+        self._bell.ring()
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -311,6 +319,7 @@ class Server:
                 port = sockets.port(self._host, REPORT_BYTES_MAX, sealed=True)
                 lifelines = Lifelines(self._host, self._plan.secret)
                 self._service.open(sockets, self._keys, port.endpoint)
+                sockets.add(self._bell)
             except Exception as error:
                 self._bound.put(error)
                 return
@@ -333,6 +342,7 @@ class Server:
             if lifelines is not None:
                 lifelines.close()
             sockets.close()
+            self._bell.close()
 
     def _failed(self, port: Port, error: Exception) -> None:
         """End the query with a defect of Flux or of a policy. Without a controller the query would seem to run well until a
@@ -363,6 +373,7 @@ class Server:
             self._tell(port, self.core.on_reset(worker))
         for worker, pulse in lifelines.pulses():
             self._tell(port, self.core.on_pulse(worker, pulse, time.monotonic()))
+        self._bell.clear()
         while not self._commands.empty():
             self._tell(port, self._commands.get()())
         self._tell(port, self.core.on_tick(time.monotonic()))

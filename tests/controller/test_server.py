@@ -12,6 +12,7 @@ import pytest
 from harness import LIMIT_S, Rows, ThreadQuery, dataframe
 
 import flux
+from controller import server
 from controller.operate.requests import GetPartitions, GetStatus, Partitions, SetWorkers, Status
 from flux.errors import QueryFailed, UsageError
 
@@ -27,6 +28,20 @@ class Count(flux.Aggregate):
 def query() -> Iterator[ThreadQuery]:
     with ThreadQuery(Rows().stage(Count(dataframe(SCHEMA))), operate=False) as query:
         yield query.started()
+
+
+def test_a_call_of_another_thread_is_made_at_once_though_nothing_else_happens(
+    query: ThreadQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = server.Server(query.plan, 1, "127.0.0.1", None, "alone", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "COMMAND_S", 20.0)
+        alone.start()
+        began = time.monotonic()
+        assert alone.look(lambda: 3) == 3
+        assert time.monotonic() - began < 10
+    alone.stop()
+    assert alone.close(LIMIT_S)
 
 
 @pytest.mark.parametrize("where", ["on_tick", "on_report", "report"])
