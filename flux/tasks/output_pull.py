@@ -30,6 +30,10 @@ TABLE_EVERY_S = 0.1
 OVER_EVERY_S = 0.5
 
 
+class StageRemoved(QueryFailed):
+    """The removal of a stage whose output is being read."""
+
+
 class PullQuestion(NamedTuple):
     """A question to send to the data port of a worker."""
 
@@ -162,6 +166,11 @@ class OutputPull:
         return True
 
     def on_table(self, table: Table) -> None:
+        """Take the newest table. StageRemoved: the query has no such stage any more, and so no output of it."""
+        if not any(table.stages[self._stage : self._stage + 1]):
+            raise StageRemoved(
+                "the stage whose output is read was removed from the query, or has failed: see flux plan"
+            )
         if self._table is None or table.epoch >= self._table.epoch:
             self._table, self._stale = table, False
 

@@ -20,10 +20,11 @@ from pyspark.sql import SparkSession
 from controller.decide.plan_changes import PlanHasChanged
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow, Stage
+from flux.dataflow.plan import StagePlan
 from flux.dataflow.plan_change import encode_change, texts_of
 from flux.dataflow.sink import FlowTo
 from flux.dataflow.source import Source
-from flux.errors import FluxError, QueryTimeout, UsageError
+from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
 from flux.operators.user_code import described
 from spark_integration.growing.added_flows import added_sources, checked_addition
 from spark_integration.growing.imported_files import check_unchanged, note_imported
@@ -100,6 +101,13 @@ class GrowingQuery(Operations):
         """Accept no more additions, so that the query finishes as soon as all its input has ended. Without it, a query that has
         been added to waits with that for the time of a progress report."""
         self._server.seal()
+
+    def failure_of(self, stage: StagePlan) -> QueryFailed | None:
+        """Return the error of a stage that has failed while the query goes on; None: it runs, or was removed."""
+        failed = self._server.look(lambda: self._server.core.plans.failed.get(stage.name))
+        if failed is None or failed.stage != stage.id:
+            return None
+        return QueryFailed(f"stage {stage.name} has failed: {failed.error}")
 
     def _add_named(self, target: str) -> None:
         """Add the flows of ``module:name``, for the command line."""

@@ -17,7 +17,7 @@ from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
 from flux.operators.user_code import text_of
 from flux.shell.output_loops import Puller
 from flux.shell.process import Stopped
-from flux.tasks.output_pull import OutputPull, OutputSurvey
+from flux.tasks.output_pull import OutputPull, OutputSurvey, StageRemoved
 from spark_integration.schema import for_spark
 from spark_integration.session import session_stopped
 from spark_integration.tasks.entry_points import egress_function
@@ -179,8 +179,8 @@ class OpenIterators:
 
 class QueryRows(Iterator[pa.RecordBatch]):
     """Batches of the output, in order within each partition. The iterator ends when all has been read, or when the query is
-    stopped; it raises the query's error. A batch counts as read when it has been handed out: an iterator that is opened
-    after ``close`` begins behind it. To be used by one thread at a time."""
+    stopped or the stage removed. It raises the error of the query, or of a stage that has failed. A batch counts as read when it
+    has been handed out: an iterator that is opened after ``close`` begins behind it. To be used by one thread at a time."""
 
     def __init__(
         self, outputs: OpenIterators, query: Query, stage: StagePlan, through: dict[int, int] | None, over: bool
@@ -223,6 +223,9 @@ class QueryRows(Iterator[pa.RecordBatch]):
         except Stopped:
             self._query.wait_for_end()
             if (error := self._query.exception()) is not None:
+                raise error from None
+        except StageRemoved:
+            if (error := self._query.failure_of(self._stage)) is not None:
                 raise error from None
         return None
 

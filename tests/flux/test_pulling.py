@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flux.errors import ProtocolError, QueryFailed
-from flux.tasks.output_pull import OVER_EVERY_S, PATIENCE_S, TABLE_EVERY_S, OutputPull, OutputSurvey
+from flux.tasks.output_pull import OVER_EVERY_S, PATIENCE_S, TABLE_EVERY_S, OutputPull, OutputSurvey, StageRemoved
 from flux.wire.messages import Pull, Pulled
 from partitioning.table import ReplicaAt, Table
 
@@ -52,6 +52,15 @@ def test_it_asks_for_the_table_first_and_no_more_often_than_it_may() -> None:
     pulling.on_table(table(1, 7))
     assert not pulling.wants_table(9.0)
     assert asked(pulling, 9.0) == [("tcp://7", Pull(STAGE, 0, 0, 0, LOTS, True))]
+
+
+def test_the_removal_of_its_stage_is_told_and_not_waited_for() -> None:
+    pulling = reading()
+    assert len(asked(pulling, 0.0)) == 1
+    for stages in ((), ((),), ((), ())):
+        with pytest.raises(StageRemoved, match="was removed from the query, or has failed"):
+            pulling.on_table(Table(epoch=2, stages=stages, sources=(), endpoints={}))
+    assert pulling.endpoint(0) == "tcp://7", "the last acknowledgement goes where the stage was"
 
 
 def test_it_asks_one_question_at_a_time_and_goes_on_behind_the_answer() -> None:

@@ -90,6 +90,19 @@ def add_while_an_executor_dies(query: Any, *flows: Any) -> None:
     until(lambda: query.is_whole() and len(query.members()) == 4, "all copies are there again")
 
 
+def assert_the_iterator_over_an_added_output_ends_with_its_stage(query: Any) -> None:
+    query.add(flux.stage(name="Shown", partitions=1)(lambda batch: batch)(query["Seen"]).to_readers(), timeout=WAIT_S)
+    batches = query.rows("Shown")
+    assert next(batches).num_rows > 0
+    query.remove("Shown", timeout=WAIT_S)
+    ended = threading.Thread(target=lambda: list(batches), daemon=True)
+    ended.start()
+    ended.join(WAIT_S)
+    assert not ended.is_alive(), "the iterator waits for a stage that is gone"
+    with pytest.raises(flux.UsageError, match="keeps no output for readers"):
+        query.rows("Shown")
+
+
 def test_stages_are_added_exactly_while_executors_are_killed(cluster: Any, tmp_path: Path) -> None:
     gate, begun = tmp_path / "rounds", time.time()
 
@@ -113,6 +126,7 @@ def test_stages_are_added_exactly_while_executors_are_killed(cluster: Any, tmp_p
         query.remove("Gone", timeout=WAIT_S)  # with the stage that writes its files
         with pytest.raises(flux.UsageError, match="no stage 'Gone'"):
             query["Gone"]
+        assert_the_iterator_over_an_added_output_ends_with_its_stage(query)
         rounds = tell(gate, begun)
         for folder, keys in (("all", KEYS * PARTITIONS), ("even", KEYS * PARTITIONS // 2)):
             until(lambda folder=folder, keys=keys: ends(tmp_path / folder) == [rounds - 1] * keys, f"all of {folder}")
