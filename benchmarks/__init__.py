@@ -11,6 +11,7 @@ paths           Links that stand still now and then: the age of rows by the way 
 window_gaps     Gaps in the results of windows when executors are killed, with and without an order of steps
 failover        Faults, seen from outside: gaps, old rows, and the time to full replication
 move            Moves of partitions, seen from outside, while rows flow
+grow            A plan that grows: additions, the quiet of other stages meanwhile, and many stages in one plan
 skew            Uneven load, with static placement and with load balance
 techniques      Costs of each recovery technique without faults, and its gain when an executor is killed
 restart         Time until a query goes on after driver, executors and workers were killed at once

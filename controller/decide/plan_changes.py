@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -119,6 +119,8 @@ class PlanVersion:
     at: float
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    #: Seconds from the table that named it until all processes followed that table.
+    followed_s: float = 0.0
 
 
 class PlanChanges:
@@ -300,8 +302,9 @@ class PlanChanges:
         if asked.phase == PlanPhase.LISTED:
             if board.table is None or not board.is_confirmed(asked.epoch):
                 return False
+            listed_at = asked.at
             asked.on(PlanEvent.SEEN, now)
-            self._over(asked, now)
+            self._over(asked, now - listed_at, now)
             return True
         if asked.phase in (PlanPhase.STORING, PlanPhase.TOLD) and board.phase != QueryPhase.RUNNING:
             return self._refuse(asked, f"the query is {board.phase}", now)
@@ -433,14 +436,13 @@ class PlanChanges:
 
     # ---- the end of a change
 
-    def _over(self, asked: PlanRequest, now: float) -> None:
+    def _over(self, asked: PlanRequest, followed_s: float, now: float) -> None:
         board = self._board
         self.current, self.quiet_since = None, now
-        version = self.versions[-1]
         event = board.note(
             f"version {asked.version}: {asked.what}", now, "plan", asked.request, seconds=now - asked.since
         )
-        self.versions[-1] = PlanVersion(version.version, event.at, version.added, version.removed)
+        self.versions[-1] = replace(self.versions[-1], at=event.at, followed_s=followed_s)
 
     def _too_late(self, asked: PlanRequest, limit: float, now: float) -> bool:
         if asked.phase == PlanPhase.TOLD:

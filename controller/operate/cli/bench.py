@@ -487,6 +487,26 @@ def availability(
 
 
 @bench.command()
+def grow(
+    rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 100_000,
+    stages: Annotated[
+        int, typer.Option(min=0, max=5_000, help="Stages of the plan in the second part; 0: no second part.")
+    ] = 300,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="Time with an addition each second, and time without before.")
+    ] = 60,
+    replicas: Replicas = 2,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Additions to a running query: until they are confirmed, until the first row, other stages meanwhile, many stages."""
+    from benchmarks import grow as benchmark
+
+    console = _prepare(as_json, out)
+    _finish(benchmark.run(rate, stages, seconds, replicas, console), console, as_json, out)
+
+
+@bench.command()
 def paths(
     feeds: Annotated[
         str,
