@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-windows run-silent run-postgres run-grow test test-long test-kafka kafka sim seeds soak soak-windows every-run oldest lint micro docs setup clean
+.PHONY: run run-kafka run-windows run-silent run-postgres run-grow test test-long test-kafka kafka sim seeds soak soak-windows soak-growing every-run oldest lint micro docs setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -64,6 +64,11 @@ soak: setup
 # memory stays flat.
 soak-windows: setup
 	@PYTHONPATH=. $(BIN)/python tests/spark/soak_windows.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SPEED),--speed $(SPEED))
+
+# 200 additions to a running query and as many removals, 50 kills of an executor among them, about half an hour;
+# make soak-growing TIMES=20 KILLS=5 SEED=7.
+soak-growing: setup
+	@PYTHONPATH=. $(BIN)/python tests/spark/soak_growing.py $(if $(TIMES),--times $(TIMES)) $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(if $(RATE),--rate $(RATE))
 
 # One program of windows, sessions, late rows, joins, ranks and deduplication, ten times under other faults, which gives the same
 # each time; about ten minutes;
