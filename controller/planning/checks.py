@@ -85,13 +85,18 @@ def _gives_at_the_end(stage: StagePlan) -> bool:
 
 def check_taken(plan: Plan, of: Container[int] | None = None) -> None:
     """Check that output is taken. UsageError: a stage gives rows at the end of the flow, and no sink takes them. ``of``: the
-    stages in question; None: all."""
+    stages of an addition; None: all stages, before the start."""
     for stage in plan.terminal:
         if stage.output_schema is not None and stage.sink is None and (of is None or stage.id in of):
+            kept = (
+                " before start(), or start it with keep_output=True for query.toDF(), where the input ends. keep_output=False "
+                "throws the rows away"
+                if of is None
+                else ". toDF() and keep_output are for flows that are there from the start"
+            )
             raise UsageError(
                 f"stage {stage.name} gives rows ({', '.join(stage.output_schema.names)}) that nothing takes: end the flow in "
-                "to_parquet(path), to_kafka(topic, servers), foreach_batch(function), to(sink) or to_readers() before start(), "
-                "or start it with keep_output=True for query.toDF(), where the input ends. keep_output=False throws the rows away"
+                f"to_parquet(path), to_kafka(topic, servers), foreach_batch(function), to(sink) or to_readers(){kept}"
             )
 
 

@@ -204,6 +204,40 @@ def test_parts_that_were_removed_from_outside_are_not_there_any_more() -> None:
     assert (query._plan.version, query._plan.stages[2].name) == (3, "Alarm")
 
 
+def circle(query: Growing) -> Any:
+    first = alarm(query["Totals"])
+    second = flux.stage(name="Second", partitions=1)(lambda batch: batch)(first)
+    first.connect(second)
+    return second.to(Shown())
+
+
+def of_another_query(query: Growing) -> Any:
+    other = Growing(
+        compiled_plan([Totals(flights()).to(Shown())], Settings.of(), Resolvers(lambda s: s), "other", SECRET)
+    )
+    return alarm(other["Totals"]).to(Shown())
+
+
+def of_a_removed_stage(query: Growing) -> Any:
+    query.add(alarm(query["Totals"]).to(Shown()))
+    handle = query["Alarm"]
+    query.remove("Alarm")
+    query.stub.asked.clear()
+    return alarm(handle).withStage(name="Behind").to(Shown())
+
+
+def of_a_dataframe_that_is_read(query: Growing) -> Any:
+    query.add(alarm(DataFrameSource("DataFrame", ROWS)).to(Shown()))
+    query.stub.asked.clear()
+    return alarm(query.source("DataFrame")).withStage(name="Behind").to(Shown())
+
+
+def wide(query: Growing) -> Any:
+    """Four edges of 4096 streams each: more than 256 MB of log of each of three workers have 64 KB for."""
+    first = alarm(query["Totals"]).withStage(partitions=4096, name="First")
+    return tuple(alarm(first).withStage(name=f"Last{number}").to(Shown()) for number in range(4))
+
+
 def unpicklable(query: Growing) -> Any:
     lock = threading.Lock()
     return flux.stage(name="Locked")(lambda batch: (lock, batch)[1])(query["Totals"]).to(Shown())
@@ -213,6 +247,16 @@ def unpicklable(query: Growing) -> Any:
     ("make", "said"),
     [
         (lambda query: None, "expected a flow"),
+        (lambda query: alarm(query["Totals"]), r"nothing takes: .* or to_readers\(\)\. toDF\(\) and keep_output are for flows"),
+        (lambda query: Totals(flights("other")).to(Shown()), "a stage of that name runs"),
+        (lambda query: query["Totals"], "nothing takes|nothing is added"),
+        (lambda query: flux.stage(key="nope", name="K")(lambda b: b)(query["Totals"]).to(Shown()), "'nope'"),
+        (lambda query: Totals(alarm(query["Totals"])).withStage(name="Again").to(Shown()), "counted again"),
+        (circle, "has a cycle"),
+        (of_another_query, r"is of query other, .* parts of one query"),
+        (of_a_removed_stage, "Alarm has been removed from the query"),
+        (of_a_dataframe_that_is_read, "give the stage the DataFrame itself, and a Spark job of its own reads it"),
+        (wide, r"of log each, and .* left: remove other stages, use fewer partitions, or start the query with a larger"),
         (unpicklable, "stage Locked cannot be sent to the executors"),
         (lambda query: alarm(StreamSource("clicks", ROWS)).to(Shown()), "source clicks is micro-batches"),
         (lambda query: alarm(query.source("flights")).to(Shown()), "source flights runs, and a stage cannot begin"),
@@ -224,8 +268,13 @@ def test_mistakes_are_found_before_the_controller_hears_of_them(make: Any, said:
     if not said:
         query.stub.core.places.wanted = 2
         said = "stage T wants replicas=3"
+
+    def add() -> None:
+        flows = make(query)
+        query.add(*flows if isinstance(flows, tuple) else (flows,))
+
     with pytest.raises(flux.FluxError, match=said):
-        query.add(make(query))
+        add()
     assert query.stub.asked == []
 
 
