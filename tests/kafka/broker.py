@@ -41,8 +41,8 @@ PROPERTIES = f"""
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{{controller}}
-listeners=OPEN://127.0.0.1:{{port}},SECURE://localhost:{{secure}},CONTROLLER://127.0.0.1:{{controller}}
-advertised.listeners=OPEN://127.0.0.1:{{port}},SECURE://localhost:{{secure}}
+listeners=OPEN://{{host}}:{{port}},SECURE://localhost:{{secure}},CONTROLLER://127.0.0.1:{{controller}}
+advertised.listeners=OPEN://{{host}}:{{port}},SECURE://localhost:{{secure}}
 listener.security.protocol.map=OPEN:PLAINTEXT,SECURE:SASL_SSL,CONTROLLER:PLAINTEXT
 inter.broker.listener.name=OPEN
 controller.listener.names=CONTROLLER
@@ -136,10 +136,10 @@ def free_ports(count: int) -> list[int]:
 class Broker:
     """``address``: of the open door. ``secure``: of the other, ``certificate``: the file that a client checks it with.
 
-    quick: starts sooner, and is slower then."""
+    quick: starts sooner, and is slower then. host: the address of the open door."""
 
-    def __init__(self, port: int = 0, heap: str = "512m", quick: bool = False) -> None:
-        self._port, self._heap, self._quick = port, heap, quick
+    def __init__(self, port: int = 0, heap: str = "512m", quick: bool = False, host: str = "127.0.0.1") -> None:
+        self._port, self._heap, self._quick, self._host = port, heap, quick, host
         self.address = self.secure = ""
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -148,14 +148,19 @@ class Broker:
         self._folder = Path(tempfile.mkdtemp(prefix="flux-kafka-"))
         port, secure, controller = free_ports(3)
         self._port = self._port or port
-        self.address, self.secure = f"127.0.0.1:{self._port}", f"localhost:{secure}"
+        self.address, self.secure = f"{self._host}:{self._port}", f"localhost:{secure}"
         self.certificate = self._folder / "broker.pem"
         try:
             keystore = self._certify()
             self._properties = self._folder / "server.properties"
             self._properties.write_text(
                 PROPERTIES.format(
-                    port=self._port, secure=secure, controller=controller, data=self._folder / "data", keystore=keystore
+                    host=self._host,
+                    port=self._port,
+                    secure=secure,
+                    controller=controller,
+                    data=self._folder / "data",
+                    keystore=keystore,
                 )
             )
             scram = f"SCRAM-SHA-256=[name={SCRAM_ADMIN},password={PASSWORD}]"
@@ -204,7 +209,7 @@ class Broker:
 
     def _open(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self._port), 0.2).close()
+            socket.create_connection((self._host, self._port), 0.2).close()
         except OSError:
             return False
         return True
