@@ -182,7 +182,7 @@ def _grow(
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {"workers": WORKERS, "balance_enabled": False, "progress_interval": "200ms"} | options
+    return {"workers": WORKERS, "balance_enabled": False} | options
 
 
 def _numbered(script: Script, replicas: int) -> Any:

@@ -459,7 +459,7 @@ class Server:
             if source in of_source and (shown := unread_files(files)):
                 of_source[source]["unreadFiles"] = shown
         self.progress.append(QueryProgress(report | core.report()))
-        self._service.observe()
+        self._service.on_report()
 
     @staticmethod
     def _tell(port: Port, effects: list[Tell]) -> None:

@@ -124,6 +124,15 @@ class Service:
         for event in events:
             self.metrics.note(event)
 
+    def on_report(self) -> None:
+        """Take the newest progress report. Metrics without a server are made only when a person asks: with many stages they take
+        the controller's thread for longer than the report itself."""
+        report = self._report()
+        if self._about.metrics:
+            self.observe()
+        elif report is not None:
+            self.metrics.count(report)
+
     def observe(self) -> None:
         """Renew the metrics that other threads and people see."""
         core = self._core

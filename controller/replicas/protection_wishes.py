@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from controller.replicas.kinds import counts, wanted
 from controller.text import technique
-from flux.dataflow.plan import Plan, StagePlan
+from flux.dataflow.plan import ById, Plan, StagePlan
 from partitioning.ids import ACTIVE
 from partitioning.table import ReplicaAt
 
@@ -73,13 +73,17 @@ class ProtectionWishes:
         here."""
         gone = [stage for stage in self.open if stage not in plan.stages]
         ended = [self.give_up(stage, "the stage was removed") for stage in gone]
-        stages = plan.stages
-        for wish in self.plan.stages:
-            if wish.id in stages:
-                stage = replace(stages[wish.id], replicas=wish.replicas, recovery=wish.recovery)
-                stages = stages.with_part(stage)
-        self.plan = replace(plan, stages=stages)
+        self.plan = replace(plan, stages=ById(map(self._wished, plan.stages)))
         return ended
+
+    def _wished(self, stage: StagePlan) -> StagePlan:
+        """Return a stage of another version of the plan with the replicas that it is to have."""
+        if stage.id not in self.plan.stages:
+            return stage
+        wish = self.plan.stages[stage.id]
+        if (wish.replicas, wish.recovery) == (stage.replicas, stage.recovery):
+            return stage
+        return replace(stage, replicas=wish.replicas, recovery=wish.recovery)
 
     def most(self, stage: StagePlan) -> int:
         """Return the number of replicas that a partition of the stage may have, not counting the target of a move."""

@@ -66,12 +66,17 @@ class TableIndex:
     def look(self, table: Table) -> TableIndex:
         """Follow a new table."""
         self.table = table
+        at: list[int] = []
+        changed: list[Replicas] = []
         for stage, rows in enumerate(table.stages):
             before, self._seen[stage] = self._seen[stage], rows
             if rows is before:
                 continue
-            changed = range(len(rows)) if before is None else differing(before, rows)
-            self._enter(np.fromiter(changed, np.int64) + self.starts[stage], [rows[number] for number in changed])
+            start = int(self.starts[stage])
+            for number in range(len(rows)) if before is None else differing(before, rows):
+                at.append(start + number)
+                changed.append(rows[number])
+        self._enter(np.array(at, np.int64), changed)
         return self
 
     def _enter(self, at: np.ndarray, rows: Sequence[Replicas]) -> None:

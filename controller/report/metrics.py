@@ -186,6 +186,14 @@ class Metrics(Collector):
     def happened(self, kind: str) -> int:
         return sum(count for known, count in self.events.items() if known.kind == kind)
 
+    def count(self, report: dict[str, Any]) -> None:
+        """Count the refusals of the workers in a progress report. Each report is counted, because a lost worker is in none of
+        the later ones."""
+        workers = report["workers"]
+        for worker in workers:
+            self._refusals.count(worker["id"], worker["counters"])
+        self._refusals.forget_all_but(worker["id"] for worker in workers)
+
     def observe(
         self,
         phase: str,
@@ -200,10 +208,8 @@ class Metrics(Collector):
         if report is None:
             self._snapshot = [self._of_phase(phase)]
             return
+        self.count(report)
         workers = report["workers"]
-        for worker in workers:
-            self._refusals.count(worker["id"], worker["counters"])
-        self._refusals.forget_all_but(worker["id"] for worker in workers)
         self._snapshot = [
             self._of_phase(phase),
             *self._of_query(report, moves_pending, refused),

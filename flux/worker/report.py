@@ -225,9 +225,15 @@ def _of_stages(core: WorkerCore) -> list[StageStatistics]:
     logged = dict.fromkeys((stage.id for stage in core.plan.stages), 0)  # bytes of the rows that each stage consumes
     for stream, producer in core.producers.items():
         logged[core.plan.edges[stream.edge].consumer] += producer.log.bytes
+    replicas: dict[int, dict[int, Replica]] = {}
+    for (of, partition), replica in core.replicas.items():
+        replicas.setdefault(of, {})[partition] = replica
+    standbys: dict[int, list[Standby]] = {}
+    for (of, _), follower in core.followers.items():
+        if isinstance(follower, Standby):
+            standbys.setdefault(of, []).append(follower)
     for stage in core.plan.stages:
-        mine = {partition: replica for (of, partition), replica in core.replicas.items() if of == stage.id}
-        kept = core.hosted.standbys_of(stage.id)
+        mine, kept = replicas.get(stage.id, {}), standbys.get(stage.id, [])
         exits = [replica.output.exit for replica in mine.values() if replica.output.exit is not None and replica.leads]
         found.append(
             {

@@ -14,6 +14,8 @@ import pytest
 from operated import ID, REPORT, FakeCore, plan_of
 from prometheus_client.parser import text_string_to_metric_families
 
+from controller.operate.request_handler import About
+from controller.operate.service import Service
 from controller.replicas.addition_tracker import Event
 from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
@@ -125,6 +127,20 @@ def test_counters_never_fall_although_workers_come_and_go() -> None:
     assert after["flux_duplicates_refused_total",] == before["flux_duplicates_refused_total",] + 1
     fallen = [key for key in before if key[0].endswith("_total") and key in after and after[key] < before[key]]
     assert fallen == []
+
+
+def test_metrics_that_are_not_served_are_made_when_a_person_asks_and_know_of_lost_workers() -> None:
+    reports = [copy.deepcopy(REPORT), copy.deepcopy(REPORT)]
+    lost = reports[1]["workers"].pop(0)
+    service = Service(FakeCore(), About(ID, None, "flights", 1, 0.0), lambda: reports[0])  # type: ignore[arg-type]
+    service.on_report()
+    assert service.metrics.collect() == []
+    del reports[0]
+    service.on_report()
+    said = samples(observed(service.metrics, reports[0]).text())
+    of_others = sum(worker["counters"].get("duplicate", 0) for worker in reports[0]["workers"])
+    assert said["flux_duplicates_refused_total",] == of_others + lost["counters"]["duplicate"]
+    assert lost["counters"]["duplicate"] > 0
 
 
 def test_before_the_first_report_the_phase_is_known_and_nothing_else() -> None:
