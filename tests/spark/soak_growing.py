@@ -116,6 +116,11 @@ def since(name: str) -> Any:
     return flux.stage(name=name, key="key", partitions=2, replicas=2, output_mode="update")(Since)
 
 
+def beside(folder: Path) -> Path:
+    """Return the folder of the first of two outputs of an addition."""
+    return folder.with_name(f"{folder.name}-first")
+
+
 def kept(flow: Any, folder: Path) -> Any:
     return flow.to_parquet(str(folder), roll_every="200ms")
 
@@ -140,13 +145,13 @@ class Soak:
         """Add a stage of the rows for which a condition holds, and a sink of them, in one step."""
         some = self.query["Counted"].where(f"key % 7 = {number % 7}")
         passed = flux.stage(name=f"Passed{number}", key="key", partitions=2, replicas=2)(passes)(some)
-        flows = kept(passed, folder / "first"), kept(since(f"Some{number}")(passed), folder)
+        flows = kept(passed, beside(folder)), kept(since(f"Some{number}")(passed), folder)
         return self.added(f"Passed{number}", folder, *flows)
 
     def one_behind_the_other(self, number: int, folder: Path) -> Addition:
         """Add a stage and, in a second step, one behind it."""
         passed = flux.stage(name=f"Passed{number}", key="key", partitions=2, replicas=2)(passes)(self.query["Counted"])
-        self.added(f"Passed{number}", folder, kept(passed, folder / "first"))
+        self.added(f"Passed{number}", folder, kept(passed, beside(folder)))
         behind = since(f"Behind{number}")(self.query[f"Passed{number}"])
         return self.added(f"Passed{number}", folder, kept(behind, folder))
 
@@ -159,7 +164,7 @@ class Soak:
 
     def added(self, name: str, folder: Path, *flows: Any) -> Addition:
         self.query.add(*flows, timeout=WAIT_S)
-        return Addition(name, (folder, *folder.glob("first")), self.begun)
+        return Addition(name, tuple(each for each in (folder, beside(folder)) if each.exists()), self.begun)
 
     def change(self, number: int) -> None:
         """Make an addition, and remove another one if there are many."""
