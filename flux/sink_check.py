@@ -512,18 +512,22 @@ class _TrialWriter:
         """Write batches ``first`` to ``end``, exclusive, that this life has not written yet."""
         first, end = max(first, self._written), min(end, len(self._batches))
         if joined and first < end:
-            self._write(first, end, pa.concat_batches(self._batches[first:end]))
+            self._write(first, end)
             return
         for at in range(first, end):
             if at >= self._written:
-                self._write(at, at + 1, self._batches[at])
+                self._write(at, at + 1)
 
-    def _write(self, at: int, end: int, batch: pa.RecordBatch) -> None:
-        trial, sink, position = self._trial, self._sink, Position(self._partition, at)
+    def _write(self, at: int, end: int) -> None:
+        """Write batches ``at`` to ``end``, exclusive: several joined."""
+        trial, sink = self._trial, self._sink
+        given = [(Position(self._partition, number), self._batches[number]) for number in range(at, end)]
+        position, batch = given[0]
         if trial.traits.sends_ahead:
-            self._send(batch, position)
+            self._send(batch if len(given) == 1 else pa.concat_batches([each for _, each in given]), position)
+        write = partial(sink.write, batch, position) if len(given) == 1 else partial(sink.write_joined, given)
         try:
-            lacks = trial.call(f"write() of batch {at}", lambda: sink.write(batch, position))
+            lacks = trial.call(f"write() of batch {at}", write)
         except ContractBroken:
             # A late write may have landed in between: a query asks again, and goes on behind it.
             found = None if trial.traits.committed_changes else self._committed()

@@ -100,8 +100,8 @@ class SinkTraits:
     committed_changes: bool = False
     #: The most bytes that ``write`` may leave unwritten (it has returned a sequence number): the replicas keep them.
     holds_bytes: int = 0
-    #: Batches that wait are given to ``write`` as one batch of up to this many bytes, under the position of the first; the result
-    #: None means that all of them are outside. 0: one at a time.
+    #: Batches that wait are given to ``write_joined``, up to this many bytes of them; the result None means that all of them are
+    #: outside. 0: one at a time.
     joins_bytes: int = 0
     #: Whether ``send`` may be called before ``write``. Then a write of output that is outside already must change nothing.
     sends_ahead: bool = False
@@ -165,6 +165,12 @@ class Sink:
         has already, perhaps from a primary that was given up, must change nothing. It may raise: ``committed`` is asked again a
         second later, and batches that have reached the outside meanwhile count as written."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, batch, position)")
+
+    def write_joined(self, batches: Sequence[tuple[Position, pa.RecordBatch]]) -> int | None:
+        """Bring several batches outside in one go; called in place of ``write`` where ``traits.joins_bytes`` is set and several
+        wait. Unless a sink defines it, they come to ``write`` as one batch under the position of the first. A sink that stores
+        positions with its rows defines it, or the next primary would not know of the others. Result and errors: see ``write``."""
+        return self.write(pa.concat_batches([batch for _, batch in batches]), batches[0][0])
 
     def tentative(self, batch: pa.RecordBatch, through: int) -> None:
         """Show results that may still change, because input is missing (``availability=``): those of event time before

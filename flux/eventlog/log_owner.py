@@ -266,6 +266,10 @@ class LogOwner:
             )
         return found
 
+    def newest_of(self, client: str) -> Stored | None:
+        """Return the newest request of a client; None: none has come."""
+        return self._clients.get(client)
+
     def take(self) -> PushGroup:
         """Return everything that was offered since the last call, for ``commit``."""
         group, self._pending = self._pending, PushGroup()

@@ -43,6 +43,11 @@ class LogReader:
         chain = read_chain(self._store, self._where)
         return chain[0].head.first if chain else 0
 
+    def newest(self) -> int:
+        """Return the first position of the newest segment: near the end of the log, and found without reading it."""
+        chain = read_chain(self._store, self._where)
+        return chain[-1].head.first if chain else 0
+
     def _read(self) -> list[EventRecord]:
         chain = read_chain(self._store, self._where, self._known)
         self._known = {segment.id: segment for segment in chain}

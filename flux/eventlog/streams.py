@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from flux.errors import FluxError, QueryFailed, UsageError
+from flux.errors import FluxError, UsageError
+from flux.eventlog.documents import NamedEntries
 from flux.eventlog.log_owner import LogLimits
-from flux.operators.schema import parse_ddl
+from flux.operators.schema import ddl_text, parse_ddl
 from flux.vault.location import Place
 from flux.windows.durations import microseconds
 
-_DOCUMENT = "streams.json"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 #: More logs than that would be more open files and flushes than a gateway should have for one stream.
 PARTITIONS_MAX = 64
@@ -31,9 +31,8 @@ STREAMS_MAX = 10_000
 #: Columns of a stream: each takes memory for every row without a value, and some kilobytes in readers of text.
 COLUMNS_MAX = 1000
 _TYPES = {
-    pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INT", pa.int64(): "BIGINT",
-    pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "STRING", pa.date32(): "DATE",
-    pa.timestamp("us", "UTC"): "TIMESTAMP", pa.timestamp("us"): "TIMESTAMP_NTZ",
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.date32(),
+    pa.timestamp("us", "UTC"), pa.timestamp("us"),
 }  # fmt: skip
 
 
@@ -56,6 +55,14 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: A duration, as in "1 hour".
     time: str = "1 day"
     bytes: int = 1 << 30
+
+    def limits(self, partitions: int) -> LogLimits:
+        """Return the limits of each of several logs that share it."""
+        time_us, nbytes = microseconds(self.time, "retain.time"), self.bytes // partitions
+        return LogLimits(
+            segment_bytes=min(16 << 20, max(nbytes // 4, 1 << 16)), segment_us=max(time_us // 4, 1_000_000),
+            retain_us=time_us, retain_bytes=nbytes, disk_bytes=8 * nbytes,
+        )  # fmt: skip
 
 
 class StreamDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,11 +88,7 @@ class StreamDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def limits(self) -> LogLimits:
         """Return the limits of each of its logs."""
-        time_us, nbytes = microseconds(self.retain.time, "retain.time"), self.retain.bytes // self.partitions
-        return LogLimits(
-            segment_bytes=min(16 << 20, max(nbytes // 4, 1 << 16)), segment_us=max(time_us // 4, 1_000_000),
-            retain_us=time_us, retain_bytes=nbytes, disk_bytes=8 * nbytes,
-        )  # fmt: skip
+        return self.retain.limits(self.partitions)
 
     def log_of(self, name: str) -> int:
         """Return the log of requests under a name: a repeat goes to the log of the first one, at every gateway."""
@@ -94,16 +97,10 @@ class StreamDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 def checked_definition(made: StreamDefinition) -> StreamDefinition:
     """Return a definition whose parts fit together. UsageError names the part that does not."""
-    if not _NAME.fullmatch(made.name):
-        raise UsageError(
-            f"name: expected letters, digits, _, . and -, at most 100, beginning with a letter; got {made.name!r:.120}"
-        )
+    check_name(made.name)
     if not 1 <= made.partitions <= PARTITIONS_MAX:
         raise UsageError(f"partitions: expected 1 to {PARTITIONS_MAX}, got {made.partitions}")
-    if not 1 << 20 <= made.retain.bytes <= 1 << 50:
-        raise UsageError(f"retain.bytes: expected {1 << 20} to {1 << 50}, got {made.retain.bytes}")
-    if microseconds(made.retain.time, "retain.time") < 1_000_000:
-        raise UsageError(f"retain.time: expected at least '1 second', got {made.retain.time!r}")
+    check_retention(made.retain)
     for what, text in (("delay", made.delay), ("idle", made.idle)):
         if text is not None and made.time is None:
             raise UsageError(f"{what}: it belongs to a time column; name that in 'time'")
@@ -122,6 +119,22 @@ def checked_definition(made: StreamDefinition) -> StreamDefinition:
     return msgspec.structs.replace(made, schema=ddl)
 
 
+def check_name(name: str) -> None:
+    """Raise UsageError for a name that streams, queries and outputs cannot have."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"name: expected letters, digits, _, . and -, at most 100, beginning with a letter; got {name!r:.120}"
+        )
+
+
+def check_retention(retain: Retention) -> None:
+    """Raise UsageError for a retention that no log can keep."""
+    if not 1 << 20 <= retain.bytes <= 1 << 50:
+        raise UsageError(f"retain.bytes: expected {1 << 20} to {1 << 50}, got {retain.bytes}")
+    if microseconds(retain.time, "retain.time") < 1_000_000:
+        raise UsageError(f"retain.time: expected at least '1 second', got {retain.time!r}")
+
+
 def ddl_of(schema: pa.Schema) -> str:
     """Return columns as DDL. UsageError: two have one name, or a type that events cannot have."""
     names = [name.casefold() for name in schema.names]
@@ -129,24 +142,21 @@ def ddl_of(schema: pa.Schema) -> str:
         raise UsageError(f"schema: two columns have one name, in {', '.join(schema.names)[:1000]}")
     if not 0 < len(names) <= COLUMNS_MAX:
         raise UsageError(f"schema: expected 1 to {COLUMNS_MAX:,} columns, got {len(names):,}")
-    ddl = ", ".join(
-        f"`{field.name.replace('`', '``')}` {_ddl_type(field.type, field.name)}{'' if field.nullable else ' NOT NULL'}"
-        for field in schema
-    )
+    for field in schema:
+        _check_type(field.type, field.name)
+    ddl = ddl_text(schema)
     parse_ddl(ddl)  # events may have names and types of columns that DDL has not: the stream would be of no use
     return ddl
 
 
-def _ddl_type(type_: pa.DataType, column: str) -> str:
-    if type_ in _TYPES:
-        return _TYPES[type_]
-    if pa.types.is_decimal128(type_):
-        return f"DECIMAL({type_.precision},{type_.scale})"
-    if pa.types.is_list(type_):
-        return f"ARRAY<{_ddl_type(type_.value_type, column)}>"
-    raise UsageError(
-        f"schema: column {column!r} has type {type_}; events have BOOLEAN, numbers, STRING, DATE, TIMESTAMP and ARRAY of these"
-    )
+def _check_type(type_: pa.DataType, column: str) -> None:
+    while pa.types.is_list(type_):
+        type_ = type_.value_type
+    if type_ not in _TYPES and not pa.types.is_decimal128(type_):
+        raise UsageError(
+            f"schema: column {column!r} has type {type_}; events have BOOLEAN, numbers, STRING, DATE, TIMESTAMP and ARRAY of "
+            "these"
+        )
 
 
 class StreamCatalogue:
@@ -154,31 +164,19 @@ class StreamCatalogue:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self._entries = NamedEntries(place, "streams", StreamDefinition)
 
     def all(self) -> dict[str, StreamDefinition]:
         """Return all definitions by name. QueryFailed: the document is damaged, or of another release."""
-        try:
-            data = self.place.read(_DOCUMENT)
-        except FileNotFoundError:
-            return {}
-        try:
-            return _decoder.decode(data).streams
-        except msgspec.MsgspecError as error:
-            raise QueryFailed(
-                f"{self.place}/{_DOCUMENT} cannot be read: {error}. Restore it from a copy, or start the release that wrote it"
-            ) from error
+        return self._entries.all()
 
     def get(self, name: str) -> StreamDefinition:
-        found = self.all()
-        if name not in found:
-            raise NoSuchStream(f"no stream {name!r} is registered at {self.place}")
-        return found[name]
+        return self._of(self.all(), name)
 
     def register(self, wanted: StreamDefinition) -> tuple[StreamDefinition, bool]:
         """Register a stream; return its definition, and whether it is new. StreamExists: the name has another definition."""
         made = checked_definition(wanted)
-        with self.place.locked():
-            found = self.all()
+        with self._entries.changing() as found:
             there = found.get(made.name)
             if there is not None:
                 if msgspec.structs.replace(there, id="") != made and wanted.schema != "infer":
@@ -186,36 +184,35 @@ class StreamCatalogue:
                 return there, False
             if len(found) >= STREAMS_MAX:
                 raise StreamsFull(f"{self.place} has {STREAMS_MAX:,} streams, all that it may have. Remove some")
-            made = msgspec.structs.replace(made, id=uuid.uuid4().hex)
+            made = found[made.name] = msgspec.structs.replace(made, id=uuid.uuid4().hex)
             for name in ("readers", *(f"log-{log}" for log in range(made.partitions))):
                 self._place_of(made, name, new=True)
-            self._write({**found, made.name: made})
         return made, True
 
     def infer(self, of: StreamDefinition, schema: pa.Schema) -> StreamDefinition:
         """Give a stream without columns those of its first events, unless it has some by now."""
         ddl = ddl_of(schema)
-        with self.place.locked():
-            found = self.all()
+        with self._entries.changing() as found:
             there = found.get(of.name)
             if there is None or there.id != of.id:
                 raise NoSuchStream(f"stream {of.name!r} was removed")
             if there.schema == "infer":
-                there = msgspec.structs.replace(there, schema=ddl)
-                self._write({**found, of.name: there})
+                there = found[of.name] = msgspec.structs.replace(there, schema=ddl)
         return there
 
     def remove(self, name: str) -> None:
         """Remove a stream and its events. Owners of its logs find out before their next answer."""
-        with self.place.locked():
-            found = self.all()
-            if name not in found:
-                raise NoSuchStream(f"no stream {name!r} is registered at {self.place}")
-            gone = found.pop(name)
-            self._write(found)
+        with self._entries.changing() as found:
+            gone = self._of(found, name)
+            del found[name]
         for log in range(gone.partitions):
             self.log_place(gone, log).clear()
         self.readers_place(gone).clear()
+
+    def _of(self, found: dict[str, StreamDefinition], name: str) -> StreamDefinition:
+        if name not in found:
+            raise NoSuchStream(f"no stream {name!r} is registered at {self.place}")
+        return found[name]
 
     def log_place(self, of: StreamDefinition, log: int) -> Place:
         return self._place_of(of, f"log-{log}")
@@ -225,19 +222,6 @@ class StreamCatalogue:
 
     def _place_of(self, of: StreamDefinition, name: str, new: bool = False) -> Place:
         return self.place.below(f"streams/{of.id}/{name}", new)
-
-    def _write(self, streams: dict[str, StreamDefinition]) -> None:
-        self.place.write(_DOCUMENT, msgspec.json.format(msgspec.json.encode(_StreamsDocument(1, streams))))
-
-
-class _StreamsDocument(msgspec.Struct):
-    """The content of the document."""
-
-    format: int
-    streams: dict[str, StreamDefinition]
-
-
-_decoder = msgspec.json.Decoder(_StreamsDocument)
 
 
 def _described(of: StreamDefinition) -> str:

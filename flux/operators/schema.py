@@ -84,6 +84,37 @@ def parse_ddl(text: str) -> pa.Schema:
     return pa.schema(fields)
 
 
+#: Names of types in DDL; of several, the one that Spark shows.
+_NAMES = {
+    pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INT", pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "STRING", pa.large_string(): "STRING",
+    pa.binary(): "BINARY", pa.large_binary(): "BINARY", pa.date32(): "DATE", pa.timestamp("us", "UTC"): "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ", pa.null(): "VOID",
+}  # fmt: skip
+
+
+def ddl_text(schema: pa.Schema) -> str:
+    """Return columns in DDL, as people read them. A type that Spark has not is there under Arrow's name."""
+    return ", ".join(_ddl_field(field, " ") for field in schema)
+
+
+def _ddl_field(field: pa.Field, between: str) -> str:
+    name = field.name.replace("`", "``")
+    return f"`{name}`{between}{_ddl_type(field.type)}{'' if field.nullable else ' NOT NULL'}"
+
+
+def _ddl_type(type_: pa.DataType) -> str:
+    if pa.types.is_decimal(type_):
+        return f"DECIMAL({type_.precision},{type_.scale})"
+    if pa.types.is_map(type_):
+        return f"MAP<{_ddl_type(type_.key_type)}, {_ddl_type(type_.item_type)}>"
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return f"ARRAY<{_ddl_type(type_.value_type)}>"
+    if pa.types.is_struct(type_):
+        return f"STRUCT<{', '.join(_ddl_field(field, ': ') for field in type_)}>"
+    return _NAMES.get(type_, str(type_))
+
+
 class _Parser:
     """Parser of one text. ``word`` is the next token as it is written, in upper case but for strings and names in backquotes; ""
     at the end. ``name`` is the same token as the name of a column; "" if it cannot be one."""

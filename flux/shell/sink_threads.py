@@ -41,7 +41,6 @@ from partitioning.ids import PartitionKey
 
 #: Seconds after which other partitions go on without a round that is not over.
 LATE_S = 0.02
-
 #: A batch of output with its position.
 Given = tuple[Position, pa.RecordBatch]
 
@@ -501,7 +500,7 @@ class SinkThreads:
             return
         sequence = given[-1][0].sequence
         try:
-            lacks = self._patiently(queue, life, sink, partial(sink.write, _as_one(given), queue.outside(given[0][0])))
+            lacks = self._patiently(queue, life, sink, partial(_write, queue, sink, given))
         except Exception as error:
             if queue.in_round or isinstance(error, _Over) or not self._landed(queue, life, sink, given[0][0]):
                 raise
@@ -672,6 +671,11 @@ def _cost(rows: TentativeOutput) -> int:
 
 def _oldest(queue: SinkQueue) -> TentativeOutput | None:
     return next((job.news for job in queue.jobs if isinstance(job.news, TentativeOutput)), None)
+
+
+def _write(queue: SinkQueue, sink: Sink, given: Sequence[Given]) -> int | None:
+    (position, batch), *others = [(queue.outside(position), batch) for position, batch in given]
+    return sink.write_joined([(position, batch), *others]) if others else sink.write(batch, position)
 
 
 def _as_one(given: Sequence[Given]) -> pa.RecordBatch:
