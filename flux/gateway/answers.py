@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
@@ -43,7 +44,7 @@ class PushAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first: int
     #: The number of events of the request; 0 if an older request of the client is repeated, whose place is not known any more.
     rows: int
-    arrived_at: datetime
+    arrived_at: Annotated[datetime, msgspec.Meta(tz=True)]
     #: The events were there already, under the same name.
     repeated: bool
 

@@ -67,7 +67,7 @@ _HEADERS = {
 @cache
 def document() -> dict[str, Any]:
     """Return the OpenAPI document, version 3.1."""
-    _, components = msgspec.json.schema_components(_CLASSES)
+    _, components = msgspec.json.schema_components(_CLASSES, ref_template="#/components/schemas/{name}")
     return {
         "openapi": "3.1.0",
         "info": {"title": "Flux gateway", "version": flux.__version__},
