@@ -7,7 +7,7 @@ list is refused without a look at its effect: so a construct that a later releas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_integration.sql.functions import AGGREGATES, CASTS, OF_ROWS, TIMES_OF_WINDOWS, WINDOWS
 from spark_integration.sql.refusals import of_expression, of_function, of_relation
@@ -19,6 +19,9 @@ DEPTH_MAX = 100
 #: The most relations, with those of WITH as often as they are named: each naming is a part of the plan of its own, so forty
 #: relations that name the one before twice would be a million million.
 RELATIONS_MAX = 1000
+#: The most parts of expressions - columns, constants, functions, operators - counted as relations are. Spark's analyser
+#: goes over all of them again and again, and other texts wait for it.
+PARTS_MAX = 2000
 #: Types of joins, by Spark's classes, as the fluent layer calls them.
 JOINS = {
     "Inner": "inner",
@@ -41,12 +44,21 @@ EXPRESSIONS = frozenset(_EXPRESSIONS.split())
 _STARS = ("UnresolvedStar", "UnresolvedStarExceptOrReplace")
 
 
+class TextSize(NamedTuple):
+    """The size of a part of a text: relations, and parts of their expressions."""
+
+    relations: int = 0
+    parts: int = 0
+
+
 class NameScope:
     """The names of relations that a part of a text may use."""
 
-    def __init__(self, names: frozenset[str], is_case_sensitive: bool, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, names: frozenset[str], is_case_sensitive: bool, sizes: Mapping[str, TextSize] | None = None
+    ) -> None:
         self.is_case_sensitive = is_case_sensitive
-        #: By name, the relations in a relation of WITH.
+        #: By name, the size of a relation of WITH.
         self.sizes = dict(sizes or {})
         self.names = frozenset(map(self.key, names))
 
@@ -57,36 +69,50 @@ class NameScope:
     def __contains__(self, name: str) -> bool:
         return self.key(name) in self.names
 
-    def with_name(self, name: str, size: int) -> NameScope:
-        """Return a scope with one name more, of a relation with ``size`` relations in it."""
+    def with_name(self, name: str, size: TextSize) -> NameScope:
+        """Return a scope with one name more, of a relation of this size."""
         sizes = {**self.sizes, self.key(name): size}
         return NameScope(self.names | {name}, self.is_case_sensitive, sizes)
 
 
-def check(text: QueryText, relation: Any, scope: NameScope, depth: int = 0) -> int:
-    """Raise UsageError, with its place, for the first part of a relation that is not on the list. Return the number of relations
-    in it."""
+def check(text: QueryText, relation: Any, scope: NameScope, depth: int = 0) -> TextSize:
+    """Raise UsageError, with its place, for the first part of a relation that is not on the list, or with which the text is too
+    large. Return its size."""
     kind = class_of(relation)
     if kind not in RELATIONS:
         raise text.refused(relation, of_relation(kind))
     if depth > DEPTH_MAX:
         raise text.refused(relation, f"more than {DEPTH_MAX} relations inside each other: give a flow to the next text")
     RELATIONS[kind](text, relation, scope)
+    parts = 0
     for expression in listed(relation.expressions()):
-        _check_expression(text, expression, kind)
+        parts += _check_expression(text, expression, kind)
+        _check_parts(text, expression, parts)
     if kind == "UnresolvedWith":
         for name, below in named_relations(relation):
             scope = scope.with_name(name, check(text, below, scope, depth + 1))
-    count = 1
+    size = TextSize(1, parts)
     if kind == "UnresolvedRelation":
-        count = scope.sizes.get(scope.key(str(relation.multipartIdentifier().apply(0))), 1)
-    count += sum(check(text, below, scope, depth + 1) for below in listed(relation.children()))
-    if count > RELATIONS_MAX:
+        size = scope.sizes.get(scope.key(str(relation.multipartIdentifier().apply(0))), size)
+    for below in listed(relation.children()):
+        found = check(text, below, scope, depth + 1)
+        size = TextSize(size.relations + found.relations, size.parts + found.parts)
+    if size.relations > RELATIONS_MAX:
         raise text.refused(
             relation,
             f"more than {RELATIONS_MAX:,} relations, each as often as it is named: give a flow to the next text",
         )
-    return count
+    _check_parts(text, relation, size.parts)
+    return size
+
+
+def _check_parts(text: QueryText, node: Any, parts: int) -> None:
+    if parts > PARTS_MAX:
+        raise text.refused(
+            node,
+            f"expressions with more than {PARTS_MAX:,} parts (columns, constants, functions, operators), each as often as its "
+            "relation is named. Join a DataFrame in place of a long list of values, or give a flow to the next text",
+        )
 
 
 def named_relations(relation: Any) -> Iterator[tuple[str, Any]]:
@@ -95,10 +121,11 @@ def named_relations(relation: Any) -> Iterator[tuple[str, Any]]:
         yield str(each._1()), each._2().child()
 
 
-def _check_expression(text: QueryText, expression: Any, of: str) -> None:
-    """Raise UsageError for the first part of an expression that is not on the list. ``of``: the class of its relation."""
-    before = ""
-    for at, fields in enumerate(fields_of(expression)):
+def _check_expression(text: QueryText, expression: Any, of: str) -> int:
+    """Raise UsageError for the first part of an expression that is not on the list. Return the number of its parts. ``of``: the
+    class of its relation."""
+    before, listed_parts = "", fields_of(expression)
+    for at, fields in enumerate(listed_parts):
         reason = _wrong_with(fields, of, at == 0)
         name = function_name(fields)
         if reason is None and name in TIMES_OF_WINDOWS and before not in WINDOWS:
@@ -106,6 +133,7 @@ def _check_expression(text: QueryText, expression: Any, of: str) -> None:
         if reason is not None:
             raise text.refused(expression.apply(at), reason)
         before = name
+    return len(listed_parts)
 
 
 def _wrong_with(fields: dict[str, Any], of: str, is_root: bool) -> str | None:

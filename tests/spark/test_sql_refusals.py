@@ -313,6 +313,21 @@ def test_relations_count_as_often_as_they_are_named(spark: Any) -> None:
         check(many, session.parsed(many), names)
 
 
+def test_parts_of_expressions_count_as_often_as_their_relation_is_named(spark: Any) -> None:
+    """Spark's analyser takes a second for some thousands of them, and other texts wait."""
+    session, names = TextSession(spark), NameScope(frozenset(("bids",)), False)
+
+    def listed_in(values: int) -> str:
+        return f"SELECT price FROM bids WHERE price IN ({', '.join(map(str, range(values)))})"
+
+    few = QueryText(listed_in(accepted.PARTS_MAX - 10))
+    assert accepted.PARTS_MAX - 10 < check(few, session.parsed(few), names).parts <= accepted.PARTS_MAX
+    often = f"WITH t AS ({listed_in(accepted.PARTS_MAX // 3)}) {' UNION ALL '.join(['SELECT * FROM t'] * 4)}"
+    for text in map(QueryText, (listed_in(accepted.PARTS_MAX), often)):
+        with pytest.raises(flux.UsageError, match="more than 2,000 parts"):
+            check(text, session.parsed(text), names)
+
+
 def test_a_text_that_is_no_unicode_is_refused() -> None:
     with pytest.raises(flux.UsageError, match="half a character"):
         flux.sql("SELECT '\ud800' FROM bids", flows())
