@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flux.arguments import checked
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from flux.tentative_view import TentativeView, ViewChanges
     from flux.windows.window import END_OF_TIME, NEVER, NOW, session_window, window
     from spark_integration.query.query import Query
+    from spark_integration.service.stream_service import StreamService
 
 __version__ = "0.4.0"
 
@@ -143,6 +144,7 @@ __all__ = [
     "mean",
     "min",
     "queries",
+    "serve",
     "session_window",
     "source",
     "sql",
@@ -261,6 +263,41 @@ def sql(sqlQuery: str, args: Mapping[str, Flow | Source | DataFrame] | None = No
     from spark_integration.sql.query import sql_flow
 
     return sql_flow(sqlQuery, args, kwargs)
+
+
+@checked("flux.serve", _settings)
+def serve(
+    location: str | os.PathLike[str] | None = None,
+    http: str = "127.0.0.1:8080",
+    *,
+    gateways: int = 1,
+    allow: Sequence[str] = (),
+    spark: SparkSession | None = None,
+    **options: Any,
+) -> StreamService:
+    """Start a service: streams, queries in SQL and their results over HTTP, on one plan that grows (docs/service.md)::
+
+        with flux.serve("/data/service", "127.0.0.1:8080", gateways=2) as service:
+            service.wait()
+
+    location  directory or URI of streams, registrations, state and results, which workers and gateways reach. A service that is
+              started again there goes on where it was. None: a folder that is removed when the service stops
+    http      HOST:PORT of the first gateway; further ones have the ports behind it
+    gateways  number of processes that speak HTTP; each is started again when it ends
+    allow     operators that a registration may name beside SQL, each MODULE:NAME of an installed module
+    options   those of ``spark.flux.*`` with underscores. Stages have one partition unless a registration says more
+
+    UsageError: a service runs on the location, a port is taken, or something else does not fit; nothing runs then."""
+    from spark_integration.service.stream_service import serve
+
+    return serve(None if location is None else os.fspath(location), http, gateways, spark, allow, **options)
+
+
+def _run_service(*arguments: Any) -> None:
+    """Run the program of ``flux serve``."""
+    from spark_integration.service.command import run
+
+    run(*arguments)
 
 
 @checked("flux.explain", _settings)

@@ -280,6 +280,7 @@ WIRING = {
     "spark_integration/query/query.py",
     "spark_integration/query/run.py",
     "spark_integration/query/start.py",
+    "spark_integration/service/stream_service.py",
 }
 LARGE_ROOMS: dict[str, int] = {}
 

@@ -48,6 +48,13 @@ class LogReader:
         chain = read_chain(self._store, self._where)
         return chain[-1].head.first if chain else 0
 
+    def skip(self) -> int:
+        """Go on behind the newest row that is durable now, and return its position: that of the next row. One segment is read."""
+        self.next = self.newest()
+        while self.read():
+            pass
+        return self.next
+
     def _read(self) -> list[EventRecord]:
         chain = read_chain(self._store, self._where, self._known)
         self._known = {segment.id: segment for segment in chain}

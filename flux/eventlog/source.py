@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,9 @@ from flux.vault.location import Place, there
 
 #: Seconds until a log that had nothing is asked again: at first, and at most. An object store has a request each time.
 _ASK_S, _ASK_MAX_S, _ASK_REMOTE_S = 0.004, 0.032, 0.2
+#: The events with which a query may begin that is started for the first time.
+Start = Literal["earliest", "latest"]
+_STARTS = get_args(Start)
 #: Seconds between two looks whether the stream is still registered, while nothing comes.
 _LOOK_S = 5.0
 
@@ -35,8 +38,8 @@ class EventReader(SourceReader):
     keeps_partitions = True
     lag_unit = "event"
 
-    def __init__(self, place: Place, of: StreamDefinition, arrival: str | None) -> None:
-        self._place, self._of, self._arrival = place, of, arrival
+    def __init__(self, place: Place, of: StreamDefinition, arrival: str | None, start: str = "earliest") -> None:
+        self._place, self._of, self._arrival, self._start = place, of, arrival, start
         self._columns = of.columns()
         self.partitions = of.partitions
         self.schema = self._columns
@@ -53,10 +56,7 @@ class EventReader(SourceReader):
             reader, positions = f"query-{uuid.uuid4().hex}", ReaderPositions(catalogue.readers_place(self._of))
             for log in range(self._of.partitions):
                 positions.note(reader, log, 0)  # before the look: nothing is removed from now on
-            starts = [
-                LogReader(open_log(catalogue.log_place(self._of, log)), self._named(log)).first()
-                for log in range(self._of.partitions)
-            ]
+            starts = [self._begins_at(log) for log in range(self._of.partitions)]
             for log, start in enumerate(starts):
                 positions.note(reader, log, start)
             kept = {"stream": self._of.id, "reader": reader, "starts": starts}
@@ -67,6 +67,14 @@ class EventReader(SourceReader):
             )
         self._reader, self._starts = kept["reader"], kept["starts"]
         return kept
+
+    def _begins_at(self, log: int) -> int:
+        """Return the position of the first row that a new query gets from a log."""
+        reader = self._open(log, 0)
+        try:
+            return reader.first() if self._start == "earliest" else reader.skip()
+        finally:
+            reader.close()
 
     def forget(self) -> None:
         ReaderPositions(StreamCatalogue(self._place).readers_place(self._of)).forget(self._reader)
@@ -156,7 +164,13 @@ class _LogRows(ThreadedReader):
 
 
 @checked("flux.events")
-def events(location: str, stream: str, arrival: str | None = "arrived_at", name: str | None = None) -> Source:
+def events(
+    location: str,
+    stream: str,
+    arrival: str | None = "arrived_at",
+    name: str | None = None,
+    start: Start = "earliest",
+) -> Source:
     """Make a source of the events that are pushed to a stream (``flux gateway``), the oldest that is kept first.
 
     location  the location of the gateways, a directory or a URI that the workers can read, too
@@ -164,9 +178,12 @@ def events(location: str, stream: str, arrival: str | None = "arrived_at", name:
     arrival   the name of an additional column with the time of arrival, TIMESTAMP, which never falls within a partition; None:
               no such column. Only for streams without a time column of their own
     name      name of the source in reports; default: that of the stream
+    start     "earliest", the oldest event that is kept, or "latest", the first one after the start of the query
 
     Each event counts once. The stream keeps events until the query has them durably, if it has a ``checkpointLocation``.
     UsageError: no such stream, or no columns yet."""
+    if start not in _STARTS:
+        raise UsageError(f"flux.events: start must be one of {', '.join(_STARTS)}, got {start!r:.100}")
     place = there(location)
     try:
         of = StreamCatalogue(place).get(stream)
@@ -177,4 +194,4 @@ def events(location: str, stream: str, arrival: str | None = "arrived_at", name:
     added = arrival if of.time is None else None
     if added is not None and added.casefold() in (column.casefold() for column in of.columns().names):
         raise UsageError(f"flux.events: stream {stream!r} has a column {added!r}; give arrival another name, or None")
-    return source(EventReader(place, of, added), name=name or stream)
+    return source(EventReader(place, of, added, start), name=name or stream)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import uuid
 import zlib
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +43,10 @@ class StreamExists(FluxError):
 
 class StreamsFull(FluxError):
     """Refusal of a registration because the location has all the streams that it may have."""
+
+
+class StreamIsRead(FluxError):
+    """Refusal of a removal because registered queries read the stream."""
 
 
 class NoSuchStream(FluxError):
@@ -173,10 +178,15 @@ class StreamCatalogue:
     def get(self, name: str) -> StreamDefinition:
         return self._of(self.all(), name)
 
-    def register(self, wanted: StreamDefinition) -> tuple[StreamDefinition, bool]:
-        """Register a stream; return its definition, and whether it is new. StreamExists: the name has another definition."""
+    def register(
+        self, wanted: StreamDefinition, taken: Callable[[], Container[str]] = tuple
+    ) -> tuple[StreamDefinition, bool]:
+        """Register a stream; return its definition, and whether it is new. ``taken``: returns the names of queries, whose results
+        are streams. StreamExists: the name has another definition, or is that of a query."""
         made = checked_definition(wanted)
         with self._entries.changing() as found:
+            if made.name in taken():
+                raise StreamExists(f"{made.name!r} is the name of a query, whose result is a stream")
             there = found.get(made.name)
             if there is not None:
                 if msgspec.structs.replace(there, id="") != made and wanted.schema != "infer":
@@ -200,14 +210,15 @@ class StreamCatalogue:
                 there = found[of.name] = msgspec.structs.replace(there, schema=ddl)
         return there
 
-    def remove(self, name: str) -> None:
-        """Remove a stream and its events. Owners of its logs find out before their next answer."""
+    def remove(self, name: str, read_by: Callable[[], Sequence[str]] = tuple) -> None:
+        """Remove a stream and its events. Owners of its logs find out before their next answer. ``read_by``: returns the
+        registered queries that read it. StreamIsRead: there are some."""
         with self._entries.changing() as found:
             gone = self._of(found, name)
+            if readers := read_by():
+                raise StreamIsRead(f"stream {name!r} is read by {', '.join(readers)}")
             del found[name]
-        for log in range(gone.partitions):
-            self.log_place(gone, log).clear()
-        self.readers_place(gone).clear()
+        self.place.below(f"streams/{gone.id}").clear()
 
     def _of(self, found: dict[str, StreamDefinition], name: str) -> StreamDefinition:
         if name not in found:

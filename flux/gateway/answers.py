@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import msgspec
 
 from flux.eventlog.streams import Retention
 from flux.gateway.problems import Problem
+from flux.registry.definitions import Mode, Phase, RegisteredQuery
+from flux.registry.query_catalogue import dependants
 
 
 class ErrorContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -71,11 +74,54 @@ class StreamsAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: list[StreamAnswer]
 
 
+class QueryAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A registered query."""
+
+    name: str
+    id: str
+    #: Its text, or its operator with arguments and inputs.
+    sql: str
+    operator: str
+    arguments: dict[str, Any]
+    inputs: list[str]
+    #: The streams and queries that it reads, and the queries that read it.
+    reads: list[str]
+    read_by: list[str]
+    #: Columns of its result, in DDL.
+    schema: str
+    #: REGISTERING: it is on its way into the plan; RUNNING; FAILED, with ``error``; REMOVING: it is on its way out.
+    status: Phase
+    error: str
+    partitions: int
+    #: 0: as many as the service has.
+    replicas: int
+    #: The time and bytes for which its results are kept.
+    retain: Retention
+    mode: Mode
+    registered_at: datetime
+
+
+class QueriesAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All registered queries that the token may see."""
+
+    queries: list[QueryAnswer]
+
+
 class HealthAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A gateway that answers."""
 
     status: str
     version: str
+
+
+def query_answer(of: RegisteredQuery, queries: Mapping[str, RegisteredQuery]) -> QueryAnswer:
+    """Return the answer about one of the registered queries."""
+    made = of.definition
+    return QueryAnswer(
+        of.name, of.id, made.sql, made.operator, made.arguments, made.inputs, of.reads, dependants(queries, of.name),
+        of.schema, of.phase, of.error, made.partitions, made.replicas, made.retain, made.mode,
+        datetime.fromtimestamp(of.registered_at / 1_000_000, UTC),
+    )  # fmt: skip
 
 
 def error_answer(problem: Problem) -> ErrorAnswer:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from flux.gateway.answers import error_answer
 from flux.gateway.forwarding import Forwarder, PassedBack
-from flux.gateway.gateway import Gateway, HttpAnswer
+from flux.gateway.gateway import Gateway, HttpAnswer, PendingCall
 from flux.gateway.problems import Problem, busy, failure_of
 from flux.gateway.routes import DIRECT_HEADER, HttpRequest, action_of
 
@@ -87,6 +87,8 @@ class GatewayEndpoint:
                 return await self._forwarder.push(problem.gateway, head.path, request.headers, body)
         if isinstance(found, HttpAnswer):
             return found
+        if isinstance(found, PendingCall):
+            return await self._forwarder.call(found.service, found.call)
         try:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(found.ticket)), STORED_S)
         except TimeoutError:

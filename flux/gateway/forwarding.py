@@ -1,13 +1,17 @@
-"""Pushes to logs of other gateways, passed on to these (design: log-owner)."""
+"""Requests that another process carries out: pushes to logs of other gateways, and calls of the service (design: log-owner,
+service-calls)."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import httpx
+import msgspec
 
 from flux.gateway.problems import Problem
 from flux.gateway.routes import DIRECT_HEADER
+from flux.registry.service_calls import ANSWER_S, PATH, ServiceCall
+from flux.registry.service_hold import ServiceAddress
 
 #: Headers of a push that concern its owner, and of an answer that concern its client.
 _PASSED_ON = (
@@ -25,7 +29,8 @@ class PassedBack(NamedTuple):
 
 
 class Forwarder:
-    """Connections to other gateways of the location. ``verify``: certificates to trust, as httpx takes them."""
+    """Connections to other gateways of the location, and to its service. ``verify``: certificates to trust, as httpx takes
+    them."""
 
     def __init__(self, timeout_s: float, verify: Any = True) -> None:
         self._client = httpx.AsyncClient(timeout=timeout_s, verify=verify)
@@ -41,8 +46,34 @@ class Forwarder:
                 "not_stored", f"the log belongs to gateway {gateway}, which does not answer: {error}",
                 headers={"Retry-After": "1"},
             ) from error  # fmt: skip
-        back = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
-        return PassedBack(answer.status_code, answer.content, back)
+        return _passed_back(answer)
+
+    async def call(self, service: ServiceAddress, call: ServiceCall) -> PassedBack:
+        """Have the service carry out a call. Problem: it does not answer."""
+        headers = {"Authorization": f"Bearer {service.secret}", "Content-Type": "application/json"}
+        try:
+            answer = await self._client.post(
+                service.url + PATH, content=msgspec.json.encode(call), headers=headers, timeout=ANSWER_S
+            )
+        except httpx.TimeoutException as error:
+            raise Problem(
+                "not_changed", f"the service has not answered for {ANSWER_S:g} s; it may still carry the request out",
+                headers={"Retry-After": "10"},
+            ) from error  # fmt: skip
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Problem(
+                "no_service", "the service of the location does not answer", headers={"Retry-After": "1"}
+            ) from error
+        if (
+            answer.status_code == httpx.codes.UNAUTHORIZED
+        ):  # the secret of an earlier service: another one begins just now
+            raise Problem("no_service", "the service of the location begins just now", headers={"Retry-After": "1"})
+        return _passed_back(answer)
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+def _passed_back(answer: httpx.Response) -> PassedBack:
+    headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+    return PassedBack(answer.status_code, answer.content, headers)

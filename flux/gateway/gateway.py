@@ -27,27 +27,45 @@ from flux.eventlog.streams import (
     StreamCatalogue,
     StreamDefinition,
     StreamExists,
+    StreamIsRead,
     StreamsFull,
 )
-from flux.gateway.answers import HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer
+from flux.gateway.answers import (
+    HealthAnswer,
+    PushAnswer,
+    QueriesAnswer,
+    StreamAnswer,
+    StreamsAnswer,
+    query_answer,
+)
 from flux.gateway.bodies import BodyLimits, rows_in, unpacked
 from flux.gateway.log_writer import LogWriter, NotStored, OwnedElsewhere
 from flux.gateway.problems import Problem, busy, unstored
 from flux.gateway.routes import (
     Action,
     Describe,
+    ForgetReader,
     Health,
+    ListQueries,
     ListStreams,
     PushEvents,
+    RegisterQuery,
     RegisterStream,
+    RemoveQuery,
     RemoveStream,
+    ShowQuery,
     ShowStream,
 )
-from flux.gateway.tokens import TokenGrant, TokenRegister, check_right, grant_of
+from flux.gateway.tokens import Quotas, TokenGrant, TokenRegister, check_right, grant_of
+from flux.registry.query_catalogue import QueryCatalogue, dependants
+from flux.registry.service_calls import BODY_MAX, CallAction, ServiceCall
+from flux.registry.service_hold import ServiceAddress, address_of
 from flux.vault.location import Place
 
 #: Seconds for which definitions and tokens that were read are believed. A token that was revoked works as long.
 BELIEVED_S = 1.0
+#: Readers that a message names.
+_NAMED = 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _registration = msgspec.json.Decoder(StreamDefinition)
 
@@ -65,6 +83,13 @@ class PendingPush(NamedTuple):
     stream: str
     log: int
     ticket: Future[PushTicket]
+
+
+class PendingCall(NamedTuple):
+    """A request that the service of the location carries out."""
+
+    service: ServiceAddress
+    call: ServiceCall
 
 
 @contextlib.contextmanager
@@ -91,8 +116,10 @@ class Gateway:
         self.limits = limits or BodyLimits()
         self._address = address
         self._document = document or dict
+        self._place = place
         self._catalogue = StreamCatalogue(place)
-        self._tokens = TokenRegister(place)
+        self._queries = QueryCatalogue(place)
+        self._tokens, self._quotas = TokenRegister(place), Quotas()
         self._guard = threading.Lock()
         self._writers: dict[tuple[str, int], LogWriter] = {}
         self._opening: dict[tuple[str, int], threading.Lock] = {}
@@ -133,12 +160,12 @@ class Gateway:
         check_right(grant, action.right, action.stream)
         return grant
 
-    def answer(self, action: Action, body: bytes, grant: TokenGrant | None) -> HttpAnswer | PendingPush:
+    def answer(self, action: Action, body: bytes, grant: TokenGrant | None) -> HttpAnswer | PendingPush | PendingCall:
         """Carry out an action that is allowed. Problem: it was refused."""
         with _failures():
             return self._answer(action, body, grant)
 
-    def _answer(self, action: Action, body: bytes, grant: TokenGrant | None) -> HttpAnswer | PendingPush:
+    def _answer(self, action: Action, body: bytes, grant: TokenGrant | None) -> HttpAnswer | PendingPush | PendingCall:
         match action:
             case Health():
                 return HttpAnswer(200, HealthAnswer("ok", flux.__version__))
@@ -153,7 +180,20 @@ class Gateway:
             case RegisterStream():
                 return self._register(body, grant)
             case RemoveStream(name, cascade):
-                return self._remove(name, cascade)
+                return self._remove(name, cascade, grant)
+            case ForgetReader(name, reader):
+                return self._forget(name, reader)
+            case ListQueries():
+                return self._list_queries(grant)
+            case ShowQuery(name):
+                queries = self._queries.all()
+                if name not in queries:
+                    raise Problem("no_such_query", f"no query {name[:100]!r} is registered")
+                return HttpAnswer(200, query_answer(queries[name], queries))
+            case RegisterQuery():
+                return self._for_service("register_query", "", False, body, grant)
+            case RemoveQuery(name, cascade):
+                return self._for_service("remove_query", name, cascade, b"", grant)
             case PushEvents():
                 return self._push(action, body, grant)
             case _:
@@ -171,7 +211,7 @@ class Gateway:
         if grant is not None:
             check_right(grant, "admin", wanted.name)
         try:
-            made, new = self._catalogue.register(wanted)
+            made, new = self._catalogue.register(wanted, self._queries.all)
         except StreamExists as error:
             raise Problem("stream_exists", str(error)) from error
         except StreamsFull as error:
@@ -181,12 +221,18 @@ class Gateway:
         self._refresh(now=True)
         return HttpAnswer(201 if new else 200, self._described(made))
 
-    def _remove(self, name: str, cascade: bool) -> HttpAnswer:
+    def _remove(self, name: str, cascade: bool, grant: TokenGrant | None) -> HttpAnswer | PendingCall:
         of = self._stream(name)
-        readers = ReaderPositions(self._catalogue.readers_place(of)).names()
+        registered = dependants(self._queries.all(), name)
+        readers = registered or ReaderPositions(self._catalogue.readers_place(of)).names()
         if readers and not cascade:
-            raise Problem("has_readers", f"stream {name!r} is read by {', '.join(readers)}")
-        self._catalogue.remove(name)
+            raise Problem("has_readers", f"stream {name!r} is read by {', '.join(readers[:_NAMED])}")
+        if registered:
+            return self._for_service("remove_stream", name, cascade, b"", grant)
+        try:
+            self._catalogue.remove(name, lambda: dependants(self._queries.all(), name))
+        except StreamIsRead as error:  # by a query that was registered just now
+            raise Problem("has_readers", str(error)) from error
         self._refresh(now=True)
         for log in range(of.partitions):
             with self._guard:
@@ -195,15 +241,49 @@ class Gateway:
                 writer.close()
         return HttpAnswer(204, None)
 
+    def _forget(self, name: str, reader: str) -> HttpAnswer:
+        positions = ReaderPositions(self._catalogue.readers_place(self._stream(name)))
+        if reader not in positions.names():
+            raise Problem("no_such_reader", f"stream {name!r} has no reader {reader[:100]!r}")
+        positions.forget(reader)
+        return HttpAnswer(204, None)
+
+    # ---- queries
+
+    def _list_queries(self, grant: TokenGrant | None) -> HttpAnswer:
+        queries = self._queries.all()
+        seen = [each for each in queries.values() if grant is None or grant.allows("read", each.name)]
+        return HttpAnswer(200, QueriesAnswer([query_answer(each, queries) for each in seen]))
+
+    def _for_service(
+        self, action: CallAction, name: str, cascade: bool, body: bytes, grant: TokenGrant | None
+    ) -> PendingCall:
+        """Make a call of the service, with the rights of the token. Problem: there is no service, or the body is no text."""
+        if len(body) > BODY_MAX:
+            raise Problem("too_large", f"the definition has {len(body):,} bytes, more than {BODY_MAX:,}")
+        try:
+            text = body.decode()
+        except UnicodeDecodeError as error:
+            raise Problem("unfit_query", f"expected the definition of a query as JSON in UTF-8: {error}") from error
+        service = address_of(self._place)
+        if service is None:
+            raise Problem("no_service", "no service runs on the location of this gateway", headers={"Retry-After": "1"})
+        token, rights, streams = ("", ["admin"], ["*"]) if grant is None else (grant.id, grant.rights, grant.streams)
+        return PendingCall(service, ServiceCall(action, name, cascade, text, token, list(rights), streams))
+
     # ---- pushes
 
     def _push(self, action: PushEvents, body: bytes, grant: TokenGrant | None) -> PendingPush:
         name = action.name if grant is None else action.name.of_token(grant.id)
         of = self._stream(action.stream)
+        if grant is not None:
+            self._quotas.take(grant, "bytes", len(body), time.monotonic())
         plain = unpacked(body, action.encoding, self.limits)
         batch = rows_in(plain, action.kind, None if of.schema == "infer" else of.columns(), self.limits)
         if of.schema == "infer":
             of, batch = self._inferred(of, plain, action.kind, batch)
+        if grant is not None:
+            self._quotas.take(grant, "events", batch.num_rows, time.monotonic())
         log = self._log_of(of, name)
         try:
             ticket = self._writer(of, log).offer(packed_rows(batch), batch.num_rows, name)

@@ -9,20 +9,34 @@ import msgspec
 
 import flux
 from flux.eventlog.streams import StreamDefinition
-from flux.gateway.answers import ErrorAnswer, HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer
+from flux.gateway.answers import (
+    ErrorAnswer,
+    HealthAnswer,
+    PushAnswer,
+    QueriesAnswer,
+    QueryAnswer,
+    StreamAnswer,
+    StreamsAnswer,
+)
 from flux.gateway.problems import KINDS
 from flux.gateway.routes import (
     CONTENT,
     METHODS,
     Action,
     Describe,
+    ForgetReader,
     Health,
+    ListQueries,
     ListStreams,
     PushEvents,
+    RegisterQuery,
     RegisterStream,
+    RemoveQuery,
     RemoveStream,
+    ShowQuery,
     ShowStream,
 )
+from flux.registry.definitions import QueryDefinition
 
 #: By action, the class of the answer to each status that is no error; None: the answer has no content.
 GOOD: dict[type[Action], dict[int, type[msgspec.Struct] | None]] = {
@@ -33,6 +47,11 @@ GOOD: dict[type[Action], dict[int, type[msgspec.Struct] | None]] = {
     RegisterStream: {200: StreamAnswer, 201: StreamAnswer},
     RemoveStream: {204: None},
     PushEvents: {200: PushAnswer},
+    ForgetReader: {204: None},
+    ListQueries: {200: QueriesAnswer},
+    ShowQuery: {200: QueryAnswer},
+    RegisterQuery: {200: QueryAnswer, 201: QueryAnswer},
+    RemoveQuery: {204: None},
 }
 _ANY = ("malformed", "wrong_method", "internal", "not_stored", "busy", "too_large", "slow_head", "slow_body")
 _OF_TOKENS = ("no_token", "unknown_token", "no_right")
@@ -43,7 +62,20 @@ PROBLEMS: dict[type[Action], tuple[str, ...]] = {
     ListStreams: _OF_TOKENS,
     ShowStream: (*_OF_TOKENS, "no_such_stream"),
     RegisterStream: (*_OF_TOKENS, "stream_exists", "unfit_definition", "no_room"),
-    RemoveStream: (*_OF_TOKENS, "no_such_stream", "has_readers"),
+    RemoveStream: (*_OF_TOKENS, "no_such_stream", "has_readers", "no_service", "not_changed"),
+    ForgetReader: (*_OF_TOKENS, "no_such_stream", "no_such_reader"),
+    ListQueries: _OF_TOKENS,
+    ShowQuery: (*_OF_TOKENS, "no_such_query"),
+    RegisterQuery: (
+        *_OF_TOKENS,
+        "unfit_query",
+        "no_such_input",
+        "query_exists",
+        "no_service",
+        "not_changed",
+        "no_room",
+    ),
+    RemoveQuery: (*_OF_TOKENS, "no_such_query", "has_readers", "no_service", "not_changed"),
     PushEvents: (
         *_OF_TOKENS,
         "no_such_stream",
@@ -52,9 +84,15 @@ PROBLEMS: dict[type[Action], tuple[str, ...]] = {
         "other_gateway",
         "unfit_row",
         "log_full",
+        "over_quota",
     ),
 }
-_CLASSES = (ErrorAnswer, HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer, StreamDefinition)
+_CLASSES = (
+    ErrorAnswer, HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer, StreamDefinition, QueryAnswer, QueriesAnswer,
+    QueryDefinition,
+)  # fmt: skip
+#: The names in paths.
+_NAMES = {"name": "The name of the stream or query.", "reader": "The reader, as the stream lists it."}
 _HEADERS = {
     "Idempotency-Key": "A repeat under the same key within ten minutes changes nothing.",
     "Flux-Client": "The name of the client that numbers its requests; with Flux-Number, and without a key.",
@@ -82,8 +120,9 @@ def document() -> dict[str, Any]:
 
 def _path(path: str, methods: dict[str, type[Action]]) -> dict[str, Any]:
     made: dict[str, Any] = {method.lower(): _operation(action) for method, action in methods.items()}
-    if "{name}" in path:
-        made["parameters"] = [_parameter("name", "path", "The name of the stream.", required=True)]
+    names = [_parameter(name, "path", text, required=True) for name, text in _NAMES.items() if f"{{{name}}}" in path]
+    if names:
+        made["parameters"] = names
     return made
 
 
@@ -98,8 +137,10 @@ def _operation(action: type[Action]) -> dict[str, Any]:
         made["security"] = []
     if action is RegisterStream:
         made["requestBody"] = {"required": True, "content": {"application/json": _schema(StreamDefinition)}}
-    elif action is RemoveStream:
-        made["parameters"] = [_parameter("cascade", "query", "true: also if queries read the stream.")]
+    elif action is RegisterQuery:
+        made["requestBody"] = {"required": True, "content": {"application/json": _schema(QueryDefinition)}}
+    elif action is RemoveStream or action is RemoveQuery:
+        made["parameters"] = [_parameter("cascade", "query", "true: with all queries that read it.")]
     elif action is PushEvents:
         made["requestBody"] = {"required": True, "content": {kind: {"schema": {}} for kind in CONTENT}}
         made["parameters"] = [_parameter(name, "header", text) for name, text in _HEADERS.items()]

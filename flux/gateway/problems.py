@@ -31,16 +31,23 @@ KINDS = {
     kind.code: kind
     for kind in (
         ProblemKind(400, "malformed", "Correct the request; the message says where it cannot be read."),
+        ProblemKind(
+            400, "unfit_query", "Correct the part of the query that the message names; docs/sql.md lists the parts."
+        ),
         ProblemKind(401, "no_token", "Send a token, Authorization: Bearer TOKEN; flux token makes one."),
         ProblemKind(401, "unknown_token", "Use another token; this one was never made, or was revoked."),
         ProblemKind(403, "no_right", "Use a token with this right on this stream."),
         ProblemKind(404, "no_such_path", "GET /v1/openapi.json lists all paths."),
         ProblemKind(404, "no_such_stream", "GET /v1/streams lists the streams; POST /v1/streams registers one."),
+        ProblemKind(404, "no_such_query", "GET /v1/queries lists the queries; POST /v1/queries registers one."),
+        ProblemKind(404, "no_such_input", "GET /v1/streams and GET /v1/queries list the names that a query may read."),
+        ProblemKind(404, "no_such_reader", "GET /v1/streams/NAME lists the readers of a stream."),
         ProblemKind(405, "wrong_method", "GET /v1/openapi.json lists the methods of each path."),
         ProblemKind(408, "slow_head", "Send the head of a request at once; proxies and clients do."),
         ProblemKind(408, "slow_body", "Send the body faster, or in smaller requests. Nothing of it is kept."),
         ProblemKind(409, "stream_exists", "Use another name, or remove the stream first."),
-        ProblemKind(409, "has_readers", "Stop the queries that read it, or remove it with ?cascade=true."),
+        ProblemKind(409, "query_exists", "Use another name, or remove the query first."),
+        ProblemKind(409, "has_readers", "Remove or stop the queries that read it, or remove it with ?cascade=true."),
         ProblemKind(409, "name_reused", "Use another key or number for other rows. Nothing of this request is kept."),
         ProblemKind(413, "too_large", "Send several smaller requests. Nothing of this one is kept."),
         ProblemKind(415, "unknown_content", "Send one of the content types and encodings that the message names."),
@@ -50,10 +57,17 @@ KINDS = {
         ProblemKind(422, "unfit_row", "Correct the row. Nothing of the request is kept."),
         ProblemKind(422, "unfit_definition", "Correct the part of the definition that the message names."),
         ProblemKind(429, "busy", "Send the request again after Retry-After seconds. Nothing of it is kept."),
+        ProblemKind(
+            429, "over_quota", "Send it again after Retry-After seconds, or ask for a token with a higher rate."
+        ),
         ProblemKind(500, "internal", "Report the message to the operator of the gateway; the same key is safe."),
         ProblemKind(503, "log_full", "Let the queries that read the stream go on; the same key is safe."),
         ProblemKind(503, "not_stored", "Send the request again, here or at another gateway; the same key is safe."),
-        ProblemKind(507, "no_room", "Remove streams, or start a gateway on another location."),
+        ProblemKind(503, "no_service", "Start flux serve on the location of the gateway, and send the request again."),
+        ProblemKind(
+            503, "not_changed", "Send the request again: GET /v1/queries/NAME tells whether it was carried out."
+        ),
+        ProblemKind(507, "no_room", "Remove streams or queries, or start a gateway on another location."),
     )
 }
 

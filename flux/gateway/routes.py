@@ -27,7 +27,6 @@ NAME_MAX = 200
 _NUMBER_MAX = 1 << 62
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _UNNAMED = PushName()
-_STREAM = re.compile(r"/v1/streams/([^/]+)(/events)?")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class HttpRequest:
 class Action:
     """A request as the gateway carries it out. The docstring of a subclass is its summary in the OpenAPI document."""
 
-    #: The stream that it is about; "": none.
+    #: The stream, or the query whose result is a stream, that it is about; "": none.
     stream: str = ""
     #: The right that its token needs, on the stream if there is one; "": it needs no token.
     right: ClassVar[str] = ""
@@ -96,6 +95,40 @@ class PushEvents(Action):
     right = "push"
 
 
+@dataclass(frozen=True)
+class ForgetReader(Action):
+    """Forget a query outside of the service that reads a stream and does not come back: events are kept for it no longer."""
+
+    reader: str = ""
+    right = "admin"
+
+
+class ListQueries(Action):
+    """List the registered queries that the token may see."""
+
+    right = "read"
+
+
+class ShowQuery(Action):
+    """Describe a registered query."""
+
+    right = "read"
+
+
+class RegisterQuery(Action):
+    """Register a query, as the body says. It runs when this is answered."""
+
+    right = "query"
+
+
+@dataclass(frozen=True)
+class RemoveQuery(Action):
+    """Remove a query with its state and its result, and all queries that read it if ``cascade``."""
+
+    cascade: bool = False
+    right = "query"
+
+
 #: Methods of each path, as in the OpenAPI document.
 METHODS: dict[str, dict[str, type[Action]]] = {
     "/v1/health": {"GET": Health},
@@ -103,12 +136,16 @@ METHODS: dict[str, dict[str, type[Action]]] = {
     "/v1/streams": {"GET": ListStreams, "POST": RegisterStream},
     "/v1/streams/{name}": {"GET": ShowStream, "DELETE": RemoveStream},
     "/v1/streams/{name}/events": {"POST": PushEvents},
+    "/v1/streams/{name}/readers/{reader}": {"DELETE": ForgetReader},
+    "/v1/queries": {"GET": ListQueries, "POST": RegisterQuery},
+    "/v1/queries/{name}": {"GET": ShowQuery, "DELETE": RemoveQuery},
 }
+_TEMPLATES = [(template, template.split("/")) for template in METHODS]
 
 
 def action_of(request: HttpRequest) -> Action:
     """Return the action that a request asks for. Problem: there is none."""
-    template, stream = _template(request.path)
+    template, (stream, *others) = _template(request.path)
     kinds = METHODS.get(template)
     if kinds is None:
         raise Problem("no_such_path", f"there is no path {request.path[:200]!r}")
@@ -120,17 +157,20 @@ def action_of(request: HttpRequest) -> Action:
         )
     if kind is PushEvents:
         return PushEvents(stream, _content(request.headers), _encoding(request.headers), push_name(request.headers))
-    if kind is RemoveStream:
-        return RemoveStream(stream, _cascade(request.query))
-    return kind(stream)
+    if kind is RemoveStream or kind is RemoveQuery:
+        return kind(stream, _cascade(request.query))
+    return kind(stream, *others)
 
 
-def _template(path: str) -> tuple[str, str]:
-    """Return the template of a path, and the name of the stream in it."""
-    found = _STREAM.fullmatch(path)
-    if found is None:
-        return path, ""
-    return f"/v1/streams/{{name}}{found[2] or ''}", found[1]
+def _template(path: str) -> tuple[str, list[str]]:
+    """Return the template of a path, and the names in it, or one empty one."""
+    parts = path.split("/")
+    for template, wanted in _TEMPLATES:
+        if len(wanted) == len(parts) and all(
+            a == b or (a[:1] == "{" and b) for a, b in zip(wanted, parts, strict=True)
+        ):
+            return template, [b for a, b in zip(wanted, parts, strict=True) if a[:1] == "{"] or [""]
+    return path, [""]
 
 
 def _content(headers: Mapping[str, str]) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import ssl
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,8 +51,9 @@ def http_options(
     return HttpOptions(host.strip("[]"), int(port), certificate, key, trust, address)
 
 
-def run(location: str, http: HttpOptions) -> None:
-    """Run a gateway until SIGTERM or SIGINT. UsageError: the location or a package is missing."""
+def run(location: str, http: HttpOptions, attached: bool = False) -> None:
+    """Run a gateway until SIGTERM or SIGINT, or if ``attached`` until standard input ends. UsageError: the location or a package
+    is missing."""
     try:
         import uvicorn
     except ModuleNotFoundError as error:
@@ -76,5 +80,14 @@ def run(location: str, http: HttpOptions) -> None:
         application(Gateway(place, address, document=document), verify), http.host, http.port, log_level="warning",
         timeout_graceful_shutdown=STOP_S, server_header=False, **bounds(), **tls,
     )  # fmt: skip
-    print(f"flux: gateway of {place} at {address}", file=sys.stderr, flush=True)
+    if attached:
+        threading.Thread(target=_end_with_input, name="flux-parent", daemon=True).start()
+    else:
+        print(f"flux: gateway of {place} at {address}", file=sys.stderr, flush=True)
     uvicorn.Server(config).run()
+
+
+def _end_with_input() -> None:
+    """End this process as a signal does, when the pipe from its service has ended."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)

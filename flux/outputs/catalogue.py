@@ -129,8 +129,7 @@ class OutputCatalogue:
         with self._entries.changing() as found:
             gone = self._of(found, name)
             del found[name]
-        for partition in range(gone.partitions):
-            self.log_place(gone, partition).clear()
+        self.place.below(f"outputs/{gone.id}").clear()
 
     def _of(self, found: dict[str, OutputDefinition], name: str) -> OutputDefinition:
         if name not in found:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from flux.dataflow.flow import Flow, is_input, node
@@ -15,10 +16,11 @@ from flux.errors import UsageError
 from spark_integration.query.declarations import session_of, sources_of
 from spark_integration.query.start import check_columns, schema_of, unchecked
 from spark_integration.settings import is_case_sensitive
-from spark_integration.sql.accepted import NameScope, check
+from spark_integration.sql.accepted import NameScope, TextSize, check, named_relations
 from spark_integration.sql.analysis import TextSession
 from spark_integration.sql.relations import Relation, Relations
 from spark_integration.sql.text import QueryText
+from spark_integration.sql.trees import class_of, listed
 
 
 def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
@@ -49,6 +51,27 @@ def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
         return made
     except UsageError:
         return _flow(relations.of(parsed, known))  # checked part by part, the error has the place of its part
+
+
+def names_read(sql_query: str, spark: SparkSession) -> list[str]:
+    """Return the names of the flows that a text reads, in its order. UsageError, with its place: the text does not parse."""
+    parsed = TextSession(spark).parsed(QueryText(sql_query))
+    return list(dict.fromkeys(_names_in(parsed, NameScope(frozenset(), is_case_sensitive(spark)))))
+
+
+def _names_in(relation: Any, known: NameScope) -> Iterator[str]:
+    """Yield the names of the relations that a part of a text reads, but for ``known`` ones, which are those of WITH."""
+    kind = class_of(relation)
+    if kind == "UnresolvedRelation":
+        name = ".".join(map(str, listed(relation.multipartIdentifier())))
+        if name not in known:
+            yield name
+    if kind == "UnresolvedWith":
+        for name, below in named_relations(relation):
+            yield from _names_in(below, known)
+            known = known.with_name(name, TextSize())
+    for below in listed(relation.children()):
+        yield from _names_in(below, known)
 
 
 def _columns_of(flow: Flow | Source) -> StructType:

@@ -29,7 +29,7 @@ def template_of(path: str) -> str | None:
     parts = path.partition("?")[0].split("/")
     for template in METHODS:
         wanted = template.split("/")
-        if len(wanted) == len(parts) and all(a == b or a == "{name}" for a, b in zip(wanted, parts, strict=True)):
+        if len(wanted) == len(parts) and all(a == b or a[:1] == "{" for a, b in zip(wanted, parts, strict=True)):
             return template
     return None
 

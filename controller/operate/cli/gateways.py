@@ -31,12 +31,13 @@ def gateway(
     trust: Annotated[
         Path | None, typer.Option("--trust", help="TLS: file with the certificates of other gateways to trust.")
     ] = None,
+    attached: Annotated[bool, typer.Option("--attached", hidden=True, help="End when standard input ends.")] = False,
 ) -> None:
     """Run a gateway: it takes events over HTTP and answers when they are on disk."""
     from flux.gateway.serve import http_options, run
 
     with outcome(False):
-        run(location, http_options(http, certificate, key, address, trust))
+        run(location, http_options(http, certificate, key, address, trust), attached)
 
 
 def token(
@@ -47,6 +48,12 @@ def token(
     stream: Annotated[
         list[str] | None, typer.Option("--stream", help="Stream it is for; several times. Default: all.")
     ] = None,
+    events_per_s: Annotated[
+        int, typer.Option("--events-per-s", min=0, help="Events that it may push in a second at a gateway; 0: any.")
+    ] = 0,
+    bytes_per_s: Annotated[
+        int, typer.Option("--bytes-per-s", min=0, help="Bytes that it may push in a second at a gateway; 0: any.")
+    ] = 0,
     revoke: Annotated[str | None, typer.Option("--revoke", metavar="ID", help="Forget the token with this id.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +66,7 @@ def token(
         if revoke is not None:
             register.revoke(revoke)
         elif right:
-            made = register.make(right, stream or ["*"])  # type: ignore[arg-type]
+            made = register.make(right, stream or ["*"], events_per_s, bytes_per_s)  # type: ignore[arg-type]
             if as_json:
                 document({"token": made})
             else:

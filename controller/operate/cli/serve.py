@@ -1,0 +1,51 @@
+"""The command ``flux serve``: a service in a program of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import flux
+from controller.operate.cli.output import outcome
+from flux.errors import UsageError
+
+
+def serve(
+    location: Annotated[
+        str | None,
+        typer.Option(
+            "--location", help="Directory or URI of everything that lasts. Default: a folder that ends with it."
+        ),
+    ] = None,
+    http: Annotated[
+        str, typer.Option("--http", metavar="HOST:PORT", help="Port of the first gateway; others have the next ones.")
+    ] = "127.0.0.1:8080",
+    gateways: Annotated[int, typer.Option("--gateways", min=1, max=64, help="Processes that speak HTTP.")] = 1,
+    master: Annotated[
+        str, typer.Option("--master", help="Master of Spark, as in local[4,1000] or spark://host:7077.")
+    ] = "local[4,1000]",
+    workers: Annotated[int, typer.Option("--workers", min=0, max=4096, help="Workers; 0: one for each task slot.")] = 0,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, max=3, help="Replicas of each partition.")] = 1,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="MODULE:NAME", help="Operator that a registration may name; several times."),
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="Setting of Spark or of spark.flux.*; several times."),
+    ] = None,
+) -> None:
+    """Run a service: streams, queries in SQL and their results over HTTP, until SIGTERM or Ctrl-C."""
+    with outcome(False):
+        settings = dict(map(_setting, conf or []))
+        flux._run_service(
+            master, settings, location, http, gateways, tuple(allow or ()), {"workers": workers, "replicas": replicas}
+        )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageError(f"--conf: expected KEY=VALUE, got {text!r:.100}")
+    return key, value

@@ -1,0 +1,10 @@
+"""``flux serve``: streams, queries and outputs over HTTP, on one plan that grows (design: service).
+
+flows           Registered streams and queries as flows
+service_plan    The one growing query, in which registered queries come and go
+registrar       Registrations and removals, carried out one after the other
+registry_port   The port on which gateways reach the service
+attached        Gateways as processes of a service, started again when they end
+stream_service  The service: its plan, its port and its gateways
+command         The program of ``flux serve``
+"""

@@ -1,0 +1,67 @@
+"""The program of ``flux serve``: a session of Spark, a service, and its end with a signal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from controller.text import count
+from spark_integration.service.stream_service import StreamService, serve
+
+#: Settings of the session that the command makes, unless the user gives others.
+_SETTINGS = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.daemon.module": "spark_integration.daemon",  # workers start fast
+    "spark.task.maxFailures": "1000",  # a worker that is lost comes back as the next attempt of its task
+}
+#: Exit code of a program that a signal has ended before it began its work.
+_TERMINATED = 143
+
+
+def run(
+    master: str, conf: Mapping[str, str], location: str | None, http: str, gateways: int, allow: Sequence[str],
+    options: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Run a service until SIGTERM or SIGINT, in the main thread. FluxError: it has not begun, or has ended by itself."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    # Each text that does not fit would leave a hundred lines of the JVM in the log, and its client gets the reason.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    session = _session(master, conf)
+    try:
+        with serve(location, http, gateways, session, allow, **options) as service:
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, lambda *_: service.stop_asked.set())
+            _tell(service)
+            service.wait()
+    finally:
+        session.stop()
+
+
+def _tell(service: StreamService) -> None:
+    """Print the facts with which a user begins."""
+    said = [
+        f"it holds {count(service.plan.query.tasks, 'task slot')} of Spark and leaves {service.slots_left}",
+        f"serving {service.location} at {', '.join(service.urls)}",
+    ]
+    if not service.is_lasting:
+        said.insert(0, "without --location, events, queries and results end with this service")
+    if service.token is not None:
+        said.insert(0, f"the first token, for everything; it is not shown again: {service.token}")
+    for each in said:
+        print(f"flux: {each}", file=sys.stderr, flush=True)
+
+
+def _session(master: str, conf: Mapping[str, str]) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName("flux serve")
+    for key, value in {**_SETTINGS, **conf}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session

@@ -1,0 +1,191 @@
+"""Registrations and removals, carried out one after the other (design: registry-steps).
+
+The registry is written first, and then steps are made until plan and outputs are as it says. All methods are called in one
+thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from flux.errors import FluxError, QueryFailed, QueryTimeout, SchemaError, UsageError
+from flux.eventlog.streams import NoSuchStream, StreamCatalogue
+from flux.gateway.answers import QueryAnswer, query_answer
+from flux.gateway.problems import Problem
+from flux.gateway.tokens import TokenGrant, check_right
+from flux.registry.convergence import (
+    AddToPlan,
+    Forget,
+    NoteFailed,
+    NoteRunning,
+    PlanParts,
+    Step,
+    TakeFromPlan,
+    next_step,
+)
+from flux.registry.definitions import (
+    HasDependants,
+    NoSuchInput,
+    NoSuchQuery,
+    QueriesFull,
+    QueryDefinition,
+    QueryExists,
+    RegisteredQuery,
+    checked_query,
+)
+from flux.registry.query_catalogue import QueryCatalogue
+from flux.registry.service_calls import ServiceCall
+
+log = logging.getLogger("flux")
+
+_definition = msgspec.json.Decoder(QueryDefinition)
+
+
+class ServedPlan(Protocol):
+    """The running plan, as registrations change it. FluxError: nothing has changed."""
+
+    def read_by(self, definition: QueryDefinition) -> list[str]:
+        """Return the names that a definition reads."""
+
+    def schema_of(self, definition: QueryDefinition, reads: list[str]) -> str:
+        """Return the columns of its result, in DDL."""
+
+    def parts(self) -> PlanParts:
+        """Return the registered names in the plan."""
+
+    def add(self, query: RegisteredQuery) -> None:
+        """Add a query."""
+
+    def take(self, name: str) -> None:
+        """Remove a query or stream that no other part reads."""
+
+
+class ServiceAnswer(NamedTuple):
+    """An answer to a call."""
+
+    status: int
+    content: QueryAnswer | None
+
+
+@contextmanager
+def _problems() -> Any:
+    """Turn refusals into problems."""
+    try:
+        yield
+    except QueryExists as error:
+        raise Problem("query_exists", str(error)) from error
+    except NoSuchQuery as error:
+        raise Problem("no_such_query", str(error)) from error
+    except NoSuchInput as error:
+        raise Problem("no_such_input", str(error)) from error
+    except NoSuchStream as error:
+        raise Problem("no_such_stream", str(error)) from error
+    except HasDependants as error:
+        raise Problem("has_readers", str(error)) from error
+    except QueriesFull as error:
+        raise Problem("no_room", str(error)) from error
+    except (UsageError, SchemaError) as error:
+        raise Problem("unfit_query", str(error)[:2000]) from error
+
+
+class Registrar:
+    """The registry of one service, its plan, and the outputs. ``forget_output`` removes the output of a query by its name, if it
+    is there."""
+
+    def __init__(
+        self,
+        catalogue: QueryCatalogue,
+        streams: StreamCatalogue,
+        plan: ServedPlan,
+        forget_output: Callable[[str], None],
+    ) -> None:
+        self._catalogue, self._streams, self._plan = catalogue, streams, plan
+        self._forget_output = forget_output
+
+    def answer(self, call: ServiceCall) -> ServiceAnswer:
+        """Carry out a call. Problem: it is refused, and nothing has changed, or the service goes on with it later."""
+        grant = TokenGrant(call.token, "", call.rights, call.streams)  # type: ignore[arg-type]
+        with _problems():
+            if call.action == "register_query":
+                return self._register(call.body, grant)
+            if call.action == "remove_query":
+                self._catalogue.begin_removal(call.name, call.cascade)
+                self.converge()
+                return ServiceAnswer(204, None)
+            self._streams.get(call.name)
+            self._catalogue.begin_removal_of_readers(call.name, call.cascade)
+            self.converge()
+            self._streams.remove(call.name)
+            return ServiceAnswer(204, None)
+
+    def _register(self, body: str, grant: TokenGrant) -> ServiceAnswer:
+        try:
+            wanted = checked_query(_definition.decode(body))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise Problem("unfit_query", f"expected the definition of a query as JSON: {error}") from error
+        check_right(grant, "query", wanted.name)
+        there = self._catalogue.all().get(wanted.name)
+        if there is not None and there.definition == wanted and there.phase in ("RUNNING", "FAILED"):
+            return self._shown(wanted.name, 200)
+        reads = self._plan.read_by(wanted)
+        for name in reads:
+            check_right(grant, "read", name)
+        schema = self._plan.schema_of(wanted, reads)
+        made, new = self._catalogue.begin(wanted, reads, schema)
+        try:
+            self.converge()
+        except FluxError as error:
+            self._take_back(made)
+            code = "not_changed" if isinstance(error, QueryTimeout | QueryFailed) else "unfit_query"
+            raise Problem(
+                code, str(error)[:2000], headers={"Retry-After": "1"} if code == "not_changed" else {}
+            ) from error
+        return self._shown(made.name, 201 if new else 200)
+
+    def _take_back(self, query: RegisteredQuery) -> None:
+        """Remove a query that was not answered. If that fails too, the next start of the service goes on with it."""
+        with suppress(NoSuchQuery):
+            self._catalogue.begin_removal(query.name, cascade=True)
+        try:
+            self.converge()
+        except FluxError as error:
+            log.warning("query %s is taken back later: %s", query.name, error)
+
+    def _shown(self, name: str, status: int) -> ServiceAnswer:
+        queries = self._catalogue.all()
+        if name not in queries:
+            raise NoSuchQuery(f"no query {name[:100]!r} is registered: it has been removed meanwhile")
+        return ServiceAnswer(status, query_answer(queries[name], queries))
+
+    def converge(self) -> None:
+        """Make steps until plan and outputs are as the registry says."""
+        while (step := self._next()) is not None:
+            self._make(step)
+
+    def _next(self) -> Step | None:
+        return next_step(self._catalogue.all(), self._plan.parts())
+
+    def _make(self, step: Step) -> None:
+        match step:
+            case AddToPlan(query):
+                self._plan.add(query)
+            case NoteRunning(query):
+                self._catalogue.note(query, "RUNNING")
+            case NoteFailed(query, error):
+                log.warning("query %s has failed: %s", query.name, error)
+                self._catalogue.note(query, "FAILED", error)
+            case TakeFromPlan(name):
+                self._plan.take(name)
+            case Forget(query):
+                self._forget_output(query.name)
+                self._catalogue.drop(query)
+
+    def note_failed(self, failed: Mapping[str, str]) -> None:
+        """Write down queries that could not be made again when the service was started."""
+        for name, error in failed.items():
+            self._catalogue.note(self._catalogue.get(name), "FAILED", error)

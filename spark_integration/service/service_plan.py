@@ -1,0 +1,212 @@
+"""The one growing query of a service: registered queries come and go while it runs (design: service-plan)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+import flux
+from flux.dataflow.flow import Flow
+from flux.dataflow.plan import FromStage, Plan, WorkerSourcePlan
+from flux.dataflow.sink import FlowTo, Position, Sink
+from flux.dataflow.source import source
+from flux.dataflow.source_reader import PartitionReader, SourceReader
+from flux.errors import FluxError, UsageError
+from flux.eventlog.streams import NoSuchStream, StreamCatalogue
+from flux.registry.convergence import PlanParts
+from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
+from flux.vault.location import Place
+from spark_integration.query.query import Query
+from spark_integration.query.start import schema_of
+from spark_integration.service.flows import EVENTS, owner_of, query_flow, stream_flow, with_output
+from spark_integration.sql.query import names_read
+
+log = logging.getLogger("flux")
+
+#: The stage and the source that are always there: a query needs one, and a service may begin without registrations.
+IDLE = "/idle"
+#: Seconds that a change of the plan may take.
+CHANGE_S = 60.0
+
+
+class IdleReader(SourceReader):
+    """A source that never has a row."""
+
+    endless = True
+    row_numbers = True
+    partitions = 1
+    schema = pa.schema([("nothing", pa.int64())])
+
+    def read(self, partition: int, start: Any) -> PartitionReader:
+        return _Idle()
+
+
+class _Idle(PartitionReader):
+    def next(self) -> None:
+        return None
+
+    def when_ready(self, ring: Callable[[], None]) -> None:
+        """Never ring."""
+
+
+def nothing(batch: pa.RecordBatch, position: Position) -> None:
+    """Take no rows."""
+
+
+class ServicePlan:
+    """The stages of all registered queries. Its methods are called in one thread.
+
+    ``sink_of`` makes the sink of a query's output."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        location: str,
+        place: Place,
+        allowed: Collection[str],
+        sink_of: Callable[[RegisteredQuery], Sink],
+    ) -> None:
+        self._spark, self._location, self._place = spark, location, place
+        self._allowed, self._sink_of = frozenset(allowed), sink_of
+        self._streams = StreamCatalogue(place)
+        self._query: Query | None = None
+
+    @property
+    def query(self) -> Query:
+        assert self._query is not None, "the plan has been started"
+        return self._query
+
+    # ---- from definitions to flows
+
+    def read_by(self, definition: QueryDefinition) -> list[str]:
+        """Return the names of the streams and queries that a definition reads. UsageError: the text does not parse."""
+        found = definition.inputs if definition.operator else names_read(definition.sql, self._spark)
+        if not found:
+            raise UsageError("the query reads no stream: name one in FROM")
+        return list(dict.fromkeys(found))
+
+    def schema_of(self, definition: QueryDefinition, reads: Sequence[str]) -> str:
+        """Return the columns of the result of a query, in DDL. UsageError: it does not fit; NoSuchInput: an input is not there."""
+        made = query_flow(definition, self._inputs(reads, {}), self._allowed)
+        return ddl(schema_of(made))
+
+    def _inputs(self, names: Iterable[str], known: dict[str, Flow]) -> dict[str, Flow]:
+        """Return flows by name: those of running stages, known ones, and new ones of streams, which become known."""
+        for name in names:
+            if name not in known:
+                known[name] = self._input(name)
+        return {name: known[name] for name in names}
+
+    def _input(self, name: str) -> Flow:
+        if self._query is not None and any(stage.name == name for stage in self._query.plan.stages):
+            return self._query[name]
+        try:
+            return stream_flow(self._location, self._streams.get(name), "latest" if self._query else "earliest")
+        except NoSuchStream as error:
+            raise NoSuchInput(f"there is no stream and no running query {name!r:.100}") from error
+
+    def _flow(self, query: RegisteredQuery, known: dict[str, Flow]) -> FlowTo:
+        made = query.definition
+        result = query_flow(made, self._inputs(query.reads, known), self._allowed)
+        known[query.name] = result
+        return with_output(result, query.name, made.partitions, made.replicas, self._sink_of(query))
+
+    # ---- the plan
+
+    def start(self, registered: Iterable[RegisteredQuery], **options: Any) -> dict[str, str]:
+        """Start with these queries, in order of registration. Return the errors of those that cannot be made any more, by name:
+        they are not in the plan."""
+        idle = source(IdleReader(), name=IDLE + EVENTS)
+        flows: list[Flow | FlowTo] = [flux.stage(name=IDLE, partitions=1)(_same)(idle).foreach_batch(nothing)]
+        known: dict[str, Flow] = {}
+        failed: dict[str, str] = {}
+        for each in registered:
+            try:
+                flows.append(self._flow(each, known))
+            except FluxError as error:
+                failed[each.name] = str(error)
+                log.warning("query %s cannot be made again: %s", each.name, error)
+        self._query = flux.start(*flows, queryName="serve", spark=self._spark, **options)
+        return failed
+
+    def parts(self) -> PlanParts:
+        """Return the registered names in the plan, as it is now."""
+        query = self.query
+        failed = query._server.look(lambda: list(query._server.core.plans.failed.values()))
+        errors: dict[str, str] = {}
+        for each in sorted(failed, key=lambda each: each.name != each.because_of):
+            cause = (
+                each.error if each.name == each.because_of else f"{owner_of(each.because_of)} has failed: {each.error}"
+            )
+            errors.setdefault(owner_of(each.name), cause)
+        queries, streams = parts_of(query.plan)
+        return PlanParts(queries, streams, errors)
+
+    def add(self, query: RegisteredQuery) -> None:
+        """Add a query: all of its stages, or nothing. FluxError: nothing has changed."""
+        self.query.add(self._flow(query, {}), timeout=CHANGE_S)
+
+    def take(self, name: str) -> None:
+        """Remove all stages of a query or stream, which no other part reads, and their notes of failure."""
+        while (root := _root(self.query.plan, name)) is not None:
+            before = self._readers_of(name)
+            self.query.remove(root, cascade=True, timeout=CHANGE_S)
+            after = self._readers_of(name)
+            for id_, reader in before.items():
+                if id_ not in after:
+                    reader.forget()
+        for stage in self._failed_of(name):
+            self.query.remove(stage, timeout=CHANGE_S)
+
+    def _readers_of(self, name: str) -> dict[int, SourceReader]:
+        """Return the readers of the sources of a query or stream, by the id of their source."""
+        of = [each for each in self.query.plan.sources if owner_of(each.name) == name]
+        return {each.id: each.reader for each in of if isinstance(each, WorkerSourcePlan)}
+
+    def _failed_of(self, name: str) -> list[str]:
+        server = self.query._server
+        failed = server.look(lambda: list(server.core.plans.failed))
+        return [each for each in failed if owner_of(each) == name]
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def parts_of(plan: Plan) -> tuple[dict[str, set[str]], set[str]]:
+    """Return the queries in a plan, each with the names that it reads, and the streams."""
+    owners = {owner_of(stage.name) for stage in plan.stages} - {""}
+    queries = {owner_of(stage.name) for stage in plan.stages if "/" in stage.name} - {""}
+    reads: dict[str, set[str]] = {name: set() for name in queries}
+    for edge in plan.edges:
+        if isinstance(edge, FromStage):
+            reader, read = owner_of(plan.stages[edge.consumer].name), owner_of(plan.stages[edge.stage].name)
+            if reader != read and reader in reads:
+                reads[reader].add(read)
+    return reads, owners - queries
+
+
+def _root(plan: Plan, name: str) -> str | None:
+    """Return a stage of a query or stream that reads none of its others; None: none of it is left."""
+    for stage in plan.stages:
+        if owner_of(stage.name) != name:
+            continue
+        edges = [plan.edges[edge] for edge in stage.edges_in]
+        read = {plan.stages[each.stage].name for each in edges if isinstance(each, FromStage)}
+        if name not in map(owner_of, read):
+            return stage.name
+    return None
+
+
+def ddl(schema: Any) -> str:
+    """Return columns as DDL."""
+    names = (f"`{each.name.replace('`', '``')}` {_upper(each.dataType.simpleString())}" for each in schema)
+    return ", ".join(names)
+
+
+def _upper(kind: str) -> str:
+    return kind if "<" in kind else kind.upper()

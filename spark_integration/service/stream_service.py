@@ -1,0 +1,213 @@
+"""A service: streams, queries and outputs over HTTP, on one plan that grows (design: service)."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
+from flux.eventlog.streams import StreamCatalogue
+from flux.gateway.serve import http_options
+from flux.gateway.tokens import TokenRegister
+from flux.outputs.catalogue import NoSuchOutput, OutputCatalogue
+from flux.outputs.sink import OutputLogSink
+from flux.registry.definitions import RegisteredQuery
+from flux.registry.query_catalogue import QUERIES_MAX, QueryCatalogue, ServiceReplaced
+from flux.registry.service_hold import ServiceHold
+from flux.vault.location import place_of
+from spark_integration.query.declarations import session_of
+from spark_integration.service.attached import AttachedGateway
+from spark_integration.service.registrar import Registrar
+from spark_integration.service.registry_port import RegistryPort
+from spark_integration.service.service_plan import ServicePlan
+from spark_integration.settings import live_slots
+
+log = logging.getLogger("flux")
+
+#: Seconds between two looks at gateways and at stages that have failed.
+LOOK_S = 0.5
+#: Seconds for the workers to join, beyond the time-out of the query, and for steps that an earlier service has left.
+START_S = 600.0
+#: Gateways on ports that follow each other.
+GATEWAYS_MAX = 64
+
+
+class StreamService:
+    """A running service. ``stop`` ends it, and leaves nothing behind but its location."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        location: str | None,
+        http: str,
+        gateways: int,
+        allow: Sequence[str],
+        gateway_options: Sequence[str],
+        queries_max: int,
+        options: dict[str, Any],
+    ) -> None:
+        """Start a service. Nothing of it runs if this raises."""
+        self.spark = spark
+        self.stop_asked = threading.Event()
+        self._stopped = threading.Lock()
+        self.error: FluxError | None = None
+        with ExitStack() as stack:
+            self.is_lasting = location is not None
+            if location is None:
+                folder = tempfile.mkdtemp(prefix="flux-serve-")
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                location = folder
+            self.location = location
+            place = self._place = place_of(location)
+            hold = ServiceHold(place)
+            stack.callback(hold.close)
+            #: The first token, for everything, if this service has made it; None: the location has tokens.
+            self.token = _first_token(place)
+            self._alone = ThreadPoolExecutor(1, "flux-service")
+            stack.callback(self._alone.shutdown, cancel_futures=True)
+            catalogue = QueryCatalogue(place, queries_max=queries_max)
+            catalogue.claim()
+            self.plan = ServicePlan(spark, location, place, allow, self._sink_of)
+            self._registrar = Registrar(catalogue, StreamCatalogue(place), self.plan, self._forget_output)
+            self._begin(catalogue, options)
+            stack.callback(self._end_plan)
+            port = RegistryPort(self._registrar.answer, self._alone)
+            stack.callback(port.close)
+            port.open(hold.publish(port.url).secret)
+            self.urls, self._gateways = [], []
+            for address in addresses(http, gateways):
+                made = AttachedGateway(location, address, gateway_options)
+                self._gateways.append(made)
+                stack.callback(made.wait)
+                stack.callback(made.end)
+                self.urls.append(f"http://{address}")
+            self._close = stack.pop_all()
+        self._thread = threading.Thread(target=self._look_after, name="flux-service-look", daemon=True)
+        self._thread.start()
+
+    def _begin(self, catalogue: QueryCatalogue, options: dict[str, Any]) -> None:
+        """Start the plan with all queries that run, and go on with the steps that an earlier service has left."""
+        running = [each for each in catalogue.all().values() if each.phase == "RUNNING"]
+        for each in running:
+            self._forget_output(each.name)  # its results are computed again, from the events that are kept
+        failed = self.plan.start(running, **options)
+        try:
+            self.plan.query.wait_until_running(START_S)
+            self._registrar.note_failed(failed)
+            self._alone.submit(self._registrar.converge).result(START_S)
+        except BaseException:
+            self._end_plan()
+            raise
+
+    def _sink_of(self, query: RegisteredQuery) -> OutputLogSink:
+        return OutputLogSink(self._place, query.name, query.definition.retain, query.definition.mode)
+
+    def _forget_output(self, name: str) -> None:
+        with suppress(NoSuchOutput):
+            OutputCatalogue(self._place).remove(name)
+
+    def _end_plan(self) -> None:
+        try:
+            self.plan.query.stop()
+        except QueryTimeout as error:
+            log.warning("the service ends though its query does not: %s", error)
+
+    # ---- while it runs
+
+    @property
+    def slots_left(self) -> int:
+        """The task slots of the session that the service leaves to others."""
+        return max(live_slots(self.spark) - self.plan.query.tasks, 0)
+
+    def _look_after(self) -> None:
+        """Look after gateways and failed stages until the service is stopped, or its plan has ended."""
+        while not self.stop_asked.wait(LOOK_S):
+            for each in self._gateways:
+                each.look()
+            try:
+                if not self.plan.query.isActive:
+                    raise self.plan.query.exception() or QueryFailed("the query of the service has ended")
+                self._alone.submit(self._registrar.converge).result(START_S)
+            except ServiceReplaced as error:
+                self._end_with(error)
+            except FluxError as error:
+                if not self.plan.query.isActive:
+                    self._end_with(error)
+                else:
+                    log.warning("the service tries again: %s", error)
+            except Exception:
+                log.exception("the service cannot look after its plan")
+
+    def _end_with(self, error: FluxError) -> None:
+        self.error = error
+        log.error("the service ends: %s", error)
+        self.stop_asked.set()
+
+    def wait(self) -> None:
+        """Wait until ``stop_asked`` is set, and stop. Raises the error that has ended the service."""
+        self.stop_asked.wait()
+        self.stop()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """End gateways, port and plan, in this order: answered events are on disk, and registrations stay."""
+        self.stop_asked.set()
+        with self._stopped:
+            if self._thread.is_alive() and self._thread is not threading.current_thread():
+                self._thread.join()
+            for each in self._gateways:
+                each.end()
+            self._close.close()
+
+    def __enter__(self) -> StreamService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _first_token(place: Any) -> str | None:
+    tokens = TokenRegister(place)
+    return None if tokens.all() else tokens.make(["admin"], ["*"])
+
+
+def addresses(http: str, gateways: int) -> list[str]:
+    """Return the addresses of gateways, on ports that follow each other. UsageError: it is none, or a port is taken."""
+    if not 1 <= gateways <= GATEWAYS_MAX:
+        raise UsageError(f"gateways: expected 1 to {GATEWAYS_MAX}, got {gateways}")
+    first = http_options(http)
+    if first.port + gateways - 1 > 65535:
+        raise UsageError(f"http: {gateways} ports from {first.port} on are wanted, and 65535 is the last one")
+    found = []
+    for port in range(first.port, first.port + gateways):
+        with socket.socket(socket.AF_INET6 if ":" in first.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((first.host, port))
+            except OSError as error:
+                raise UsageError(f"http: port {port} of {first.host} cannot be used: {error.strerror}") from error
+        found.append(f"[{first.host}]:{port}" if ":" in first.host else f"{first.host}:{port}")
+    return found
+
+
+def serve(
+    location: str | Path | None, http: str, gateways: int, spark: SparkSession | None, allow: Sequence[str],
+    gateway_options: Sequence[str] = (), queries_max: int = QUERIES_MAX, **options: Any,
+) -> StreamService:  # fmt: skip
+    """Start a service (``flux.serve``)."""
+    addresses(http, gateways)
+    session = session_of([]) if spark is None else spark
+    given = None if location is None else str(location)
+    made = {"partitions": 1, "on_failure": "stage", **options}
+    return StreamService(session, given, http, gateways, allow, gateway_options, queries_max, made)

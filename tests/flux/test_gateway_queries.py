@@ -1,0 +1,221 @@
+"""Queries over HTTP: a gateway, the port of its service, and a registry whose plan is a dictionary."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from flux.errors import QueryTimeout
+from flux.eventlog.streams import ReaderPositions, StreamCatalogue
+from flux.gateway import gateway
+from flux.gateway.tokens import Allowance, TokenRegister
+from flux.registry.definitions import RegisteredQuery
+from flux.registry.query_catalogue import QueryCatalogue
+from flux.registry.service_calls import PATH
+from flux.registry.service_hold import ServiceHold
+from spark_integration.service import registry_port
+from spark_integration.service.registrar import Registrar
+from spark_integration.service.registry_port import RegistryPort
+from tests.flux.gateways import HeldClient, problem
+from tests.flux.held_plan import HeldPlan
+
+
+class Served:
+    """A service on the location of a gateway."""
+
+    def __init__(self, client: HeldClient) -> None:
+        self.client = client
+        self.plan = HeldPlan(lambda: None)
+        catalogue = QueryCatalogue(client.place)
+        catalogue.claim()
+        self._alone = ThreadPoolExecutor(1)
+        registrar = Registrar(catalogue, StreamCatalogue(client.place), self.plan, self.plan.forget_output)
+        self.port = RegistryPort(registrar.answer, self._alone)
+        self._hold = ServiceHold(client.place)
+        self.secret = self._hold.publish(self.port.url).secret
+        self.port.open(self.secret)
+
+    def register(self, token: str | None = None, **definition: Any) -> httpx.Response:
+        return self.client.call("POST", "/v1/queries", msgspec.json.encode(definition), token=token)
+
+    def close(self, gone: bool = True) -> None:
+        self.port.close()
+        self._alone.shutdown()
+        if gone:
+            self._hold.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(gateway, "BELIEVED_S", 0.0)  # tokens are known as soon as they are made
+    client = HeldClient(tmp_path)
+    client.register()
+    made = Served(client)
+    yield made
+    made.close()
+    client.close()
+
+
+def test_a_query_is_registered_shown_and_removed(served: Served) -> None:
+    client = served.client
+    answer = served.register(name="home", sql="clicks")
+    assert answer.status_code == 201
+    found = answer.json()
+    assert (found["status"], found["reads"], found["schema"], found["sql"]) == (
+        "RUNNING",
+        ["clicks"],
+        "`n` BIGINT",
+        "clicks",
+    )
+    assert served.register(name="home", sql="clicks").status_code == 200
+    assert problem(served.register(name="home", sql="clicks clicks")) == (409, "query_exists")
+    assert served.register(name="behind", sql="home").status_code == 201
+    shown = client.call("GET", "/v1/queries").json()["queries"]
+    assert [(each["name"], each["read_by"]) for each in shown] == [("home", ["behind"]), ("behind", [])]
+    assert client.call("GET", "/v1/queries/behind").json()["reads"] == ["home"]
+    assert problem(client.call("DELETE", "/v1/queries/home")) == (409, "has_readers")
+    assert client.call("DELETE", "/v1/queries/home?cascade=true").status_code == 204
+    assert client.call("GET", "/v1/queries").json()["queries"] == []
+    assert (served.plan.queries, served.plan.streams, served.plan.outputs) == ({}, set(), set())
+    assert problem(client.call("DELETE", "/v1/queries/home")) == (404, "no_such_query")
+    assert problem(client.call("GET", "/v1/queries/home")) == (404, "no_such_query")
+
+
+def test_a_stream_goes_with_the_queries_that_read_it(served: Served) -> None:
+    client = served.client
+    served.register(name="home", sql="clicks")
+    assert problem(client.register(name="home")) == (409, "stream_exists")
+    refused = client.call("DELETE", "/v1/streams/clicks")
+    assert problem(refused) == (409, "has_readers")
+    assert "read by home" in refused.json()["error"]["message"]
+    assert client.call("DELETE", "/v1/streams/clicks?cascade=true").status_code == 204
+    assert client.call("GET", "/v1/streams").json()["streams"] == []
+    assert client.call("GET", "/v1/queries").json()["queries"] == []
+
+
+@pytest.mark.parametrize(
+    ("definition", "refused"),
+    [
+        ({"name": "a b", "sql": "clicks"}, (400, "unfit_query")),
+        ({"name": "q"}, (400, "unfit_query")),
+        ({"name": "q", "sql": "clicks", "more": 1}, (400, "unfit_query")),
+        ({"name": "q", "sql": "nothing"}, (404, "no_such_input")),
+        ({"name": "clicks", "sql": "clicks"}, (409, "query_exists")),
+        ({"name": "q", "sql": "x" * 70_000}, (413, "too_large")),
+    ],
+)
+def test_a_registration_that_does_not_fit_changes_nothing(
+    served: Served, definition: dict[str, Any], refused: tuple[int, str]
+) -> None:
+    assert problem(served.register(**definition)) == refused
+    assert served.client.call("GET", "/v1/queries").json()["queries"] == []
+    assert served.plan.queries == {}
+
+
+def test_a_token_registers_what_it_may_read(served: Served) -> None:
+    client = served.client
+    other = client.token_for("query", "read", streams=("mine", "other"))
+    answer = served.register(token=other, name="mine", sql="clicks")
+    assert problem(answer) == (403, "no_right")
+    assert "'read' on stream 'clicks'" in answer.json()["error"]["message"]
+    reader = client.token_for("query", "read", streams=("mine", "clicks"))
+    assert problem(served.register(token=reader, name="yours", sql="clicks")) == (403, "no_right")
+    assert served.register(token=reader, name="mine", sql="clicks").status_code == 201
+    assert problem(client.call("DELETE", "/v1/queries/mine", token=client.token_for("push"))) == (403, "no_right")
+    assert client.call("GET", "/v1/queries", token=other).json()["queries"][0]["name"] == "mine"
+
+
+def test_without_a_service_registrations_promise_nothing(tmp_path: Path) -> None:
+    client = HeldClient(tmp_path)
+    client.register()
+    served = Served(client)
+    served.register(name="home", sql="clicks")
+    served.close(gone=False)  # as one that was killed
+    assert problem(served.register(name="more", sql="clicks")) == (503, "no_service")
+    assert [each["name"] for each in client.call("GET", "/v1/queries").json()["queries"]] == ["home"]
+    assert client.push(b'{"user": 1}').status_code == 200
+    client.place.remove("service.json")
+    assert problem(client.call("DELETE", "/v1/queries/home")) == (503, "no_service")
+    client.close()
+
+
+def test_a_plan_that_does_not_change_in_time_is_no_error_of_the_client(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(query: RegisteredQuery) -> None:
+        raise QueryTimeout("worker 1 has not confirmed")
+
+    monkeypatch.setattr(served.plan, "add", add)
+    assert problem(served.register(name="home", sql="clicks")) == (503, "not_changed")
+    assert served.client.call("GET", "/v1/queries").json()["queries"] == []
+
+
+def test_calls_without_the_secret_are_refused(served: Served) -> None:
+    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Bearer {served.client.token}"}):
+        assert httpx.post(served.port.url + PATH, content=b"{}", headers=headers).status_code == 401
+    right = {"Authorization": f"Bearer {served.secret}"}
+    assert httpx.post(served.port.url + PATH, content=b"{", headers=right).status_code == 400
+    assert httpx.post(served.port.url + PATH, content=b"x" * (1 << 20), headers=right).status_code == 413
+    assert httpx.get(served.port.url + PATH, headers=right).status_code == 405
+
+
+def test_more_calls_than_can_wait_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_port, "WAITING_MAX", 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def schema_of(*given: Any) -> str:
+        begun.set()
+        assert go_on.wait(30)
+        return "`n` BIGINT"
+
+    monkeypatch.setattr(served.plan, "schema_of", schema_of)
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(served.register, name="first", sql="clicks")
+        assert begun.wait(30)
+        assert problem(served.register(name="second", sql="clicks")) == (429, "busy")
+        go_on.set()
+        assert first.result().status_code == 201
+
+
+def test_a_reader_that_does_not_come_back_is_forgotten(served: Served) -> None:
+    client = served.client
+    of = StreamCatalogue(client.place).get("clicks")
+    ReaderPositions(StreamCatalogue(client.place).readers_place(of)).note("query-1", 0, 7)
+    assert client.call("GET", "/v1/streams/clicks").json()["readers"] == ["query-1"]
+    assert problem(client.call("DELETE", "/v1/streams/clicks/readers/query-2")) == (404, "no_such_reader")
+    assert problem(client.call("DELETE", "/v1/streams/x/readers/query-1")) == (404, "no_such_stream")
+    assert client.call("DELETE", "/v1/streams/clicks/readers/query-1").status_code == 204
+    assert client.call("GET", "/v1/streams/clicks").json()["readers"] == []
+
+
+def test_a_token_pushes_as_much_as_its_quota_says(served: Served) -> None:
+    client = served.client
+    slow = TokenRegister(client.place).make(["push"], ["*"], events_per_s=5)
+    for _ in range(2):
+        assert client.push(b'{"user": 1}\n' * 5, token=slow).status_code == 200
+    refused = client.push(b'{"user": 1}\n' * 5, token=slow)
+    assert problem(refused) == (429, "over_quota")
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert client.push(b'{"user": 1}').status_code == 200
+    thin = TokenRegister(client.place).make(["push"], ["*"], bytes_per_s=20)
+    assert problem([client.push(b'{"user": 1}\n' * 4, token=thin) for _ in range(2)][1]) == (429, "over_quota")
+
+
+def test_an_allowance_fills_up_with_time() -> None:
+    left = Allowance(10, now=100.0)
+    assert left.wait_s(20, 100.0) == 0
+    left.take(20)
+    assert left.wait_s(5, 100.0) == pytest.approx(0.5)
+    assert left.wait_s(5, 100.5) == 0
+    left.take(5)
+    assert left.wait_s(1000, 100.5) == pytest.approx(2.0)  # more than it can save up: when it is full
+    assert left.wait_s(1000, 110.0) == 0
+    left.take(1000)
+    assert left.wait_s(1, 110.0) == pytest.approx(98.1)

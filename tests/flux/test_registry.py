@@ -1,0 +1,258 @@
+"""Registered queries: whatever step a service is lost in, the next one comes to the same end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flux.errors import FluxError, UsageError
+from flux.eventlog.streams import StreamCatalogue, StreamDefinition
+from flux.registry import convergence
+from flux.registry.definitions import (
+    HasDependants,
+    NoSuchInput,
+    NoSuchQuery,
+    QueriesFull,
+    QueryDefinition,
+    QueryExists,
+    checked_query,
+)
+from flux.registry.query_catalogue import QueryCatalogue, ServiceReplaced, dependants
+from flux.registry.service_calls import ServiceCall
+from flux.registry.service_hold import ServiceHold, address_of
+from flux.vault.location import Folder
+from spark_integration.service.registrar import Registrar
+from tests.flux.held_plan import STREAMS, HeldPlan
+
+
+def call(action: Any, name: str = "", cascade: bool = False, body: str = "") -> ServiceCall:
+    return ServiceCall(action, name, cascade, body, "", ["admin"], ["*"])
+
+
+@pytest.fixture(autouse=True)
+def _no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is lost here, and a thousand flushes take seconds."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
+
+
+class Lost(BaseException):
+    """The end of a service between two effects."""
+
+
+class Tried:
+    """A service on a folder, which may be lost at one of its effects."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = Folder(folder)
+        streams = StreamCatalogue(self.place)
+        for name in STREAMS:
+            streams.register(StreamDefinition(name=name, schema="n BIGINT"))
+        self.left: int | None = None
+        self.plan = HeldPlan(self._effect)
+        self.answered: dict[str, bool] = {}
+        self.begin()
+
+    def _effect(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Lost
+
+    def begin(self) -> None:
+        """Begin another service, as after the loss of one."""
+        self.left = None
+        self.catalogue = QueryCatalogue(self.place)
+        self.catalogue.claim()
+        self.registrar = Registrar(self.catalogue, StreamCatalogue(self.place), self.plan, self.plan.forget_output)
+        self.registrar.converge()
+
+    def register(self, name: str, *reads: str) -> None:
+        body = QueryDefinition(name=name, sql=" ".join(reads))
+        self.registrar.answer(call("register_query", body=msgspec.json.encode(body).decode()))
+        self.answered[name] = True
+
+    def remove(self, name: str, cascade: bool = False) -> None:
+        for gone in (name, *dependants(self.catalogue.all(), name)):
+            self.answered.pop(gone, None)  # from now on it may be there or not
+        self.registrar.answer(call("remove_query", name, cascade))
+
+    def check(self) -> None:
+        """Check that plan, outputs and registry say the same, and that answered registrations are among them."""
+        entries = self.catalogue.all()
+        assert {each.phase for each in entries.values()} <= {"RUNNING", "FAILED"}
+        running = {name: each.reads for name, each in entries.items() if each.phase == "RUNNING"}
+        assert self.plan.queries == running
+        assert self.plan.streams == {name for reads in running.values() for name in reads} & set(STREAMS)
+        assert self.plan.outputs == set(entries)
+        assert set(self.answered) <= set(entries)
+
+
+def story(tried: Tried) -> Iterator[str]:
+    """A day of a service; each part is told when it was answered."""
+    tried.register("slow", "clicks")
+    yield "slow"
+    tried.register("both", "slow", "users")
+    yield "both"
+    tried.register("third", "both")
+    yield "third"
+    tried.remove("both", cascade=True)
+    yield "both and third are gone"
+    tried.register("both", "users")
+    yield "both again"
+    tried.plan.failed["slow"] = "division by zero"
+    tried.plan.queries.pop("slow")
+    tried.registrar.converge()
+    yield "slow has failed"
+    tried.remove("slow")
+    yield "slow is gone"
+    tried.remove("both")
+    yield "nothing is left"
+
+
+def whole_day(tried: Tried) -> None:
+    for _ in story(tried):
+        tried.check()
+
+
+def test_a_day_without_losses_leaves_nothing(tmp_path: Path) -> None:
+    tried = Tried(tmp_path)
+    whole_day(tried)
+    assert (tried.catalogue.all(), tried.plan.queries, tried.plan.streams, tried.plan.outputs) == ({}, {}, set(), set())
+
+
+def test_a_service_that_is_lost_at_any_effect_is_followed_by_one_that_makes_all_whole(tmp_path: Path) -> None:
+    for effects in itertools.count():
+        folder = tmp_path / str(effects)
+        folder.mkdir(mode=0o700)
+        tried = Tried(folder)
+        tried.left = effects
+        try:
+            for _ in story(tried):
+                pass
+        except Lost:
+            tried.begin()
+            tried.check()
+            continue
+        assert effects > 20
+        return
+
+
+@pytest.mark.parametrize("broken", ["NoteRunning", "NoteFailed", "Forget", "TakeFromPlan"])
+def test_each_step_is_needed(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that leaves out one kind of step does not pass the check of the day."""
+    kind = getattr(convergence, broken)
+    found = convergence.next_step
+
+    def without(registered: Any, plan: Any) -> Any:
+        step = found(registered, plan)
+        return None if isinstance(step, kind) else step
+
+    monkeypatch.setattr("spark_integration.service.registrar.next_step", without)
+    tried = Tried(tmp_path)
+    with pytest.raises((AssertionError, FluxError)):
+        whole_day(tried)
+
+
+def test_a_query_that_the_plan_refuses_leaves_nothing(tmp_path: Path) -> None:
+    tried = Tried(tmp_path)
+    tried.plan.refused.add("bad")
+    with pytest.raises(Exception, match="a worker cannot have it"):
+        tried.register("bad", "clicks")
+    tried.check()
+    assert tried.catalogue.all() == {}
+    tried.plan.refused.clear()
+    tried.register("bad", "clicks")
+    tried.check()
+
+
+def definition(name: str, sql: str = "SELECT 1", **more: Any) -> QueryDefinition:
+    return checked_query(QueryDefinition(name=name, sql=sql, **more))
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> QueryCatalogue:
+    tmp_path.chmod(0o700)
+    StreamCatalogue(Folder(tmp_path)).register(StreamDefinition(name="clicks", schema="n BIGINT"))
+    made = QueryCatalogue(Folder(tmp_path), queries_max=3)
+    made.claim()
+    return made
+
+
+def test_names_belong_to_one_stream_or_query(catalogue: QueryCatalogue) -> None:
+    made, new = catalogue.begin(definition("a"), ["clicks"], "n BIGINT")
+    assert new
+    assert made.phase == "REGISTERING"
+    assert catalogue.begin(definition("a"), ["clicks"], "n BIGINT") == (made, False)
+    with pytest.raises(QueryExists, match="another definition"):
+        catalogue.begin(definition("a", "SELECT 2"), ["clicks"], "n BIGINT")
+    with pytest.raises(QueryExists, match="the name of a stream"):
+        catalogue.begin(definition("clicks"), ["clicks"], "n BIGINT")
+    with pytest.raises(NoSuchInput, match="'nothing'"):
+        catalogue.begin(definition("b"), ["nothing"], "n BIGINT")
+    catalogue.begin(definition("b"), ["a"], "n BIGINT")
+    catalogue.begin(definition("c"), ["b"], "n BIGINT")
+    with pytest.raises(QueriesFull, match="3 queries"):
+        catalogue.begin(definition("d"), ["clicks"], "n BIGINT")
+
+
+def test_a_removal_names_the_dependants(catalogue: QueryCatalogue) -> None:
+    for name, read in (("a", "clicks"), ("b", "a"), ("c", "b")):
+        catalogue.begin(definition(name), [read], "n BIGINT")
+    with pytest.raises(HasDependants, match="query 'a' is read by b, c"):
+        catalogue.begin_removal("a")
+    with pytest.raises(HasDependants, match="stream 'clicks' is read by a, b, c"):
+        catalogue.begin_removal_of_readers("clicks", cascade=False)
+    assert {each.phase for each in catalogue.all().values()} == {"REGISTERING"}
+    with pytest.raises(NoSuchQuery):
+        catalogue.begin_removal("x")
+    assert catalogue.begin_removal("b", cascade=True) == ["b", "c"]
+    assert [each.phase for each in catalogue.all().values()] == ["REGISTERING", "REMOVING", "REMOVING"]
+    catalogue.note(catalogue.get("b"), "RUNNING")  # late: it is on its way out
+    assert catalogue.get("b").phase == "REMOVING"
+
+
+def test_an_earlier_service_finds_out_that_it_was_replaced(catalogue: QueryCatalogue, tmp_path: Path) -> None:
+    later = QueryCatalogue(Folder(tmp_path))
+    later.claim()
+    with pytest.raises(ServiceReplaced, match="number 2, and this one is number 1"):
+        catalogue.begin(definition("a"), ["clicks"], "n BIGINT")
+    later.begin(definition("a"), ["clicks"], "n BIGINT")
+
+
+def test_a_second_service_of_a_location_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    place = Folder(tmp_path)
+    assert address_of(place) is None
+    hold = ServiceHold(place)
+    told = hold.publish("http://127.0.0.1:1")
+    assert address_of(place) == told
+    with pytest.raises(UsageError, match=f"a service runs on {tmp_path} already, process"):
+        ServiceHold(place)
+    hold.close()
+    assert address_of(place) is None
+    ServiceHold(place).close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": "a b"}, "name: expected letters"),
+        ({"sql": ""}, "'sql' or 'operator', and got none"),
+        ({"operator": "m:n"}, "got both"),
+        ({"sql": "x" * 20_001}, "at most 20,000 characters, got 20,001"),
+        ({"inputs": ["a"]}, "belong to an operator"),
+        ({"sql": "", "operator": "os.system"}, "expected MODULE:NAME"),
+        ({"sql": "", "operator": "m:n"}, "1 to 16 names of streams"),
+        ({"partitions": 0}, "partitions: expected 1 to 64"),
+        ({"replicas": 4}, "replicas: expected 1 to 3"),
+    ],
+)
+def test_a_definition_that_does_not_fit_is_refused(wrong: dict[str, Any], said: str) -> None:
+    given = {"name": "q", "sql": "SELECT 1", **wrong}
+    with pytest.raises(UsageError, match=said):
+        checked_query(QueryDefinition(**given))

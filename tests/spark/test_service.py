@@ -1,0 +1,161 @@
+"""A service in real processes: registered queries count each event that was answered once, though it is killed and started
+again."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_process import Pusher
+from striking import until
+
+from benchmarks.serve import STARTS_S, free_port
+from flux.client import Client
+from flux.errors import UsageError
+from flux.eventlog.log_reader import LogReader
+from flux.eventlog.log_store import open_log
+from flux.eventlog.records import rows_of
+from flux.outputs.catalogue import OutputCatalogue
+from flux.vault.location import Folder
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows_of_output(location: Path, query: str) -> list[dict[str, Any]]:
+    """Return the rows of a query's output, from the disk."""
+    outputs = OutputCatalogue(Folder(location))
+    of = outputs.all().get(query)
+    found: list[dict[str, Any]] = []
+    for partition in range(0 if of is None else of.partitions):
+        reader = LogReader(open_log(outputs.log_place(of, partition)), query)
+        while records := reader.read():
+            for record in records:
+                found += rows_of(record, of.columns()).to_pylist()
+    return found
+
+
+def files_below(location: Path) -> set[str]:
+    return {path.name for part in ("streams", "outputs") for path in (location / part).glob("*")}
+
+
+def test_queries_come_and_go_over_http(spark: Any, tmp_path: Path) -> None:
+    import flux
+
+    location = tmp_path / "location"
+    location.mkdir(mode=0o700)
+    with flux.serve(location, f"127.0.0.1:{free_port()}", spark=spark, workers=2) as service:
+        with pytest.raises(UsageError, match="a service runs on"):
+            flux.serve(location, f"127.0.0.1:{free_port()}", spark=spark, workers=2)
+        with Client(service.urls, service.token, timeout=STARTS_S) as client:
+            client.register_stream("clicks", "user BIGINT, page STRING")
+            client.push_events("clicks", [{"user": 0, "page": "before"}])
+            register(client, name="home", sql="SELECT user, page FROM clicks WHERE page = '/'")
+            register(client, name="fifth", sql="SELECT user FROM home WHERE user % 5 = 0")
+            client.push_events("clicks", [{"user": user, "page": "/" if user % 2 else "x"} for user in range(20)])
+            until(lambda: len(rows_of_output(location, "fifth")) == 2, "rows of the query behind a query")
+            assert [row["user"] for row in rows_of_output(location, "home")] == list(range(1, 20, 2))
+            assert rows_of_output(location, "fifth") == [{"user": 5}, {"user": 15}]
+            client._call("DELETE", "/v1/queries/home?cascade=true")
+            client.remove_stream("clicks")
+        names = {stage.name for stage in service.plan.query.plan.stages}
+        assert names == {"/idle"}
+        assert files_below(location) == set()
+
+
+def register(client: Client, **definition: Any) -> dict[str, Any]:
+    return client._call("POST", "/v1/queries", json.dumps(definition).encode())
+
+
+class ServiceProcess:
+    """``flux serve`` on a folder."""
+
+    def __init__(self, location: Path) -> None:
+        location.mkdir(mode=0o700, exist_ok=True)
+        self.location, self.port, self.token = location, free_port(), ""
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        command = [
+            sys.executable, "-m", "flux", "serve", "--location", str(self.location), "--http", f"127.0.0.1:{self.port}",
+            "--workers", "2", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=700m",
+        ]  # fmt: skip
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self._said: list[str] = []
+        threading.Thread(target=self._listen, args=(self.process.stderr,), daemon=True).start()
+        end = time.monotonic() + STARTS_S
+        while not any("serving" in line for line in self._said):
+            assert self.process.poll() is None, "".join(self._said)[-3000:]
+            assert time.monotonic() < end, "".join(self._said)[-3000:]
+            time.sleep(0.05)
+
+    def _listen(self, lines: Any) -> None:
+        for line in lines:
+            if found := re.search(r"not shown again: (\S+)", line):
+                self.token = found[1]
+            self._said.append(line)
+
+    def kill(self) -> None:
+        """Kill it, with everything that it has started by the system's means alone, and start it again."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(STARTS_S)
+        self.start()
+
+    def close(self) -> None:
+        """End it by a signal, and assert that it ends well and soon."""
+        began = time.monotonic()
+        self.process.terminate()
+        assert self.process.wait(STARTS_S) == 0, "".join(self._said)[-3000:]
+        assert time.monotonic() - began < STARTS_S / 3
+
+
+@pytest.mark.long
+@pytest.mark.starts_spark
+@pytest.mark.parametrize("kills", [5])
+def test_each_answered_event_is_counted_once_though_the_service_is_killed(tmp_path: Path, kills: int) -> None:
+    service = ServiceProcess(tmp_path / "location")
+    try:
+        with Client(service.url, service.token, timeout=STARTS_S) as client:
+            client.register_stream("clicks", "who BIGINT, n BIGINT")
+            register(client, name="all", sql="SELECT who, n FROM clicks")
+            register(client, name="some", sql="SELECT who, n FROM all WHERE n % 3 = 0")
+            pushers = [Pusher(service.url, service.token, "clicks", who) for who in range(2)]
+            for kill in range(kills):
+                wanted = [each.pushed + 100 for each in pushers]
+                until(
+                    lambda wanted=wanted: all(a.pushed >= b for a, b in zip(pushers, wanted, strict=True)),
+                    "pushes go on",
+                )
+                service.kill()
+                assert [each["status"] for each in client._call("GET", "/v1/queries")["queries"]] == ["RUNNING"] * 2, (
+                    kill
+                )
+            for each in pushers:
+                each.stop()
+            expected = Counter((each.who, n) for each in pushers for n in range(each.pushed))
+            found: Counter[tuple[int, int]] = Counter()
+
+            def counted() -> bool:
+                found.clear()
+                found.update((row["who"], row["n"]) for row in rows_of_output(service.location, "all"))
+                return sum(found.values()) >= sum(expected.values())
+
+            until(counted, "all rows in the output")
+            assert found == expected
+            third = Counter({key: n for key, n in expected.items() if key[1] % 3 == 0})
+            until(lambda: len(rows_of_output(service.location, "some")) >= len(third), "all rows behind it")
+            assert Counter((row["who"], row["n"]) for row in rows_of_output(service.location, "some")) == third
+    finally:
+        service.close()
