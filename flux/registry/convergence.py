@@ -75,7 +75,8 @@ def next_step(registered: Mapping[str, RegisteredQuery], plan: PlanParts) -> Ste
         return TakeFromPlan(unread)
     for each in reversed(entries):  # readers before those that they read
         if each.phase == "REMOVING" and each.name not in plan.queries:
-            return Forget(each)
+            # A note of failure would be taken for one of the next query of this name.
+            return TakeFromPlan(each.name) if each.name in plan.failed else Forget(each)
     for each in entries:
         if each.phase in ("REGISTERING", "RUNNING") and each.name not in plan.queries:
             return AddToPlan(each)

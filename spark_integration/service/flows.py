@@ -92,8 +92,8 @@ def _of_operator(definition: QueryDefinition, inputs: Mapping[str, Flow], allowe
         if definition.arguments:
             stage = stage(**definition.arguments)
         made = stage(*[inputs[each] for each in definition.inputs])
-    except FluxError:
-        raise
+    except FluxError as error:
+        raise UsageError(f"operator {definition.operator}: {error}") from error
     except Exception as error:
         raise UsageError(f"operator {definition.operator} cannot be made: {described(error)}") from error
     if not isinstance(made, Flow):

@@ -54,9 +54,14 @@ def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
 
 
 def names_read(sql_query: str, spark: SparkSession) -> list[str]:
-    """Return the names of the flows that a text reads, in its order. UsageError, with its place: the text does not parse."""
-    parsed = TextSession(spark).parsed(QueryText(sql_query))
-    return list(dict.fromkeys(_names_in(parsed, NameScope(frozenset(), is_case_sensitive(spark)))))
+    """Return the names of the flows that a text reads, in its order. UsageError, with its place: the text does not parse, or is
+    one that reads none and is not accepted."""
+    text, nothing = QueryText(sql_query), NameScope(frozenset(), is_case_sensitive(spark))
+    parsed = TextSession(spark).parsed(text)
+    names = list(dict.fromkeys(_names_in(parsed, nothing)))
+    if not names:
+        check(text, parsed, nothing)
+    return names
 
 
 def _names_in(relation: Any, known: NameScope) -> Iterator[str]:

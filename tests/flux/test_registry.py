@@ -89,6 +89,7 @@ class Tried:
         assert self.plan.queries == running
         assert self.plan.streams == {name for reads in running.values() for name in reads} & set(STREAMS)
         assert self.plan.outputs == set(entries)
+        assert set(self.plan.failed) == {name for name, each in entries.items() if each.phase == "FAILED"}
         assert set(self.answered) <= set(entries)
 
 

@@ -18,8 +18,9 @@ import pytest
 from gateway_process import Pusher
 from striking import until
 
+import flux
 from benchmarks.serve import STARTS_S, free_port
-from flux.client import Client
+from flux.client import Client, GatewayRefused
 from flux.errors import UsageError
 from flux.eventlog.log_reader import LogReader
 from flux.eventlog.log_store import open_log
@@ -49,28 +50,67 @@ def files_below(location: Path) -> set[str]:
     return {path.name for part in ("streams", "outputs") for path in (location / part).glob("*")}
 
 
-def test_queries_come_and_go_over_http(spark: Any, tmp_path: Path) -> None:
-    import flux
+ALLOWED = ("service_operators:Above", "service_operators:unlucky", "service_operators:SECRET")
 
+
+def test_queries_come_and_go_over_http(spark: Any, tmp_path: Path) -> None:
     location = tmp_path / "location"
     location.mkdir(mode=0o700)
-    with flux.serve(location, f"127.0.0.1:{free_port()}", spark=spark, workers=2) as service:
+    options: dict[str, Any] = {"spark": spark, "workers": 2}
+    with flux.serve(location, f"127.0.0.1:{free_port()}", allow=ALLOWED, **options) as service:
         with pytest.raises(UsageError, match="a service runs on"):
-            flux.serve(location, f"127.0.0.1:{free_port()}", spark=spark, workers=2)
+            flux.serve(location, f"127.0.0.1:{free_port()}", **options)
         with Client(service.urls, service.token, timeout=STARTS_S) as client:
             client.register_stream("clicks", "user BIGINT, page STRING")
             client.push_events("clicks", [{"user": 0, "page": "before"}])
             register(client, name="home", sql="SELECT user, page FROM clicks WHERE page = '/'")
             register(client, name="fifth", sql="SELECT user FROM home WHERE user % 5 = 0")
+            register(client, name="late", **operator("Above", {"limit": 16}, "home"))
+            register(client, name="weak", **operator("unlucky", {}, "home"))
+            register(client, name="weaker", sql="SELECT user FROM weak")
+            check_refusals(client)
             client.push_events("clicks", [{"user": user, "page": "/" if user % 2 else "x"} for user in range(20)])
             until(lambda: len(rows_of_output(location, "fifth")) == 2, "rows of the query behind a query")
             assert [row["user"] for row in rows_of_output(location, "home")] == list(range(1, 20, 2))
             assert rows_of_output(location, "fifth") == [{"user": 5}, {"user": 15}]
+            until(lambda: len(rows_of_output(location, "late")) == 2, "rows of an operator")
+            until(lambda: shown(client, "weaker")["status"] == "FAILED", "the failure is told")
+            assert "ValueError: user 13" in shown(client, "weak")["error"]
+            assert "weak has failed" in shown(client, "weaker")["error"]
+            client.push_events("clicks", [{"user": 25, "page": "/"}])
+            until(lambda: len(rows_of_output(location, "fifth")) == 3, "the others go on")
             client._call("DELETE", "/v1/queries/home?cascade=true")
             client.remove_stream("clicks")
-        names = {stage.name for stage in service.plan.query.plan.stages}
-        assert names == {"/idle"}
+        assert {stage.name for stage in service.plan.query.plan.stages} == {"/idle"}
+        assert service.plan.parts().failed == {}
         assert files_below(location) == set()
+
+
+def operator(name: str, arguments: dict[str, Any], *inputs: str) -> dict[str, Any]:
+    return {"operator": f"service_operators:{name}", "arguments": arguments, "inputs": inputs}
+
+
+def check_refusals(client: Client) -> None:
+    """Assert that registrations are refused with the reason, and leave nothing."""
+    for definition, said in (
+        ({"sql": "SELECT user FROM clicks WHERE pages = 1"}, "position 31, at 'pages'"),
+        ({"sql": "SELECT a.user FROM clicks a JOIN clicks b ON a.user = b.user"}, "bounds"),
+        ({"sql": "SELECT user, count(*) AS n FROM clicks GROUP BY user"}, "update"),
+        ({"sql": "SELECT * FROM parquet.`/etc`"}, "no stream and no running query 'parquet./etc'"),
+        ({"sql": "SELECT user FROM clicks WHERE )"}, "PARSE_SYNTAX_ERROR"),
+        ({"sql": "SELECT 1 AS user"}, "FROM"),
+        ({"sql": "SET spark.master = local"}, "SET"),
+        (operator("Above", {}, "home"), "limit"),
+        (operator("SECRET", {}, "home"), "SECRET"),
+        ({"operator": "os:system", "inputs": ["home"]}, "is not allowed here; allowed are service_operators:Above"),
+    ):
+        with pytest.raises(GatewayRefused, match=re.escape(said)):
+            register(client, name="wrong", **definition)
+    assert "wrong" not in [each["name"] for each in client._call("GET", "/v1/queries")["queries"]]
+
+
+def shown(client: Client, query: str) -> dict[str, Any]:
+    return client._call("GET", f"/v1/queries/{query}")
 
 
 def register(client: Client, **definition: Any) -> dict[str, Any]:
