@@ -1,7 +1,7 @@
 """The document that has all registered queries of a location, ``queries.json`` (design: registry).
 
-The service alone changes it, as a whole and under the lock of the location, together with a look at that of the streams: names are
-unique over streams and queries, and a stream that a query reads stays. Gateways read it.
+The service alone changes it, as a whole and under the lock of the location, together with a look at that of the streams: names
+are unique over streams and queries, and a stream that a query reads stays. Gateways read it.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class ServicePlan:
         return list(dict.fromkeys(found))
 
     def schema_of(self, definition: QueryDefinition, reads: Sequence[str]) -> str:
-        """Return the columns of the result of a query, in DDL. UsageError: it does not fit; NoSuchInput: an input is not there."""
+        """Return the columns of the result of a query, in DDL. UsageError: it does not fit; NoSuchInput: an input is not
+        there."""
         made = query_flow(definition, self._inputs(reads, {}), self._allowed)
         return ddl(schema_of(made))
 

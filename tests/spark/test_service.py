@@ -38,7 +38,9 @@ def rows_of_output(location: Path, query: str) -> list[dict[str, Any]]:
     outputs = OutputCatalogue(Folder(location))
     of = outputs.all().get(query)
     found: list[dict[str, Any]] = []
-    for partition in range(0 if of is None else of.partitions):
+    if of is None:
+        return found
+    for partition in range(of.partitions):
         reader = LogReader(open_log(outputs.log_place(of, partition)), query)
         while records := reader.read():
             for record in records:
