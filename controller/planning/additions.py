@@ -19,6 +19,7 @@ from flux.dataflow.plan import EdgePlan, FromStage, Plan, SourcePlan, StagePlan
 from flux.dataflow.plan_change import PlanChange
 from flux.dataflow.sink import FlowTo
 from flux.errors import UsageError
+from flux.operators.user_code import text_of
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,24 @@ def compiled_addition(
     """Compile flows into the next change of a running plan. ``trial``: a flow is being written, and a column that has its name
     twice may yet be left out. UsageError and SchemaError name the stage, the expected value and the actual value."""
     plan = running.plan
+    _check_sinks(flows, running)
     compiler = Compiler(plan.settings, resolvers, {}, trial, running)
     compiler.compile(flows)
     sources, stages, edges = compiler.sources.new, compiler.stages.new, compiler.edges.new
     change = PlanChange(plan.version + 1, tuple(sources), tuple(stages), tuple(edges), base=plan.version)
-    return PlanAddition(running, change, compiler.described(change.applied_to(plan)))
+    made = compiler.described(change.applied_to(plan))
+    return PlanAddition(running, change, replace(made, sinks={**made.sinks, **running.sinks}))
+
+
+def _check_sinks(flows: Sequence[Flow | FlowTo], running: CompiledPlan) -> None:
+    """Raise UsageError for a sink that is there already: a flow that is added for a second time would write its output twice."""
+    for given in flows:
+        for stage, sink in running.sinks.items() if isinstance(given, FlowTo) else ():
+            if sink is given.sink:
+                raise UsageError(
+                    f"the sink of this flow, {text_of(sink, repr)}, is that of stage {running.plan.stages[stage].name} already, "
+                    "so the output would be there twice. A flow that was added runs; for a second output make a sink of its own"
+                )
 
 
 def check_addition(addition: PlanAddition) -> None:

@@ -20,6 +20,7 @@ from flux.dataflow.plan import (
     StreamSourcePlan,
 )
 from flux.dataflow.relations.running_flow import Running, RunningSource, RunningStage
+from flux.dataflow.sink import Sink
 from flux.dataflow.source import Source
 from flux.errors import UsageError
 from flux.expressions.steps import RowSteps
@@ -54,6 +55,8 @@ class CompiledPlan:
     rows: Mapping[int, StageRows] = field(default_factory=dict)
     #: By source, its event time before columns were left out.
     declared: Mapping[int, EventTime] = field(default_factory=dict)
+    #: By stage, its sink as the program made it, before it was prepared.
+    sinks: Mapping[int, Sink] = field(default_factory=dict)
 
     def with_plan(self, plan: Plan) -> CompiledPlan:
         """Return the same declarations with another form of the plan: one that is prepared, or that lacks parts."""
@@ -64,6 +67,7 @@ class CompiledPlan:
             sources={id_: each for id_, each in self.sources.items() if id_ in plan.sources},
             rows={id_: each for id_, each in self.rows.items() if id_ in plan.stages},
             declared={id_: each for id_, each in self.declared.items() if id_ in plan.sources},
+            sinks={id_: each for id_, each in self.sinks.items() if id_ in plan.stages},
         )
 
     def stage(self, name: str, newest: Callable[[], CompiledPlan]) -> RunningStage:

@@ -224,7 +224,8 @@ class Compiler:
             )
             for id_, flow in self._flow_of.items()
         }
-        return CompiledPlan(plan, self._flow_of, self._source_of, rows, self._declared_times)
+        sinks = {stage.id: stage.sink for stage in plan.stages if stage.sink is not None}
+        return CompiledPlan(plan, self._flow_of, self._source_of, rows, self._declared_times, sinks)
 
     # ---- stages
 

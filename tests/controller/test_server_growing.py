@@ -23,6 +23,8 @@ SCHEMA = pa.schema([("x", pa.int64())])
 #: By number of a stage: the rows that its partitions have seen. Workers are threads of this process.
 SEEN: dict[int, list[int]] = {}
 GO_ON = threading.Event()
+#: By number of a stage: ``open`` waits for this.
+SLOW: dict[int, threading.Event] = {}
 
 
 def read(partition: int) -> Iterator[pa.RecordBatch | None]:
@@ -41,7 +43,10 @@ def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
 @flux.stage(partitions=1)
 class Kept(flux.Operator):
     def open(self, context: flux.Context) -> None:
-        self.seen = SEEN.setdefault(int(context.stage.removeprefix("Kept").removeprefix("Bad") or 0), [])
+        number = int(context.stage.removeprefix("Kept").removeprefix("Bad") or 0)
+        if number in SLOW:
+            SLOW[number].wait(LIMIT_S)
+        self.seen = SEEN.setdefault(number, [])
 
     def process(self, batch: pa.RecordBatch) -> None:
         self.seen.extend(batch.column(0).to_pylist())
@@ -108,6 +113,26 @@ def test_an_addition_waits_for_workers_that_are_expected() -> None:
             rows(1, 3)
         finally:
             GO_ON.set()
+
+
+@pytest.mark.long
+def test_an_added_stage_that_is_slow_to_open_costs_no_worker_and_no_row() -> None:
+    SEEN.clear()
+    GO_ON.clear()
+    flow = Kept(passed(flux.source(read, SCHEMA, 1, "numbers")))
+    with ThreadQuery(flow, operate=False, replicas=1, heartbeat_timeout="200ms") as query:
+        query.started()
+        rows(0, 5)
+        SLOW[4] = threading.Event()
+        threading.Timer(1.0, SLOW[4].set).start()
+        began = time.monotonic()
+        add(query, "Kept4")
+        assert time.monotonic() - began > 0.9
+        for number in (0, 4):
+            seen = rows(number, len(SEEN[number]) + 20)
+            assert seen == list(range(seen[0], seen[0] + len(seen)))
+        assert not [event for event in query.server.core.repairs.history if event.kind == "loss"]
+        GO_ON.set()
 
 
 class Unloadable:

@@ -48,6 +48,12 @@ class Shown(flux.Sink):
     def write(self, batch: pa.RecordBatch, position: Any) -> None: ...
 
 
+class Prepared(Shown):
+    """A sink of which the stage has a copy."""
+
+    def prepare(self, partitions: int, kept: Any) -> None: ...
+
+
 def ticks(partition: int) -> Iterator[pa.RecordBatch]:
     return iter(())
 
@@ -189,6 +195,24 @@ def test_of_two_additions_of_one_name_at_once_one_is_refused() -> None:
     assert len(refused) == 1
     assert "a stage of that name runs" in refused[0]
     assert len(query.stub.asked) == 1
+
+
+def test_the_same_call_for_a_second_time_says_what_is_there() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    flow = alarm(query["Totals"]).to(Shown())
+    query.add(flow)
+    with pytest.raises(UsageError, match="is that of stage Alarm already, so the output would be there twice"):
+        query.add(flow)
+    handle = query["Totals"].to(Prepared())
+    query.add(handle)
+    with pytest.raises(UsageError, match=r"is that of stage Totals\.sink already"):
+        query.add(handle)
+    query.remove("Totals.sink")
+    query.remove("Alarm")
+    with pytest.raises(UsageError, match="cannot remove Alarm: there is no such stage"):
+        query.remove("Alarm")
+    query.add(flow)
+    assert [stage.name for stage in query._plan.stages] == ["Totals", "Alarm"]
 
 
 def test_parts_that_were_removed_from_outside_are_not_there_any_more() -> None:
