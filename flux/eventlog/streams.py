@@ -195,6 +195,7 @@ class StreamCatalogue:
             if len(found) >= STREAMS_MAX:
                 raise StreamsFull(f"{self.place} has {STREAMS_MAX:,} streams, all that it may have. Remove some")
             made = found[made.name] = msgspec.structs.replace(made, id=uuid.uuid4().hex)
+            self._entries.begin_place(made.id)
             for name in ("readers", *(f"log-{log}" for log in range(made.partitions))):
                 self._place_of(made, name, new=True)
         return made, True
@@ -218,7 +219,8 @@ class StreamCatalogue:
             if readers := read_by():
                 raise StreamIsRead(f"stream {name!r} is read by {', '.join(readers)}")
             del found[name]
-        self.place.below(f"streams/{gone.id}").clear()
+            self._entries.leave_place(gone.id)
+        self._entries.place_of(gone.id).clear()
 
     def _of(self, found: dict[str, StreamDefinition], name: str) -> StreamDefinition:
         if name not in found:

@@ -110,6 +110,7 @@ class OutputCatalogue:
             there = found.get(wanted.name)
             if there is None:
                 made = msgspec.structs.replace(wanted, id=uuid.uuid4().hex)
+                self._entries.begin_place(made.id)
                 for partition in range(made.partitions):
                     self._place_of(made, partition, new=True)
             else:
@@ -129,7 +130,8 @@ class OutputCatalogue:
         with self._entries.changing() as found:
             gone = self._of(found, name)
             del found[name]
-        self.place.below(f"outputs/{gone.id}").clear()
+            self._entries.leave_place(gone.id)
+        self._entries.place_of(gone.id).clear()
 
     def _of(self, found: dict[str, OutputDefinition], name: str) -> OutputDefinition:
         if name not in found:

@@ -4,7 +4,7 @@ show      Commands that show running queries and change nothing
 change    Commands that change the placement of a running query
 stages    Commands about the plan of a running query: its versions, and stages that come and go
 gateways  Commands around gateways: one that runs a gateway, its tokens, and a client's streams and pushes
-serve     ``flux serve``: a service in a program of its own
+serve     Commands at the location of a service: ``flux serve``, and the end of a reader that does not come back
 bench     ``flux bench``: the benchmarks, run inside Spark executors on this machine
 options   Options that commands share, each defined once, and the decorators that add them to a command
 tables    Tables and texts for people, made from the answers of a query
@@ -40,7 +40,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     show.status, show.top, show.partitions, show.history, show.metrics,
     change.rebalance, change.move, change.drain, change.scale, change.protect, change.fail,
     stages.plan, stages.add, stages.remove,
-    serve.serve, gateways.gateway, gateways.token, gateways.streams, gateways.push, gateways.verify,
+    serve.serve, serve.forget, gateways.gateway, gateways.token, gateways.streams, gateways.push, gateways.verify,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -1,4 +1,4 @@
-"""The command ``flux serve``: a service in a program of its own."""
+"""Commands at the location of a service: the service itself, and the end of a reader that does not come back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 import flux
-from controller.operate.cli.output import outcome
+from controller.operate.cli.gateways import Location
+from controller.operate.cli.output import outcome, show
 from flux.errors import UsageError
 
 
@@ -49,3 +50,22 @@ def _setting(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise UsageError(f"--conf: expected KEY=VALUE, got {text!r:.100}")
     return key, value
+
+
+def forget(
+    stream: Annotated[str, typer.Argument(help="Stream that it reads.")],
+    reader: Annotated[str, typer.Argument(help="Reader, as flux streams lists it.")],
+    location: Location,
+) -> None:
+    """Forget a query that reads a stream and does not come back: its events are kept for it no longer."""
+    from flux.eventlog.streams import ReaderPositions, StreamCatalogue
+    from flux.vault.location import there
+
+    with outcome(False):
+        catalogue = StreamCatalogue(there(location))
+        positions = ReaderPositions(catalogue.readers_place(catalogue.get(stream)))
+        known = positions.names()
+        if reader not in known:
+            raise UsageError(f"stream {stream!r} has no reader {reader!r:.200}; it has {', '.join(known) or 'none'}")
+        positions.forget(reader)
+        show(f"{reader} is forgotten")
