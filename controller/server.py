@@ -295,11 +295,11 @@ class Server:
         self._keep = keep
         self.core.plans.keeps_versions = True
 
-    def kept(self, version: int, error: str = "") -> None:
+    def kept(self, order: VersionToKeep, error: str = "") -> None:
         """Note that an order of ``keep_versions`` is carried out, or why that is impossible."""
 
         def note() -> list[Tell]:
-            self.core.plans.kept(version, time.monotonic(), error)
+            self.core.plans.kept(order, time.monotonic(), error)
             return self.core.board.take()
 
         self._post(note)

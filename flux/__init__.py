@@ -224,6 +224,7 @@ def start(
     spark: SparkSession | None = None,
     keep_output: bool | None = None,
     checkpointLocation: str | os.PathLike[str] | None = None,  # noqa: N803
+    removed: Sequence[str] = (),
     **options: Any,
 ) -> Query:
     """Run one or more flows, with everything that feeds them, as one query in the background.
@@ -231,12 +232,14 @@ def start(
     checkpointLocation: a directory on a file system of the driver, which must be yours alone (mode 0700), or a URI of an object
     store that ``pyarrow.fs`` opens, such as ``s3://bucket/query``. A query that is started again with the same location goes on
     where it was, exactly once, after any loss: of workers, executors, the driver.
+    The flows are all that the query has by then, those that were added while it ran included.
+    removed: names of stages in the location that the flows lack: they are given up, with all stages that depend on them.
     keep_output: True keeps the output of the flow in the workers, for ``query.toDF()``; False throws away rows that no sink
     takes. A flow with such rows is refused if neither is given. Other options are those of ``spark.flux.*`` with underscores, for
     example ``log_max_bytes="64m"``. UsageError and SchemaError are raised before anything runs."""
     from spark_integration.query.start import start_query
 
-    return start_query(list(flows), queryName, spark, keep_output, checkpointLocation, **options)
+    return start_query(list(flows), queryName, spark, keep_output, checkpointLocation, removed, **options)
 
 
 @checked("flux.to_df", _settings)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from controller.text import some
-from flux.dataflow.plan import FromSource, FromStage, Plan
+from flux.dataflow.plan import EdgePlan, FromSource, FromStage, Plan
 from flux.dataflow.plan_change import PlanChange
 from flux.errors import UsageError
+from flux.expressions.steps import MapRows
+from flux.joins.lookup import LookupTable
 
 #: Stages that an error names; further ones are only counted.
 NAMED = 8
@@ -43,6 +45,12 @@ def removal(plan: Plan, version: int, name: str, cascade: bool) -> PlanChange:
             f"cannot remove {name}: {some(others, NAMED)} {verb} on it. Remove {'it' if len(others) == 1 else 'them'} first, or "
             "all together with cascade=True (flux remove --cascade)"
         )
+    tables = [edge for edge in plan.edges if edge.consumer in gone and looks_up(plan, edge)] if plan.durable else []
+    if tables:
+        raise UsageError(
+            f"cannot remove {name}: rows look up a table on their way to {plan.stages[tables[0].consumer].name}, and the "
+            "checkpointLocation keeps tables in the order of the program's start, which would be another one then"
+        )
     if len(gone) == len(plan.stages):
         raise UsageError(f"cannot remove {name}: no stage would be left; query.stop() ends the query")
     return without(plan, version, gone, sources)
@@ -52,6 +60,14 @@ def _for_sinks(plan: Plan, stages: Sequence[int]) -> list[int]:
     """Return the stages that Flux has made for sinks of these."""
     readers = [edge.consumer for edge in plan.edges if isinstance(edge, FromStage) and edge.stage in stages]
     return [reader for reader in readers if plan.stages[reader].for_sink]
+
+
+def looks_up(plan: Plan, edge: EdgePlan) -> bool:
+    """Tell whether rows look up a table on their way over an edge, or the edge brings the rows of such a table."""
+    if isinstance(edge, FromSource) and plan.sources[edge.source].refresh_us:
+        return True
+    chain = () if edge.steps is None else edge.steps.chain
+    return any(isinstance(each, MapRows) and isinstance(each.function, LookupTable) for each in chain)
 
 
 def without(plan: Plan, version: int, stages: Iterable[int], sources: Iterable[int] = ()) -> PlanChange:

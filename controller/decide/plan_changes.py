@@ -26,6 +26,7 @@ from flux.dataflow.plan import Plan, SourcePlan, StagePlan
 from flux.dataflow.plan_change import PlanChange, encode_change, in_one
 from flux.errors import FluxError, QueryFailed, UsageError
 from flux.operators.user_code import text_of
+from flux.vault.plan_without_code import change_for_a_vault
 from flux.wire.control import EdgeBorn, EdgeStored, GetPlan, PlanChanged, PlanSeen, Stop
 
 #: Seconds until a change is repeated to the processes that have not confirmed it: it may be lost with a connection.
@@ -48,11 +49,14 @@ class WorkersAreMissing(UsageError):
 
 @dataclass(frozen=True)
 class VersionToKeep:
-    """Order to the shell: keep a version in the checkpoint location, or forget it, and then call ``PlanChanges.kept``."""
+    """Order to the shell: make a plan the newest one in the checkpoint location, and then call ``PlanChanges.kept``."""
 
+    #: The version that is kept, or taken back.
     version: int
-    #: The encoded change; None: the version was taken back.
-    change: bytes | None
+    #: The plan of that version; if it is taken back, the one before.
+    plan: Plan
+    #: Names of stages that have failed.
+    failed: tuple[str, ...] = ()
 
 
 @dataclass
@@ -82,6 +86,8 @@ class PlanRequest:
     refusal: type[UsageError] = UsageError
     change: PlanChange | None = None
     plan: Plan | None = None
+    #: The newest order to the checkpoint location about it.
+    order: VersionToKeep | None = None
     #: The epoch of the table that names it.
     epoch: int = -1
     repeat_at: float = 0.0
@@ -146,7 +152,7 @@ class PlanChanges:
         self._published = published
         self._wanted = wanted
         #: Versions are kept in the checkpoint location, by a shell that takes ``to_keep``.
-        self.keeps_versions = False
+        self.keeps_versions = board.plan.durable
         self.sealed = False
         self.current: PlanRequest | None = None
         self.waiting: deque[PlanRequest] = deque()
@@ -180,7 +186,6 @@ class PlanChanges:
         """Add stages and sources, all or none. UsageError, and nothing changes: that is impossible. PlanHasChanged: compile it
         again."""
         self._require_open("add to the query")
-        self._require_kept("add to the query")
         names = _names(change.stages, change.sources)
         asked = PlanRequest(f"addition of {some(names, NAMED)}", lambda _, __: change, now, request, encoded=encoded)
         self._made(asked)
@@ -190,7 +195,6 @@ class PlanChanges:
         """Remove a stage or a source; ``cascade``: with all that depends on it. UsageError, and nothing changes: that is
         impossible. None: it was a stage that has failed, which is not listed any more."""
         self._board.require_running("remove a stage")
-        self._require_kept(f"remove {name}")
         if self._is_gone(name):
             del self.failed[name]
             return None
@@ -226,14 +230,6 @@ class PlanChanges:
         self._board.require_running(what)
         if self.sealed:
             raise UsageError(f"cannot {what}: it was sealed (query.seal()), so that it finishes")
-
-    def _require_kept(self, what: str) -> None:
-        """Refuse a change of which the checkpoint location would not know: the next start would not fit the location."""
-        if self._board.plan.durable and not self.keeps_versions:
-            raise UsageError(
-                f"cannot {what}: the query has a checkpointLocation, which keeps the plan of its start alone. Start the query "
-                "anew with the other flows, or without a checkpointLocation"
-            )
 
     def _ask(self, asked: PlanRequest, now: float) -> PlanRequest:
         if len(self.waiting) >= WAITING_MAX:
@@ -317,7 +313,7 @@ class PlanChanges:
             if now >= asked.repeat_at:
                 asked.repeat_at = now + REPEAT_S
                 for member in late:
-                    board.tell(member, self._message(asked))
+                    self._tell_change(member, self._message(asked), asked.change)
         return False
 
     def _begin(self, now: float) -> bool:
@@ -350,7 +346,7 @@ class PlanChanges:
         self._last = asked.version
         asked.on(PlanEvent.TURN, now)
         if self.keeps_versions:
-            self._keep.append(VersionToKeep(asked.version, asked.encoded))
+            self._order(asked)
         else:
             self._tell(asked, now)
         return True
@@ -360,26 +356,43 @@ class PlanChanges:
         orders, self._keep = self._keep, []
         return orders
 
-    def kept(self, version: int, now: float, error: str = "") -> None:
-        """Take the end of an order to the checkpoint location; ``error``: it could not be carried out."""
+    def _order(self, asked: PlanRequest, before: Plan | None = None) -> None:
+        """Order the checkpoint location to have the plan of a change as the newest one, or the plan ``before`` it again."""
+        plan = before or asked.plan
+        assert plan is not None
+        asked.order = VersionToKeep(asked.version, plan, tuple(self.failed))
+        self._keep.append(asked.order)
+
+    def kept(self, order: VersionToKeep, now: float, error: str = "") -> None:
+        """Take the end of an order to the checkpoint location; ``error``: it could not be carried out. An order that comes to its
+        end too late concerns nothing any more: the one that takes it back is carried out behind it."""
         asked = self.current
-        if asked is None or asked.change is None or asked.version != version:
+        if asked is None or asked.order is not order:
             return
         if asked.phase == PlanPhase.STORING and error:
             self._refuse(asked, f"the checkpoint location cannot keep it: {error}", now)
         elif asked.phase == PlanPhase.STORING:
             self._tell(asked, now)
-        elif asked.phase == PlanPhase.REVOKING and not error:
+        elif asked.phase == PlanPhase.REVOKING:
+            asked.why += _not_forgotten(error) if error else ""
             self._forgotten(asked, now)
         self.look(now)
 
     def _tell(self, asked: PlanRequest, now: float) -> None:
         asked.on(PlanEvent.KEPT, now)
         asked.repeat_at = now + REPEAT_S
-        self._board.tell_all(self._message(asked))
+        for member in self._board.members.processes:
+            self._tell_change(member, self._message(asked), asked.change)
 
     def _message(self, asked: PlanRequest) -> PlanChanged:
         return PlanChanged(version=asked.version, change=asked.encoded)
+
+    def _tell_change(self, member: Member, message: PlanChanged, change: PlanChange | None) -> None:
+        """Tell a process a change. The vault gets it without code: it runs none, and may not find the modules."""
+        if member.about.role == "vault" and change is not None:
+            encoded = encode_change(change_for_a_vault(change), self._board.plan.secret)
+            message = PlanChanged(version=message.version, change=encoded)
+        self._board.tell(member, message)
 
     def _late(self, asked: PlanRequest) -> list[Member]:
         """Return the processes that have not confirmed the change. An ingress task that has done its work need not."""
@@ -450,10 +463,7 @@ class PlanChanges:
             return self._refuse(asked, f"{names} did not confirm it within {duration(limit)}", now)
         if asked.phase == PlanPhase.STORING:
             return self._refuse(asked, f"the checkpoint location did not keep it within {duration(limit)}", now)
-        asked.why += (
-            f"; and the checkpoint location did not forget it within {duration(limit)}: if the query is started there again "
-            "and asks for its stages, give them as removed=[...]"
-        )
+        asked.why += _not_forgotten(f"no answer came within {duration(limit)}")
         return self._forgotten(asked, now)
 
     def _refuse(self, asked: PlanRequest, why: str, now: float) -> bool:
@@ -462,7 +472,7 @@ class PlanChanges:
         asked.on(PlanEvent.REFUSED, now)
         asked.why = why
         if revokes and self.keeps_versions:
-            self._keep.append(VersionToKeep(asked.version, None))
+            self._order(asked, self._board.plan)
             return True
         if revokes:
             return self._forgotten(asked, now)
@@ -538,7 +548,7 @@ class PlanChanges:
     def _show_current(self, member: Member) -> None:
         asked = self.current
         if asked is not None and asked.phase == PlanPhase.TOLD and member.plan < asked.version:
-            self._board.tell(member, self._message(asked))
+            self._tell_change(member, self._message(asked), asked.change)
 
     def _begin_edge(self, message: EdgeBorn) -> None:
         """Keep the row or batch with which a stream of a running source begins, and tell all processes. The first one counts: a
@@ -614,6 +624,13 @@ class PlanChanges:
 
 def _names(stages: Iterable[StagePlan], sources: Iterable[SourcePlan]) -> list[str]:
     return [*(stage.name for stage in stages), *(source.name for source in sources)]
+
+
+def _not_forgotten(why: str) -> str:
+    return (
+        f"; and the checkpoint location did not forget it ({why}): if the query is started there again and lacks its stages, "
+        "give them up with removed=[...]"
+    )
 
 
 def _failed_out(failed: Iterable[int], plan: Plan, version: int) -> PlanChange:

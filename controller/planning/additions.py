@@ -6,12 +6,14 @@ which their watermarks are told, their availability, their logs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from controller.planning.checks import check_ends, check_folders, check_taken
+from controller.planning.checks import check_added_tables, check_durable, check_ends, check_folders, check_taken
 from controller.planning.compiled import CompiledPlan
 from controller.planning.compiler import Compiler
+from controller.planning.names import KeptNames
 from controller.planning.steps import Resolvers
 from flux.arguments import MARKS
 from flux.dataflow.flow import Flow
@@ -30,10 +32,15 @@ class PlanAddition:
     change: PlanChange
     #: The next version, with the declarations of all parts.
     made: CompiledPlan
+    #: Facts that its sources and sinks have settled, as they are kept in a checkpoint location.
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def with_parts(self, sources: Iterable[SourcePlan], stages: Iterable[StagePlan]) -> PlanAddition:
-        """Return the addition with other forms of its parts, such as sources and sinks that are prepared."""
-        return self._with(replace(self.change, sources=tuple(sources), stages=tuple(stages)))
+    def with_parts(
+        self, sources: Iterable[SourcePlan], stages: Iterable[StagePlan], facts: dict[str, dict[str, Any]]
+    ) -> PlanAddition:
+        """Return the addition with prepared forms of its parts, and the facts that they have settled."""
+        made = self._with(replace(self.change, sources=tuple(sources), stages=tuple(stages)))
+        return replace(made, facts=facts)
 
     def with_log_shares(self, workers: int) -> PlanAddition:
         """Return the addition with the shares of log of its streams. ``workers``: the number with which the query began.
@@ -50,6 +57,8 @@ def compiled_addition(
     """Compile flows into the next change of a running plan. ``trial``: a flow is being written, and a column that has its name
     twice may yet be left out. UsageError and SchemaError name the stage, the expected value and the actual value."""
     plan = running.plan
+    if plan.durable:
+        check_durable(flows)
     _check_sinks(flows, running)
     compiler = Compiler(plan.settings, resolvers, {}, trial, running)
     compiler.compile(flows)
@@ -70,6 +79,26 @@ def _check_sinks(flows: Sequence[Flow | FlowTo], running: CompiledPlan) -> None:
                 )
 
 
+def compiled_version(
+    flows: Sequence[Flow | FlowTo],
+    running: CompiledPlan,
+    resolvers: Resolvers,
+    version: int,
+    began_with: Mapping[str, int],
+    kept: KeptNames,
+    collect: int = 0,
+) -> CompiledPlan:
+    """Compile flows into the ``version`` of a plan that added them once, on top of the earlier versions (design: same-form). All
+    ids are new ones. ``began_with``: the partitions of sources, by name, at the first start; ``kept``: names of the version;
+    ``collect``: partitions of collecting stages, 0: none. Errors are those of ``compiled_addition``."""
+    plan = running.plan
+    compiler = Compiler(plan.settings, resolvers, began_with, False, running, kept)
+    compiler.compile(flows, collect)
+    parts = tuple(compiler.sources.new), tuple(compiler.stages.new), tuple(compiler.edges.new)
+    made = compiler.described(PlanChange(version, *parts, base=plan.version).applied_to(plan))
+    return replace(made, sinks={**made.sinks, **running.sinks})
+
+
 def check_addition(addition: PlanAddition) -> None:
     """Check the whole plan with an addition, before any process hears of it. UsageError: nothing is added, or output of an added
     stage would never come, or goes nowhere."""
@@ -81,6 +110,8 @@ def check_addition(addition: PlanAddition) -> None:
         )
     for edge in addition.change.edges:
         _check_begins(addition.running.plan, edge)
+    if plan.durable:
+        check_added_tables(plan)
     check_ends(plan, goes_on=plan.durable)
     check_folders(plan)
     check_taken(plan, new)

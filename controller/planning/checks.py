@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
+from controller.course.removals import looks_up
 from controller.planning.event_time_edges import check_rows_come, check_timers_fire, check_windows_close
 from controller.planning.inputs import topological
 from flux.arguments import MARKS
@@ -17,7 +18,6 @@ from flux.errors import UsageError
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import chain_of
 from flux.operators.windowed_rows import WindowFunction
-from flux.settings import Settings
 
 
 def check_ends(plan: Plan, goes_on: bool = False) -> None:
@@ -143,11 +143,25 @@ def check_durable(flows: Sequence[Flow | FlowTo]) -> None:
             )
 
 
-def check_failures_of_stages(settings: Settings) -> None:
-    """Check the settings of a query with a checkpoint location. UsageError: its stages may not fail alone, because the location
-    keeps the plan of the start, and the next start would expect the state of the stages that have failed."""
-    if settings.on_failure == "stage":
+def check_failures_of_stages(plan: Plan) -> None:
+    """Check a plan with a checkpoint location. UsageError: its stages may not fail alone, because rows look up tables, which the
+    location keeps in the order of the program's start: that would be another one without a stage that has failed."""
+    tables = [edge for edge in plan.edges if looks_up(plan, edge)]
+    if plan.settings.on_failure == "stage" and tables:
         raise UsageError(
-            "spark.flux.onFailure=stage, and the query has a checkpointLocation, which keeps the plan of its start: a stage that "
-            "fails alone would be missing at the next start. Set it to query, or start without a checkpointLocation"
+            f"spark.flux.onFailure=stage, and rows look up a table on their way to {plan.stages[tables[0].consumer].name} in a "
+            "query with a checkpointLocation, which keeps tables in the order of the program's start. Set it to query, join with "
+            "ttl=None in a stage of its own, or start without a checkpointLocation"
         )
+
+
+def check_added_tables(plan: Plan) -> None:
+    """Check an addition to a query with a checkpoint location; ``plan`` has it as its newest version. UsageError: its rows look
+    up a table, and the location keeps those of the start."""
+    for edge in plan.edges:
+        if edge.since == plan.version and looks_up(plan, edge):
+            raise UsageError(
+                f"rows look up a table on their way to {plan.stages[edge.consumer].name}, and the checkpointLocation keeps the "
+                "tables of the start of a query: join with ttl=None in a stage of its own, or start the query anew with the "
+                "lookup in it"
+            )

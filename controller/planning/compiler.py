@@ -25,7 +25,7 @@ from controller.planning.event_time_edges import (
     window_of,
 )
 from controller.planning.inputs import SAY_SCHEMA, Operation, PlanInput, check_sink, source_plan, topological
-from controller.planning.names import PlanNames, check_cases, check_names, place_of_errors
+from controller.planning.names import KeptNames, PlanNames, check_cases, check_names, place_of_errors
 from controller.planning.parts import Nodes, Parts
 from controller.planning.relations.joins import PlanJoins, PlanTable, ToJoin, ToTable, check_once, split
 from controller.planning.relations.lookups import TABLE_ALONE, check_tables
@@ -136,9 +136,10 @@ class Compiler:
         began_with: Mapping[str, int],
         trial: bool,
         running: CompiledPlan | None = None,
+        kept: KeptNames | None = None,
     ) -> None:
-        """``running``: the plan to which the flows are added; None: they are a query of their own. The others as for
-        ``compile_plan``."""
+        """``running``: the plan to which the flows are added; None: they are a query of their own. ``kept``: names of the version
+        that is compiled again. The others as for ``compile_plan``."""
         self.settings = settings
         self.began_with = began_with
         self.to_arrow, self._to_steps, self._to_groups, self._to_order, to_join, to_table, case_sensitive = resolvers
@@ -166,7 +167,7 @@ class Compiler:
         #: Stages that give a row for each change of a group or a rank, and those that pass such rows on, each with what would
         #: give each row once.
         self._changing = {id_: each.changing for id_, each in known.rows.items() if each.changing is not None}
-        self._names = PlanNames(known.plan.sources, known.plan.stages)
+        self._names = PlanNames(known.plan.sources, known.plan.stages, kept)
         #: By stage: the columns that have the event time of its rows.
         self._times_given = {id_: each.times for id_, each in known.rows.items()}
         #: Stages that promise themselves that they give no row below the watermark.
@@ -184,9 +185,9 @@ class Compiler:
         # A flow that is given itself counts as read: its output must not vanish into a chain.
         readers.update(id(flow_of(given)) for given in flows)
         ends = {id(flow_of(given)) for given in flows}
-        before_chained = {id(flow.inputs[0]) for flow in order if flow.stage.chained}
+        before_chained = {id(flow.inputs[0]) for flow in order if flow.stage.chained and flow.inputs}
         for flow in order:
-            alone = readers[id(flow.inputs[0])] == 1 if flow.inputs else False
+            alone = bool(flow.inputs) and readers[id(flow.inputs[0])] == 1 and not self._names.stands_alone(flow)
             if isinstance(flow, RunningStage):
                 self._go_on_from(flow)
             elif isinstance(flow, RowFlow):
@@ -477,7 +478,7 @@ class Compiler:
         stage = self.stages[self._stage_ids[id(flow)]]
         runs = self.stages.runs(stage.id)
         schema = check_sink(stage, sink, self.settings)
-        alone = not any(self._leaves(edge, stage) for edge in self.edges)
+        alone = not (self._names.sinks_apart(stage.name) or any(self._leaves(edge, stage) for edge in self.edges))
         if stage.sink is None and stage.order == STEPS and alone and not runs:
             self.stages[stage.id] = replace(stage, sink=sink)
             return

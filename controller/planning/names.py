@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -62,13 +63,37 @@ def place_of_errors(where: str) -> Iterator[None]:
         raise named from error.__cause__
 
 
+@dataclass(frozen=True)
+class KeptNames:
+    """The names that a checkpoint location has for a version of the plan, which is compiled again by them (design: same-form)."""
+
+    #: Names of parts that were there then and are gone: numbers in other names count them.
+    gone: frozenset[str] = frozenset()
+    #: Stages of the version, none of which is chained into the stage before it.
+    stages: frozenset[str] = frozenset()
+    #: Stages without a sink, behind which a sink has a stage of its own.
+    sinkless: frozenset[str] = frozenset()
+
+
 class PlanNames:
     """The names of the sources and stages of a plan that is being compiled, each of which is there once."""
 
-    def __init__(self, sources: Iterable[SourcePlan], stages: Iterable[StagePlan]) -> None:
-        """Begin with the names of parts that run already."""
+    def __init__(
+        self, sources: Iterable[SourcePlan], stages: Iterable[StagePlan], kept: KeptNames | None = None
+    ) -> None:
+        """Begin with the names of parts that run already. ``kept``: names of the version that is compiled again."""
         self._sources, self._stages = {each.name for each in sources}, {each.name for each in stages}
-        self._taken = self._sources | self._stages
+        self._kept = kept or KeptNames()
+        self._taken = self._sources | self._stages | self._kept.gone
+
+    def stands_alone(self, flow: Flow) -> bool:
+        """Tell whether a flow has a stage of its own in the version that is compiled again: another reader of the stage before
+        it, which is gone, may have kept the two apart."""
+        return flow.stage.name in self._kept.stages
+
+    def sinks_apart(self, stage: str) -> bool:
+        """Tell whether sinks behind a stage have stages of their own in the version that is compiled again."""
+        return stage in self._kept.sinkless
 
     def of_stage(self, flow: Flow) -> str:
         """Return a name for the stage of a flow. UsageError: the program has given it that of a running stage."""

@@ -12,14 +12,11 @@ import pickle
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import RawIOBase
-from typing import Any
 
-from flux.dataflow.plan import ById, EdgePlan, Plan, SourcePlan, WorkerSourcePlan
-from flux.dataflow.source_reader import AbsentReader
+from flux.dataflow.plan import Plan
 from flux.errors import FluxError, QueryFailed
-from flux.expressions.steps import MapRows, RowSteps
 from flux.shell.process import Rendezvous
 from flux.shell.worker_loop import WorkerLoop
 from flux.vault.directory_store import LocationGone
@@ -41,37 +38,6 @@ class Task:
     plan: Plan
     rendezvous: Rendezvous
     place: Place
-
-
-def for_a_vault(plan: Plan) -> Plan:
-    """Return the plan without any code of the user's: a vault runs none of it, and may not find its modules."""
-    made = without_code(plan)
-    edges = ById[EdgePlan](replace(edge, steps=_without_functions(edge.steps)) for edge in made.edges)
-    sources = ById[SourcePlan](
-        source
-        if source.event_time is None
-        else replace(source, event_time=replace(source.event_time, steps=_without_functions(source.event_time.steps)))
-        for source in made.sources
-    )
-    return replace(made, edges=edges, sources=sources)
-
-
-def _without_functions(steps: RowSteps | None) -> RowSteps | None:
-    return None if steps is None or any(isinstance(each, MapRows) for each in steps.chain) else steps
-
-
-def without_code(plan: Plan) -> Plan:
-    """Return the plan without readers and operators, for tasks that only send rows through the steps of edges."""
-    sources = ById[SourcePlan](
-        replace(source, reader=AbsentReader(source.reader)) if isinstance(source, WorkerSourcePlan) else source
-        for source in plan.sources
-    )
-    stages = ById(replace(stage, make=_nothing, sink=None) for stage in plan.stages)
-    return replace(plan, sources=sources, stages=stages)
-
-
-def _nothing(*given: Any) -> Any:
-    raise AssertionError("a vault runs no code of the user's")
 
 
 class VaultLoop(WorkerLoop):
@@ -146,6 +112,7 @@ def run(task: Task) -> None:
     store = task.place.store()
     try:
         journal = Journal(store, f"the journal in {task.place}")
+        journal.keep_only(lambda key: key.stage in task.plan.stages)  # others were removed from the plan
         journal.begin()
         VaultLoop(task.plan, task.rendezvous, journal, task.place, task.place.read(ABOUT)).run(0, 0, "vault")
     finally:

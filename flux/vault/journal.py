@@ -115,7 +115,14 @@ class Whole(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     steady: bool = True
 
 
-Record = Seen | Ordered | FencedRecord | Taken | Through | Whole
+class Removed(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """Record that the stage of a partition was removed from the plan: nothing is held of the partition any more."""
+
+    stage: int
+    partition: int
+
+
+Record = Seen | Ordered | FencedRecord | Taken | Through | Whole | Removed
 _decoder = msgspec.msgpack.Decoder(list[Record])
 
 
@@ -278,6 +285,13 @@ class Journal(StandbyStore):
         self._store.remove(self._put - needed)
         self._put &= needed
 
+    def keep_only(self, exists: Callable[[PartitionKey], bool]) -> None:
+        """Forget the partitions of stages that are removed from the plan. Their files go when that is durable: a journal without
+        the record cannot be read without the files."""
+        for key in [key for key in self.standbys if not exists(key)]:
+            del self.standbys[key]
+            self._note(Removed(*key))
+
     # ---- as a store of standbys
 
     def standby(self, key: PartitionKey, incarnation: int, taken: Callable[[Standby], None]) -> Standby:
@@ -390,8 +404,8 @@ class Journal(StandbyStore):
     def _remove_needless(self) -> None:
         if self._put and self._touched:
             needed: set[str] = set()
-            for key in self._touched:
-                needed |= files_of(self._of(key))
+            for key in self._touched & self.standbys.keys():
+                needed |= files_of(self.standbys[key])
             of_touched = {(str(stage), str(partition)) for stage, partition in self._touched}
             gone = {name for name in self._put - needed if tuple(name.split("-")[:2]) in of_touched}
             if gone:
@@ -428,6 +442,8 @@ class Journal(StandbyStore):
                 self._of(PartitionKey(stage, partition)).fence(term)
             case Through(stage, partition, edge, producer, mark):
                 self._of(PartitionKey(stage, partition)).note_settled(StreamId(edge, producer), mark)
+            case Removed(stage, partition):
+                self.standbys.pop(PartitionKey(stage, partition), None)
             case Whole(stage, partition):
                 restore(self._of(PartitionKey(stage, partition)), record, self._described)
 
@@ -476,6 +492,6 @@ class Journal(StandbyStore):
                 seen = [kept.term, kept.highest]
             case FencedRecord() | Whole():
                 seen = [record.term]
-            case Through():
+            case Through() | Removed():
                 return
         self.highest = max(self.highest, *seen)

@@ -39,7 +39,7 @@ class HandedReplica(NamedTuple):
 
 
 def _leads(table: Table, to: HandedReplica) -> bool:
-    return any((r.worker, r.incarnation) == (to.worker, to.incarnation) for r in table.replicas(*to.key)[:1])
+    return any((r.worker, r.incarnation) == (to.worker, to.incarnation) for r in table.row(*to.key)[:1])
 
 
 @dataclass
@@ -156,6 +156,7 @@ class Vault:
         self._handing.follow(table)
 
     def on_followed(self, now: float) -> None:
+        self.journal.keep_only(self._exists)
         early, self._early = self._early, {}
         for message in early.values():
             self._on_restore(message, now)

@@ -160,6 +160,8 @@ class ReplicaLifecycle:
         #: Replicas made for the table that is being followed, which begin empty.
         self._created: list[Replica] = []
         self._noted = False
+        #: Replicas that have lost an edge of their output with the version whose table comes next.
+        self._shortened: list[Replica] = []
         #: Producers of an edge, if they are known by now.
         self._complete: dict[int, list[int]] = {}
 
@@ -195,6 +197,7 @@ class ReplicaLifecycle:
     def _close_edges(self, replica: Replica) -> None:
         """End the outlets of a replica whose edges are removed."""
         for edge in [each.edge.id for each in replica.outlets if self._plans.edge(each.edge.id) is None]:
+            self._shortened.append(replica)
             producer = replica.output.close(edge)
             if producer is not None and self.producers.get(producer.stream) is producer:
                 del self.producers[producer.stream]
@@ -247,6 +250,10 @@ class ReplicaLifecycle:
                 self._assign_role(replicas[key], row, update.table.epoch)
         for replica in replicas.values():
             self._note_change(replica)
+        for replica in self._shortened:
+            if replica.leads and replica.finished:  # it may be a last one since then
+                self._leaving.report(replica)
+        self._shortened.clear()
         hosted.note_roles()
         self.revivals.on_table()
         return self._rising() if followers else []

@@ -28,6 +28,7 @@ from spark_integration.settings import (
     live_slots,
 )
 from spark_integration.streaming.flux_format import register
+from spark_integration.tasks.dataframe_partitions import with_cuts
 from spark_integration.tasks.shipping import check_outputs, check_shipping
 
 
@@ -37,11 +38,6 @@ def checked_addition(
     """Return the addition of flows to a running plan, with prepared sources and sinks. ``workers``: the number that
     the query is to have now; ``began_with``: that of the start. UsageError, SchemaError: the flows do not fit."""
     plan = running.plan
-    if plan.durable:
-        raise UsageError(
-            f"query {plan.query} has a checkpointLocation, which keeps one plan: a start after a loss would not know "
-            "the added stages. Start the query anew with these flows in it, or without a checkpointLocation"
-        )
     addition = compiled_addition(flows, running, resolvers(spark, LookupTables(plan.settings.lookup_max_bytes)))
     check_addition(addition)
     check_outputs(addition.change.stages)
@@ -54,8 +50,10 @@ def checked_addition(
     if any(isinstance(stage.sink, QueryReaders) for stage in addition.change.stages):
         register(spark)
     parts = replace(plan, sources=ById(addition.change.sources), stages=ById(addition.change.stages))
-    settled, _ = prepared(parts, None, is_case_sensitive(spark), ignored_files(spark))
-    addition = addition.with_parts(settled.sources, settled.stages)
+    settled, facts = prepared(parts, None, is_case_sensitive(spark), ignored_files(spark))
+    if plan.durable:
+        settled, facts = with_cuts(settled, addition.made.sources, facts, None)
+    addition = addition.with_parts(settled.sources, settled.stages, facts)
     return addition.with_log_shares(plan.began_with or began_with)
 
 

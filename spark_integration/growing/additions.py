@@ -137,6 +137,8 @@ class GrowingQuery(Operations):
             note_imported()
             stages = ", ".join(stage.name for stage in addition.change.stages)
             check_unchanged(texts_of(encoded), f"cannot add {stages} to the query")
+            if self._run.keeper is not None:
+                self._run.keeper.settle(addition.facts)
             plan = self._server.add(addition.change, encoded, left())
         except FluxError:
             for stage in addition.change.stages:

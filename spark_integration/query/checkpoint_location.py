@@ -12,17 +12,19 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flux.dataflow.plan import Forgotten, Plan, SourcePlan, WorkerSourcePlan
 from flux.errors import UsageError
 from flux.shell.process import Rendezvous
-from flux.shell.vault_process import Task, for_a_vault
+from flux.shell.vault_process import Task
 from flux.vault.location import Place, forget, place_of
 from flux.vault.names import ABOUT
-from spark_integration.query.same_plan import description, difference, other_destinations
+from flux.vault.plan_without_code import for_a_vault
+from spark_integration.growing.kept_versions import VERSIONS, PlanRecord
+from spark_integration.query.same_plan import dependants, description, difference, missing, other_destinations, without
 from spark_integration.query.source_setup import Kept
 
 log = logging.getLogger("flux")
@@ -88,6 +90,45 @@ class CheckpointLocation:
         """Facts that sources and sinks have settled; None: there are none yet."""
         return None if self.about is None else self.about.get("kept", {})
 
+    @property
+    def versions(self) -> PlanRecord | None:
+        """The versions of the plan; None: the directory is new, or an earlier release has written it."""
+        return None if self.about is None else PlanRecord.read(self.about)
+
+    @property
+    def has_grown(self) -> bool:
+        """The plan has changed since the first start."""
+        return (versions := self.versions) is not None and versions.version > 0
+
+    def given_up(self, names: Sequence[str]) -> CheckpointLocation:
+        """Return the location without these stages and all that depends on them, as the next version. Stages that are not in it
+        are given up already. UsageError: an earlier release has written it, or nothing would be left."""
+        there = [] if self.about is None else [name for name in names if name in self.about["plan"]["stages"]]
+        if self.about is None or not there:
+            return self
+        versions = self.versions
+        if versions is None:
+            raise UsageError(
+                f"removed={there!r}: an earlier release of Flux has written checkpointLocation={str(self.place)!r}. Start the "
+                "query once with all of its stages and stop it; then give them up"
+            )
+        gone = dependants(self.about["plan"], there)
+        plan, sources = without(self.about["plan"], gone)
+        if not plan["stages"]:
+            raise UsageError(f"removed={there!r}: no stage would be left. Start the query anew in another directory")
+        about = _without_facts({**self.about, "plan": plan, VERSIONS: versions.without(gone, sources).told()})
+        return CheckpointLocation(self.place, about, self.found or self.about)
+
+    def with_new(self, plan: Plan, names: Iterable[str]) -> CheckpointLocation:
+        """Return the location with these stages of a plan, which the start itself adds, and the sources that they bring."""
+        assert self.about is not None
+        was, now = self.about["plan"], description(plan)
+        stages = {**was["stages"], **{name: now["stages"][name] for name in names}}
+        known = {source["name"] for source in was["sources"]}
+        sources = [*was["sources"], *(source for source in now["sources"] if source["name"] not in known)]
+        about = {**self.about, "plan": {**was, "stages": stages, "sources": sources}}
+        return CheckpointLocation(self.place, about, self.found or self.about)
+
     def for_sinks_of(self, plan: Plan) -> CheckpointLocation:
         """Return the location for this plan: a sink that goes elsewhere than before begins anew there, behind the output that
         is known to be outside. UsageError: a query uses the location."""
@@ -96,7 +137,7 @@ class CheckpointLocation:
             return self
         for name, (before, after) in others.items():
             log.warning("stage %s: its output went to %s, and goes to %s from here on", name, before, after)
-        return CheckpointLocation(self.place, forget(self.place, self.about, others), self.about)
+        return CheckpointLocation(self.place, forget(self.place, self.about, others), self.found or self.about)
 
     def forgotten(self, plan: Plan) -> dict[int, Forgotten]:
         """Return, by stage, the place from which a sink began anew."""
@@ -111,20 +152,24 @@ class CheckpointLocation:
         """Raise UsageError with the difference, if the directory is that of another plan."""
         if self.about is None:
             return
-        found = difference(_grown(self.about["plan"], plan), description(plan))
+        was, now = _grown(self.about["plan"], plan), description(plan)
+        found = difference(was, now)
         if found:
+            gone = missing(was, now)
+            give_up = f", give up what is missing (removed={gone!r})" if gone else ""
             raise UsageError(
-                f"checkpointLocation={str(self.place)!r} is that of another plan: {found}. Start the flow that it was made by, "
-                "or give another directory"
+                f"checkpointLocation={str(self.place)!r} is that of another plan: {found}. Start the flow that it was made by"
+                f"{give_up}, or give another directory"
             )
 
-    def take(self, plan: Plan, kept: Kept | None = None) -> None:
-        """Make the directory that of this plan, and write down the facts that its sources and sinks have settled. UsageError
-        with the difference: it is that of another plan."""
+    def take(self, plan: Plan, kept: Kept | None = None) -> CheckpointLocation:
+        """Make the directory that of this plan, and write down the facts that its sources and sinks have settled. Return the
+        location as it is then. UsageError with the difference: it is that of another plan."""
         described = description(plan)
         try:
             with self.place.locked():
                 self._take(plan, described, kept)
+                return self.read(self.place)
         except OSError as error:
             raise UsageError(f"checkpointLocation={str(self.place)!r} cannot be written: {error}") from error
 
@@ -138,6 +183,7 @@ class CheckpointLocation:
                 "workers": plan.began_with,
                 "plan": described,
                 "kept": kept or {},
+                VERSIONS: PlanRecord.of(plan).told(),
             }
             try:
                 self.place.write(ABOUT, json.dumps(about, indent=1).encode(), new=True)
@@ -148,23 +194,63 @@ class CheckpointLocation:
             return
         self.check(plan)
         growing = {source.name for source in plan.sources if _may_grow(source)}
-        said = {name: each for name, each in (kept or {}).get("sources", {}).items() if name in growing}
         known: Kept = {"sources": {}, "sinks": {}} | (self.kept or {})
+        settled = (kept or {}).get("sources", {})
+        said = {name: each for name, each in settled.items() if name in growing or name not in known["sources"]}
+        versions = PlanRecord.of(plan, self.versions)
         news = {
             "plan": described,
+            VERSIONS: json.loads(json.dumps(versions.told())),
             "kept": {
                 **known,
                 "sources": {**known["sources"], **said},
                 "sinks": {**(kept or {}).get("sinks", {}), **known["sinks"]},
             },
         }
-        if self.found is not None or news != {"plan": self.about["plan"], "kept": known}:
+        was = {"plan": self.about["plan"], VERSIONS: self.about.get(VERSIONS), "kept": known}
+        if self.found is not None or news != was:
             # A source builds on facts that it has settled before: two starts at once would give a number twice.
             if self.read(self.place).about != (self.found or self.about):
                 raise UsageError(
                     f"checkpointLocation={str(self.place)!r} is that of a query which another program has just started, too"
                 )
             self.place.write(ABOUT, json.dumps({**self.about, **news}, indent=1).encode())
+
+    def keep(self, plan: Plan, facts: Kept, failed: Iterable[str] = ()) -> CheckpointLocation:
+        """Make another version of the plan the newest one, in one document: it is kept as a whole, or not at all. ``facts``:
+        those of sources and sinks, of which the present parts' are kept; ``failed``: the stages that have failed. Return the
+        location as it is then. UsageError: another program has written there; OSError: it cannot be written."""
+        assert self.about is not None, "a query runs on a location that is its own"
+        with self.place.locked():
+            if self.read(self.place).about != self.about:
+                raise UsageError(
+                    f"another program has written to checkpointLocation={str(self.place)!r} since the start"
+                )
+            kept = self.about.get("kept", {})
+            merged = {kind: {**facts.get(kind, {}), **kept.get(kind, {})} for kind in ("sources", "sinks")}
+            versions = PlanRecord.of(plan, self.versions, failed)
+            about = {**self.about, "plan": description(plan), "kept": merged, VERSIONS: versions.told()}
+            data = json.dumps(_without_facts(about), indent=1)
+            self.place.write(ABOUT, data.encode())
+        return CheckpointLocation(self.place, json.loads(data))
+
+    def put_back(self, began: CheckpointLocation) -> None:
+        """Write the description again where it stands as at the start: a vault that finds its location removed writes that
+        one."""
+        with self.place.locked():
+            if self.about != began.about and self.read(self.place).about == began.about:
+                self.place.write(ABOUT, json.dumps(self.about, indent=1).encode())
+
+
+def _without_facts(about: dict[str, Any]) -> dict[str, Any]:
+    """Return a description without facts of sources and sinks that are gone: a later part of the name settles its own."""
+    plan, kept = about["plan"], about.get("kept", {})
+    names = {"sources": {source["name"] for source in plan["sources"]}, "sinks": set(plan["stages"])}
+    left = {kind: {name: said for name, said in kept.get(kind, {}).items() if name in names[kind]} for kind in names}
+    found = {**about, "kept": left}
+    if "forgotten" in about:
+        found["forgotten"] = {name: each for name, each in about["forgotten"].items() if name in plan["stages"]}
+    return found
 
 
 def _may_grow(source: SourcePlan) -> bool:

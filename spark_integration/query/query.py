@@ -22,9 +22,9 @@ from flux.dataflow.sink import QueryReaders, guarantee
 from flux.errors import FluxError, QueryTimeout
 from flux.operators.user_code import text_of
 from flux.shell.process import Rendezvous
-from flux.vault.location import Place
 from spark_integration.growing.additions import GrowingQuery
 from spark_integration.query import running_queries
+from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.interrupts import spare_queries
 from spark_integration.query.operations import checked_timeout
 from spark_integration.query.output import FetchedOutput, OpenIterators, QueryRows, kept
@@ -54,9 +54,9 @@ class Query(GrowingQuery):
         compiled: CompiledPlan,
         need: Need,
         name: str | None,
-        location: Place | None,
+        location: CheckpointLocation | None,
     ) -> None:
-        """``location`` is the checkpoint directory, where the query goes on when it is started again."""
+        """``location`` is where the query goes on when it is started again."""
         super().__init__()
         self._spark = spark
         self._name = name

@@ -25,10 +25,10 @@ from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import FluxError, QueryFailed, QueryTimeout
 from flux.shell.process import Rendezvous
 from flux.shell.transport import Keys
-from flux.vault.location import Place
+from spark_integration.growing.plan_keeper import PlanKeeper
 from spark_integration.growing.running_plan import RunningPlan
 from spark_integration.query import running_queries
-from spark_integration.query.checkpoint_location import VaultProcess
+from spark_integration.query.checkpoint_location import CheckpointLocation, VaultProcess
 from spark_integration.query.source_setup import UnreadRows, forget
 from spark_integration.session import for_reading, session_stopped
 from spark_integration.settings import (
@@ -144,7 +144,7 @@ class QueryRun:
         need: Need,
         name: str | None,
         end_fetch: Callable[[], None],
-        location: Place | None = None,
+        location: CheckpointLocation | None = None,
     ) -> None:
         """``end_fetch`` is called when the controller has ended the query, before the query waits for its tasks."""
         self.id = str(uuid.uuid4())
@@ -155,7 +155,7 @@ class QueryRun:
         self._unread = {index for index, source in sources.items() if isinstance(source, DataFrameSource)}
         self._called = name or plan.query
         self._end_fetch = end_fetch
-        self._location = location
+        self._location = place = None if location is None else location.place
         self._vault: VaultProcess | None = None
         self._jobs = Jobs(spark, f"flux-{plan.query}")
         self._ingress = Jobs(spark, f"flux-{plan.query}-ingress")
@@ -165,9 +165,11 @@ class QueryRun:
         application = f"{context.appName} ({context.applicationId})"
         self.server = Server(plan, need.workers, host, keys, plan.query, name, application, self.id)
         self.server.explain = self._explain
+        #: The writer of versions into the checkpoint location; None: there is none.
+        self.keeper = None if location is None else PlanKeeper(location)
         #: The newest plan, by which jobs that are started later go.
         self.running = RunningPlan(compiled, lambda: self.server.core.board.plan)
-        self.streams = Streams(plan, sources, name, location, self.server, self._job_failed)
+        self.streams = Streams(plan, sources, name, place, self.server, self._job_failed)
         ingress, workers = f"flux-{plan.query}-ingress", f"flux-{plan.query}"
         self.retries = Retries(
             spark, lambda: [ingress, *self.streams.job_groups()], workers, self._called, self._hopeless
@@ -179,6 +181,9 @@ class QueryRun:
 
     def start(self) -> None:
         """Start the run. Nothing is left running if this raises."""
+        if self.keeper is not None:
+            self.keeper.start(self.server.kept)
+            self.server.keep_versions(self.keeper.keep)
         self.rendezvous = self.server.start()
         try:
             put_bar_away(self._spark)
@@ -215,6 +220,8 @@ class QueryRun:
         self._jobs.cancel()
 
     def _location_failed(self, reason: str) -> None:
+        if self.keeper is not None:
+            self.keeper.put_back()
         self.server.job_failed(f"the checkpoint location {self._location}", reason)
 
     # ---- task slots
@@ -363,6 +370,8 @@ class QueryRun:
             self._ingress.join(patience_s)
             if self._vault is not None:
                 self._vault.end()
+            if self.keeper is not None:
+                self.keeper.end(patience_s)
             if self._location is None:
                 forget(self._plan)
         finally:

@@ -8,7 +8,7 @@ none of these depends. The effect of a function, and the code of an operator, ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +100,30 @@ def other_destinations(was: dict[str, Any], plan: Plan) -> dict[str, tuple[str, 
         if before is not None and after is not None and before != after:
             found[stage.name] = before, after
     return found
+
+
+def missing(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the stages that are not there any more."""
+    return [name for name in was["stages"] if name not in now["stages"]]
+
+
+def dependants(plan: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Return these stages of a described plan and all that depend on them."""
+    gone = set(names)
+    for name, stage in plan["stages"].items():  # each behind those that it reads
+        if any(read["from"] in gone and read["from"] in plan["stages"] for read in stage["reads"]):
+            gone.add(name)
+    return [name for name in plan["stages"] if name in gone]
+
+
+def without(plan: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return a described plan without these stages and without the sources that nothing reads then, and the names of these."""
+    stages = {name: stage for name, stage in plan["stages"].items() if name not in set(names)}
+    read = {each["from"] for stage in stages.values() for each in stage["reads"]}
+    left = [source for source in plan["sources"] if source["name"] in read]
+    return {**plan, "stages": stages, "sources": left}, [
+        source["name"] for source in plan["sources"] if source["name"] not in read
+    ]
 
 
 def difference(was: dict[str, Any], now: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from controller.planning.checks import check_durable, check_ends, check_failures_of_stages, check_folders, check_taken
+from controller.planning.compiled import CompiledPlan
 from controller.planning.explain import explain
 from controller.planning.inputs import topological
 from flux.dataflow.event_time import told_idleness
@@ -35,11 +36,13 @@ from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
 from spark_integration.expressions.analysed import steps_of
+from spark_integration.growing.regrown import compiled_again
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.declarations import (
     check_flows,
     compiled,
+    resolvers,
     running_session,
     session_of,
     sources_of,
@@ -95,12 +98,23 @@ def start_query(
     spark: SparkSession | None = None,
     keep_output: bool | None = None,
     checkpoint_location: str | os.PathLike[str] | None = None,
+    removed: Sequence[str] = (),
     **options: Any,
 ) -> Query:
     """Check everything that can be checked, then start. Nothing is running if this raises."""
     check_flows(flows)
+    _check_removed(removed, checkpoint_location)
     with running_queries.starting(name):
-        return _started(flows, name, spark, keep_output, checkpoint_location, options)
+        return _started(flows, name, spark, keep_output, checkpoint_location, removed, options)
+
+
+def _check_removed(removed: Sequence[str], location: str | os.PathLike[str] | None) -> None:
+    if isinstance(removed, str) or not all(isinstance(name, str) for name in removed):
+        raise UsageError(f"removed takes a list of names of stages, as in removed=['Alarm'], got {removed!r:.100}")
+    if removed and location is None:
+        raise UsageError(
+            "removed gives up stages of a checkpointLocation, and there is none: leave it out, or give the location"
+        )
 
 
 def _started(
@@ -109,6 +123,7 @@ def _started(
     spark: SparkSession | None,
     keep_output: bool | None,
     checkpoint_location: str | os.PathLike[str] | None,
+    removed: Sequence[str],
     options: dict[str, Any],
 ) -> Query:
     """Start a query in this order: settings and location are read, task slots are claimed, the plan is compiled and checked, the
@@ -122,13 +137,11 @@ def _started(
     spark = _session(spark, sources)
     given = given_settings(spark)
     settings = Settings.of(given, **options)
-    if checkpoint_location is not None:
-        check_failures_of_stages(settings)
     read = any(isinstance(flow, FlowTo) and isinstance(flow.sink, QueryReaders) for flow in flows)  # perhaps by Spark
     shared = has_one_executor(spark) and not decides_on_shared_executors(given, options)
     if shared:
         settings = replace(settings, same_executor=True)
-    location = None if checkpoint_location is None else CheckpointLocation.open(checkpoint_location)
+    location = None if checkpoint_location is None else CheckpointLocation.open(checkpoint_location).given_up(removed)
     if location is not None:
         settings = with_flushes_for(location.place, settings, given, options)
     query_id = (location and location.query) or str(uuid.uuid4())
@@ -139,14 +152,13 @@ def _started(
     ) as need:
         tables = LookupTables(settings.lookup_max_bytes, location)
         began_with = need.workers if location is None else location.began_with(need.workers)
-        declared = compiled(
-            spark, flows, settings, query_id, secrets.token_bytes(32), began_with if keep_output else 0,
-            None if location is None else location.partitions, tables,
-        )  # fmt: skip
+        collect = began_with if keep_output else 0
+        declared, location = _compiled_on(location, spark, flows, settings, query_id, collect, began_with, tables)
         plan = declared.plan
         check_ends(plan, goes_on=location is not None)
         check_folders(plan)
         if location is not None:
+            check_failures_of_stages(plan)
             location = location.for_sinks_of(plan)
             plan = _kept_in(plan, location, began_with)
         check_outputs(plan.stages)
@@ -166,13 +178,25 @@ def _started(
             location.check(plan)
             plan, kept = with_cuts(plan, declared.sources, kept, location.kept)
             tables.keep()
-            location.take(plan, kept)
-        query = Query(spark, declared.with_plan(plan), need, name, place)
+            location = location.take(plan, kept)
+        query = Query(spark, declared.with_plan(plan), need, name, location)
         _tell_of_idleness(plan)
         if shared:
             _tell_of_one_executor(spark, plan)
         query._start()
         return query
+
+
+def _compiled_on(
+    location: CheckpointLocation | None, spark: SparkSession, flows: list[Flow | FlowTo], settings: Settings, query: str,
+    collect: int, began_with: int, tables: LookupTables,
+) -> tuple[CompiledPlan, CheckpointLocation | None]:  # fmt: skip
+    """Compile flows for a start on a location, or without one. Return the location as the start goes by it, too."""
+    secret = secrets.token_bytes(32)
+    if location is not None and location.has_grown:
+        return compiled_again(flows, location, settings, secret, resolvers(spark, tables), collect, began_with)
+    partitions = None if location is None else location.partitions
+    return compiled(spark, flows, settings, query, secret, collect, partitions, tables), location
 
 
 def _fed(sources: Sequence[Source]) -> bool:

@@ -24,7 +24,7 @@ from controller.operate.requests import GetStatus, Status
 from flux.dataflow.plan import Plan, StreamSourcePlan
 from flux.errors import FluxError, UsageError
 from flux.shell.process import Rendezvous
-from flux.shell.vault_process import without_code
+from flux.vault.plan_without_code import without_code
 
 VERSION = 1
 #: Longest wait for a query that starts, and time between two looks.

@@ -24,8 +24,8 @@ from flux.dataflow.plan import Plan, StreamSourcePlan
 from flux.dataflow.source import Source, StreamSource
 from flux.errors import QueryFailed, QueryTimeout, UsageError
 from flux.shell.process import Rendezvous
-from flux.shell.vault_process import without_code
 from flux.vault.location import Place
+from flux.vault.plan_without_code import without_code
 from flux.windows.window import NEVER
 from spark_integration.session import set_for_bulk_transfer
 from spark_integration.streaming import ingress_file

@@ -25,8 +25,8 @@ from flux.dataflow.plan import Plan, StreamSourcePlan
 from flux.errors import FluxError, QueryFailed, UsageError
 from flux.operators.user_code import text_of
 from flux.shell.process import Rendezvous
-from flux.shell.vault_process import without_code
 from flux.vault.location import Place
+from flux.vault.plan_without_code import without_code
 from flux.windows.window import FIRST_VERSION
 from spark_integration.query.lookup_tables import OR_RAISE, read_table
 from spark_integration.streaming.stream_ends import StreamEnds

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from controller.decide.request_book import State
-from controller.planning.checks import check_failures_of_stages
 from controller.replicas.addition_limits import CONFIRM_MAX_S
 from controller.replicas.spread import closest
 from controller.replicas.table_index import TableIndex
 from flux.dataflow.plan import ById
 from flux.dataflow.plan_change import PlanChange
-from flux.errors import QueryFailed, UsageError
-from flux.settings import Settings
+from flux.errors import QueryFailed
 from flux.wire.control import (
     PlanSeen,
 )
@@ -203,9 +201,3 @@ def test_a_removal_of_failed_stages_is_repeated_until_it_is_done() -> None:
     c.tick(3.0)
     assert [stage.name for stage in c.core.plan.stages] == ["s0", "A"]
     assert ById([c.core.plan.stages[0], c.core.plan.stages[3]]) == c.core.plan.stages
-
-
-def test_stages_of_a_query_with_a_location_do_not_fail_alone() -> None:
-    check_failures_of_stages(Settings.of({}))
-    with pytest.raises(UsageError, match="onFailure=stage, and the query has a checkpointLocation"):
-        check_failures_of_stages(Settings.of({}, on_failure="stage"))

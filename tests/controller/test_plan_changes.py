@@ -410,26 +410,21 @@ def durable() -> Cluster:
     return c
 
 
-def test_a_query_whose_location_keeps_no_versions_keeps_its_plan() -> None:
-    c = growing()
-    c.core.board.plan = replace(c.core.plan, durable=True)
-    epoch = c.table.epoch
-    for change in (
-        lambda: c.core.plans.add(copy_of(c.core.plan, "A"), b"code", c.now),
-        lambda: c.core.plans.remove("s1", True, c.now),
-    ):
-        with pytest.raises(UsageError, match="checkpointLocation, which keeps the plan of its start"):
-            change()
-    left_as_it_was(c, epoch)
+def kept(c: Cluster, error: str = "") -> None:
+    """Carry out the orders to the location, or fail to."""
+    for order in c.core.plans.to_keep():
+        c.core.plans.kept(order, c.now, error)
+    c.take(c.core.board.take())
 
 
 def test_nothing_is_told_before_the_location_has_it() -> None:
     c = durable()
     request = c.add(copy_of(c.core.plan, "A"))
     assert not c.sent(PlanChanged)
-    assert [(order.version, order.change) for order in c.core.plans.to_keep()] == [(1, b"code")]
+    (order,) = c.core.plans.to_keep()
+    assert (order.version, order.plan.version, order.plan.stages.end) == (1, 1, c.core.plan.stages.end + 1)
     assert not c.core.plans.to_keep()
-    c.core.plans.kept(1, c.now)
+    c.core.plans.kept(order, c.now)
     c.take(c.core.board.take())
     assert state(c, request) == State.DONE
 
@@ -438,30 +433,36 @@ def test_a_version_that_is_taken_back_is_forgotten_by_the_location_before_the_re
     c = durable()
     request = c.add(copy_of(c.core.plan, "A"))
     c.deaf = {"w0.0"}
-    c.core.plans.to_keep()
-    c.core.plans.kept(1, c.now)
+    (first,) = c.core.plans.to_keep()
+    c.core.plans.kept(first, c.now)
     c.take(c.core.board.take())
     c.report(0, PlanSeen(node=0, version=1, error="no"))
     assert state(c, request) == State.UNDER_WAY
-    assert [(order.version, order.change) for order in c.core.plans.to_keep()] == [(1, None)]
-    c.core.plans.kept(1, c.now)
+    (order,) = c.core.plans.to_keep()
+    assert (order.version, order.plan.version) == (1, 0)
+    c.core.plans.kept(first, c.now)
+    assert state(c, request) == State.UNDER_WAY, "a late answer to the order that kept it"
+    c.core.plans.kept(order, c.now)
     assert state(c, request) == State.GIVEN_UP
 
 
 def test_a_location_that_does_not_keep_it_or_does_not_answer() -> None:
     c = durable()
     request = c.add(copy_of(c.core.plan, "A"))
-    c.core.plans.to_keep()
-    c.core.plans.kept(1, c.now, "no space left")
-    assert [order.change for order in c.core.plans.to_keep()] == [None], "a part of it may be there"
+    kept(c, "no space left")
+    assert [order.plan.version for order in c.core.plans.to_keep()] == [0], "a part of it may be there"
     c.tick(61.0)
     assert why(c, request).startswith(
         "the checkpoint location cannot keep it: no space left; and the checkpoint location did not"
     )
     late = c.add(replace(copy_of(c.core.plan, "A", version=2), base=0))
     c.tick(61.0)
-    c.core.plans.kept(2, c.now)
+    kept(c)
     assert why(c, late) == "the checkpoint location did not keep it within 60 s"
+    again = c.add(replace(copy_of(c.core.plan, "A", version=3), base=0))
+    kept(c, "no space left")
+    kept(c, "it is read-only")
+    assert "keep it: no space left; and the checkpoint location did not forget it (it is read-only)" in why(c, again)
     assert not c.sent(PlanChanged)
 
 

@@ -165,17 +165,17 @@ def test_a_location_that_does_not_answer_in_time_leaves_nothing_behind(query: Th
 
     def keep(order: VersionToKeep) -> None:
         orders.append(order)
-        if order.change is None:
-            query.server.kept(order.version)
+        if order.plan.version == 0:
+            query.server.kept(order)
 
     query.server.keep_versions(keep)
     with pytest.raises(
         QueryTimeout, match=r"the checkpoint location did not keep it within 0\.2 s\. Nothing was changed"
     ):
         add(query, "Kept4", timeout=0.2)
-    assert [order.change is None for order in orders] == [False, True]
+    assert [order.plan.version for order in orders] == [1, 0]
     assert query.server.plan.version == 0
-    query.server.keep_versions(lambda order: query.server.kept(order.version))
+    query.server.keep_versions(query.server.kept)
     add(query, "Kept5")
     assert rows(5, 5)
 

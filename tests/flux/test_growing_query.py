@@ -17,13 +17,16 @@ import pytest
 import flux
 from controller.course.removals import removal
 from controller.decide.plan_changes import PlanHasChanged
+from controller.planning.checks import check_failures_of_stages
 from controller.planning.compiled import CompiledPlan
 from controller.planning.compiler import compiled_plan
 from controller.planning.steps import Resolvers
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import ById, Plan
 from flux.dataflow.plan_change import PlanChange, decode_change
 from flux.dataflow.source import DataFrameSource, StreamSource
 from flux.errors import QueryFailed, QueryTimeout, UsageError
+from flux.expressions.steps import MapRows, RowSteps
+from flux.joins.lookup import LookupTable
 from flux.settings import Settings
 from spark_integration.growing import added_flows
 from spark_integration.growing.additions import GrowingQuery, flows_of
@@ -99,7 +102,7 @@ class Growing(GrowingQuery):
         )
         self.grown: list[Any] = []
         need = SimpleNamespace(workers=3)
-        self._run = SimpleNamespace(need=need, grow=self._grow, shrink=self._shrink)  # type: ignore[assignment]
+        self._run = SimpleNamespace(need=need, grow=self._grow, shrink=self._shrink, keeper=None)  # type: ignore[assignment]
 
     def _grow(self, compiled: CompiledPlan, added: Any) -> None:
         self._running.take(compiled)
@@ -404,9 +407,34 @@ def test_an_addition_from_a_file_that_has_changed_is_refused(
     add()
 
 
-def test_a_query_with_a_location_keeps_the_plan_that_it_was_started_with() -> None:
+class Settles(Shown):
+    def prepare(self, partitions: int, kept: Any) -> Any:
+        return {"partitions": partitions, "kept": kept}
+
+
+def test_the_facts_of_an_addition_are_kept_with_its_version() -> None:
     query = started(Totals(flights()).to(Shown()))
-    durable = replace(query._plan, durable=True)
-    query._running.take(query._running.compiled.with_plan(durable))
-    with pytest.raises(UsageError, match="has a checkpointLocation, which keeps one plan"):
-        query.add(alarm(query["Totals"]).to(Shown()))
+    query._running.take(query._running.compiled.with_plan(replace(query._plan, durable=True)))
+    settled: list[Any] = []
+    query._run.keeper = SimpleNamespace(settle=settled.append)  # type: ignore[assignment]
+    query.add(alarm(query["Totals"]).to(Settles()))
+    assert settled == [{"sources": {}, "sinks": {"Alarm": {"partitions": 2, "kept": None}}}]
+
+
+def looking_up(plan: Plan) -> Plan:
+    """Have the rows of each edge look up a table."""
+    table = LookupTable(pa.table({"k": [1], "name": ["a"]}), [0], ["k", "name", "found"], ["k"], "names")
+    out = ROWS.append(pa.field("name", pa.string()))
+    steps = RowSteps.of(ROWS, [MapRows(table, ROWS, out)], out)
+    return replace(plan, durable=True, edges=ById(replace(edge, steps=steps) for edge in plan.edges))
+
+
+def test_tables_of_a_location_stay_those_of_the_start() -> None:
+    plan = looking_up(started(Totals(flights()).to(Shown()), alarm(flights("b")).to(Shown()))._plan)
+    with pytest.raises(UsageError, match=r"cannot remove Alarm: rows look up a table on their way to Alarm"):
+        removal(plan, 1, "Alarm", False)
+    assert removal(replace(plan, durable=False), 1, "Alarm", False).removed_stages == (1,)
+    check_failures_of_stages(plan)
+    failing = replace(plan, settings=replace(plan.settings, on_failure="stage"))
+    with pytest.raises(UsageError, match="onFailure=stage, and rows look up a table on their way to Totals"):
+        check_failures_of_stages(failing)

@@ -348,6 +348,23 @@ def test_files_of_partitions_with_similar_names_are_not_mistaken_for_each_other(
     assert set(store.files) == {"0-1-1-11-1", "0-11-1-1-1", "10-1-1-1-1", "1-0-1-1-1"}
 
 
+def test_partitions_of_a_removed_stage_go_with_their_files() -> None:
+    store, keys = Memory(), [PartitionKey(0, 1), PartitionKey(4, 1)]
+    journal = opened(store)
+    for key in keys:
+        standby(journal, key).on_orders(orders(1, 0, 2, committed=2, key=key))
+        take(journal, checkpoint(1, 1, 1, size=LARGE), key)
+    journal.flush()
+    journal.keep_only(lambda key: key.stage != 4)
+    standby(journal, keys[0]).on_orders(orders(1, 2, 1, committed=3, key=keys[0]))
+    journal.flush()
+    assert set(store.files) == {"0-1-1-1-1"}
+    again = Journal(store)
+    again.keep_only(lambda key: key.stage != 4)  # a process that was lost before a new segment began
+    assert all_held(again) == all_held(journal)
+    assert again.highest == journal.highest
+
+
 def test_files_that_a_crash_has_left_go_when_the_next_life_begins() -> None:
     store = two_flushes()[0]
     store.files["0-3-1-9-1"] = b"put, and not flushed"

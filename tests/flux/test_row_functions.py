@@ -21,7 +21,7 @@ from flux.errors import SchemaError, UsageError, UserCodeError
 from flux.expressions.tree import Column, FunctionCall, Literal
 from flux.settings import Settings
 from flux.shell.process import Rendezvous
-from flux.shell.vault_process import for_a_vault
+from flux.vault.plan_without_code import for_a_vault
 from spark_integration.query.same_plan import description, difference
 from spark_integration.streaming import ingress_file
 from tests.flux import harness

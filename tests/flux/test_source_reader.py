@@ -17,7 +17,7 @@ from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.dataflow.source_reader import FunctionReader, opened
 from flux.errors import UsageError, UserCodeError
 from flux.settings import Settings
-from flux.shell.vault_process import without_code
+from flux.vault.plan_without_code import without_code
 from flux.worker.core import WorkerCore
 from partitioning.table import ReplicaAt, Table
 

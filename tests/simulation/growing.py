@@ -16,10 +16,10 @@ import pyarrow as pa
 
 import flux
 from controller.course.plan_phases import PlanPhase
-from controller.decide.plan_changes import PlanRequest
+from controller.decide.plan_changes import PlanRequest, VersionToKeep
 from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow
-from flux.dataflow.plan import EdgePlan, FromStage, Plan, StagePlan
+from flux.dataflow.plan import ById, EdgePlan, FromStage, Plan, StagePlan
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.dataflow.source import DataFrameSource
 from flux.errors import UsageError
@@ -31,6 +31,7 @@ from tests.simulation.checkers import Ledger
 from tests.simulation.growing_laws import GrowingLaws
 from tests.simulation.run import Simulation
 from tests.simulation.stage_kinds import ELSEWHERE, ROW, Double, Filter, Shatter, Sink, Watched
+from tests.simulation.vault_process import Life
 
 #: Seconds between two batches of a source's partition, and between two looks for something to change.
 BATCH_S, LOOK_S = 0.008, 0.03
@@ -38,6 +39,8 @@ BATCH_S, LOOK_S = 0.008, 0.03
 STANDBYS_OF = 3
 #: Changes in a run, at most; and seconds after which no more are asked for.
 CHANGES_MAX, CHANGES_S = 12, 4.0
+#: Longest time until a version is in the directory, and until the controller hears of that.
+KEEPS_S = 0.02
 #: The classes of new stages, by a name that travels in place of the class: operators of the simulation hold its ledger.
 _made: dict[str, type[flux.Operator]] = {}
 
@@ -72,6 +75,33 @@ class GrownPass(Grown):
 
 def made(name: str) -> flux.Operator:
     return _made[name]()
+
+
+def _make(name: str, kind: type[Watched], seed: int, ledger: Ledger) -> None:
+    _made[f"{name} of {seed}"] = type(name, (kind,), {"ledger": ledger, "stage_name": name, "transient": ("ledger",)})
+
+
+def _goes_on(flow: GrowingFlow, life: Life, seed: int, ledger: Ledger) -> flows.Dataflow:
+    """Make the dataflow of a life: the version in its directory, with the operators of a program that is started again."""
+    made, kept = flow(ledger), life.place.plan
+    if kept is None or life.earlier is None:
+        return made
+    first = made.plan
+    for stage in kept.stages:
+        if stage.since:
+            _make(stage.name, GrownPass if stage.output_schema is not None else Grown, seed, ledger)
+            ledger.keys[stage.name] = life.earlier.ledger.keys[stage.name]
+    stages = ById(
+        stage if stage.since else replace(stage, make=first.stages[stage.id].make, sink=first.stages[stage.id].sink)
+        for stage in kept.stages
+    )
+    # Readers belong to the program.
+    sources = ById(first.sources[source.id] for source in kept.sources)
+    plan = replace(
+        first, stages=stages, sources=sources, edges=kept.edges, version=kept.version, used=kept.used,
+        first_streams=kept.first_streams,
+    )  # fmt: skip
+    return replace(made, plan=plan)
 
 
 class GrowingFlow:
@@ -150,14 +180,18 @@ def drawn_faults(seed: int, mix: mixes.Mix) -> faults_.Faults:
 class GrowingSimulation(Simulation):
     """A run with changes of the plan."""
 
-    def __init__(self, seed: int, mix: mixes.Mix) -> None:
+    def __init__(self, seed: int, mix: mixes.Mix, life: Life | None = None) -> None:
+        """``life``: of a query with a directory."""
         any_kind = mix is mixes.ANY and seed % STANDBYS_OF == STANDBYS_OF - 1
         self._standbys = mix.standbys or (
             random.Random(f"growing standbys {seed}").choice([0.5, 1.0]) if any_kind else 0.0
         )
         flow, rng = GrowingFlow(seed, self._standbys), random.Random(f"growing {seed}")
         habits = rng.choice([operators.QUIET, operators.QUIET, operators.STORMY]) if mix.faults is None else None
-        super().__init__(seed, drawn_faults(seed, mix), slots=rng.randint(3, 5), dataflow=flow, habits=habits)
+        drawn: Any = flow if life is None else partial(_goes_on, flow, life, seed)
+        super().__init__(
+            seed, drawn_faults(seed, mix), slots=rng.randint(3, 5), dataflow=drawn, habits=habits, life=life
+        )
         flow.clock = lambda: self.world.now
         self._rng, self._began = rng, self.world.now
         self._left = rng.randint(3, CHANGES_MAX)
@@ -165,7 +199,29 @@ class GrowingSimulation(Simulation):
         self._asked: list[PlanRequest] = []
         self._sealed = False
         self.growing = GrowingLaws(self)
+        if life is not None and isinstance(life.earlier, GrowingSimulation):
+            self._names = life.earlier._names
+            asked = life.earlier.controller.plans.current
+            if asked is not None and asked.phase == PlanPhase.STORING:
+                there = life.place.plan is not None and life.place.plan.version == asked.version
+                self.counts["versions kept and not heard of" if there else "versions lost with everything"] += 1
+            self.growing.go_on(life.earlier.growing)
         self.world.after(LOOK_S, self._look)
+
+    # ---- the directory
+
+    def _keep(self, order: VersionToKeep) -> None:
+        """Write a version, as a thread of the driver does: it is there some time before the controller hears of it."""
+        assert self.life is not None
+        self.life.place.plan = order.plan
+        self.counts["versions kept"] += 1
+        self.world.after(self._rng.random() * KEEPS_S, self._kept, order)
+
+    def _kept(self, order: VersionToKeep) -> None:
+        if self.server.sleeps(self._kept, order):
+            return
+        self.controller.plans.kept(order, self.world.now)
+        self.server.perform(self.controller.board.take())
 
     # ---- changes
 
@@ -214,9 +270,7 @@ class GrowingSimulation(Simulation):
     ) -> tuple[StagePlan, EdgePlan]:
         rng, name = self._rng, f"grown{self._names}"
         self._names += 1
-        _made[f"{name} of {self.seed}"] = type(
-            name, (kind,), {"ledger": self.ledger, "stage_name": name, "transient": ("ledger",)}
-        )
+        _make(name, kind, self.seed, self.ledger)
         key = rng.choice([(), ("key",), ("id",)])
         self.ledger.keys[name] = key
         partitions = rng.randint(1, 3)
@@ -266,6 +320,9 @@ class GrowingSimulation(Simulation):
         if plan is not self.plan:
             self.growing.follow(self.plan, plan)
             self.plan = self.ledger.plan = self.end.plan = plan
+        if self.life is not None:
+            for order in self.controller.plans.to_keep():
+                self.world.after(self._rng.random() * KEEPS_S, self._keep, order)
 
     # ---- the course of a run
 

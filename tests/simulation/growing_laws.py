@@ -38,6 +38,10 @@ class GrowingLaws:
         self.removed: dict[int, StagePlan] = {}
         self._edges: set[int] = set()
 
+    def go_on(self, earlier: GrowingLaws) -> None:
+        """Begin another life of the query: edges that have begun begin at the same row again."""
+        self._first, self.removed, self._edges = dict(earlier._first), dict(earlier.removed), set(earlier._edges)
+
     def follow(self, before: Plan, plan: Plan) -> None:
         self.removed |= {stage.id: stage for stage in before.stages if stage.id not in plan.stages}
         self._edges |= {edge.id for edge in before.edges if edge.id not in plan.edges}

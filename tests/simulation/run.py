@@ -562,7 +562,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
     if mix.grows or (mix is ANY and seed >= GROWS_FROM):
         from tests.simulation.growing import GrowingSimulation
 
-        return GrowingSimulation(seed, mix)
+        return GrowingSimulation(seed, mix, life)
     return Simulation(
         seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,
         standbys=mix.standbys, life=life, numbered=mix.numbered, upstream=mix.upstream, habits=mix.habits,

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from tests.simulation.mixes import GROWING_LIVES
 from tests.simulation.run import GROWS_FROM, Result, run
 from tests.simulation.runs import LONG
 
@@ -30,3 +31,16 @@ def test_stages_come_and_go(results: list[Result]) -> None:
     assert counts["edges that began behind rows"] > 4 * len(SEEDS)
     assert counts["rows at new stages"] > 200 * len(SEEDS)
     assert counts["take-overs"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_loss_of_everything_leaves_each_change_done_or_undone() -> None:
+    results = [run(seed, GROWING_LIVES) for seed in range(GROWS_FROM, GROWS_FROM + 12)]
+    assert [str(result) for result in results if not result.ok] == []
+    counts: Counter[str] = sum((result.counts for result in results), Counter())
+    assert counts["lives that went on"] > 12
+    assert counts["versions kept"] > 120
+    assert counts["edges that began behind rows"] > 120
+    assert counts["versions lost with everything"] > 0
+    assert counts["versions kept and not heard of"] > 0

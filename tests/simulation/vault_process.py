@@ -46,6 +46,8 @@ class Place:
 
     def __init__(self, rng: random.Random) -> None:
         self.fatal: int | None = None
+        #: The newest version of a plan that grows.
+        self.plan: Plan | None = None
         self.flushes = self.generation = 0
         self._rng = rng
         self._segment = bytearray()
@@ -106,11 +108,12 @@ class VaultProcess(WorkerProcess):
         super().__init__(sim, 0, ATTEMPT, "vault")
         self.role = "vault"
         self._journal = Journal(place)
+        self._journal.keep_only(lambda key: key.stage in sim.first_plan.stages)
         self._journal.begin()
         self.first_epoch = self._journal.highest + 1
 
     def made(self, workers: int) -> WorkerCore:
-        return Vault(self.sim.plan, self.node, self._journal, workers=workers, limits=self.sim.copies).core
+        return Vault(self.sim.first_plan, self.node, self._journal, workers=workers, limits=self.sim.copies).core
 
 
 def _go_on(ledger: Ledger, earlier: Ledger) -> None:
