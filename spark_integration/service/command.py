@@ -26,15 +26,16 @@ _TERMINATED = 143
 
 def run(
     master: str, conf: Mapping[str, str], location: str | None, http: str, gateways: int, allow: Sequence[str],
-    options: Mapping[str, Any],
+    gateway_options: Sequence[str], queries_max: int, options: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Run a service until SIGTERM or SIGINT, in the main thread. FluxError: it has not begun, or has ended by itself."""
+    """Run a service until SIGTERM or SIGINT, in the main thread. ``gateway_options``: further arguments of ``flux gateway``.
+    FluxError: it has not begun, or has ended by itself."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     # Each text that does not fit would leave a hundred lines of the JVM in the log, and its client gets the reason.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     session = _session(master, conf)
     try:
-        with serve(location, http, gateways, session, allow, **options) as service:
+        with serve(location, http, gateways, session, allow, gateway_options, queries_max, **options) as service:
             for each in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(each, lambda *_: service.stop_asked.set())
             _tell(service)

@@ -34,8 +34,8 @@ from spark_integration.settings import live_slots
 
 log = logging.getLogger("flux")
 
-#: Seconds between two looks at gateways and at stages that have failed.
-LOOK_S = 0.5
+#: Seconds between two looks at gateways and at stages that have failed; in an object store, where each look is a request.
+LOOK_S, LOOK_REMOTE_S = 0.5, 5.0
 #: Seconds for the workers to join, beyond the time-out of the query, and for steps that an earlier service has left.
 START_S = 600.0
 #: Gateways on ports that follow each other.
@@ -90,7 +90,7 @@ class StreamService:
                 self._gateways.append(made)
                 stack.callback(made.wait)
                 stack.callback(made.end)
-                self.urls.append(f"http://{address}")
+                self.urls.append(f"{'https' if '--certificate' in gateway_options else 'http'}://{address}")
             self._close = stack.pop_all()
         self._thread = threading.Thread(target=self._look_after, name="flux-service-look", daemon=True)
         self._thread.start()
@@ -131,7 +131,8 @@ class StreamService:
 
     def _look_after(self) -> None:
         """Look after gateways and failed stages until the service is stopped, or its plan has ended."""
-        while not self.stop_asked.wait(LOOK_S):
+        look_s = LOOK_REMOTE_S if self._place.flush_s else LOOK_S
+        while not self.stop_asked.wait(look_s):
             for each in self._gateways:
                 each.look()
             try:

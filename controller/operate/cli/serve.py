@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,9 @@ def serve(
         list[str] | None,
         typer.Option("--allow", metavar="MODULE:NAME", help="Operator that a registration may name; several times."),
     ] = None,
+    queries_max: Annotated[int, typer.Option("--max-queries", min=1, help="Queries that may be registered.")] = 1000,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="TLS: file with the certificates.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="TLS: file with the private key.")] = None,
     conf: Annotated[
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="Setting of Spark or of spark.flux.*; several times."),
@@ -39,10 +43,17 @@ def serve(
 ) -> None:
     """Run a service: streams, queries in SQL and their results over HTTP, until SIGTERM or Ctrl-C."""
     with outcome(False):
+        from flux.gateway.serve import http_options
+
         settings = dict(map(_setting, conf or []))
+        http_options(http, certificate, key)
+        tls: tuple[str, ...] = ()
+        if certificate is not None:  # gateways pass pushes on to each other, too
+            tls = ("--certificate", str(certificate), "--key", str(key), "--trust", str(certificate))
         flux._run_service(
-            master, settings, location, http, gateways, tuple(allow or ()), {"workers": workers, "replicas": replicas}
-        )
+            master, settings, location, http, gateways, tuple(allow or ()), tls, queries_max,
+            {"workers": workers, "replicas": replicas},
+        )  # fmt: skip
 
 
 def _setting(text: str) -> tuple[str, str]:
