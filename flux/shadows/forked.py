@@ -1,7 +1,8 @@
 """Tentative results of a copy of the operator (design: fork).
 
 The copy is made from a snapshot between two steps, when the first result is wanted, and gets each step from then on and the
-tentative rows and watermarks. Nothing can be taken out of it again. So a result is given once, and the copy is thrown
+tentative rows and watermarks: of each stream and mark the first ones that stand, also if they come after the mark was given.
+Nothing can be taken out of it again. So a result is given once, and the copy is thrown
 away when stable rows take the place of tentative ones: the next result comes from a new copy, but not more often than once in the
 bound X, because a copy costs as much as one for a new replica. In between, results may count rows twice.
 
@@ -24,6 +25,7 @@ from flux.replica.snapshot import decode_snapshot, encode_snapshot
 from flux.shadows.peeked import gives_at_ends, watermark_behind
 from flux.windows.window import NEVER
 from flux.wire.messages import StepKind
+from partitioning.ids import StreamId
 
 if TYPE_CHECKING:
     from flux.replica.replica import Replica
@@ -42,6 +44,8 @@ class ForkedOperator:
         self._bytes = 0
         #: The tentative watermark of the copy.
         self._reached = NEVER
+        #: The marks of each stream of which the copy has rows.
+        self._had: set[tuple[StreamId | None, int]] = set()
         #: Tentative rows that the copy may have got are void.
         self._void = False
 
@@ -74,6 +78,7 @@ class ForkedOperator:
         context.timers.replace(replica.context.timers.pending)  # the copy has set timers of its own
         context.event_timers.replace(replica.context.event_timers.pending)
         self._copied_at, self._bytes, self._reached, self._void = replica.context.now, len(state), NEVER, False
+        self._had.clear()
         return copied
 
     def _drop(self) -> None:
@@ -119,7 +124,9 @@ class ForkedOperator:
             self._copy = self._fork()
         if after < self._reached:
             return None
-        rows = [TentativeRows(*each) for each in overlay if each.through > self._reached]
+        new = [each for each in overlay if (each.stream, each.through) not in self._had]
+        self._had.update((each.stream, each.through) for each in new)
+        rows = [TentativeRows(*each[:3]) for each in new]
         given = self._replica.guard.call("process", None, _listed, self._copy, through, rows, after)
         self._reached = through
         return given

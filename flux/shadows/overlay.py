@@ -156,7 +156,9 @@ class Overlay:
             entry for each in self._streams.values() for entry in each.entries.values() if entry.through <= through
         ]
         found.sort(key=lambda entry: (entry.through, entry.stream))
-        return [OverlayRows(each.input, each.batch, each.through) for each in found if each.batch is not None]
+        return [
+            OverlayRows(each.input, each.batch, each.through, each.stream) for each in found if each.batch is not None
+        ]
 
     def clear(self) -> None:
         for known in self._streams.values():

@@ -51,7 +51,7 @@ class PeekedOperator:
     def mark(self, after: int, through: int, overlay: Sequence[OverlayRows]) -> list[pa.RecordBatch]:
         """Return the results of a mark. UserCodeError: the operator raised an error, or has changed its state."""
         self._marks += 1
-        guard, rows = self._replica.guard, [TentativeRows(*each) for each in overlay]
+        guard, rows = self._replica.guard, [TentativeRows(*each[:3]) for each in overlay]
         if self._marks % self._checked_every:
             return guard.call("peek", None, self._replica.operator.peek, through, rows, after)
         with self._unchanged():

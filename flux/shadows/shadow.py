@@ -7,8 +7,8 @@ watermark is the undo, and no message takes anything back.
 Rules: a mark that was heard of is due when 0.9 of the bound X have passed since its date, less one hop for each stage behind, so
 that results go through a chain within one X (D1); at once if every stream has come to it and one of them by tentative marks (D2);
 after the first tentative mark the policy of the failure, or of stabilization, says how long a mark waits (D3, D6). A mark whose
-overlay has changed is given again, at most ten times a second (T5). The newest output of each mark that is not stable is kept,
-for stages that have missed it (T6).
+overlay has changed, or whose rows other stages have voided because stable rows came behind them, is given again, at most ten
+times a second (T5). The newest output of each mark that is not stable is kept, for stages that have missed it (T6).
 
 ``now`` and dates are seconds by the wall clock, because dates come from other machines.
 """
@@ -131,8 +131,17 @@ class FiredMark:
     rows: int = 0
     #: Its overlay has changed since.
     dirty: bool = False
+    #: The time of the last stable rows in front of it, which have voided its rows in other stages; infinite: there were none.
+    voided_at: float = inf
     #: Its output, for stages behind; None: there are none.
     output: MarkOutput | None = None
+
+    @property
+    def again_at(self) -> float:
+        """The time at which it is to be given again; infinite: it stands. It waits for the last of several stable rows."""
+        if self.dirty:
+            return self.at + REVISE_S
+        return max(self.at + REVISE_S, self.voided_at + GRACE_S)
 
 
 class Shadow:
@@ -206,7 +215,7 @@ class Shadow:
             known.waits = stream in waiting
             self._hear(stream, known, bound, now, watermark)
         if watermark > self.watermark:
-            self._rise(watermark)
+            self._rise(watermark, now)
         if self.state is not TentativeState.STABLE:
             self._settle(now)
             self._ask(now)
@@ -260,8 +269,9 @@ class Shadow:
         if self.overlay.void(stream, bound):
             self.operator.forget()
 
-    def _rise(self, watermark: int) -> None:
-        """Follow the stable watermark. Marks up to it are stable; one that it has passed in part is given again."""
+    def _rise(self, watermark: int, now: float) -> None:
+        """Follow the stable watermark. Marks up to it are stable; one that it has passed in part is given again. Stable rows that
+        came with it have voided the rows of later marks in other stages, which would lack them until all is corrected."""
         before, self.watermark = self.watermark, watermark
         self.reached = max(self.reached, watermark)
         self.calendar.drop(watermark)
@@ -273,6 +283,9 @@ class Shadow:
         for mark in passed:
             self._keep(mark, None)
             mark.after, mark.rows, mark.dirty = watermark, 0, True
+        for mark in self._marks:
+            if mark.output is not None and mark.rows:
+                mark.voided_at = now
 
     def _revise(self, changed: Sequence[int]) -> None:
         """Have the fired marks given again in which the rows of overlay marks have a part."""
@@ -371,7 +384,7 @@ class Shadow:
             at = now + self._patience_s / 3
             if self._suspended():
                 return at
-            at = min(at, *(mark.at + REVISE_S for mark in self._marks if mark.dirty), inf)
+            at = min(at, *(mark.again_at for mark in self._marks), inf)
         else:
             at = inf
         following = self.calendar.after(self.reached)
@@ -407,7 +420,7 @@ class Shadow:
             self.state, self.since, self.rows_in_failure = TentativeState.UP_FAILURE, now, 0
 
     def _anew(self, now: float) -> FiredMark | None:
-        return next((mark for mark in self._marks if mark.dirty and now >= mark.at + REVISE_S), None)
+        return next((mark for mark in self._marks if now >= mark.again_at), None)
 
     def _next(self, now: float) -> DatedMark | None:
         """Return the mark to give now. If a mark has taken longer than the quantum, all that are due are given as one (rule
@@ -428,7 +441,7 @@ class Shadow:
     def _give(self, mark: FiredMark, now: float, sequences: Sequence[int]) -> bool:
         """Give the results of a mark. Return False if the operator cannot give it again."""
         rows = self.overlay.rows(mark.through)
-        mark.dirty, mark.at = False, now
+        mark.dirty, mark.voided_at, mark.at = False, inf, now
         batches = self.operator.mark(mark.after, mark.through, rows)
         if batches is None:
             return False

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from flux.replica.step_queue import ReplicaStep
+from partitioning.ids import StreamId
 
 
 class OverlayRows(NamedTuple):
@@ -23,6 +24,8 @@ class OverlayRows(NamedTuple):
     batch: pa.RecordBatch
     #: The mark: event time in microseconds up to which the rows are results.
     through: int
+    #: The stream that they come from; None: it is the only one.
+    stream: StreamId | None = None
 
 
 class TentativeOperator(Protocol):

@@ -385,3 +385,28 @@ def test_without_windows_the_marks_are_those_of_the_stage_before() -> None:
     case.shadow.take(entry(11, created=100.0), 100.2)  # it was late, and is part of the mark that was given
     assert case.given(case.work(100.3)) == [(10, 12)]
     assert case.operator.asked[-1][2] == [11 * SECOND, 12 * SECOND]
+
+
+def test_a_mark_is_told_again_once_stable_rows_in_front_of_it_have_come_to_rest() -> None:
+    """Two inputs are missing, and one comes back: its stable rows void the rows of later marks in the stages behind."""
+    case = Case()
+    case.look(0.0, 0, 0, 0)
+    case.look(1.0, 0, 5, 0)
+    given = [mark for now in range(36, 80) for mark in case.given(case.work(now / 10))]
+    assert given == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+    case.look(9.0, 1, 5, 1)
+    assert case.given(case.work(9.01)) == [], "further stable rows may follow at once"
+    case.look(9.015, 2, 5, 2)
+    assert case.given(case.work(9.03)) == []
+    assert [mark for now in (9.04, 9.05, 9.06, 9.07) for mark in case.given(case.work(now))] == [(2, 3), (3, 4), (4, 5)]
+    assert case.shadow.revised == 3
+
+
+def test_a_sink_alone_is_told_nothing_again() -> None:
+    case = Case(to_sink=True)
+    case.look(0.0, 0, 0, 0)
+    case.look(1.0, 0, 3, 0)
+    for now in range(36, 80):
+        case.work(now / 10)
+    case.look(9.0, 1, 3, 1)
+    assert case.given(case.work(9.5)) == []

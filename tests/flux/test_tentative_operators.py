@@ -20,7 +20,7 @@ from flux.shadows.peeked import PeekedOperator
 from flux.shadows.tentative_operator import OverlayRows
 from flux.windows.window import NEVER, SessionWindow, Window
 from flux.wire.messages import OrderEntry, StepKind
-from partitioning.ids import PartitionKey
+from partitioning.ids import PartitionKey, StreamId
 from tests.flux.peeked import PeekedLine, examples, table_of
 from tests.flux.test_peek_of_windows import ROWS, SCHEMA, batch, spent
 
@@ -163,6 +163,13 @@ def test_a_copy_gives_each_mark_once() -> None:
     assert sums(beside.mark(10, 20)) == [0]
     assert beside.mark(NEVER, 10, OverlayRows(0, numbers(1), 10)) is None
     assert sums(beside.mark(20, 30)) == [0]
+
+
+def test_a_copy_gets_rows_of_a_mark_that_come_after_the_mark_was_given_and_no_second_ones() -> None:
+    beside, late = Beside(Running, (), NUMBERS, forked), StreamId(0, 1)
+    assert sums(beside.mark(NEVER, 10, OverlayRows(0, numbers(20), 10, StreamId(0, 0)))) == [20]
+    both = OverlayRows(0, numbers(21), 10, StreamId(0, 0)), OverlayRows(0, numbers(300), 10, late)
+    assert sums(beside.mark(10, 20, *both)) == [320], "the rows of the other stream, and no revision of the first"
 
 
 def test_tentative_rows_that_are_void_leave_with_the_copy_once_in_a_bound() -> None:

@@ -123,32 +123,46 @@ def draw(rng: random.Random, clock: Callable[[], float]) -> AvailabilityCase:
         rng.choice([1.5, 3.0]), (rng.choice(names), rng.choice(names)), rng.choice([4.0, 6.0]), rng.choice([0.0, 0.3]),
         rng.random() < 0.5, SilentData("readings", [], clock=clock, delay=0),
     )  # fmt: skip
-    data, ids = case.data, 0
+    data = case.data
     data.delay = round(case.delay_s * SECOND)
     for partition in range(rng.choice([1, 2, 2, 3, 3])):
         silences = []
         for _ in range(rng.choice([0, 1, 1, 2]) if partition else 1):
             begin = rng.uniform(0.5, case.seconds)
             silences.append((begin, begin + rng.choice([0.5, 2.0, 4.0, 4.0, 8.0])))
-        data.silences[partition] = silences
-        batches, due, newest = [], [], 0.0
-        for number in range(1, round(case.seconds / PERIOD_S) + 1):
-            moment = number * PERIOD_S
-            rows = []
-            for _ in range(rng.choice([1, 2, 5])):
-                ids += 1
-                rows.append(
-                    (ids, rng.randrange(4), "w", BEGIN + round((moment - rng.random() * case.delay_s) * SECOND))
-                )
-            due_at = moment
-            while (silence := next((each for each in silences if each[0] <= due_at < each[1]), None)) is not None:
-                due_at = silence[1]
-            batches.append(rows)
-            due.append(due_at)
-            newest = max(newest, max(row[3] for row in rows) / SECOND)
-        data.batches.append(batches)  # type: ignore[arg-type]
-        data.due.append(due)
+        add_partition(data, rng, case.seconds, silences)
     return case
+
+
+def add_partition(
+    data: SilentData,
+    rng: random.Random,
+    seconds: float,
+    silences: list[tuple[float, float]],
+    time_first: bool = False,
+) -> None:
+    """Draw the batches of one more partition, whose rows are of the moment at which they come, or up to the delay older.
+    ``time_first``: the time of a row is drawn before its key, as it was in the first seeds of some runs."""
+    assert data.delay is not None
+    ids = sum(len(batch) for batches in data.batches for batch in batches)
+    data.silences[len(data.batches)] = silences
+    batches, due = [], []
+    for number in range(1, round(seconds / PERIOD_S) + 1):
+        moment = number * PERIOD_S
+        rows = []
+        for _ in range(rng.choice([1, 2, 5])):
+            ids += 1
+            age = rng.random() if time_first else 0.0
+            key = rng.randrange(4)
+            age = age if time_first else rng.random()
+            rows.append((ids, key, "w", BEGIN + round((moment - age * (data.delay / SECOND)) * SECOND)))
+        due_at = moment
+        while (silence := next((each for each in silences if each[0] <= due_at < each[1]), None)) is not None:
+            due_at = silence[1]
+        batches.append(rows)
+        due.append(due_at)
+    data.batches.append(batches)  # type: ignore[arg-type]
+    data.due.append(due)
 
 
 def build(

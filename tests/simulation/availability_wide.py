@@ -32,14 +32,13 @@ from tests.simulation import timed_relations as relations
 from tests.simulation.availability import (
     ANSWER,
     AVAILABILITY_FROM,
-    BEGIN,
-    PERIOD_S,
     AvailabilityCase,
     AvailabilitySimulation,
     LastCounts,
     LastSums,
     ShowsTentative,
     SilentData,
+    add_partition,
 )
 from tests.simulation.checkers import Ledger
 from tests.simulation.faults import Faults
@@ -95,26 +94,10 @@ def draw(rng: random.Random, clock: Callable[[], float], quiet: bool) -> WideCas
         recovery=rng.choice([ACTIVE, ACTIVE, STANDBY, UPSTREAM]), forever=quiet and not long and rng.random() < 0.15,
         skewed=rng.random() < 0.5, ways=2 if shape == "diamond" else 1, exact=rng.random() < 0.7,
     )  # fmt: skip
-    data, ids = case.data, 0
+    data = case.data
     data.delay = round(case.delay_s * SECOND)
     for partition in range(rng.choice([2, 2, 3])):
-        silences = _silences(rng, case, partition, long)
-        data.silences[partition] = silences
-        batches, due = [], []
-        for number in range(1, round(case.seconds / PERIOD_S) + 1):
-            moment = number * PERIOD_S
-            rows = []
-            for _ in range(rng.choice([1, 2, 5])):
-                ids += 1
-                at = BEGIN + round((moment - rng.random() * case.delay_s) * SECOND)
-                rows.append((ids, rng.randrange(4), "w", at))
-            due_at = moment
-            while (silence := next((each for each in silences if each[0] <= due_at < each[1]), None)) is not None:
-                due_at = silence[1]
-            batches.append(rows)
-            due.append(due_at)
-        data.batches.append(batches)  # type: ignore[arg-type]
-        data.due.append(due)
+        add_partition(data, rng, case.seconds, _silences(rng, case, partition, long), time_first=True)
     return case
 
 
