@@ -23,7 +23,7 @@ from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.sink import FlowTo, Sink
 from flux.dataflow.source import Source
 from flux.errors import FluxError, UsageError
-from flux.eventlog.source import Start, events
+from flux.eventlog.source import events
 from flux.eventlog.streams import StreamDefinition
 from flux.operators.user_code import described
 from flux.registry.definitions import QueryDefinition
@@ -40,15 +40,15 @@ def owner_of(part: str) -> str:
     return part.partition("/")[0]
 
 
-def stream_flow(location: str, of: StreamDefinition, start: Start, replicas: int = 0) -> Flow:
-    """Return the stage that passes the events of a stream on. ``start``: "latest", from now on, or "earliest"."""
-    source = events(location, of.name, name=of.name + EVENTS, start=start)
+def stream_flow(location: str, of: StreamDefinition) -> Flow:
+    """Return the stage that passes the events of a stream on, from now on."""
+    source = events(location, of.name, name=of.name + EVENTS, start="latest")
     with unchecked():
         if of.time is not None:
             timed = source.withWatermark(of.time, of.delay or "0 seconds", idle=of.idle)
         else:
             timed = source.withWatermark("arrived_at", "0 seconds", idle=_ARRIVAL_IDLE, advance=True)
-    return Flow(_passing(of.name, of.partitions, replicas), [timed])
+    return Flow(_passing(of.name, of.partitions, 0), [timed])
 
 
 def query_flow(definition: QueryDefinition, inputs: Mapping[str, Flow], allowed: Collection[str]) -> Flow:

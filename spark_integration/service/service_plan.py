@@ -20,15 +20,18 @@ from flux.eventlog.streams import NoSuchStream, StreamCatalogue
 from flux.registry.convergence import PlanParts
 from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
 from flux.vault.location import Place
+from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.query import Query
 from spark_integration.query.start import schema_of
-from spark_integration.service.flows import EVENTS, owner_of, query_flow, stream_flow, with_output
+from spark_integration.service.flows import EVENTS, OUTPUT, owner_of, query_flow, stream_flow, with_output
 from spark_integration.sql.query import names_read
 
 log = logging.getLogger("flux")
 
 #: The stage and the source that are always there: a query needs one, and a service may begin without registrations.
 IDLE = "/idle"
+#: The checkpoint location of the plan, below that of the service.
+PLAN = "plan"
 #: Seconds that a change of the plan may take.
 CHANGE_S = 60.0
 
@@ -106,7 +109,7 @@ class ServicePlan:
         if self._query is not None and any(stage.name == name for stage in self._query.plan.stages):
             return self._query[name]
         try:
-            return stream_flow(self._location, self._streams.get(name), "latest" if self._query else "earliest")
+            return stream_flow(self._location, self._streams.get(name))
         except NoSuchStream as error:
             raise NoSuchInput(f"there is no stream and no running query {name!r:.100}") from error
 
@@ -119,19 +122,26 @@ class ServicePlan:
     # ---- the plan
 
     def start(self, registered: Iterable[RegisteredQuery], **options: Any) -> dict[str, str]:
-        """Start with these queries, in order of registration. Return the errors of those that cannot be made any more, by name:
-        they are not in the plan."""
+        """Start with the queries that are in the plan of the location; others are added afterwards. Return the errors of those
+        that cannot be made any more, by name: they, and what else is in that plan, are given up."""
+        checkpoint = f"{self._location.rstrip('/')}/{PLAN}"
+        kept = stages_kept(checkpoint)
         idle = source(IdleReader(), name=IDLE + EVENTS)
         flows: list[Flow | FlowTo] = [flux.stage(name=IDLE, partitions=1)(_same)(idle).foreach_batch(nothing)]
         known: dict[str, Flow] = {}
         failed: dict[str, str] = {}
         for each in registered:
+            if each.name + OUTPUT not in kept:
+                continue
             try:
                 flows.append(self._flow(each, known))
             except FluxError as error:
                 failed[each.name] = str(error)
                 log.warning("query %s cannot be made again: %s", each.name, error)
-        self._query = flux.start(*flows, queryName="serve", spark=self._spark, **options)
+        gone = [name for name in kept if owner_of(name) not in known and owner_of(name)]
+        self._query = flux.start(
+            *flows, queryName="serve", spark=self._spark, checkpointLocation=checkpoint, removed=gone, **options
+        )
         return failed
 
     def parts(self) -> PlanParts:
@@ -176,6 +186,12 @@ class ServicePlan:
 
 def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
+
+
+def stages_kept(checkpoint: str) -> list[str]:
+    """Return the names of the stages in a checkpoint location."""
+    about = CheckpointLocation.open(checkpoint).about
+    return [] if about is None else list(about["plan"]["stages"])
 
 
 def parts_of(plan: Plan) -> tuple[dict[str, set[str]], set[str]]:

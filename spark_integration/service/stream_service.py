@@ -79,7 +79,7 @@ class StreamService:
             catalogue.claim()
             self.plan = ServicePlan(spark, location, place, allow, self._sink_of)
             self._registrar = Registrar(catalogue, StreamCatalogue(place), self.plan, self._forget_output)
-            self._begin(catalogue, options)
+            self._begin(catalogue, allow, options)
             stack.callback(self._end_plan)
             port = RegistryPort(self._registrar.answer, self._alone)
             stack.callback(port.close)
@@ -95,11 +95,17 @@ class StreamService:
         self._thread = threading.Thread(target=self._look_after, name="flux-service-look", daemon=True)
         self._thread.start()
 
-    def _begin(self, catalogue: QueryCatalogue, options: dict[str, Any]) -> None:
-        """Start the plan with all queries that run, and go on with the steps that an earlier service has left."""
-        running = [each for each in catalogue.all().values() if each.phase == "RUNNING"]
+    def _begin(self, catalogue: QueryCatalogue, allow: Sequence[str], options: dict[str, Any]) -> None:
+        """Start the plan where it was, and go on with the steps that an earlier service has left. UsageError: a query has an
+        operator that is not allowed any more."""
+        running = [each for each in catalogue.all().values() if each.phase in ("RUNNING", "REGISTERING")]
         for each in running:
-            self._forget_output(each.name)  # its results are computed again, from the events that are kept
+            operator = each.definition.operator
+            if operator and operator not in allow:  # it would be given up, with its state
+                raise UsageError(
+                    f"query {each.name} is registered with operator {operator}, which is not allowed any more: start the service "
+                    f"with --allow {operator}"
+                )
         failed = self.plan.start(running, **options)
         try:
             self.plan.query.wait_until_running(START_S)

@@ -3,7 +3,9 @@ again."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import re
 import signal
 import subprocess
@@ -14,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from gateway_process import Pusher
 from striking import until
@@ -133,6 +136,7 @@ class ServiceProcess:
         command = [
             sys.executable, "-m", "flux", "serve", "--location", str(self.location), "--http", f"127.0.0.1:{self.port}",
             "--workers", "2", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=700m",
+            "--conf", "spark.flux.workers.timeout=180s", "--conf", "spark.flux.heartbeat.timeout=5s",
         ]  # fmt: skip
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self._said: list[str] = []
@@ -165,7 +169,7 @@ class ServiceProcess:
 
 @pytest.mark.long
 @pytest.mark.starts_spark
-@pytest.mark.parametrize("kills", [5])
+@pytest.mark.parametrize("kills", [5, 20])
 def test_each_answered_event_is_counted_once_though_the_service_is_killed(tmp_path: Path, kills: int) -> None:
     service = ServiceProcess(tmp_path / "location")
     try:
@@ -201,3 +205,61 @@ def test_each_answered_event_is_counted_once_though_the_service_is_killed(tmp_pa
             assert Counter((row["who"], row["n"]) for row in rows_of_output(service.location, "some")) == third
     finally:
         service.close()
+
+
+@pytest.mark.long
+@pytest.mark.starts_spark
+def test_registrations_are_whole_or_gone_though_the_service_is_killed(tmp_path: Path) -> None:
+    """Queries come and go all the time. After each kill the ones that were answered are there, and the others as a whole or
+    not at all."""
+    chosen = random.Random(7)
+    service = ServiceProcess(tmp_path / "location")
+    there: set[str] = set()
+    unsure: set[str] = set()
+    try:
+        with Client(service.url, service.token, timeout=STARTS_S) as client:
+            client.register_stream("clicks", "n BIGINT")
+            for kill in range(4):
+                killer = threading.Timer(chosen.uniform(0.3, 4.0), service.process.kill)
+                killer.start()
+                number = 0
+                while service.process.poll() is None:
+                    name = f"q{kill}_{number}"
+                    number += 1
+                    unsure.add(name)
+                    with contextlib.suppress(Exception):
+                        raw(
+                            service,
+                            "POST",
+                            "/v1/queries",
+                            {"name": name, "sql": f"SELECT n + {number} AS n FROM clicks"},
+                        )
+                        unsure.discard(name)
+                        there.add(name)
+                    if there and chosen.random() < 0.5:
+                        gone = chosen.choice(sorted(there))
+                        there.discard(gone)
+                        unsure.add(gone)
+                        with contextlib.suppress(Exception):
+                            raw(service, "DELETE", f"/v1/queries/{gone}", None)
+                            unsure.discard(gone)
+                killer.join()
+                service.process.wait(STARTS_S)
+                service.start()
+                found = {each["name"]: each["status"] for each in client._call("GET", "/v1/queries")["queries"]}
+                assert set(found.values()) <= {"RUNNING"}
+                assert there <= set(found) <= there | unsure
+                assert set(OutputCatalogue(Folder(service.location)).all()) == set(found)
+                there, unsure = set(found), set()
+            client.push_events("clicks", [{"n": 1}])
+            for name in there:
+                until(lambda name=name: len(rows_of_output(service.location, name)) == 1, f"the row of {name}")
+    finally:
+        service.close()
+
+
+def raw(service: ServiceProcess, method: str, path: str, content: Any) -> None:
+    """Make a request once. Any error: it is not known whether it was carried out."""
+    headers = {"Authorization": f"Bearer {service.token}"}
+    answer = httpx.request(method, service.url + path, json=content, headers=headers, timeout=STARTS_S)
+    answer.raise_for_status()
