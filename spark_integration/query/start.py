@@ -24,7 +24,7 @@ from controller.planning.explain import explain
 from controller.planning.inputs import topological
 from flux.dataflow.event_time import told_idleness
 from flux.dataflow.flow import Flow
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import Plan, StagePlan
 from flux.dataflow.relations.running_flow import RunningStage
 from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.sink import FlowTo, QueryReaders, flow_of
@@ -303,9 +303,20 @@ def _looked_at(given: Flow | Source) -> Plan:
         _looks_up.now = before
 
 
+def _stage_of(given: Flow | Source) -> StagePlan:
+    """Return a stage that gives the rows of a flow or a source. It is the last one of the plan, but for a running stage with no
+    step behind it, which no new stage is needed for."""
+    plan = _looked_at(given)
+    *_, last = plan.stages
+    origin = given.inputs[0] if isinstance(given, RowFlow) else given
+    if isinstance(origin, RunningStage) and last.id in origin.compiled().plan.stages:
+        return plan.stages[origin.number]
+    return last
+
+
 def schema_of(given: Flow | Source) -> StructType:
     """Return the columns of a flow or a source, as a DataFrame of its rows has them."""
-    *_, stage = _looked_at(given).stages
+    stage = _stage_of(given)
     if stage.output_schema is None:
         raise UsageError(f"stage {stage.name} gives no rows, so it has no columns")
     return for_spark(stage.output_schema, f"stage {stage.name}")[0]
@@ -326,8 +337,7 @@ def column(given: Flow | Source, name: str) -> Column | None:
         return None
     try:
         spark = session_of(sources_of([given] if isinstance(given, Flow) else [RowFlow(given, ())]))
-        *_, last = _looked_at(given).stages
-        schema = last.output_schema
+        schema = _stage_of(given).output_schema
         found = [] if schema is None else positions(schema, name, is_case_sensitive(spark))
         if not found or schema is None:
             return None

@@ -124,7 +124,8 @@ class ServicePlan:
     def start(self, registered: Iterable[RegisteredQuery], **options: Any) -> dict[str, str]:
         """Start with the queries that are in the plan of the location; others are added afterwards. Return the errors of those
         that cannot be made any more, by name: they, and what else is in that plan, are given up."""
-        checkpoint = f"{self._location.rstrip('/')}/{PLAN}"
+        path, mark, query = self._location.partition("?")  # a URI may have options
+        checkpoint = f"{path.rstrip('/')}/{PLAN}{mark}{query}"
         kept = stages_kept(checkpoint)
         idle = source(IdleReader(), name=IDLE + EVENTS)
         flows: list[Flow | FlowTo] = [flux.stage(name=IDLE, partitions=1)(_same)(idle).foreach_batch(nothing)]

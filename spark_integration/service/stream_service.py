@@ -139,20 +139,24 @@ class StreamService:
         """Look after gateways and failed stages until the service is stopped, or its plan has ended."""
         look_s = LOOK_REMOTE_S if self._place.flush_s else LOOK_S
         while not self.stop_asked.wait(look_s):
-            for each in self._gateways:
-                each.look()
             try:
+                for each in self._gateways:
+                    each.look()
                 if not self.plan.query.isActive:
                     raise self.plan.query.exception() or QueryFailed("the query of the service has ended")
                 self._alone.submit(self._registrar.converge).result(START_S)
             except ServiceReplaced as error:
                 self._end_with(error)
             except FluxError as error:
+                if self.stop_asked.is_set():
+                    return
                 if not self.plan.query.isActive:
                     self._end_with(error)
                 else:
                     log.warning("the service tries again: %s", error)
             except Exception:
+                if self.stop_asked.is_set():  # the thread of its changes has ended
+                    return
                 log.exception("the service cannot look after its plan")
 
     def _end_with(self, error: FluxError) -> None:
@@ -168,14 +172,14 @@ class StreamService:
             raise self.error
 
     def stop(self) -> None:
-        """End gateways, port and plan, in this order: answered events are on disk, and registrations stay."""
+        """End gateways, port and plan, in this order: answered events are on disk, and registrations stay. A change of the plan
+        that is under way fails with the plan, and is carried on by the next service."""
         self.stop_asked.set()
         with self._stopped:
-            if self._thread.is_alive() and self._thread is not threading.current_thread():
-                self._thread.join()
             for each in self._gateways:
                 each.end()
             self._close.close()
+            self._thread.join()
 
     def __enter__(self) -> StreamService:
         return self

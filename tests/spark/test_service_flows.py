@@ -1,0 +1,99 @@
+"""Registered queries as flows: the same stages, in whichever order they are registered, one by one or all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.planning.additions import compiled_addition
+from controller.planning.compiled import CompiledPlan
+from flux.dataflow.flow import Flow
+from flux.dataflow.sink import FlowTo
+from flux.eventlog.streams import StreamCatalogue, StreamDefinition
+from flux.outputs.sink import OutputLogSink
+from flux.registry.definitions import QueryDefinition
+from flux.settings import Settings
+from flux.vault.location import Folder
+from spark_integration.query.declarations import compiled, resolvers
+from spark_integration.query.lookup_tables import LookupTables
+from spark_integration.query.same_plan import description
+from spark_integration.service.flows import query_flow, stream_flow, with_output
+from spark_integration.service.service_plan import parts_of
+
+pytestmark = pytest.mark.spark
+
+QUERIES = {
+    "early": ("SELECT id, at FROM bids WHERE price < 10", ["bids"]),
+    "sold": (
+        "SELECT b.id, b.price, a.at FROM bids b JOIN asks a ON b.id = a.id AND a.at BETWEEN b.at AND b.at + INTERVAL 5 MINUTES",
+        ["bids", "asks"],
+    ),
+    "counts": (
+        "WITH both AS (SELECT id, at FROM bids UNION ALL SELECT id, at FROM asks) "
+        "SELECT window.start AS since, id, count(*) AS n FROM both GROUP BY window(at, '1 minute'), id HAVING count(*) > 1",
+        ["bids", "asks"],
+    ),
+    "behind": (
+        "SELECT window(at, '1 hour').end AS until, max(price) AS best FROM sold GROUP BY window(at, '1 hour')",
+        ["sold"],
+    ),
+}
+
+
+class Declared:
+    """Flows of the registered queries over a location."""
+
+    def __init__(self, place: Folder) -> None:
+        self.place, self.streams = place, StreamCatalogue(place)
+        self.known: dict[str, Flow] = {}
+
+    def flow(self, name: str, running: CompiledPlan | None = None) -> FlowTo:
+        text, reads = QUERIES[name]
+        inputs = {}
+        for each in reads:
+            if running is not None and any(stage.name == each for stage in running.plan.stages):
+                inputs[each] = running.stage(each, lambda: running)
+                continue
+            if each not in self.known:
+                self.known[each] = stream_flow(str(self.place), self.streams.get(each))
+            inputs[each] = self.known[each]
+        result = query_flow(QueryDefinition(name=name, sql=text), inputs, ())
+        self.known[name] = result
+        return with_output(result, name, 1, 0, OutputLogSink(self.place, name))
+
+
+def forms(made: CompiledPlan) -> dict[str, Any]:
+    """Describe the stages of a plan by name, without their numbers."""
+    stages: dict[str, Any] = description(made.plan)["stages"]
+    return {name: {key: value for key, value in each.items() if key != "number"} for name, each in stages.items()}
+
+
+def test_the_same_definitions_give_the_same_stages(spark: Any, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    place = Folder(tmp_path)
+    for name in ("bids", "asks"):
+        StreamCatalogue(place).register(
+            StreamDefinition(name=name, schema="id BIGINT, price DOUBLE, at TIMESTAMP", time="at", delay="10 seconds")
+        )
+    settings = Settings.of({}, partitions=1)
+    at_once = Declared(place)
+    whole = compiled(
+        spark,
+        [at_once.flow(name) for name in QUERIES],
+        settings,
+        "query",
+        tables=LookupTables(settings.lookup_max_bytes),
+    )
+    wanted = forms(whole)
+    assert {"bids", "asks", "sold", "sold/1", "sold/output", "counts/2", "behind/output"} <= wanted.keys()
+    assert parts_of(whole.plan) == (
+        {"early": {"bids"}, "sold": {"bids", "asks"}, "counts": {"bids", "asks"}, "behind": {"sold"}}, {"bids", "asks"},
+    )  # fmt: skip
+    for order in (["counts", "sold", "behind", "early"], ["sold", "early", "behind", "counts"]):
+        tables = LookupTables(settings.lookup_max_bytes)
+        grown = compiled(spark, [Declared(place).flow(order[0])], settings, "query", tables=tables)
+        for name in order[1:]:
+            grown = compiled_addition([Declared(place).flow(name, grown)], grown, resolvers(spark, tables)).made
+        assert forms(grown) == wanted
