@@ -1,4 +1,4 @@
-"""Gateways as processes of a service: each is started again when it ends, and ends with the service."""
+"""Gateways as processes of a service: each is started again when it ends, and ends with the service (design: service)."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flux.gateway.serve import STOP_S
 
 log = logging.getLogger("flux")
 
-#: Seconds between two starts of a gateway that ends again and again, at first and at most.
+#: Seconds between the end of a gateway and its next start: at first, and at most while it ends again and again.
 AGAIN_S, AGAIN_MAX_S = 0.2, 10.0
-#: A gateway that ran for this time is started again at once.
-_STEADY_S = 30.0
+#: A gateway that ran for this time is started again after the first pause.
+STEADY_S = 30.0
 #: Seconds that a gateway has to end, beyond those for its open requests.
 _END_S = 5.0
 
 
+def started_gateway(location: str, http: str, more: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start a gateway. Its standard input is a pipe from this process: when that ends, so does the gateway, also after a SIGKILL.
+    It has a group of its own, so that Ctrl-C in a terminal ends the service, which then ends its gateways."""
+    command = [sys.executable, "-m", "flux", "gateway", "--location", location, "--http", http, "--attached", *more]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+
+
 class AttachedGateway:
-    """One gateway. Its standard input is a pipe from this process: when that ends, so does the gateway, also after a SIGKILL."""
+    """One gateway. ``start`` starts its process; ``clock`` returns seconds."""
 
-    def __init__(self, location: str, http: str, more: Sequence[str] = ()) -> None:
+    def __init__(
+        self, http: str, start: Callable[[], subprocess.Popen[bytes]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.http = http
-        self._command = [
-            sys.executable, "-m", "flux", "gateway", "--location", location, "--http", http, "--attached", *more,
-        ]  # fmt: skip
-        self._wait_s, self._at = AGAIN_S, time.monotonic()
-        self._process = self._started()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        self._began = time.monotonic()
-        # A group of its own, so that Ctrl-C in a terminal ends the service, which then ends its gateways.
-        return subprocess.Popen(self._command, stdin=subprocess.PIPE, process_group=0)
+        self._start, self._clock = start, clock
+        self._process = start()
+        self._began = clock()
+        #: The pause before the next start, and the time of that; None: the process runs.
+        self._pause_s = AGAIN_S
+        self._again_at: float | None = None
 
     @property
     def process_id(self) -> int:
@@ -44,15 +49,21 @@ class AttachedGateway:
     def look(self) -> None:
         """Start the gateway again if it has ended, after a pause that grows while it ends soon."""
         code = self._process.poll()
-        now = time.monotonic()
-        if code is None or now < self._at:
+        if code is None:
             return
-        if now - self._began > _STEADY_S:
-            self._wait_s = AGAIN_S
-        log.warning("the gateway at %s has ended with code %s and is started again", self.http, code)
-        self._close_pipe()
-        self._process = self._started()
-        self._at, self._wait_s = now + self._wait_s, min(2 * self._wait_s, AGAIN_MAX_S)
+        now = self._clock()
+        if self._again_at is None:
+            if now - self._began > STEADY_S:
+                self._pause_s = AGAIN_S
+            log.warning(
+                "the gateway at %s has ended with code %s, and is started again in %g s", self.http, code, self._pause_s
+            )
+            self._close_pipe()
+            self._again_at = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, AGAIN_MAX_S)
+        elif now >= self._again_at:
+            self._again_at = None
+            self._process, self._began = self._start(), now
 
     def end(self) -> None:
         """Ask the gateway to end."""

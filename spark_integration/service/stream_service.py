@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from flux.registry.query_catalogue import QUERIES_MAX, QueryCatalogue, ServiceRe
 from flux.registry.service_hold import ServiceHold
 from flux.vault.location import place_of
 from spark_integration.query.declarations import session_of
-from spark_integration.service.attached import AttachedGateway
+from spark_integration.service.attached import AttachedGateway, started_gateway
 from spark_integration.service.registrar import Registrar
 from spark_integration.service.registry_port import RegistryPort
 from spark_integration.service.service_plan import ServicePlan
@@ -86,7 +87,7 @@ class StreamService:
             port.open(hold.publish(port.url).secret)
             self.urls, self._gateways = [], []
             for address in addresses(http, gateways):
-                made = AttachedGateway(location, address, gateway_options)
+                made = AttachedGateway(address, partial(started_gateway, location, address, gateway_options))
                 self._gateways.append(made)
                 stack.callback(made.wait)
                 stack.callback(made.end)
