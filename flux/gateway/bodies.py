@@ -326,6 +326,20 @@ def _field(data: memoryview, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
+#: Seconds by which the time of an event may be ahead of the gateway's clock. One event of the year 9999 would bring the watermark
+#: there, and all events behind it would be late.
+AHEAD_S = 86_400
+
+
+def check_times(batch: pa.RecordBatch, column: str, now_s: float) -> None:
+    """Raise a Problem if the time of an event is more than ``AHEAD_S`` ahead of the clock, in seconds since the epoch."""
+    ahead = pc.greater(batch.column(column).cast(pa.int64()), int((now_s + AHEAD_S) * 1_000_000))
+    row = int(pc.index(ahead, True).as_py())
+    if row >= 0:
+        said = f"row {row + 1}, column {column!r}: expected a time at most a day ahead of the gateway's clock"
+        raise Problem("unfit_row", f"{said}, got {batch.column(column)[row]}", row + 1, column)
+
+
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
     """Return rows with the columns of a stream, in its order and types. Columns that are missing have no value. Problem: a column
     is not known, or a value does not fit."""

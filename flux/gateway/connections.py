@@ -27,7 +27,7 @@ CONNECTIONS_MAX = 8192
 #: Connections that the system may hold until they are accepted: all of them may be accepted before one is closed.
 BACKLOG = 512
 #: Files of a process that are not noted as connections: logs, documents, libraries, and connections that are being accepted.
-_OTHER_FILES = 512 + BACKLOG
+OTHER_FILES = 512 + BACKLOG
 
 
 class Closable(Protocol):
@@ -149,11 +149,11 @@ def room_for_connections() -> int:
     """Return the number of connections that the files of this process leave room for, after raising its limit as far as it may
     be raised without rights."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS_MAX + _OTHER_FILES
+    wanted = CONNECTIONS_MAX + OTHER_FILES
     if hard == resource.RLIM_INFINITY or hard > soft:
         soft = wanted if hard == resource.RLIM_INFINITY else min(max(wanted, soft), hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return min(CONNECTIONS_MAX, max(soft - _OTHER_FILES, soft // 2))
+    return min(CONNECTIONS_MAX, max(soft - OTHER_FILES, soft // 2))
 
 
 def bounds(most: int | None = None, head_s: float = HEAD_S) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from flux.gateway.answers import (
     StreamsAnswer,
     query_answer,
 )
-from flux.gateway.bodies import BodyLimits, rows_in, unpacked
+from flux.gateway.bodies import BodyLimits, check_times, rows_in, unpacked
 from flux.gateway.log_writer import LogWriter, NotStored, OwnedElsewhere
 from flux.gateway.problems import Problem, busy, unstored
 from flux.gateway.routes import (
@@ -282,6 +282,8 @@ class Gateway:
         batch = rows_in(plain, action.kind, None if of.schema == "infer" else of.columns(), self.limits)
         if of.schema == "infer":
             of, batch = self._inferred(of, plain, action.kind, batch)
+        if of.time is not None:
+            check_times(batch, of.time, time.time())
         if grant is not None:
             self._quotas.take(grant, "events", batch.num_rows, time.monotonic())
         log = self._log_of(of, name)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import json
 import shutil
 import tracemalloc
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,22 @@ def test_a_row_that_does_not_fit_is_named_and_nothing_of_the_request_is_kept(
     assert (error["row"], error["column"]) == (row, column)
     assert said in error["message"]
     assert stored(client) == []
+
+
+@pytest.mark.parametrize("type_", ["TIMESTAMP", "TIMESTAMP_NTZ"])
+def test_a_time_far_ahead_of_the_clock_is_refused(client: HeldClient, type_: str) -> None:
+    """It would bring the watermark there, and all other events would be late."""
+    client.register(schema=f"user BIGINT, at {type_}", time="at")
+    zone = "Z" if type_ == "TIMESTAMP" else ""
+    soon = (datetime.now(UTC) + timedelta(hours=23)).strftime(f"%Y-%m-%dT%H:%M:%S{zone}")
+    good = json.dumps({"at": soon}).encode() + b"\n" + json.dumps({"at": f"1970-01-01T00:00:00{zone}"}).encode()
+    assert client.push(good + b'\n{"user": 3}').status_code == 200
+    answer = client.push(good + b"\n" + json.dumps({"at": f"2200-01-01T00:00:00{zone}"}).encode())
+    assert problem(answer) == (422, "unfit_row")
+    error = answer.json()["error"]
+    assert (error["row"], error["column"]) == (3, "at")
+    assert "got 2200-01-01 00:00:00" in error["message"]
+    assert len(stored(client)) == 3
 
 
 def test_a_missing_value_is_told_where_one_is_needed(client: HeldClient) -> None:
