@@ -289,7 +289,10 @@ class PlanVersions:
 
     def edge(self, id_: int) -> EdgePlan | None:
         """Return an edge of the plan that the process goes by, or of a later one; None: it is not known, or removed."""
-        return next((plan.edges[id_] for plan in self._plans.values() if id_ in plan.edges), None)
+        for plan in self._plans.values():  # a generator would cost more than the look-up
+            if id_ in plan.edges:
+                return plan.edges[id_]
+        return None
 
     def may_name(self, edge: int) -> bool:
         """Tell whether a process of another version may speak of an edge that the plan here does not have."""

@@ -131,8 +131,11 @@ class HostedReplicas:
         return TableUpdate(table, before, changed, rows)
 
     def note(self) -> None:
-        for stage in self._stages:
-            mine = {key.partition: replica for key, replica in self.replicas.items() if key.stage == stage}
+        found: dict[int, dict[int, Replica]] = {stage: {} for stage in self._stages}
+        for key, replica in self.replicas.items():
+            if key.stage in found:
+                found[key.stage][key.partition] = replica
+        for stage, mine in found.items():
             self.of_stage[stage] = mine
             self.partitions[stage] = dict.fromkeys(sorted(mine))
             self.newest[stage] = max((replica.reads_since for replica in mine.values()), default=-1)

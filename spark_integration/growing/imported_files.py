@@ -17,10 +17,17 @@ from flux.errors import UsageError
 
 #: By module, its file and the digest of it when the module was first seen here; all queries of a program share its modules.
 _seen: dict[str, tuple[str, bytes]] = {}
+#: The number of modules, and the name of the newest one, at the last call of ``note_imported``.
+_noted: tuple[int, str] = (0, "")
 
 
 def note_imported() -> None:
     """Note the files of modules that are new since the last call, but for installed packages and the standard library."""
+    global _noted
+    now = len(sys.modules), next(reversed(sys.modules))
+    if now == _noted:
+        return
+    _noted = now
     paths = sysconfig.get_paths()
     installed = tuple(paths[kind] + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
     for name, module in list(sys.modules.items()):
