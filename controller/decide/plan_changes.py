@@ -22,15 +22,18 @@ from controller.course.removals import dependants, removal, without
 from controller.decide.board import Board, StageFailure
 from controller.replicas.membership import Member
 from controller.text import count, duration, some
-from flux.dataflow.plan import Plan, SourcePlan, StagePlan
+from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan
 from flux.dataflow.plan_change import PlanChange, encode_change, in_one
 from flux.errors import FluxError, QueryFailed, UsageError
 from flux.operators.user_code import text_of
 from flux.vault.plan_without_code import change_for_a_vault
 from flux.wire.control import EdgeBorn, EdgeStored, GetPlan, PlanChanged, PlanSeen, Stop
+from partitioning.ids import StreamId
 
 #: Seconds until a change is repeated to the processes that have not confirmed it: it may be lost with a connection.
 REPEAT_S = 2.0
+#: Seconds for which the answer to an addition waits at most for the beginnings of streams of running sources.
+BORN_S = 10.0
 #: Stages, or processes, that a sentence names; further ones are only counted.
 NAMED = 8
 #: Changes that may wait for their turn.
@@ -166,9 +169,7 @@ class PlanChanges:
         self._at_once: dict[int, PlanChanged | None] = {}  # by earlier version: all changes since then in one
         self._cannot: set[tuple[int, int]] = set()  # nodes with versions that they cannot take, which are noted
         self._keep: list[VersionToKeep] = []
-        self._begins: dict[
-            tuple[int, int], int
-        ] = {}  # by edge and producer: the row or batch with which the stream begins
+        self._births: dict[StreamId, EdgeStored] = {}  # of streams of sources that ran already
 
     # ---- asking
 
@@ -296,7 +297,7 @@ class PlanChanges:
         if asked is None:
             return self._begin(now)
         if asked.phase == PlanPhase.LISTED:
-            if board.table is None or not board.is_confirmed(asked.epoch):
+            if board.table is None or not board.is_confirmed(asked.epoch) or not self._are_born(asked, now):
                 return False
             listed_at = asked.at
             asked.on(PlanEvent.SEEN, now)
@@ -422,8 +423,8 @@ class PlanChanges:
         self._follow(plan)
         self._note_version(before, change)
         for edge in change.removed_edges:
-            for key in [key for key in self._begins if key[0] == edge]:
-                del self._begins[key]
+            for stream in [stream for stream in self._births if stream.edge == edge]:
+                del self._births[stream]
         anew = [stage.name for stage in change.stages]
         by_hand = [before.stages[stage].name for stage in change.removed_stages if asked.failure is None]
         for name in anew + by_hand:
@@ -500,7 +501,7 @@ class PlanChanges:
             case GetPlan():
                 self._show(member, message)
             case EdgeBorn():
-                self._begin_edge(message)
+                self._begin_edge(member, message, now)
 
     def _seen(self, member: Member, message: PlanSeen, now: float) -> None:
         """Take the answer of a process to a change."""
@@ -542,21 +543,55 @@ class PlanChanges:
         member = self._board.members.by_connection(connection)
         if member is not None:
             self._show_current(member)
-            for (edge, producer), number in self._begins.items():
-                self._board.tell(member, EdgeStored(edge=edge, producer=producer, number=number))
+            for birth in self._births.values():
+                self._board.tell(member, birth)
 
     def _show_current(self, member: Member) -> None:
         asked = self.current
         if asked is not None and asked.phase == PlanPhase.TOLD and member.plan < asked.version:
             self._tell_change(member, self._message(asked), asked.change)
 
-    def _begin_edge(self, message: EdgeBorn) -> None:
-        """Keep the row or batch with which a stream of a running source begins, and tell all processes. The first one counts: a
-        reader that reads the partition again begins the stream there."""
-        if message.edge not in self._board.plan.edges:
+    def _begin_edge(self, member: Member, message: EdgeBorn, now: float) -> None:
+        """Keep the row or batch with which a stream of a running source begins, and tell all processes. The first report counts,
+        if it comes from the reader of the partition: a former one may be anywhere in the rows. Later readers begin the stream
+        there."""
+        plan, stream = self._board.plan, StreamId(message.edge, message.producer)
+        edge = next((each for each in plan.edges if each.id == message.edge), None)
+        if not isinstance(edge, FromSource):
             return
-        number = self._begins.setdefault((message.edge, message.producer), message.number)
-        self._board.tell_all(EdgeStored(edge=message.edge, producer=message.producer, number=number))
+        if stream not in self._births and self._reader(edge.source, message.producer) == message.node:
+            self._births[stream] = EdgeStored(
+                edge=message.edge, producer=message.producer, number=message.number, mark=message.mark
+            )
+            self._board.tell_all(self._births[stream])
+            self.look(now)
+        elif stream in self._births:
+            self._board.tell(member, self._births[stream])  # its answer was lost
+
+    def birth(self, stream: StreamId) -> EdgeStored | None:
+        """Return the beginning of a stream of a source that ran already; None: it is not stored, or the stream began with the
+        source."""
+        return self._births.get(stream)
+
+    def _are_born(self, asked: PlanRequest, now: float) -> bool:
+        """Tell whether all streams that an addition takes from running sources have begun. Rows that come after the answer are
+        in them. A failure does not wait: the stage that has failed may be in the way of a beginning."""
+        failing = bool(self.waiting) and self.waiting[0].failure is not None
+        if asked.change is None or failing or now - asked.at > BORN_S:
+            return True
+        plan = self._board.plan
+        return all(
+            StreamId(edge.id, partition) in self._births
+            for edge in asked.change.edges
+            if isinstance(edge, FromSource) and plan.sources[edge.source].since < asked.version
+            for partition in range(plan.sources[edge.source].worker_partitions)
+        )
+
+    def _reader(self, source: int, partition: int) -> int:
+        """Return the worker that reads a partition of a source by the newest table; -1: none does."""
+        table = self._board.table
+        readers = table.sources[source] if table is not None and source < len(table.sources) else ()
+        return readers[partition] if partition < len(readers) else -1
 
     # ---- stages that fail
 

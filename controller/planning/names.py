@@ -112,9 +112,8 @@ class PlanNames:
         """Return a name for a source. UsageError: one of that name runs; a DataFrame is read by a job of its own each time."""
         if given.name in self._sources and not isinstance(given, DataFrameSource):
             raise UsageError(
-                f"source {given.name}: a source of that name runs, and no further stage can begin in the middle of its rows yet: "
-                "put the stage behind a running stage (query['...']), or give this source a name of its own, name=..., so that "
-                "its input is read once more"
+                f"source {given.name}: a source of that name runs. query.source({given.name!r}) is its rows from now on; another "
+                "source needs a name of its own, name=..., and its input is read once more"
             )
         return self.unique(given.name)
 

@@ -251,10 +251,12 @@ class Producer:
 
     def begin_at(self, sequence: int, checksum: int, settled: bool = False) -> None:
         """Leave out the batches before ``sequence``, which no consumer needs. ``checksum`` is that of the stream before it.
-        ``settled``: a consumer that asks for a batch before ``sequence`` only says that it has had no rows there."""
+        ``settled``: a consumer that asks for a batch before ``sequence`` only says that it has had no rows there, as always where
+        the stream is born."""
         assert self.log.end == 0
-        self._first, self._idle_at = sequence, 0.0
-        self.log.begin_at(sequence, settled)
+        born = self.earlier.is_born_at(sequence)
+        self._first, self._idle_at = 0 if born else sequence, 0.0
+        self.log.begin_at(sequence, settled or born)
         self._checksum = checksum
         self.earlier.forget_below(sequence)
 
@@ -608,11 +610,8 @@ class Producer:
                 cursor.hello_due = min(cursor.hello_due, now)
                 self.resent_handshakes += 1
             if self._settling.begun and self._settling.due(worker, cursor.acked, cursor.at.any_reads, now):
-                again_at = now + self._resend_s
-                yield ToWorker(
-                    worker,
-                    self._settling.message(self.stream, self.incarnation, worker, cursor.at.any_reads, again_at),
-                )
+                about = self.stream, self.incarnation, worker, cursor.at.any_reads
+                yield ToWorker(worker, self._settling.message(*about, now + self._resend_s))
             if now >= cursor.hello_due:
                 cursor.greet(now, self._resend_s)
                 yield ToWorker(worker, Hello(*self.stream, self.incarnation, self._epoch, self._worker))

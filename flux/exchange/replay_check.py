@@ -48,6 +48,25 @@ START = Beginning(0, 0)
 _NOTHING = Mark(-1, 0)
 
 
+class Birth(NamedTuple):
+    """The first beginning of a stream, for good: in the middle of a source, whose rows before it are for other streams (design:
+    edge-of-a-source)."""
+
+    #: The first element. Elements have the numbers that they have in the other streams of the source.
+    number: int
+    #: The newest point before it from which the source can be read again; sequence -1: the start of the source.
+    mark: Mark = _NOTHING
+
+    @classmethod
+    def at(cls, beginning: Beginning) -> Birth:
+        """Make the birth at which another life of the source begins, too."""
+        at = beginning
+        mark = Mark(
+            at.sequence - 1, at.checksum, -1, at.position, -1, at.watermark, at.late, at.doubted, at.doubted_from
+        )
+        return cls(at.sequence, mark)
+
+
 class PriorAttempts:
     """The marks of elements that this life has not made yet."""
 
@@ -62,6 +81,8 @@ class PriorAttempts:
         )
         self.front = 0  # numbered rows below this have been given before, as far as consumers have shown
         self.left_out = 0  # comparisons that were not made, because rows are gone since
+        #: The first beginning of the stream; None: it began with the source.
+        self.birth: Birth | None = None
 
     def __len__(self) -> int:
         return len(self.expected)
@@ -74,17 +95,28 @@ class PriorAttempts:
         their numbers, else behind the latest point that a worker has shown.
 
         Rows need not be made again for a comparison: a log may have lost them, and rows that are applied are never needed.
-        Counted batches are made again from one batch before, because the last one may be the end of the stream."""
+        Counted batches are made again from one batch before, because the last one may be the end of the stream. Elements before
+        the birth of the stream are none of it, and the last one of these is no end."""
+        if self.birth is not None:
+            applied = max(applied, self.birth.number - self.numbered)
         least = applied if self.numbered else applied - 1
-        known = self.expected.items()
-        at = max((at for at, shown in known if at <= least and (shown.mark.position or not self.numbered)), default=-1)
-        mark = self.expected[at].mark if at >= 0 else _NOTHING
+        below = (mark for mark in self._marks() if mark.sequence <= least and (mark.position or not self.numbered))
+        mark = max(below, default=_NOTHING, key=lambda mark: mark.sequence)
         if self.own_numbers and 0 <= applied < NOBODY:
             # Nothing comes behind the end, which has to have the same number again.
-            ends = [at for at, shown in known if at <= applied and shown.mark == end_mark(at)]
+            ends = [at for at, shown in self.expected.items() if at <= applied and shown.mark == end_mark(at)]
             applied = mark.sequence if self.timed else min([applied, *(at - 1 for at in ends)])
             return Beginning.behind(mark, applied + 1, 0)
-        return START if at < 0 else Beginning.behind(mark, at + 1, mark.checksum)
+        return START if mark.sequence < 0 else Beginning.behind(mark, mark.sequence + 1, mark.checksum)
+
+    def _marks(self) -> list[Mark]:
+        """Return the marks that workers have shown, and the one before the birth of the stream."""
+        shown = [shown.mark for shown in self.expected.values()]
+        return shown if self.birth is None else [*shown, self.birth.mark]
+
+    def is_born_at(self, sequence: int) -> bool:
+        """Tell whether the stream began with this element: nothing of it is owed from before."""
+        return self.birth is not None and self.birth.number == sequence
 
     @property
     def shown_end(self) -> int:
@@ -92,8 +124,8 @@ class PriorAttempts:
         return max(self.expected, default=-1) + 1
 
     def newest(self) -> Mark | None:
-        """Return the last mark with a position that any worker has shown."""
-        marks = [shown.mark for shown in self.expected.values() if shown.mark.position]
+        """Return the last known mark with a position."""
+        marks = [mark for mark in self._marks() if mark.position]
         return max(marks, key=lambda mark: mark.sequence, default=None)
 
     def forget_below(self, sequence: int) -> None:

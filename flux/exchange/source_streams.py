@@ -1,38 +1,39 @@
 """The streams of one partition of a source, the same for both kinds of readers: ingress tasks and workers (design:
 stream, seek).
 
-``SourceStreams`` are those of most sources, ``MicroBatchStreams`` those of a source whose rows come in micro-batches. A
-``ReaderPosition`` is the place at which the reader of a source goes on.
+A ``ReaderPosition`` is the place at which the reader of a source goes on.
+
+Left to others: sources whose rows come in micro-batches (``flux.tasks.micro_batches``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NewType
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flux.dataflow.plan import NUMBER, EdgePlan, EventTime
 from flux.dataflow.source import RowStart
-from flux.errors import QueryFailed, RefusedError, UsageError
-from flux.exchange.log import LogRoom, Rows
+from flux.errors import UsageError
+from flux.exchange.log import LogRoom
 from flux.exchange.producer import Producer, state_watermark
-from flux.exchange.replay_check import START, Beginning
+from flux.exchange.replay_check import START, Beginning, Birth
 from flux.exchange.slices import ROTATION_ROWS, with_numbers
 from flux.exchange.timed_rows import EdgeRows, TimedRows, columns_read
 from flux.operators.schema import picked
 from flux.operators.user_code import text_of
-from flux.windows.lateness import BatchLateness, Judgement, Lateness
+from flux.windows.lateness import Judgement, Lateness
 from flux.windows.window import NEVER
 from flux.wire.checksum import extend, extend_each
 from flux.wire.messages import Mark
 from partitioning.clustering import Clustered, Clustering, pieces
 
+#: All edges came with their source.
+NO_BIRTHS: Mapping[int, Birth | None] = {}
 #: The place at which a reader goes on (design: position): the second argument of ``read(partition, start)``. It belongs to the
 #: reader: code that keeps it, or gives it to a reader, knows nothing about its meaning. A reader without positions of its own is
 #: given the number of batches that it has to leave out, because its batches are numbered.
@@ -104,6 +105,7 @@ class SourceStreams:
         event_time: EventTime | None = None,
         judge: Lateness | None = None,
         read_by: Sequence[EdgePlan] = (),
+        births: Mapping[int, Birth | None] = NO_BIRTHS,
     ) -> None:
         """Begin a life of the partition.
 
@@ -111,26 +113,32 @@ class SourceStreams:
         ``positions``: its reader has positions of its own, and its rows are numbered; ``batch_bytes``: most bytes of one batch;
         ``own_numbers``: rows bring their numbers, as offsets of a log are; else they are counted; ``event_time`` of the rows;
         None: none of them is late; ``judge`` of late rows, if not each is judged by the rows before it; ``read_by``: the edges
-        whose columns are compared when rows are read again, if not all of them are."""
+        whose columns are compared when rows are read again, if not all of them are; ``births`` of edges that have come to the
+        source while it ran; None: the edge is unborn."""
         self.edges, self.producers = list(edges), list(producers)
         #: The logs of all producers tell it when they fill and drain.
         self.room = LogRoom()
-        for producer in producers:
-            producer.log.tell(self.room)
         self.name = name
         self.rows = 0
         self.batches = 0
         self.pauses = 0  # times at which the source had no new row
         self.ended = False
-        self.first: int | None = None if seeks else 0  # the first element; None: not known until workers have answered
+        self._ended_at = 0.0  # by the wall clock
+        #: The first element; None: not known until workers have answered.
+        self.first: int | None = None if seeks or births else 0
+        #: The least number of the next row, or the number of the next batch. All streams have the same numbers.
+        self.next_number = 0
+        #: The edges whose births are not stored yet, each with the one that is reported; None: it is not known yet. Their streams
+        #: take rows from there on, and no other process hears of them (design: edge-of-a-source).
+        self.unborn: dict[int, Birth | None] = {}
+        #: The numbers at which streams are born: rows before and behind one are in different batches.
+        self._cuts: set[int] = set()
+        #: The source is read from its start in each life.
+        self._from_start = not seeks
         self._positions = positions
         self._own_numbers = own_numbers
-        #: By edge: the clustering of its rows. It is made before the first rows come, because that takes longer than clustering
-        #: a small batch.
-        self._clusterings = [
-            Clustering(edge.schema.append(NUMBER) if positions else edge.schema, edge.key, edge.partitions)
-            for edge in edges
-        ]
+        #: By edge: the clustering of its rows.
+        self._clusterings: list[Clustering] = []
         # Columns that no stage reads may differ when the source is read again.
         self._read = columns_read(event_time, read_by or edges)
         #: The judge of its rows; None: they have no event time.
@@ -141,12 +149,12 @@ class SourceStreams:
         self.silent = False
         #: The watermark that the clock has given while it was idle.
         self._by_clock = NEVER
-        for producer in producers:
-            producer.earlier.numbered = positions
-            producer.earlier.own_numbers = own_numbers
-            producer.earlier.timed = event_time is not None
+        for edge, producer in zip(self.edges, self.producers, strict=True):
+            self._prepare(edge, producer)
         self._again_bytes = AGAIN * (batch_bytes + max((producer.log.bytes_max for producer in producers), default=0))
         self._start = START  # the beginning of the reader
+        #: The newest point from which rows that are numbered can be read again.
+        self._behind = Birth.at(START).mark
         #: The newest position that consumers of any edge have shown, packed, if rows bring their numbers. It may lie behind
         #: rows that are to come again.
         self._newest_shown = b""
@@ -157,53 +165,142 @@ class SourceStreams:
         self._awaited = False  # a worker has answered
         #: The first element is known, and a worker waits for rows: ``find_start`` has said so.
         self.start_known = False
+        for late, birth in births.items():
+            self._note_birth(late, birth)
 
     def close(self, edge: int) -> Producer | None:
         """End the stream of an edge that is removed, without another word, and return its producer. None: it is the last one,
         and the source is removed with it."""
-        place = next(at for at, each in enumerate(self.edges) if each.id == edge)
         if len(self.edges) == 1:
             return None
-        producer = self.producers[place]
+        producer = self.of_edge(edge)
+        place = self.producers.index(producer)
+        self.unborn.pop(edge, None)
         for parallel in (self.edges, self.producers, self._clusterings):
             del parallel[place]
         producer.log.clear()
         producer.log.tell(LogRoom())
         return producer
 
+    def of_edge(self, edge: int) -> Producer:
+        """Return the producer of the stream of an edge."""
+        return next(producer for each, producer in zip(self.edges, self.producers, strict=True) if each.id == edge)
+
+    @property
+    def born(self) -> list[Producer]:
+        """The producers whose streams others may hear of."""
+        pairs = zip(self.edges, self.producers, strict=True)
+        return [producer for edge, producer in pairs if edge.id not in self.unborn]
+
+    # ---- births
+
+    def open(self, edge: EdgePlan, producer: Producer, birth: Birth | None) -> bool:
+        """Begin the stream of an edge that has come to the running source: with its ``birth``, if this is stored, else with the
+        next row, which is to be reported. Return False if rows behind the birth have passed, so that the partition is to be read
+        anew."""
+        if self.first is not None and birth is not None and birth.number < self.next_number:
+            return False
+        self.edges.append(edge)
+        self.producers.append(producer)
+        self._prepare(edge, producer)
+        self._note_birth(edge.id, birth)
+        if self.first is None:
+            return True
+        if birth is None:
+            self.unborn[edge.id] = producer.earlier.birth = self._next_birth()
+        self._begin_one(producer, self.next_number)
+        if self.timed is not None:
+            self._tell_watermark()
+            state_watermark(producer, producer.next_sequence, max(self.timed.watermark, self._by_clock), self.idle)
+        if self.ended:
+            producer.finish(self._ended_at)
+        return True
+
+    def _prepare(self, edge: EdgePlan, producer: Producer) -> None:
+        """Prepare the stream of an edge. Its clustering is made before the first rows come, because that takes longer than
+        clustering a small batch."""
+        schema = edge.schema.append(NUMBER) if self._positions else edge.schema
+        self._clusterings.append(Clustering(schema, edge.key, edge.partitions))
+        producer.log.tell(self.room)
+        producer.earlier.numbered = self._positions
+        producer.earlier.own_numbers = self._own_numbers
+        producer.earlier.timed = self.timed is not None
+
+    def _note_birth(self, edge: int, birth: Birth | None) -> None:
+        if birth is None:
+            self.unborn[edge] = None
+        else:
+            self.unborn.pop(edge, None)
+            self.of_edge(edge).earlier.birth = birth
+            self._cuts.add(birth.number)
+
+    def _next_birth(self) -> Birth:
+        """Return the birth of a stream that begins with the next row."""
+        if self._positions:
+            return Birth(self.next_number, self._behind)
+        known = () if self.timed is None else (self.timed.watermark, *self.timed.judged_until_now)
+        return Birth(self.next_number, Mark(self.next_number - 1, self._checksum, -1, b"", -1, *known))
+
+    def store(self, edge: int, birth: Birth) -> bool:
+        """Take the birth of an edge that is stored: from now on others may hear of its stream. Return False if this life began it
+        elsewhere, so that the partition is to be read anew."""
+        reported = self.unborn.get(edge)
+        if edge not in self.unborn:
+            return True
+        if self.first is not None and reported is not None and reported.number != birth.number:
+            return False
+        self._note_birth(edge, birth)
+        return True
+
+    # ---- the beginning
+
     def find_start(self) -> bool:
         """Find the first element, and tell whether it is known.
 
         A source that seeks skips the batches that all consumers have applied. It does not begin before a worker waits for rows:
-        reading takes long, and would hold up the handshakes of this very worker."""
+        reading takes long, and would hold up the handshakes of this very worker. Nor does it begin while an edge is unborn: its
+        birth may be before the other streams' beginning."""
         if not self._awaited:
-            self._awaited = any(producer.awaited for producer in self.producers)
+            self._awaited = any(producer.awaited for producer in self.producers) or not self.born
             if not self._awaited:
                 return False
         if self.first is None:
-            floors = [producer.floor() for producer in self.producers]
+            floors = [producer.floor() for producer in self.born]
             known = [floor for floor in floors if floor is not None]
             if len(known) == len(floors):
                 # Edges that have applied as much know the same rows, but not all of them need to know a position.
-                self._begin(min(known, key=lambda each: (each.sequence, not each.position)))
+                least = min(known, key=lambda each: (each.sequence, not each.position), default=START)
+                if self.unborn:
+                    self.unborn = dict.fromkeys(self.unborn, Birth.at(least))
+                else:
+                    self._begin(START if self._from_start else least)
         self.start_known = self.first is not None
         return self.start_known
 
     def _begin(self, beginning: Beginning) -> None:
         self._start, self.first, self._checksum = beginning, beginning.sequence, beginning.checksum
+        self.next_number, self._behind = beginning.sequence, Birth.at(beginning).mark
         if self._own_numbers:
             shown = [mark for producer in self.producers if (mark := producer.earlier.newest()) is not None]
             self._newest_shown = max(shown, key=lambda mark: mark.sequence).position if shown else b""
         for producer in self.producers:
-            producer.begin_at(self.first, self._checksum)
+            self._begin_one(producer, self.first)
         self._begin_judging(beginning)
+
+    def _begin_one(self, producer: Producer, first: int) -> None:
+        """Begin a stream where the source is read from element ``first`` on, perhaps before the birth of the stream."""
+        birth = producer.earlier.birth
+        if birth is None or birth.number < first:
+            producer.begin_at(first, self._checksum)
+        else:
+            producer.begin_at(birth.number, birth.mark.checksum)
 
     def _begin_judging(self, beginning: Beginning) -> None:
         if self.timed is not None:
             self.timed.begin(beginning.watermark, beginning.late, beginning.doubted, beginning.doubted_from)
             self._tell_watermark()
             for producer in self.producers:
-                state_watermark(producer, beginning.sequence, self.timed.watermark)
+                state_watermark(producer, producer.next_sequence, self.timed.watermark)
 
     def _tell_watermark(self) -> None:
         """Tell the producers the watermark behind their next entries."""
@@ -286,17 +383,12 @@ class SourceStreams:
         return all(producer.drained for producer in self.producers)
 
     @property
-    def next_number(self) -> int:
-        """The least number of the next row."""
-        return self.producers[0].next_sequence
-
-    @property
     def elements(self) -> int:
         """The count of numbers given in this life: of rows if rows are numbered, else of batches. Gaps between numbers that
         rows bring count, too."""
         if not self._own_numbers:
             return self.rows if self._positions else self.batches
-        return max(self.producers[0].next_sequence - (self.first or 0), 0)
+        return max(self.next_number - (self.first or 0), 0)
 
     def append(
         self, batch: pa.RecordBatch, created: float, position: bytes = b"", numbers: np.ndarray | None = None
@@ -313,8 +405,10 @@ class SourceStreams:
         # Computed for all edges before any stream takes the batch: a row without an answer ends the query.
         for at, (rows, _) in enumerate(self._for_edges(batch)):
             producer = self.producers[at]
-            turn = producer.stream.producer + producer.next_sequence
-            producer.append(self._clustered(rows, at, turn), created, self._checksum)
+            if self.next_number >= producer.next_sequence:  # else the stream is born later
+                turn = producer.stream.producer + self.next_number
+                producer.append(self._clustered(rows, at, turn), created, self._checksum)
+        self.next_number += 1
 
     def append_each(self, batches: Sequence[tuple[pa.RecordBatch, float]]) -> int:
         """Append small batches of the same schema, each with its time, as many as there is room for, and return their number.
@@ -334,7 +428,9 @@ class SourceStreams:
             self.batches += 1
             self._checksum = checksums[appended]
             for producer, each in zip(self.producers, clustered, strict=True):
-                producer.append(each[appended], batches[appended][1], self._checksum)
+                if self.next_number >= producer.next_sequence:  # else the stream is born later
+                    producer.append(each[appended], batches[appended][1], self._checksum)
+            self.next_number += 1
             appended += 1
         return appended
 
@@ -358,7 +454,7 @@ class SourceStreams:
 
     def _place(self) -> str:
         """Tell the place of the next rows."""
-        number = self.producers[0].next_sequence
+        number = self.next_number
         element = f"from row {number} on" if self._positions else f"from batch {number} on"
         return f"source {self.name}, partition {self.producers[0].stream.producer}, {element}"
 
@@ -372,7 +468,7 @@ class SourceStreams:
             sizes = np.diff(ends, prepend=0).tolist()
         if edge.key:
             return self._clusterings[at].each_by_key(together, sizes, producer.by_rank)
-        first = producer.stream.producer + producer.next_sequence
+        first = producer.stream.producer + self.next_number
         return [self._clustered(batch, at, turn) for turn, batch in enumerate(pieces(together, sizes), first)]
 
     def _clustered(self, batch: pa.RecordBatch, at: int, turn: int) -> Clustered:
@@ -388,11 +484,11 @@ class SourceStreams:
         if not self._positions:
             return rows
         if numbers is None:
-            first = self.producers[0].next_sequence
+            first = self.next_number
             end = first + rows
         else:
             first, end = int(numbers[0]), int(numbers[-1]) + 1
-        ends = {end}
+        ends = {end, *(cut for cut in self._cuts if first < cut < end)}
         for edge, producer in zip(self.edges, self.producers, strict=True):
             ends.update(producer.earlier.cuts(first, end)[:1])
             if not edge.key:
@@ -410,19 +506,21 @@ class SourceStreams:
         number of its last row. So all producers of the partition, which get the same rows, have the same next sequence."""
         count = batch.num_rows
         if numbers is None:
-            first = self.producers[0].next_sequence
-            numbers = np.arange(first, first + count)
+            numbers = np.arange(self.next_number, self.next_number + count)
         first, last = int(numbers[0]), int(numbers[-1])
         checksum = extend(0, picked(batch, self._read))
         of_edges = self._for_edges(batch)
         if position:
             known = () if self.timed is None else (self.timed.watermark, *self.timed.judged_until_now)
-            self._newest = Mark(last, checksum, first, position, count, *known)
+            self._newest = self._behind = Mark(last, checksum, first, position, count, *known)
         for at, (rows, kept) in enumerate(of_edges):
             producer = self.producers[at]
+            if last < producer.next_sequence:
+                continue  # the stream is born later
             turn = producer.stream.producer + first // ROTATION_ROWS
             numbered = with_numbers(rows, numbers if kept is None else numbers[kept])
             producer.append(self._clustered(numbered, at, turn), created, checksum, position, (first, last), count)
+        self.next_number = last + 1
 
     def applied(self) -> bytes:
         """Return the newest position, packed, whose preceding rows all replicas of all consumers have applied (design:
@@ -487,156 +585,6 @@ class SourceStreams:
             producer.come_to_end()
 
     def finish(self, created: float) -> None:
-        self.ended = True
+        self.ended, self._ended_at = True, created
         for producer in self.producers:
             producer.finish(created)
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """One micro-batch of one partition. ``query`` is Spark's id of the streaming query, the same after a restart from its
-    checkpoint."""
-
-    query: str
-    number: int
-    #: The rows that the partition had in the batches before, if that is known.
-    least: int = 0
-    #: By edge that leaves the source: the number behind the last of these rows that travelled. Empty: all did.
-    sent: tuple[int, ...] = ()
-    #: Rows with a time below it are late: the greatest time of the rows in the batches before, less the delay.
-    watermark: int = NEVER
-
-    def position(self, base: int) -> bytes:
-        """Make the position of any of its rows in a stream in which it began with row ``base``."""
-        return packed([self.query, self.number, base])
-
-
-class MicroBatchStreams(SourceStreams):
-    """The streams of one task, with the rows of one partition of a batch, of a source whose rows come in micro-batches, each from
-    a task of its own (design: micro-batches).
-
-    Spark runs the batches of a streaming query one after the other: batch N + 1 begins when every task of batch N has ended, and
-    a task ends when every consumer has applied its rows. So the rows that a task finds in the streams belong either to its own
-    batch, of which an earlier attempt has sent a part, or to completed batches. Each position says which batch it is in, and at
-    which row that batch began. The beginning of the task follows:
-
-        newest position of this batch      behind one of its rows that every consumer has applied, or at its first row
-        newest position of a later batch   nowhere: the task is left over from long ago
-        neither                            behind all rows of earlier batches, by the count of the driver, or of the edge that
-                                           knows most: the last rows of a batch may have been left out on their way
-
-    A partition that a batch does not have, or of which no row travels, leaves no trace, and needs none."""
-
-    def __init__(
-        self,
-        edges: Sequence[EdgePlan],
-        producers: Sequence[Producer],
-        name: str,
-        batch: MicroBatch,
-        batch_bytes: int,
-        event_time: EventTime | None = None,
-    ) -> None:
-        super().__init__(
-            edges, producers, name, seeks=True, positions=True, batch_bytes=batch_bytes,
-            event_time=event_time, judge=BatchLateness(batch.watermark),
-        )  # fmt: skip
-        self.batch = batch
-        self._base = 0  # number of the first row of the batch
-        self._position = b""
-        #: By edge: the number behind the last row that has travelled, in any batch.
-        self._sent = list(batch.sent or [batch.least] * len(edges))
-
-    def find_start(self) -> bool:
-        """Find the beginning, and tell whether it is known. UsageError: another streaming query has written here."""
-        if self.first is None:
-            applied = [producer.applied_by_all() for producer in self.producers]
-            known = [at for at in applied if at is not None]
-            if len(known) == len(applied):
-                begun = [self._begun_at(producer) for producer in self.producers]
-                self._base = self._base_of(begun)
-                self._position = self.batch.position(self._base)
-                starts = []
-                for producer, at, own in zip(self.producers, known, begun, strict=True):
-                    # Spark has all rows of its batch: the last ones that are applied are made once more, and compared.
-                    made = None if own is None else producer.earlier.before(at - 1)
-                    starts.append(made if made and made.sequence > self._base else Beginning(self._base, 0))
-                self._begin(min(starts))
-        return self.first is not None
-
-    def _begin(self, beginning: Beginning) -> None:
-        self._start, self.first, self._checksum = beginning, beginning.sequence, beginning.checksum
-        for producer in self.producers:
-            producer.begin_at(self.first, self._checksum, settled=self.first == self._base)
-
-    def _begun_at(self, producer: Producer) -> int | None:
-        """Return the row at which this batch began in a stream, if a consumer has any of its rows."""
-        newest = producer.earlier.newest()
-        if newest is None:
-            return None
-        said: Any = unpacked(newest.position)
-        query, number, base = said
-        if query != self.batch.query:
-            raise UsageError(
-                f"source {self.name} has rows of streaming query {query}, and those of another, {self.batch.query}, come: an "
-                "input takes one streaming query. Start that again with its own checkpoint, or give each an input of its own"
-            )
-        if number > self.batch.number:
-            raise RefusedError("stale", f"batch {self.batch.number} of source {self.name} is over: {number} has come")
-        return int(base) if number == self.batch.number else None
-
-    def _base_of(self, begun: Sequence[int | None]) -> int:
-        """Return the number of the first row of the batch. QueryFailed: rows of earlier batches are missing."""
-        ends = []  # by edge: the number behind the last row of earlier batches that consumers have shown
-        for edge, producer, sent, own in zip(self.edges, self.producers, self._sent, begun, strict=True):
-            newest = producer.earlier.newest()
-            end = own if own is not None else 0 if newest is None else newest.sequence + 1
-            if end < sent:
-                raise QueryFailed(
-                    f"source {self.name}: the state of this query has {end} rows of partition "
-                    f"{producer.stream.producer}, and Spark has committed {sent}: it goes on from an older checkpoint than "
-                    "Spark's streaming query, which does not give its rows again"
-                )
-            ends.append((end, own is not None or not edge.drops))
-        base = max([self.batch.least, *(end for end, _ in ends)])
-        if any(exact and end != base for end, exact in ends):
-            raise QueryFailed(f"source {self.name}: the stages that it feeds have different rows of earlier batches")
-        return base
-
-    @property
-    def left_out(self) -> int:
-        """The rows at the beginning of the partition that every consumer has applied."""
-        assert self.first is not None
-        return self.first - self._base
-
-    def give(self, batch: pa.RecordBatch, created: float) -> pa.RecordBatch:
-        """Append the first rows, as many as may be one batch, and return the others."""
-        rows = self.until_cut(batch.num_rows)
-        self.append(batch.slice(0, rows), created, self._position)
-        for at, (edge, producer) in enumerate(zip(self.edges, self.producers, strict=True)):
-            if not edge.drops:
-                self._sent[at] = producer.next_sequence
-            elif len(numbers := self._numbers_of_last(producer)):
-                self._sent[at] = int(pc.max(numbers).as_py()) + 1
-        return batch.slice(rows)
-
-    @staticmethod
-    def _numbers_of_last(producer: Producer) -> pa.Array:
-        """Return the numbers of the rows that travel of the last element. An element without any leaves the log at once."""
-        log = producer.log
-        last = log[log.end - 1].element if len(log) else None
-        return last.data.batch.column(NUMBER.name) if isinstance(last, Rows) else pa.array([], NUMBER.type)
-
-    @property
-    def sent(self) -> list[int]:
-        """The numbers behind the last row that has travelled, by edge. It is the row and not its batch, because other attempts
-        may cut batches elsewhere."""
-        return list(self._sent)
-
-    def finish_batch(self, left_out: int) -> None:
-        """Finish the batch, which had ``left_out`` rows before the rows that were given. NonDeterministicInputError: an earlier
-        attempt had more."""
-        assert self.first is not None
-        if left_out < self.left_out:
-            raise self.producers[0].earlier.not_deterministic(self.first - 1, -1)
-        for producer in self.producers:
-            producer.rest()

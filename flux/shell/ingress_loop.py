@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from flux.dataflow.plan import Plan
 from flux.errors import FluxError, RefusedError, UsageError
-from flux.exchange.source_streams import MicroBatch
 from flux.operators.batches import split
 from flux.shell.process import (
     ControllerLink,
@@ -29,6 +28,7 @@ from flux.shell.threads import Bell
 from flux.shell.transport import Sockets
 from flux.shell.worker_links import WorkerLinks
 from flux.tasks.ingress import IngressTask
+from flux.tasks.micro_batches import MicroBatch
 from flux.windows.window import NEVER
 from flux.wire.control import (
     FromController,
@@ -226,7 +226,7 @@ class Ingress:
     def _beat(self, core: IngressTask, now: float) -> None:
         self._beat_at = now + self.plan.settings.heartbeat_interval
         self._ask_for_table(now)
-        if (asked := core.plans.ask(self._node, now)) is not None:
+        for asked in core.plans.asks(self._node, now):
             self.control.report(asked)
         self.control.report(Heartbeat(node=self._node, progress=self._turns, stats=core.stats()))
         self.control.check(now)

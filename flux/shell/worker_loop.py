@@ -45,6 +45,7 @@ from flux.wire.codec import decode_asked, decode_batches, decode_tentative
 from flux.wire.control import (
     CopyState,
     EdgeComplete,
+    EdgeStored,
     EdgeWatermark,
     FromController,
     Goodbye,
@@ -291,6 +292,8 @@ class WorkerLoop:
             self._ask_for_table(core, now)
         elif isinstance(command, PlanChanged):
             self._on_plan_changed(core, command, now)
+        elif isinstance(command, EdgeStored):
+            core.on_edge_stored(command, now)
         elif isinstance(command, EdgeComplete):
             core.on_edge_complete(command.edge, command.producers)
         elif isinstance(command, EdgeWatermark):

@@ -15,8 +15,9 @@ from flux.dataflow.plan import Plan
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.log import LogMeter
 from flux.exchange.producer import Producer, ToWorker
-from flux.exchange.source_streams import MicroBatch, MicroBatchStreams, SourceStreams
+from flux.exchange.source_streams import SourceStreams
 from flux.operators.batches import conform
+from flux.tasks.micro_batches import MicroBatch, MicroBatchStreams
 from flux.windows.lateness import BatchLateness
 from flux.windows.window import NEVER
 from flux.wire.messages import Acks

@@ -11,6 +11,7 @@ import msgspec
 
 from flux.windows.window import END_OF_TIME, NEVER
 from flux.wire.frames import Id, Natural, Sequence, Time
+from flux.wire.messages import Mark
 from flux.wire.statistics import Statistics
 from partitioning.table import Table, TableChange
 
@@ -140,6 +141,8 @@ class EdgeBorn(Control, frozen=True):
     edge: Id
     producer: Id
     number: Natural
+    #: The newest point before it from which the source can be read again; sequence -1: its start.
+    mark: Mark
 
 
 class EdgeStored(Control, frozen=True):
@@ -148,6 +151,8 @@ class EdgeStored(Control, frozen=True):
     edge: Id
     producer: Id
     number: Natural
+    #: The point that the report has named.
+    mark: Mark
 
 
 class Heartbeat(Control, frozen=True):

@@ -35,7 +35,7 @@ from flux.replica.step_queue import ReplicaStep
 from flux.shadows.hosting import ShadowHosting
 from flux.state.sender import Aside, StateSender, ToSender
 from flux.state.standby import StandbyStore
-from flux.wire.control import Checkpointed, CopyState, PlanChanged, TableSeen
+from flux.wire.control import Checkpointed, CopyState, EdgeStored, PlanChanged, TableSeen
 from flux.wire.messages import (
     Acks,
     Answered,
@@ -157,8 +157,7 @@ class WorkerCore:
         self.reading = SourceScheduler(plan, self.lifecycle.producer)
         self.sources = self.reading.sources
         self._assigned = AssignedPartitions(plan, worker, self.reading, self.producers)
-        self._revivals = self.lifecycle.revivals
-        self._timers_at = 0.0
+        self._revivals, self._timers_at = self.lifecycle.revivals, 0.0
         #: Once the query is stopped: time of the next look at the last checkpoints; the end of the wait for them unless there is
         #: progress, and in any case.
         self._keep_at = self._settles_until = self._settles_at_most = np.inf
@@ -214,7 +213,7 @@ class WorkerCore:
         self.hosted.validate()
         self._state_sender.validate()
         self._state_receiver.validate()
-        made = sum([len(source.producers) for source in self.sources.values()])
+        made = sum([len(source.born) for source in self.sources.values()])
         for replica in self.replicas.values():
             made += len(replica.outlets)
             for outlet in replica.outlets:
@@ -270,8 +269,7 @@ class WorkerCore:
 
     def on_plan_changed(self, message: PlanChanged, now: float, loaded: Any = None) -> None:
         """Take a change of the plan, and follow the table that waits for it. ``loaded``: see ``PlanFollower.on_changed``."""
-        seen = self.plans.on_changed(message, self.worker, loaded)
-        if seen is not None:
+        if (seen := self.plans.on_changed(message, self.worker, loaded)) is not None:
             self._effects.append(ToController(seen))
             self.lifecycle.on_plan()
         if self.plans.held is not None:
@@ -281,6 +279,10 @@ class WorkerCore:
         self.lifecycle.on_edge_complete(edge, producers)
         if edge in self.plan.edges:
             self.watermarks.note(self.plan.edges[edge].consumer, 0.0)
+
+    def on_edge_stored(self, message: EdgeStored, now: float) -> None:
+        if begun := self._assigned.on_edge_stored(message):
+            self.lifecycle.show(begun, now)
 
     def on_edge_watermark(self, edge: int, watermark: int, now: float) -> None:
         """Take the watermark of an edge from micro-batches."""
@@ -391,8 +393,7 @@ class WorkerCore:
         for item in message.items:
             if item.stage in self.plan.stages:  # no replica takes other items
                 check_entries(self.plan.stages[item.stage], item)
-        answers = self.order_exchange.on_orders(message)
-        if answers:
+        if answers := self.order_exchange.on_orders(message):
             self._answer(connection, OrdersSeen(answers))
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
@@ -455,8 +456,7 @@ class WorkerCore:
         if now >= self.shadows.due_at and self.shadows.work(now, now + self.wall_ahead):
             return True
         started = self._clock()
-        steps = self.turns.next(now, self.wall_ahead)
-        if steps:
+        if steps := self.turns.next(now, self.wall_ahead):
             self._apply(steps, started, now)
         return bool(steps)
 
@@ -551,8 +551,7 @@ class WorkerCore:
         settings = self.plan.settings
         self.reading.interval_s, self.turns.gather_s = pace.interval_s, pace.gather_s
         self.order_exchange.patience_s = max(self.order_exchange.least_patience_s, pace.order_s)
-        longest_s = settings.resend_timeout / ACK_SHARE
-        self.subscriptions.ack_s = max(settings.ack_interval, min(pace.ack_s, longest_s))
+        self.subscriptions.ack_s = max(settings.ack_interval, min(pace.ack_s, settings.resend_timeout / ACK_SHARE))
 
     def wants(self, source: int, partition: int) -> bool:
         """Tell whether a source may be read. False if another worker reads it by now."""
@@ -605,8 +604,9 @@ class WorkerCore:
             self._state_sender.checkpoint(*begin)
         if self._state_sender.active:
             yield from self._copies_of_state(now)
-        if (asked := self.plans.ask(self.worker, now)) is not None:
+        for asked in self.plans.asks(self.worker, now):
             yield ToController(asked)
+        yield from self._assigned.reports(now)
         yield from self._revivals.poll(now)
         yield from self.lender.poll(self.table, now)
         self.subscriptions.borrower.forget(now)
@@ -663,8 +663,7 @@ class WorkerCore:
             return
         if self.checkpoints.all_kept():
             self._said_kept = True
-            said = Checkpointed(node=self.worker, epoch=self._keep_epoch, settled=settled)
-            self._effects.append(ToController(said))
+            self._effects.append(ToController(Checkpointed(node=self.worker, epoch=self._keep_epoch, settled=settled)))
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._state_sender.poll(now):
@@ -679,7 +678,7 @@ class WorkerCore:
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
             self.checkpoints.due(), self._revivals.due(), self.leaving.due(), self.subscriptions.owed.due_at,
             self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at, self.shadows.due_at, self.plans.due(),
-            self.subscriptions.feeds.due_at,
+            self.subscriptions.feeds.due_at, self._assigned.due(),
             inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
         if self._unread_at < at:  # acks have come since it was computed

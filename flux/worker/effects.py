@@ -24,6 +24,7 @@ from flux.replica.order_exchange import CaughtUp, Diverged
 from flux.state.sender import Aside
 from flux.wire.control import (
     Checkpointed,
+    EdgeBorn,
     Failure,
     GetPlan,
     PartitionFinished,
@@ -63,6 +64,7 @@ class ToController(msgspec.Struct, frozen=True):
         | Unreached
         | PlanSeen
         | GetPlan
+        | EdgeBorn
         | Failure
     )
 

@@ -12,7 +12,7 @@ Left to others: the streams (``source_streams``), the clock (the shell), the tab
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from math import inf
@@ -27,6 +27,7 @@ from flux.dataflow.source import Positioned
 from flux.dataflow.source_reader import SILENCE_S, SILENT, PartitionReader, opened
 from flux.errors import FluxError, UsageError, UserCodeError
 from flux.exchange.producer import Producer
+from flux.exchange.replay_check import Birth
 from flux.exchange.slices import SMALL_BYTES, SMALL_ROWS
 from flux.exchange.source_streams import ReaderPosition, SourceStreams, packed, unpacked
 from flux.operators.batches import conform, split
@@ -185,21 +186,29 @@ class SourceScheduler:
             self._close(key, streams.name)
             yield from streams.producers
 
-    def begin(self, mine: set[SourcePartition], epoch: int) -> Iterator[Producer]:
-        """Begin with new sources, and yield their producers."""
+    def begin(self, mine: set[SourcePartition], epoch: int, births: Mapping[StreamId, Birth]) -> Iterator[Producer]:
+        """Begin with new sources, and yield the producers of which others may hear. ``births`` that are stored."""
         for source in self._plan.sources:
             for partition in range(source.worker_partitions):
                 key = SourcePartition(source.id, partition)
                 if key in mine and key not in self.sources:
                     edges = self._plan.edges_of_source(source.id)
                     producers = [self._producer(StreamId(edge.id, partition), edge, epoch) for edge in edges]
-                    yield from producers
                     seeks = self.about(key).seeks and epoch > 0
+                    late = [edge.id for edge in edges if edge.since > source.since]
                     self.sources[key] = SourceStreams(
                         edges, producers, source.name, seeks, source.positions, self._plan.settings.batch_max_bytes,
                         self.about(key).own_numbers, source.event_time, read_by=source.first_edges,
+                        births={edge: births.get(StreamId(edge, partition)) for edge in late},
                     )  # fmt: skip
+                    yield from self.sources[key].born
                     self._rotation.append(key)
+
+    def open_edge(self, key: SourcePartition, edge: EdgePlan, birth: Birth | None) -> bool:
+        """Begin the stream of a new edge of a source that is read here. See ``SourceStreams.open``."""
+        streams = self.sources[key]
+        producer = self._producer(StreamId(edge.id, key.partition), edge, streams.producers[0].incarnation)
+        return streams.open(edge, producer, birth)
 
     # ---- turns
 

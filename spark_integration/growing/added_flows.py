@@ -75,13 +75,14 @@ def _check_slot(spark: SparkSession) -> None:
 
 
 def _check_sources(addition: PlanAddition) -> None:
-    """Raise UsageError for sources that a running query cannot get, and for running ones that cannot feed another stage."""
-    running = addition.running.plan.sources
+    """Raise UsageError for sources that a running query cannot get, and for edges of running ones of which a location would not
+    know where they begin."""
+    running = addition.running.plan
     for edge in addition.change.edges:
-        if isinstance(edge, FromSource) and edge.source in running:
+        if isinstance(edge, FromSource) and edge.source in running.sources and running.durable:
             raise UsageError(
-                f"source {running[edge.source].name} runs, and a stage cannot begin in the middle of its rows yet: put the stage "
-                "behind a running stage, or read the input by a source of its own"
+                f"source {running.sources[edge.source].name} runs, and the checkpointLocation does not keep yet with which of "
+                "its rows another stage begins: put the stage behind a running stage, or read the input by a source of its own"
             )
     for source in addition.change.sources:
         if isinstance(source, StreamSourcePlan):

@@ -55,20 +55,20 @@ class GrowingQuery(Operations):
         return running.compiled.stage(stage, lambda: running.compiled)
 
     def source(self, name: str) -> Source:
-        """Return a running source of the workers as a source of the rows that it reads from now on. A source with a watermark
-        gives its rows on time; ``late`` are the late ones. An addition cannot read it yet: ``add`` refuses a stage that begins in
-        the middle of the rows of a source. Put the stage behind a running stage (``query["Delays"]``), or read the input by a
-        source of its own. UsageError: there is no such source, or Spark reads it."""
+        """Return a running source of the workers as a source of the rows that it reads from now on: the input of stages and joins
+        that are added (``add``), which begin with the same row or batch of a partition whichever worker reads it. A source with a
+        watermark gives its rows on time; ``late`` are the late ones. UsageError: there is no such source, or Spark reads it."""
         running = self._running
         return running.compiled.source(name, lambda: running.compiled)
 
     # ---- changes
 
     def add(self, *flows: Flow | FlowTo, timeout: float | None = None) -> None:
-        """Add flows to the query while it runs: all of them, or none. They go on from running stages (``query["Delays"]``), or
-        bring sources of their own; running sources cannot feed added stages yet. A new stage gets each row from one step of
-        each partition on, once and in order; the output of running stages stays the same. Returns when every process goes by
-        the new plan.
+        """Add flows to the query while it runs: all of them, or none. They go on from running stages (``query["Delays"]``) and
+        from running sources (``query.source("flights")``), or bring sources of their own. A new stage gets each row from one step
+        of each partition on, or from one row or batch of each partition of a source, once and in order; the output of running
+        stages stays the same. Returns when every process goes by the new plan, and rows that come from then on are for the new
+        stages.
 
         timeout: seconds, default ``spark.flux.change.timeout``. UsageError or SchemaError: the flows do not fit, or a process
         cannot take them; QueryTimeout: not every process has confirmed in time. Then nothing has changed, and the message names

@@ -14,11 +14,11 @@ from pyspark import Broadcast, TaskContext
 
 from flux.dataflow.plan import Plan
 from flux.errors import QueryFailed, UsageError
-from flux.exchange.source_streams import MicroBatch
 from flux.shell.ingress_loop import Ingress
 from flux.shell.output_loops import Egress
 from flux.shell.process import Rendezvous, Stopped
 from flux.shell.worker_loop import WorkerLoop
+from flux.tasks.micro_batches import MicroBatch
 from flux.windows.window import NEVER
 from spark_integration.schema import recast
 

@@ -18,8 +18,6 @@ from flux.dataflow.plan import WorkerSourcePlan
 from flux.dataflow.plan_change import PlanChange, decode_change
 from flux.errors import QueryFailed, UsageError
 from flux.wire.control import (
-    EdgeBorn,
-    EdgeStored,
     Failure,
     GetPlan,
     Heartbeat,
@@ -643,26 +641,6 @@ def test_the_removal_of_the_last_unfinished_stage_finishes_the_query() -> None:
     assert not c.core.unfinished
     c.tick(1.1)
     assert c.core.phase == "ended"
-
-
-# ---- edges of running sources
-
-
-def test_the_first_beginning_of_a_stream_counts_and_everybody_hears_of_it() -> None:
-    c = growing(readers=2)
-    edge = c.core.plan.edges[0]
-    stage = replace(c.core.plan.stages[0], id=2, name="A", edges_in=(2,), edges_out=())
-    c.add(PlanChange(1, stages=(stage,), edges=(replace(edge, id=2, consumer=2, log_bytes=1 << 20),)))
-    c.report(0, EdgeBorn(node=0, edge=2, producer=0, number=7))
-    c.report(1, EdgeBorn(node=1, edge=2, producer=0, number=5))
-    assert {(each.edge, each.producer, each.number) for each in c.sent(EdgeStored)} == {(2, 0, 7)}
-    c.lose(2)
-    node = c.join(2, attempt=1)
-    assert [each.number for each in c.told("w2.1") if isinstance(each, EdgeStored)] == [7]
-    c.remove("A")
-    c.orders.clear()
-    c.report(node, EdgeBorn(node=node, edge=2, producer=0, number=9))
-    assert not c.sent(EdgeStored), "the edge is gone"
 
 
 def test_a_table_of_another_version_is_sent_as_its_differences() -> None:

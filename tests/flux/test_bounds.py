@@ -214,7 +214,7 @@ REPORTS = [
     TableMissed(node=1, epoch=2),
     PlanSeen(node=1, version=2, error="no"),
     GetPlan(node=1, version=2),
-    EdgeBorn(node=1, edge=2, producer=3, number=4),
+    EdgeBorn(node=1, edge=2, producer=3, number=4, mark=Mark(3, CHECKSUM, 2, b"at")),
     ReplicaCaughtUp(node=1, stage=0, partition=1, worker=2, incarnation=3, safe=True, bytes=4, steps_behind=5),
     ReplicaDiverged(node=1, stage=0, partition=1, worker=2, incarnation=3, step=4),
     Unreached(
@@ -232,7 +232,7 @@ COMMANDS = [
     NewTable(table=Table(0, (), (), {}), complete={0: [1]}),
     TableChanged(change=TableChange(0, 1, [], [], {}, [], 1, [2], {2: 3}, {4: 5})),
     PlanChanged(version=1, change=b"change"),
-    EdgeStored(edge=2, producer=3, number=4),
+    EdgeStored(edge=2, producer=3, number=4, mark=Mark(3, CHECKSUM, 2, b"at")),
     EdgeComplete(edge=0, producers=[1]),
     EdgeWatermark(edge=0, watermark=NEVER),
     HeartbeatSeen(),

@@ -23,12 +23,12 @@ from flux.dataflow.source import StreamSource
 from flux.errors import NonDeterministicInputError, QueryFailed, RefusedError, UsageError
 from flux.exchange.feed import Counters
 from flux.exchange.inbound import Inbound, RowSlice
-from flux.exchange.source_streams import MicroBatch
 from flux.expressions.tree import Column, FunctionCall, Literal
 from flux.settings import Settings
 from flux.shell.ingress_loop import Ingress
 from flux.shell.process import Stopped
 from flux.tasks.ingress import IngressTask
+from flux.tasks.micro_batches import MicroBatch
 from flux.vault.location import Folder
 from flux.windows.window import NEVER
 from flux.wire.messages import Data

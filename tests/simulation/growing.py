@@ -1,5 +1,6 @@
 """Runs in which stages come and go all the time, under all other faults: stages behind running ones and behind each other, and
-their removal, asked for through the door of people (design: plan-version, edge-begins, edge-closes).
+their removal, asked for through the door of people (design: plan-version, edge-begins, edge-closes). In some runs they also come
+behind the running source of the beginning (design: edge-of-a-source).
 
 The laws are in ``growing_laws``.
 """
@@ -7,11 +8,13 @@ The laws are in ``growing_laws``.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import flux
@@ -19,9 +22,9 @@ from controller.course.plan_phases import PlanPhase
 from controller.decide.plan_changes import PlanRequest, VersionToKeep
 from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow
-from flux.dataflow.plan import ById, EdgePlan, FromStage, Plan, StagePlan
+from flux.dataflow.plan import ById, EdgePlan, FromSource, FromStage, Plan, SourcePlan, StagePlan
 from flux.dataflow.plan_change import PlanChange, encode_change
-from flux.dataflow.source import DataFrameSource
+from flux.dataflow.source import DataFrameSource, RowStart
 from flux.errors import UsageError
 from flux.settings import Settings
 from partitioning.ids import ACTIVE, STANDBY
@@ -29,7 +32,7 @@ from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators
 from tests.simulation.checkers import Ledger
 from tests.simulation.growing_laws import GrowingLaws
-from tests.simulation.run import Simulation
+from tests.simulation.run import SOURCES_FROM, Simulation
 from tests.simulation.stage_kinds import ELSEWHERE, ROW, Double, Filter, Shatter, Sink, Watched
 from tests.simulation.vault_process import Life
 
@@ -37,6 +40,13 @@ from tests.simulation.vault_process import Life
 BATCH_S, LOOK_S = 0.008, 0.03
 #: One run in this number has standbys in place of some secondaries.
 STANDBYS_OF = 3
+#: The kinds of sources behind which stages come in some runs: batches that are counted, with and without a beginning in the
+#: middle; rows that are counted; rows that bring their numbers.
+SOURCES = ("counted", "from the start", "numbered", "log")
+#: The number of the first row that brings its number, and the difference of two such numbers.
+FIRST_NUMBER, NUMBERS_OF = 2, 3
+#: The share of additions behind the source, where there are some.
+BEHIND_SOURCE = 0.5
 #: Changes in a run, at most; and seconds after which no more are asked for.
 CHANGES_MAX, CHANGES_S = 12, 4.0
 #: Longest time until a version is in the directory, and until the controller hears of that.
@@ -107,30 +117,31 @@ def _goes_on(flow: GrowingFlow, life: Life, seed: int, ledger: Ledger) -> flows.
 class GrowingFlow:
     """The dataflow of the beginning: a source in workers or in Spark, one or two stages, and a sink."""
 
-    def __init__(self, seed: int, standbys: float) -> None:
-        """Draw it for a seed, with standbys in place of secondaries in this share of the stages."""
+    def __init__(self, seed: int, standbys: float, kind: str = "") -> None:
+        """Draw it for a seed, with standbys in place of secondaries in this share of the stages. ``kind`` of a source in workers,
+        one of ``SOURCES``; empty: a source that counts its batches, or a DataFrame."""
         self.rng, self.kinds, self.standbys = (
             random.Random(f"growing flow {seed}"), random.Random(f"growing kinds {seed}"), standbys,
         )  # fmt: skip
         #: The clock of the run, once there is one.
         self.clock: Callable[[], float] = lambda: 0.0
+        self.kind, self.data = kind, flows.SourceData("source", [])
+        #: By partition of the source: the number of rows that any reader has given by now.
+        self.read: Counter[int] = Counter()
+        self._cuts = random.Random(f"growing cuts {seed}")
 
     def __call__(self, ledger: Ledger) -> flows.Dataflow:
         rng = self.rng
         copies = rng.choice([1, 2, 2, 3])
         builder = flows._Builder(rng, ledger, False, copies, copies)
         builder._spread = 50
-        in_spark = rng.random() < 0.3
+        in_spark = rng.random() < 0.3 and not self.kind
         partitions, batches = rng.randint(1, 2), rng.choice([150, 400])
         data = flows.SourceData(
             "source", [[builder._rows(rng.choice([1, 3])) for _ in range(batches)] for _ in range(partitions)]
         )
-        source: Any = (
-            DataFrameSource("source", ROW)
-            if in_spark
-            else flux.source(partial(self._read, builder, data), ROW, partitions, "source")
-        )
-        node = flows.Node(source, "source", data=data)
+        source: Any = DataFrameSource("source", ROW) if in_spark else self._source(builder, data)
+        node, self.data = flows.Node(source, "source", data=data), data
         builder.nodes.append(node)
         for kind in rng.choice([[Watched], [Filter], [Double], [Shatter], [Watched, Filter]]):
             node = builder._stage(kind, [node], rng.choice([("key",), ("id",)]))
@@ -156,6 +167,14 @@ class GrowingFlow:
         made = flows.Dataflow(plan, [data], [sink], 64 << 10, False)
         return flows.with_standbys(made, self.kinds, self.standbys) if self.standbys else made
 
+    def _source(self, builder: Any, data: flows.SourceData) -> flux.Source:
+        partitions = len(data.batches)
+        if self.kind in ("", "counted"):
+            return flux.source(partial(self._read, builder, data), ROW, partitions, "source")
+        if self.kind == "from the start":
+            return flux.source(lambda partition: self._read(builder, data, partition, 0), ROW, partitions, "source")
+        return flux.source(_Numbered(self, data, self.kind == "log"), ROW, partitions, "source", positions=True)
+
     def _read(
         self, builder: Any, data: flows.SourceData, partition: int, start: int
     ) -> Iterator[pa.RecordBatch | None]:
@@ -164,7 +183,47 @@ class GrowingFlow:
             began = self.clock() if began is None else began
             while self.clock() < began + number * BATCH_S:
                 yield None
+            self.note_read(partition, batch)
             yield batch
+
+    def note_read(self, partition: int, batch: pa.RecordBatch) -> None:
+        self.read[partition] = max(self.read[partition], int(batch.column("tick")[-1].as_py()) + 1)
+
+    def first_row(self, partition: int, number: int) -> int:
+        """Return the first row of a stream that begins with this element."""
+        if self.kind == "log":
+            return -((FIRST_NUMBER - number) // NUMBERS_OF)
+        if self.kind == "numbered":
+            return number
+        return sum(map(len, [rows for rows in self.data.batches[partition] if rows][:number]))
+
+
+class _Numbered:
+    """The reader of a source whose rows are numbered, or bring their numbers, with gaps between them. It cuts its rows elsewhere
+    each time, and gives positions now and then."""
+
+    def __init__(self, flow: GrowingFlow, data: flows.SourceData, row_numbers: bool) -> None:
+        self.row_numbers = row_numbers
+        self._flow, self._data = flow, data
+
+    def __call__(self, partition: int, start: Any) -> Iterator[Any]:
+        flow, rng = self._flow, self._flow._cuts
+        batches = list(self._data.read(partition))
+        rows = pa.Table.from_batches(batches, ROW).combine_chunks()
+        at = start[0] if start else 0
+        if isinstance(start, RowStart):
+            at = max(flow.first_row(partition, start.number), 0)
+        most, often, began = rng.choice([1, 3, 6]), rng.choice([0.0, 0.3, 1.0, 1.0]), flow.clock()
+        pieces = 0
+        while at < rows.num_rows:
+            while flow.clock() < began + pieces * BATCH_S:
+                yield None
+            taken = min(rng.randint(1, most), rows.num_rows - at)
+            (batch,) = rows.slice(at, taken).to_batches()
+            numbers = FIRST_NUMBER + NUMBERS_OF * np.arange(at, at + taken) if self.row_numbers else None
+            at, pieces = at + taken, pieces + 1
+            flow.note_read(partition, batch)
+            yield flux.Positioned(batch, [at] if rng.random() < often else None, numbers)
 
 
 def drawn_faults(seed: int, mix: mixes.Mix) -> faults_.Faults:
@@ -186,13 +245,17 @@ class GrowingSimulation(Simulation):
         self._standbys = mix.standbys or (
             random.Random(f"growing standbys {seed}").choice([0.5, 1.0]) if any_kind else 0.0
         )
-        flow, rng = GrowingFlow(seed, self._standbys), random.Random(f"growing {seed}")
+        rng, chosen = random.Random(f"growing {seed}"), random.Random(f"growing sources {seed}")
+        kind = chosen.choice(SOURCES) if mix.sources or (mix is mixes.ANY and seed >= SOURCES_FROM) else ""
+        flow = self.flow = GrowingFlow(seed, self._standbys, kind)
         habits = rng.choice([operators.QUIET, operators.QUIET, operators.STORMY]) if mix.faults is None else None
         drawn: Any = flow if life is None else partial(_goes_on, flow, life, seed)
         super().__init__(
             seed, drawn_faults(seed, mix), slots=rng.randint(3, 5), dataflow=drawn, habits=habits, life=life
         )
         flow.clock = lambda: self.world.now
+        #: Decides which stages come behind the source; None: none do.
+        self._behind = chosen if kind else None
         self._rng, self._began = rng, self.world.now
         self._left = rng.randint(3, CHANGES_MAX)
         self._names = 0
@@ -231,6 +294,7 @@ class GrowingSimulation(Simulation):
         self.world.after(LOOK_S, self._look)
         self.growing.check_shares()
         self.growing.check_edges()
+        self.growing.note_answers(self._asked)
         if self.controller.phase != "running":
             return
         plans = self.controller.plans
@@ -251,8 +315,12 @@ class GrowingSimulation(Simulation):
 
     def _add(self) -> None:
         plan, version = self.controller.plans.newest()
-        origins = [stage for stage in plan.stages if stage.output_schema is not None]
-        origin = self._rng.choice(origins)
+        origin: StagePlan | SourcePlan = self._rng.choice(
+            [stage for stage in plan.stages if stage.output_schema is not None]
+        )
+        if self._behind is not None and self._behind.random() < BEHIND_SOURCE:
+            (origin,) = plan.sources
+            self.counts["stages asked for behind the source"] += 1
         _, stage, edge = plan.next_ids()
         if self._rng.random() < 0.4:
             first, way = self._stage(plan, stage, edge, origin, GrownPass, (edge + 1,))
@@ -266,7 +334,13 @@ class GrowingSimulation(Simulation):
         self.counts["stages asked for"] += len(stages)
 
     def _stage(
-        self, plan: Plan, stage: int, edge: int, origin: StagePlan, kind: type[Watched], edges_out: tuple[int, ...] = ()
+        self,
+        plan: Plan,
+        stage: int,
+        edge: int,
+        origin: StagePlan | SourcePlan,
+        kind: type[Watched],
+        edges_out: tuple[int, ...] = (),
     ) -> tuple[StagePlan, EdgePlan]:
         rng, name = self._rng, f"grown{self._names}"
         self._names += 1
@@ -291,17 +365,14 @@ class GrowingSimulation(Simulation):
             recovery=STANDBY if stands_by else ACTIVE,
         )
         places = tuple(ROW.get_field_index(column) for column in key)
-        way = FromStage(
-            edge,
-            stage,
-            0,
-            places,
-            ROW,
-            partitions,
-            origin.partitions,
-            log_bytes=rng.choice([400, 4000, 64 << 10]),
-            stage=origin.id,
-        )
+        log_bytes = rng.choice([400, 4000, 64 << 10])
+        way: EdgePlan
+        if isinstance(origin, SourcePlan):
+            about = edge, stage, 0, places, ROW, partitions, origin.worker_partitions
+            way = FromSource(*about, log_bytes=log_bytes, source=origin.id)
+        else:
+            about = edge, stage, 0, places, ROW, partitions, origin.partitions
+            way = FromStage(*about, log_bytes=log_bytes, stage=origin.id)
         return made_stage, way
 
     def _remove(self, stage: StagePlan) -> None:

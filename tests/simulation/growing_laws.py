@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from flux.dataflow.plan import FromStage, Plan, StagePlan
+from controller.course.plan_phases import PlanPhase
+from controller.decide.plan_changes import PlanRequest
+from flux.dataflow.plan import EdgePlan, FromSource, FromStage, Plan, StagePlan
 from flux.replica.replica import Replica
 from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
@@ -18,6 +21,8 @@ ALIKE = "an edge begins at the same row on all copies"
 EXACT = "a new stage gets each row behind its first step once, in order"
 GONE = "a removed stage leaves nothing"
 FED = "a replica feeds the edges of its version"
+STORED = "nothing is heard of an edge of a running source before its beginning is stored"
+INCLUDED = "rows that come after the answer are for the new stage"
 SHARES = "a stream has the same share of the log on all its replicas"
 
 
@@ -37,6 +42,10 @@ class GrowingLaws:
         #: Stages that are removed, and edges.
         self.removed: dict[int, StagePlan] = {}
         self._edges: set[int] = set()
+        #: By edge of a running source, the rows of each partition that had been read when its addition was answered.
+        self._read: dict[int, Counter[int]] = {}
+        #: By stream of such an edge: the first beginning that the controller has stored.
+        self._births: dict[StreamId, int] = {}
 
     def go_on(self, earlier: GrowingLaws) -> None:
         """Begin another life of the query: edges that have begun begin at the same row again."""
@@ -93,6 +102,29 @@ class GrowingLaws:
                 if fed != expected:
                     raise Violation(FED, f"{replica.where} of version {replica.version}: {fed}, not {expected}")
 
+    def note_answers(self, requests: Iterable[PlanRequest]) -> None:
+        """Note how far the source is read when an addition behind it is answered."""
+        for asked in requests:
+            for edge in () if asked.phase != PlanPhase.RUNNING or asked.change is None else asked.change.edges:
+                if isinstance(edge, FromSource):
+                    self._read.setdefault(edge.id, Counter(self._sim.flow.read))
+
+    def check_stored(self, core: WorkerCore) -> None:
+        """Check the beginnings of streams of a running source: each is stored before others hear of it, and stays."""
+        for edge in core.plan.edges:
+            if not isinstance(edge, FromSource) or not edge.since:
+                continue
+            for partition in range(edge.producers):
+                stream = StreamId(edge.id, partition)
+                stored = self._sim.controller.plans.birth(stream)
+                producer = core.producers.get(stream)
+                if stored is not None and self._births.setdefault(stream, stored.number) != stored.number:
+                    raise Violation(
+                        ALIKE, f"stream {stream} begins at {stored.number}, and {self._births[stream]} before"
+                    )
+                if producer is not None and stored is None and stream not in self._births:
+                    raise Violation(STORED, f"stream {stream} of worker {core.worker}")
+
     # ---- the end
 
     def check_at_the_end(self) -> None:
@@ -109,23 +141,42 @@ class GrowingLaws:
     def _check_rows(self, stage: StagePlan) -> None:
         sim = self._sim
         edge = sim.plan.edges[stage.edges_in[0]]
-        assert isinstance(edge, FromStage)
-        origin = sim.plan.stages[edge.stage]
-        given = {partition: state["tick"] for partition, state in enumerate(sim.end.states(origin.name))}
+        origin = sim.plan.origin(edge)
+        if isinstance(edge, FromStage):
+            given = {partition: state["tick"] for partition, state in enumerate(sim.end.states(origin.name))}
+            begun = {p: self._first.get((edge.id, p), 0) if edge.since > origin.since else 0 for p in given}
+        else:
+            given = {partition: sum(map(len, rows)) for partition, rows in enumerate(sim.flow.data.batches)}
+            begun = self._begun_in_source(edge)
         got: Counter[tuple[int, int]] = Counter()
         for state in sim.end.states(stage.name):
             for hop, ticks in state["got"].items():
                 if ticks != sorted(set(ticks)):
                     raise Violation(EXACT, f"{stage.name}: rows {ticks} of {origin.name}/{hop}")
                 got.update((hop, tick) for tick in ticks)
-        first = {p: self._first.get((edge.id, p), 0) if edge.since > origin.since else 0 for p in given}
-        expected = Counter((p, tick) for p, end in given.items() for tick in range(first[p], end))
+        expected = Counter((p, tick) for p, end in given.items() for tick in range(begun[p], end))
         sim.counts["rows at new stages"] += got.total()
         if got != expected:
             missing, extra = list((expected - got).items())[:3], list((got - expected).items())[:3]
             raise Violation(
-                EXACT, f"{stage.name} of {origin.name}, from {first} to {given}: missing {missing}, too many {extra}"
+                EXACT, f"{stage.name} of {origin.name}, from {begun} to {given}: missing {missing}, too many {extra}"
             )
+
+    def _begun_in_source(self, edge: EdgePlan) -> dict[int, int]:
+        """Return the first row of each partition on an edge of the source, which has been read up to there at the answer."""
+        sim, begun = self._sim, {}
+        for partition in range(edge.producers):
+            stream = StreamId(edge.id, partition)
+            stored = sim.controller.plans.birth(stream)
+            if stored is None:
+                raise Violation(STORED, f"stream {stream} has no beginning at the end of the run")
+            begun[partition] = sim.flow.first_row(partition, stored.number)
+            sim.counts["edges of the source that began"] += 1
+            sim.counts["edges of the source that began behind rows"] += begun[partition] > 0
+            read = self._read.get(edge.id)
+            if read is not None and begun[partition] > read[partition]:
+                raise Violation(INCLUDED, f"stream {stream} begins with row {begun[partition]} of {read[partition]}")
+        return begun
 
     def check_gone(self, core: WorkerCore) -> None:
         """Nothing of a removed stage is at a worker that goes by the newest table."""
@@ -140,6 +191,7 @@ class GrowingLaws:
         }  # fmt: skip
         streams: dict[str, Any] = {
             "producers": core.producers, "streams": subscriptions.streams, "credit": subscriptions.credit.stages.streams,
+            "credit of sources": subscriptions.credit.sources.streams, "births": core._assigned._births,
             "further feeds": subscriptions.feeds._streams,
             "streams that were left": subscriptions._left, "copied streams": subscriptions.copies._copied,
         }  # fmt: skip
@@ -150,6 +202,11 @@ class GrowingLaws:
             f"outlets of {replica.where}"
             for replica in core.replicas.values()
             if any(outlet.edge.id in self._edges for outlet in replica.outlets)
+        ]
+        found += [
+            f"streams of source partition {key}"
+            for key, read in core.sources.items()
+            if any(each.id in self._edges for each in read.edges)
         ]
         if found:
             raise Violation(GONE, f"worker {core.worker} has {', '.join(found)} of {sorted(self.removed)}")

@@ -73,7 +73,7 @@ class IngressProcess(Process):
     def beat(self, now: float) -> None:
         if now >= self._beat_at and self.drained:
             self.report(Goodbye(node=self.node))
-        if self.core is not None and (asked := self.core.plans.ask(self.node, now)) is not None:
+        for asked in () if self.core is None else self.core.plans.asks(self.node, now):
             self.report(asked)
         super().beat(now)
 

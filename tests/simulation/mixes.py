@@ -30,7 +30,8 @@ class Mix:
     kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew; ``marks``: some
     aggregates have replicas without a common order; ``reach``: streams go over links that bring nothing for ``link.timeout``, as
     they do in seeds of their own; ``unreached_s``: the time after which a primary counts as unreached then, where not 0;
-    ``feeds``: copies of stages are read over one feed, hedged, or over all."""
+    ``feeds``: copies of stages are read over one feed, hedged, or over all; ``grows``: stages come and go; ``sources``: some
+    behind the running source."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -53,6 +54,7 @@ class Mix:
     reach: bool = False
     marks: bool = False
     grows: bool = False
+    sources: bool = False
     unreached_s: float = 0.0
     feeds: bool = False
 
@@ -403,6 +405,8 @@ MIXES = {
 
 #: Stages come and go, under any faults.
 GROWING = Mix(grows=True)
+#: Some stages come behind the running source, and nothing or much fails.
+GROWING_SOURCES = Mix(grows=True, sources=True)
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:

@@ -35,7 +35,8 @@ def publish(ledger: Ledger, producer: Producer, seen: int) -> None:
     """The rows of these numbers are the same in every life, and go to the same partitions; the end comes behind the same row."""
     stream = producer.stream
     given, again = ledger._given_rows[stream], 0
-    end = next(reversed(given), -1) + 1
+    birth = producer.earlier.birth
+    end = next(reversed(given), -1 if birth is None else birth.number - 1) + 1
     for entry in producer.log.entries():
         if entry.sequence < seen:
             continue

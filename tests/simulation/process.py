@@ -17,6 +17,7 @@ from flux.wire.codec import decode_command, decode_data, encode_batches
 from flux.wire.control import (
     CopyState,
     EdgeComplete,
+    EdgeStored,
     GoodbyeSeen,
     Heartbeat,
     HeartbeatSeen,
@@ -195,6 +196,8 @@ class Process:
             self.on_last_checkpoints(order.epoch)
         elif isinstance(order, EdgeComplete):
             self.on_edge_complete(order)
+        elif isinstance(order, EdgeStored):
+            self.on_edge_stored(order)
         elif isinstance(order, Rejected):
             self.on_rejected()
         elif isinstance(order, Stop):
@@ -227,6 +230,9 @@ class Process:
         raise NotImplementedError
 
     def on_edge_complete(self, order: EdgeComplete) -> None:
+        pass
+
+    def on_edge_stored(self, order: EdgeStored) -> None:
         pass
 
     def on_plan_changed(self, order: PlanChanged) -> None:

@@ -93,6 +93,8 @@ REACH_FROM = 90_000_000_000
 FEEDS_FROM = 95_000_000_000
 #: From here on stages come and go all the time.
 GROWS_FROM = 100_000_000_000
+#: From here on they also come behind the running source of the beginning.
+SOURCES_FROM = 110_000_000_000
 #: In this range they have none, and aggregates whose replicas have no common order.
 MARKS_FROM, MARKS_END = 85_000_000_000, 90_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.

@@ -21,6 +21,7 @@ from flux.wire.codec import decode_batches, decode_tentative
 from flux.wire.control import (
     CopyState,
     EdgeComplete,
+    EdgeStored,
     Failure,
     Goodbye,
     HeartbeatSeen,
@@ -203,6 +204,11 @@ class WorkerProcess(Process):
         assert self.core is not None
         self.core.on_edge_complete(order.edge, order.producers)
 
+    def on_edge_stored(self, order: EdgeStored) -> None:
+        assert self.core is not None
+        self.core.on_edge_stored(order, self.clock)
+        self._watch(self.core)
+
     def on_plan_changed(self, order: PlanChanged) -> None:
         assert self.core is not None
         self.core.on_plan_changed(order, self.clock)
@@ -301,6 +307,8 @@ class WorkerProcess(Process):
         for producer in core.producers.values():
             if producer.dirty and producer.log:
                 self.sim.ledger.publish(producer)
+        if self.sim.growing is not None:
+            self.sim.growing.check_stored(core)
         sent = False
         for effect in core.poll(now):
             sent = True
