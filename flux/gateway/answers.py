@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from flux.eventlog.streams import Retention
 from flux.gateway.problems import Problem
+from flux.gateway.webhooks.catalogue import DeliverySize
+from flux.outputs.catalogue import OutputMode
+from flux.outputs.reader import MissedRows
 from flux.registry.definitions import Mode, Phase, RegisteredQuery
 from flux.registry.query_catalogue import dependants
 
@@ -105,6 +108,50 @@ class QueriesAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All registered queries that the token may see."""
 
     queries: list[QueryAnswer]
+
+
+class RowsAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Results of a query, and the place behind them."""
+
+    query: str
+    #: "append": rows stay; "update": a row takes the place of earlier ones with the same key.
+    mode: OutputMode
+    #: An object each, with the names of the columns.
+    rows: msgspec.Raw
+    #: Give it as ``after`` to go on behind these rows.
+    cursor: str
+    #: Rows before these that were removed after ``retain``.
+    missed: list[MissedRows]
+
+
+DeliveryState = Literal["RUNNING", "FAILING", "PAUSED"]
+
+
+class OutputAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A webhook and its state."""
+
+    name: str
+    query: str
+    url: str
+    batch: DeliverySize
+    retry: str
+    #: RUNNING; FAILING: the newest delivery is tried again; PAUSED: until it is resumed.
+    status: DeliveryState
+    #: The number of the newest delivery that the receiver has taken; 0: there is none.
+    delivery: int
+    #: The place behind that delivery.
+    cursor: str
+    #: The newest reason, unless it is running.
+    error: str = ""
+    failing_since: datetime | None = None
+    #: The secret of the signatures, once, if the gateway has made it.
+    secret: str | None = None
+
+
+class OutputsAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All webhooks that the token may see."""
+
+    outputs: list[OutputAnswer]
 
 
 class HealthAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -22,7 +23,12 @@ from flux.gateway.answers import error_answer
 from flux.gateway.forwarding import Forwarder, PassedBack
 from flux.gateway.gateway import Gateway, HttpAnswer, PendingCall
 from flux.gateway.problems import Problem, busy, failure_of
-from flux.gateway.routes import DIRECT_HEADER, HttpRequest, action_of
+from flux.gateway.reads.endpoint import ResultsEndpoint
+from flux.gateway.reads.event_stream import EventStream
+from flux.gateway.reads.tails import OutputTails
+from flux.gateway.routes import DIRECT_HEADER, HttpRequest, Reading, action_of
+from flux.gateway.webhooks.pusher import ReceiverNet
+from flux.gateway.webhooks.runner import WebhookRunner
 
 #: Bytes of bodies that may be in memory at the same time; unpacked and parsed ones of the threads come on top.
 MEMORY_BYTES = 256 << 20
@@ -38,14 +44,26 @@ _FORWARD_S = 5.0
 class GatewayEndpoint:
     """The only endpoint: every path and method comes here, so that every answer has the one form."""
 
-    def __init__(self, gateway: Gateway, verify: Any = True) -> None:
+    def __init__(self, gateway: Gateway, verify: Any = True, net: ReceiverNet | None = None) -> None:
         self._gateway = gateway
         self._forwarder = Forwarder(STORED_S + _FORWARD_S, verify)
+        self._tails = OutputTails(gateway.place)
+        self._results = ResultsEndpoint(self._tails)
+        self._net = net or ReceiverNet()
+        self._webhooks: WebhookRunner | None = None
         self._pool = ThreadPoolExecutor(THREADS, "flux-gateway")
         self._held = 0
 
+    def start(self) -> None:
+        """Begin with the deliveries of webhooks."""
+        self._webhooks = WebhookRunner(self._gateway.place, self._tails, self._gateway.address, self._net)
+
     async def close(self) -> None:
         """End the threads, which have no work any more."""
+        if self._webhooks is not None:
+            await asyncio.to_thread(self._webhooks.close)
+        await asyncio.to_thread(self._tails.close)
+        await asyncio.to_thread(self._results.close)
         await self._forwarder.close()
         await asyncio.to_thread(self._pool.shutdown)
 
@@ -57,9 +75,10 @@ class GatewayEndpoint:
         response = await self._response(Request(scope, receive))
         await response(scope, receive, send)
 
-    async def _response(self, request: Request) -> Response:
+    async def _response(self, request: Request) -> Response | EventStream:
         try:
-            return _response(await self._answered(request))
+            answered = await self._answered(request)
+            return answered if isinstance(answered, Response | EventStream) else _response(answered)
         except Problem as problem:
             return _refusal(problem)
         except ClientDisconnect:
@@ -68,16 +87,17 @@ class GatewayEndpoint:
             failure = failure_of(error, f"{request.method} {request.url.path[:200]}")
             return _refusal(Problem("internal", "the gateway has failed; its log says why", failure=failure))
 
-    async def _answered(self, request: Request) -> HttpAnswer | PassedBack:
+    async def _answered(self, request: Request) -> HttpAnswer | PassedBack | Response | EventStream:
         loop = asyncio.get_running_loop()
         head = HttpRequest(request.method, request.scope["path"], request.headers, request.query_params)
         action = action_of(head)
         if not action.right:
             return cast(HttpAnswer, self._gateway.answer(action, b"", None))  # here: it waits for no disk and no thread
         # The token first: a stranger's body is not read.
-        grant = await loop.run_in_executor(
-            self._pool, self._gateway.allow, action, request.headers.get("authorization")
-        )
+        allow = partial(self._gateway.allow, action, request.headers.get("authorization"))
+        grant = await loop.run_in_executor(self._pool, allow)
+        if isinstance(action, Reading):
+            return await self._results.response(action, allow)
         async with self._body(request) as body:
             try:
                 found = await loop.run_in_executor(self._pool, self._gateway.answer, action, body, grant)
@@ -137,13 +157,14 @@ def _response(answer: HttpAnswer | PassedBack) -> Response:
     return Response(_encoder.encode(answer.content), answer.status, media_type="application/json")
 
 
-def application(gateway: Gateway, verify: Any = True) -> Starlette:
+def application(gateway: Gateway, verify: Any = True, net: ReceiverNet | None = None) -> Starlette:
     """Return the application that uvicorn runs. The gateway is closed with it. ``verify``: certificates of other gateways to
-    trust, as httpx takes them."""
-    endpoint = GatewayEndpoint(gateway, verify)
+    trust, as httpx takes them; ``net``: the way to receivers of webhooks."""
+    endpoint = GatewayEndpoint(gateway, verify, net)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        endpoint.start()
         yield
         await asyncio.to_thread(gateway.close)
         await endpoint.close()

@@ -48,6 +48,7 @@ from flux.gateway.routes import (
     Health,
     ListQueries,
     ListStreams,
+    OutputAction,
     PushEvents,
     RegisterQuery,
     RegisterStream,
@@ -57,6 +58,7 @@ from flux.gateway.routes import (
     ShowStream,
 )
 from flux.gateway.tokens import Quotas, TokenGrant, TokenRegister, check_right, grant_of
+from flux.gateway.webhooks.actions import WebhookActions
 from flux.registry.query_catalogue import QueryCatalogue, dependants
 from flux.registry.service_calls import BODY_MAX, CallAction, ServiceCall
 from flux.registry.service_hold import ServiceAddress, address_of
@@ -114,9 +116,10 @@ class Gateway:
         document: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self.limits = limits or BodyLimits()
-        self._address = address
+        self.place = place
+        self.address = address
+        self._webhooks = WebhookActions(place)
         self._document = document or dict
-        self._place = place
         self._catalogue = StreamCatalogue(place)
         self._queries = QueryCatalogue(place)
         self._tokens, self._quotas = TokenRegister(place), Quotas()
@@ -193,9 +196,12 @@ class Gateway:
             case RegisterQuery():
                 return self._for_service("register_query", "", False, body, grant)
             case RemoveQuery(name, cascade):
+                self._webhooks.query_goes([name, *dependants(self._queries.all(), name)], cascade, grant)
                 return self._for_service("remove_query", name, cascade, b"", grant)
             case PushEvents():
                 return self._push(action, body, grant)
+            case OutputAction():
+                return HttpAnswer(*self._webhooks.answer(action, body, grant))
             case _:
                 raise AssertionError(f"{action} is no action of a gateway")
 
@@ -228,6 +234,7 @@ class Gateway:
         if readers and not cascade:
             raise Problem("has_readers", f"stream {name!r} is read by {', '.join(readers[:_NAMED])}")
         if registered:
+            self._webhooks.query_goes(registered, cascade, grant)
             return self._for_service("remove_stream", name, cascade, b"", grant)
         try:
             self._catalogue.remove(name, lambda: dependants(self._queries.all(), name))
@@ -265,7 +272,7 @@ class Gateway:
             text = body.decode()
         except UnicodeDecodeError as error:
             raise Problem("unfit_query", f"expected the definition of a query as JSON in UTF-8: {error}") from error
-        service = address_of(self._place)
+        service = address_of(self.place)
         if service is None:
             raise Problem("no_service", "no service runs on the location of this gateway", headers={"Retry-After": "1"})
         token, rights, streams = ("", ["admin"], ["*"]) if grant is None else (grant.id, grant.rights, grant.streams)
@@ -332,7 +339,7 @@ class Gateway:
                 return found
             positions = ReaderPositions(self._catalogue.readers_place(of))
             place, where = self._catalogue.log_place(of, log), f"log {log} of stream {of.name!r}"
-            made = LogWriter(place, where, of.limits(), self._address, lambda: positions.needed_from(log))
+            made = LogWriter(place, where, of.limits(), self.address, lambda: positions.needed_from(log))
             with self._guard:
                 self._writers[key] = made
             return made

@@ -12,30 +12,45 @@ from flux.eventlog.streams import StreamDefinition
 from flux.gateway.answers import (
     ErrorAnswer,
     HealthAnswer,
+    OutputAnswer,
+    OutputsAnswer,
     PushAnswer,
     QueriesAnswer,
     QueryAnswer,
+    RowsAnswer,
     StreamAnswer,
     StreamsAnswer,
 )
 from flux.gateway.problems import KINDS
 from flux.gateway.routes import (
+    ARROW,
     CONTENT,
     METHODS,
+    ROWS,
+    ROWS_MAX,
+    WAIT_MAX_S,
     Action,
     Describe,
+    FollowRows,
     ForgetReader,
     Health,
+    ListOutputs,
     ListQueries,
     ListStreams,
     PushEvents,
+    ReadRows,
+    RegisterOutput,
     RegisterQuery,
     RegisterStream,
+    RemoveOutput,
     RemoveQuery,
     RemoveStream,
+    ResumeOutput,
+    ShowOutput,
     ShowQuery,
     ShowStream,
 )
+from flux.gateway.webhooks.catalogue import WebhookRequest
 from flux.registry.definitions import QueryDefinition
 
 #: By action, the class of the answer to each status that is no error; None: the answer has no content.
@@ -52,6 +67,21 @@ GOOD: dict[type[Action], dict[int, type[msgspec.Struct] | None]] = {
     ShowQuery: {200: QueryAnswer},
     RegisterQuery: {200: QueryAnswer, 201: QueryAnswer},
     RemoveQuery: {204: None},
+    ReadRows: {200: RowsAnswer},
+    FollowRows: {200: None},
+    ListOutputs: {200: OutputsAnswer},
+    ShowOutput: {200: OutputAnswer},
+    RegisterOutput: {200: OutputAnswer, 201: OutputAnswer},
+    RemoveOutput: {204: None},
+    ResumeOutput: {200: OutputAnswer},
+}
+#: By action, the content of an answer with status 200 besides JSON.
+CONTENT_OF_ANSWERS: dict[type[Action], str] = {ReadRows: ARROW, FollowRows: "text/event-stream"}
+#: By action, the class of its body.
+REGISTRATIONS: dict[type[Action], type[msgspec.Struct]] = {
+    RegisterStream: StreamDefinition,
+    RegisterOutput: WebhookRequest,
+    RegisterQuery: QueryDefinition,
 }
 _ANY = ("malformed", "wrong_method", "internal", "not_stored", "busy", "too_large", "slow_head", "slow_body")
 _OF_TOKENS = ("no_token", "unknown_token", "no_right")
@@ -86,13 +116,27 @@ PROBLEMS: dict[type[Action], tuple[str, ...]] = {
         "log_full",
         "over_quota",
     ),
+    ReadRows: (*_OF_TOKENS, "no_such_query", "cursor_gone", "not_readable"),
+    FollowRows: (*_OF_TOKENS, "no_such_query", "cursor_gone", "not_readable"),
+    ListOutputs: _OF_TOKENS,
+    ShowOutput: (*_OF_TOKENS, "no_such_output"),
+    RegisterOutput: (*_OF_TOKENS, "no_such_query", "cursor_gone", "output_exists", "unfit_definition", "no_room"),
+    RemoveOutput: (*_OF_TOKENS, "no_such_output"),
+    ResumeOutput: (*_OF_TOKENS, "no_such_output"),
 }
 _CLASSES = (
-    ErrorAnswer, HealthAnswer, PushAnswer, StreamAnswer, StreamsAnswer, StreamDefinition, QueryAnswer, QueriesAnswer,
-    QueryDefinition,
+    ErrorAnswer, HealthAnswer, OutputAnswer, OutputsAnswer, PushAnswer, QueryAnswer, QueriesAnswer, RowsAnswer, StreamAnswer,
+    StreamsAnswer, StreamDefinition, QueryDefinition, WebhookRequest,
 )  # fmt: skip
 #: The names in paths.
-_NAMES = {"name": "The name of the stream or query.", "reader": "The reader, as the stream lists it."}
+_NAMES = {
+    "name": "The name of the stream, the query or the output.", "reader": "The reader, as the stream lists it.",
+}  # fmt: skip
+_OF_ROWS = {
+    "limit": ("query", f"The most rows, from 1 to {ROWS_MAX:,}; {ROWS:,} unless given."),
+    "wait": ("query", f"Time to wait for the first row, as in 10s or 500ms; up to {WAIT_MAX_S:g}s, 0s unless given."),
+}
+_OF_EVENTS = {"Last-Event-ID": ("header", "The id of the last event that came: goes on behind it, in place of after.")}
 _HEADERS = {
     "Idempotency-Key": "A repeat under the same key within ten minutes changes nothing.",
     "Flux-Client": "The name of the client that numbers its requests; with Flux-Number, and without a key.",
@@ -135,15 +179,17 @@ def _operation(action: type[Action]) -> dict[str, Any]:
     made: dict[str, Any] = {"operationId": action.__name__, "summary": summary, "responses": _responses(action)}
     if not action.right:
         made["security"] = []
-    if action is RegisterStream:
-        made["requestBody"] = {"required": True, "content": {"application/json": _schema(StreamDefinition)}}
-    elif action is RegisterQuery:
-        made["requestBody"] = {"required": True, "content": {"application/json": _schema(QueryDefinition)}}
+    if action in REGISTRATIONS:
+        made["requestBody"] = {"required": True, "content": {"application/json": _schema(REGISTRATIONS[action])}}
     elif action is RemoveStream or action is RemoveQuery:
         made["parameters"] = [_parameter("cascade", "query", "true: with all queries that read it.")]
     elif action is PushEvents:
         made["requestBody"] = {"required": True, "content": {kind: {"schema": {}} for kind in CONTENT}}
         made["parameters"] = [_parameter(name, "header", text) for name, text in _HEADERS.items()]
+    elif action in (ReadRows, FollowRows):
+        made["parameters"] = [_parameter("after", "query", "A cursor from an answer; oldest (default) or newest.")]
+        more = _OF_ROWS if action is ReadRows else _OF_EVENTS
+        made["parameters"] += [_parameter(name, place, text) for name, (place, text) in more.items()]
     return made
 
 
@@ -153,6 +199,8 @@ def _responses(action: type[Action]) -> dict[str, Any]:
         made[str(status)] = {"description": (answer.__doc__ or "").strip() if answer else "Done."}
         if answer is not None:
             made[str(status)]["content"] = {"application/json": _schema(answer)}
+    if action in CONTENT_OF_ANSWERS:
+        made["200"].setdefault("content", {})[CONTENT_OF_ANSWERS[action]] = {"schema": {}}
     for status in sorted({KINDS[code].status for code in (*_ANY, *PROBLEMS[action])}):
         codes = [code for code in (*_ANY, *PROBLEMS[action]) if KINDS[code].status == status]
         made[str(status)] = {"description": ", ".join(codes), "content": {"application/json": _schema(ErrorAnswer)}}

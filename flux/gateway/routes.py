@@ -10,13 +10,15 @@ from typing import ClassVar
 from flux.eventlog.records import PushName
 from flux.gateway.problems import Problem
 
+#: The content type of a stream of Arrow IPC.
+ARROW = "application/vnd.apache.arrow.stream"
 #: Kinds of bodies by content type.
 CONTENT = {
     "application/x-ndjson": "lines",
     "application/jsonl": "lines",
     "application/json": "array",
     "text/csv": "csv",
-    "application/vnd.apache.arrow.stream": "arrow",
+    ARROW: "arrow",
 }
 ENCODINGS = ("identity", "gzip", "zstd")
 KEY_HEADER, CLIENT_HEADER, NUMBER_HEADER = "idempotency-key", "flux-client", "flux-number"
@@ -27,6 +29,9 @@ NAME_MAX = 200
 _NUMBER_MAX = 1 << 62
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _UNNAMED = PushName()
+#: Rows of one answer, unless the request says so, and at most; seconds that a request may wait for the first one.
+ROWS, ROWS_MAX, WAIT_MAX_S = 1000, 100_000, 60.0
+_WAIT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(ms|s)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,68 @@ class RemoveQuery(Action):
     right = "query"
 
 
+@dataclass(frozen=True)
+class Reading(Action):
+    """A request for results, answered in the loop, because it may wait. ``stream`` is the name of the query."""
+
+    #: The cursor behind which they are, "oldest" or "newest".
+    after: str = "oldest"
+    right = "read"
+
+
+@dataclass(frozen=True)
+class ReadRows(Reading):
+    """Give results of a query."""
+
+    #: The most rows, and the seconds to wait for the first one.
+    limit: int = ROWS
+    wait_s: float = 0.0
+    #: As a stream of Arrow IPC; otherwise as JSON.
+    arrow: bool = False
+
+
+class FollowRows(Reading):
+    """Give results of a query as they come, as server-sent events."""
+
+
+@dataclass(frozen=True)
+class OutputAction(Action):
+    """A request about webhooks. Its query is known when the webhook is found, so the right is looked at again then."""
+
+    #: The name of the webhook; "": none.
+    name: str = ""
+
+
+class ListOutputs(OutputAction):
+    """List the webhooks that the token may see."""
+
+    right = "read"
+
+
+class ShowOutput(OutputAction):
+    """Describe a webhook and its state."""
+
+    right = "read"
+
+
+class RegisterOutput(OutputAction):
+    """Register a webhook: results of a query are posted to a receiver, as the body says."""
+
+    right = "query"
+
+
+class RemoveOutput(OutputAction):
+    """Remove a webhook."""
+
+    right = "query"
+
+
+class ResumeOutput(OutputAction):
+    """Go on with the deliveries of a webhook that is paused."""
+
+    right = "query"
+
+
 #: Methods of each path, as in the OpenAPI document.
 METHODS: dict[str, dict[str, type[Action]]] = {
     "/v1/health": {"GET": Health},
@@ -139,6 +206,11 @@ METHODS: dict[str, dict[str, type[Action]]] = {
     "/v1/streams/{name}/readers/{reader}": {"DELETE": ForgetReader},
     "/v1/queries": {"GET": ListQueries, "POST": RegisterQuery},
     "/v1/queries/{name}": {"GET": ShowQuery, "DELETE": RemoveQuery},
+    "/v1/queries/{name}/rows": {"GET": ReadRows},
+    "/v1/queries/{name}/events": {"GET": FollowRows},
+    "/v1/outputs": {"GET": ListOutputs, "POST": RegisterOutput},
+    "/v1/outputs/{name}": {"GET": ShowOutput, "DELETE": RemoveOutput},
+    "/v1/outputs/{name}/resume": {"POST": ResumeOutput},
 }
 _TEMPLATES = [(template, template.split("/")) for template in METHODS]
 
@@ -159,7 +231,11 @@ def action_of(request: HttpRequest) -> Action:
         return PushEvents(stream, _content(request.headers), _encoding(request.headers), push_name(request.headers))
     if kind is RemoveStream or kind is RemoveQuery:
         return kind(stream, _cascade(request.query))
-    return kind(stream, *others)
+    if kind is ReadRows:
+        return _rows(stream, request)
+    if kind is FollowRows:
+        return FollowRows(stream, request.headers.get("last-event-id") or request.query.get("after", "oldest"))
+    return kind(name=stream) if issubclass(kind, OutputAction) else kind(stream, *others)
 
 
 def _template(path: str) -> tuple[str, list[str]]:
@@ -171,6 +247,20 @@ def _template(path: str) -> tuple[str, list[str]]:
         ):
             return template, [b for a, b in zip(wanted, parts, strict=True) if a[:1] == "{"] or [""]
     return path, [""]
+
+
+def _rows(query: str, request: HttpRequest) -> ReadRows:
+    given = request.query
+    limit, wait = given.get("limit", str(ROWS)), _WAIT.fullmatch(given.get("wait", "0s"))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= ROWS_MAX):
+        raise Problem("malformed", f"limit: expected a number of rows from 1 to {ROWS_MAX:,}, got {limit[:100]!r}")
+    wait_s = 2 * WAIT_MAX_S if wait is None else float(wait[1]) / (1000 if wait[2] == "ms" else 1)
+    if wait_s > WAIT_MAX_S:
+        raise Problem(
+            "malformed", f"wait: expected 0s to {WAIT_MAX_S:g}s, as in 10s or 500ms; got {given['wait'][:100]!r}"
+        )
+    arrow = ARROW in request.headers.get("accept", "")
+    return ReadRows(query, given.get("after", "oldest"), int(limit), wait_s, arrow)
 
 
 def _content(headers: Mapping[str, str]) -> str:

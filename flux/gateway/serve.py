@@ -7,6 +7,7 @@ import signal
 import ssl
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,9 +52,9 @@ def http_options(
     return HttpOptions(host.strip("[]"), int(port), certificate, key, trust, address)
 
 
-def run(location: str, http: HttpOptions, attached: bool = False) -> None:
-    """Run a gateway until SIGTERM or SIGINT, or if ``attached`` until standard input ends. UsageError: the location or a package
-    is missing."""
+def run(location: str, http: HttpOptions, attached: bool = False, webhooks_to: Sequence[str] = ()) -> None:
+    """Run a gateway until SIGTERM or SIGINT, or if ``attached`` until standard input ends. ``webhooks_to``: private networks that
+    webhooks may reach. UsageError: the location or a package is missing, or a text is no network."""
     try:
         import uvicorn
     except ModuleNotFoundError as error:
@@ -62,7 +63,10 @@ def run(location: str, http: HttpOptions, attached: bool = False) -> None:
     from flux.gateway.connections import bounds
     from flux.gateway.gateway import Gateway
     from flux.gateway.openapi import document
+    from flux.gateway.webhooks.pusher import ReceiverNet
+    from flux.gateway.webhooks.target import networks_of
 
+    receivers = ReceiverNet(networks_of(webhooks_to))
     place = place_of(location)
     tokens = TokenRegister(place)
     if not tokens.all():
@@ -77,7 +81,7 @@ def run(location: str, http: HttpOptions, attached: bool = False) -> None:
         tls = {"ssl_certfile": str(http.certificate), "ssl_keyfile": str(http.key)}
     verify: Any = True if http.trust is None else ssl.create_default_context(cafile=str(http.trust))
     config = uvicorn.Config(
-        application(Gateway(place, address, document=document), verify), http.host, http.port, log_level="warning",
+        application(Gateway(place, address, document=document), verify, receivers), http.host, http.port, log_level="warning",
         timeout_graceful_shutdown=STOP_S, server_header=False, **bounds(), **tls,
     )  # fmt: skip
     if attached:

@@ -29,7 +29,7 @@ class ExitBatch(NamedTuple):
     sequence: int
     #: Its rows as a record keeps them, and their number.
     rows: memoryview
-    count: int
+    row_count: int
 
 
 class OutputLogOwner:
@@ -75,7 +75,7 @@ class OutputLogOwner:
                 )
             if batch.sequence == self.next_exit:
                 name = PushName(client=self._exit, number=batch.sequence)
-                self._log.offer(batch.rows, batch.count, name, now_us)
+                self._log.offer(batch.rows, batch.row_count, name, now_us)
         yield from self._log.commit(self._log.take())
         if self._log.is_due(now_us) or now_us - self._tidied_us >= _TIDY_US:
             self._tidied_us = now_us

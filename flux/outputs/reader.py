@@ -129,6 +129,15 @@ class OutputScan:
                 most, bytes_most = most - piece.rows.num_rows, bytes_most - piece.rows.nbytes
         return OutputRows(pieces, self.cursor, missed)
 
+    def rows_before(self, positions: tuple[int, ...]) -> tuple[list[OutputPiece], list[MissedRows]]:
+        """Return all rows below some positions, which the output has reached, and those of them that are gone."""
+        pieces: list[OutputPiece] = []
+        missed: list[MissedRows] = []
+        for part, end in zip(self._parts, positions, strict=True):
+            while part.next < end and part.read(missed) and part.next < end:
+                pieces.append(part.take(end - part.next))
+        return pieces, missed
+
     def close(self) -> None:
         for part in self._parts:
             part.close()
@@ -144,6 +153,28 @@ def scan_from(place: Place, of: OutputDefinition, after: str) -> OutputScan:
             pass
         return scan
     return OutputScan(place, of, cursor_of(after, of.id, of.partitions).positions)
+
+
+def start_of(place: Place, of: OutputDefinition, after: str) -> tuple[int, ...]:
+    """Return the positions behind which a reader begins: at a cursor, "oldest" or "newest". Errors are those of ``scan_from``."""
+    if after not in (OLDEST, NEWEST):
+        return cursor_of(after, of.id, of.partitions).positions
+    scan = scan_from(place, of, after)
+    try:
+        return scan.cursor.positions
+    finally:
+        scan.close()
+
+
+def rows_between(
+    place: Place, of: OutputDefinition, first: tuple[int, ...], behind: tuple[int, ...]
+) -> tuple[list[OutputPiece], list[MissedRows]]:
+    """Return the rows from some positions to before others, by partition, and those of them that are gone."""
+    scan = OutputScan(place, of, first)
+    try:
+        return scan.rows_before(behind)
+    finally:
+        scan.close()
 
 
 def near_end(place: Place, of: OutputDefinition) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ class ShowsReadersAllThatIsWritten(SpiedStore):
 class DropsNoRepeat(OutputLogOwner):
     def write(self, batches: Iterable[ExitBatch], now_us: int) -> Generator[None, None, None]:
         for batch in batches:
-            self._log.offer(batch.rows, batch.count, PushName(), now_us)
+            self._log.offer(batch.rows, batch.row_count, PushName(), now_us)
         yield from self._log.commit(self._log.take())
 
 
@@ -55,7 +55,7 @@ class TellsBeforeTheFlush(OutputLogOwner):
         yield from super().write((), now_us)
         for batch in batches:
             if batch.sequence >= self.next_exit:
-                self._log.offer(batch.rows, batch.count, PushName(client=self._exit, number=batch.sequence), now_us)
+                self._log.offer(batch.rows, batch.row_count, PushName(client=self._exit, number=batch.sequence), now_us)
 
 
 class ForgetsExits(LogOwner):

@@ -17,6 +17,10 @@ Url = Annotated[
     str, typer.Option("--url", envvar="FLUX_GATEWAY", help="Address of a gateway, or several with commas between.")
 ]
 Token = Annotated[str, typer.Option("--token", envvar="FLUX_TOKEN", help="Token; better in the environment.")]
+WebhooksTo = Annotated[
+    list[str] | None,
+    typer.Option("--webhooks-to", metavar="NETWORK", help="Private network that webhooks may reach; several times."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
@@ -31,13 +35,14 @@ def gateway(
     trust: Annotated[
         Path | None, typer.Option("--trust", help="TLS: file with the certificates of other gateways to trust.")
     ] = None,
+    webhooks_to: WebhooksTo = None,
     attached: Annotated[bool, typer.Option("--attached", hidden=True, help="End when standard input ends.")] = False,
 ) -> None:
     """Run a gateway: it takes events over HTTP and answers when they are on disk."""
     from flux.gateway.serve import http_options, run
 
     with outcome(False):
-        run(location, http_options(http, certificate, key, address, trust), attached)
+        run(location, http_options(http, certificate, key, address, trust), attached, webhooks_to or ())
 
 
 def token(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import flux
-from controller.operate.cli.gateways import Location
+from controller.operate.cli.gateways import Location, WebhooksTo
 from controller.operate.cli.output import outcome, show
 from flux.errors import UsageError
 
@@ -36,6 +36,7 @@ def serve(
     queries_max: Annotated[int, typer.Option("--max-queries", min=1, help="Queries that may be registered.")] = 1000,
     certificate: Annotated[Path | None, typer.Option("--certificate", help="TLS: file with the certificates.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="TLS: file with the private key.")] = None,
+    webhooks_to: WebhooksTo = None,
     conf: Annotated[
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="Setting of Spark or of spark.flux.*; several times."),
@@ -44,14 +45,16 @@ def serve(
     """Run a service: streams, queries in SQL and their results over HTTP, until SIGTERM or Ctrl-C."""
     with outcome(False):
         from flux.gateway.serve import http_options
+        from flux.gateway.webhooks.target import networks_of
 
         settings = dict(map(_setting, conf or []))
         http_options(http, certificate, key)
-        tls: tuple[str, ...] = ()
+        networks_of(webhooks_to or ())
+        more = [word for network in webhooks_to or () for word in ("--webhooks-to", network)]
         if certificate is not None:  # gateways pass pushes on to each other, too
-            tls = ("--certificate", str(certificate), "--key", str(key), "--trust", str(certificate))
+            more += ["--certificate", str(certificate), "--key", str(key), "--trust", str(certificate)]
         flux._run_service(
-            master, settings, location, http, gateways, tuple(allow or ()), tls, queries_max,
+            master, settings, location, http, gateways, tuple(allow or ()), tuple(more), queries_max,
             {"workers": workers, "replicas": replicas},
         )  # fmt: skip
 
