@@ -16,6 +16,7 @@ left semi join gives a row at its first match, a left anti join when none can co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, Self
 
 import numpy as np
@@ -23,21 +24,24 @@ import pyarrow as pa
 
 from flux.errors import SchemaError
 from flux.joins.join_spec import LEFT, RIGHT, JoinSpec
-from flux.joins.waiting_rows import ArrivedRows, WaitingRows, WaitLimits
+from flux.joins.waiting_rows import ArrivedRows, ArrivingRows, WaitingRows, WaitLimits
 from flux.operators.batches import at_once, text_cuts, text_lengths
-from flux.operators.operator import Batches, Context
+from flux.operators.operator import Batches, Context, JointOutput
 from flux.operators.tentative import ReadableOperator, TentativeRows
 from flux.windows.times import TIME_MAX, microseconds_at, microseconds_of
 from flux.windows.window import END_OF_TIME, NEVER
 from partitioning import kernels
 from partitioning.clustering import check_key_type
-from partitioning.errors import StateMismatchError
+from partitioning.columns import fixed_bytes
+from partitioning.errors import FailedPartition, StateMismatchError
 from partitioning.key_index import KeyIndex
 
 #: Pairs that are found in one turn, and rows of a batch of output, with those that are final when they come.
 PAIRS_MAX = 65_536
 #: Keys without rows below which the index is not made anew.
 KEYS_MIN = 1024
+#: Bytes of output of one call for several partitions beyond which each partition gives its own.
+JOINT_BYTES_MAX = 1 << 20
 #: The timer by which rows are given that have waited for ``ttl`` by the time of the steps.
 TIMER = "flux joins"
 
@@ -85,7 +89,7 @@ class Join(ReadableOperator):
     def _flux_meaning(self, schemas: Sequence[pa.Schema]) -> dict[str, str]:
         return {"join": str(self.spec)}
 
-    def _needed(self, side: int) -> list[int]:
+    def _columns_needed(self, side: int) -> list[int]:
         """Return the columns of rows that wait which are looked at later."""
         rest = [] if self.spec.rest is None else [int(name) for name in self.spec.rest.columns()]
         places = [self._of(at) for at in [*(at for _, at in self.spec.outputs), *rest]]
@@ -99,19 +103,55 @@ class Join(ReadableOperator):
         self._index = KeyIndex(self._keys)
         self._given_at = [at for _, at in self.spec.outputs]
         self._rest_at = [] if self.spec.rest is None else [int(name) for name in self.spec.rest.columns()]
-        self._waiting = [WaitingRows(self._schemas[side], self._needed(side), self._keys) for side in (LEFT, RIGHT)]
+        self._needed = [self._columns_needed(side) for side in (LEFT, RIGHT)]
+        self._waiting = [WaitingRows(self._schemas[side], self._needed[side], self._keys) for side in (LEFT, RIGHT)]
         self._ranges = [self.spec.ranges(side) for side in (LEFT, RIGHT)]
+        types = [self._schemas[side].field(at).type for side in (LEFT, RIGHT) for at in self._needed[side]]
+        #: All columns of pairs have a fixed width, so a pair repeats no text.
+        self._fixed = all(pa.types.is_boolean(type_) or fixed_bytes(type_) is not None for type_ in types)
         #: By side: no row with a time below it comes any more.
         self._watermarks = [NEVER, NEVER]
         #: Rows below the watermark of their step, and rows that match nothing for want of a time and are not given.
         self._behind = self._without_time = 0
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        return self._take(batch, self._arriving(batch, self.context.input, microseconds_at(self.context.now)))
+
+    @classmethod
+    def process_many(
+        cls, operators: Sequence[Self], batch: pa.RecordBatch, rows: Sequence[int]
+    ) -> JointOutput | list[Batches] | None:
+        """Find the times of all rows at once. The output is joint if it is small; output in several batches is made when it is
+        asked for, as that of ``process``, because a row may have any number of partners."""
+        first = operators[0]
+        nows = np.repeat([microseconds_at(operator.context.now) for operator in operators], rows)
+        arriving, start = first._arriving(batch, first.context.input, nows), 0
+        given: list[list[pa.RecordBatch]] = []
+        more: dict[int, Iterator[pa.RecordBatch]] = {}
+        for at, (operator, count) in enumerate(zip(operators, rows, strict=True)):
+            output = operator._take(batch.slice(start, count), arriving.part(slice(start, start + count)))
+            try:
+                given.append(list(islice(output, 2)))
+            except Exception as error:
+                raise FailedPartition(at, error) from error
+            if len(given[-1]) == 2:
+                more[at] = output
+            start += count
+        parts = [part for each in given for part in each]
+        if more or sum(part.nbytes for part in parts) > JOINT_BYTES_MAX:
+            return [chain(each, more.get(at, ())) for at, each in enumerate(given)]
+        if not parts:
+            return None
+        ends = np.cumsum([sum(part.num_rows for part in each) for each in given])
+        return JointOutput(pa.concat_batches(parts), ends.tolist())
+
+    def _take(self, batch: pa.RecordBatch, arriving: ArrivingRows) -> Iterator[pa.RecordBatch]:
+        """Apply rows of one input, and yield their output."""
         side = self.context.input
         yield from self._forget()
-        batch = self._judged(batch, side)
+        batch, arriving = self._judged(batch, side, arriving)
         if batch.num_rows:
-            rows = self._arrived(batch, side)
+            rows = self._arrived(batch, side, arriving)
             final = self._final(rows, side)
             matched = np.zeros(batch.num_rows, np.bool_)
             yield from self._matches(batch, side, rows, final, matched)
@@ -145,56 +185,60 @@ class Join(ReadableOperator):
 
     # ---- rows that come
 
-    def _judged(self, batch: pa.RecordBatch, side: int) -> pa.RecordBatch:
-        """Return the rows that are not below the watermark, where times of this side count."""
-        at = self.spec.times[side]
-        if at is None or self._watermarks[side] == NEVER or not self.spec.judges(side):
-            return batch
-        times = _microseconds(batch.column(at), END_OF_TIME)
-        if not len(times) or times.min() >= self._watermarks[side]:
-            return batch
-        kept = times >= self._watermarks[side]
-        self._behind += int(len(times) - np.count_nonzero(kept))
-        return batch.filter(pa.array(kept))
-
-    def _arrived(self, batch: pa.RecordBatch, side: int) -> ArrivedRows:
-        """Return the facts of rows that decide on matches: keys, times, and the times that match them."""
+    def _arriving(self, batch: pa.RecordBatch, side: int, now: int | np.ndarray) -> ArrivingRows:
+        """Return the facts that the columns of rows tell. ``now``: microseconds, the time of the step, or of that of each row."""
         spec, rows, at = self.spec, batch.num_rows, self.spec.times[side]
         lows, highs = np.full(rows, NEVER), np.full(rows, END_OF_TIME)
-        for column, upper, offset in self._ranges[side]:
-            limits = np.clip(_microseconds(batch.column(column), 0), -TIME_MAX, TIME_MAX) + offset
+        nulls = [column for key in spec.keys[side] if (column := batch.column(key)).null_count]
+        for place, upper, offset in self._ranges[side]:
+            column = batch.column(place)
+            if column.null_count:
+                nulls.append(column)
+            limits = np.clip(_microseconds(column, 0), -TIME_MAX, TIME_MAX) + offset
             if upper:
                 highs = np.minimum(highs, limits)
             else:
                 lows = np.maximum(lows, limits)
         times = np.zeros(rows, np.int64) if at is None else _microseconds(batch.column(at), END_OF_TIME)
+        if at is not None and any(bound.side == side for bound in spec.bounds) and batch.column(at).null_count:
+            nulls.append(batch.column(at))
         if spec.ttl is None:
             untils = np.full(rows, END_OF_TIME)
         elif at is None:
-            untils = np.full(rows, microseconds_at(self.context.now) + spec.ttl)
+            untils = np.full(rows, now + spec.ttl)
         else:  # a row without a time does not wait
             untils = np.where(times == END_OF_TIME, NEVER, np.clip(times, -TIME_MAX, TIME_MAX) + spec.ttl)
-        return ArrivedRows(self._owners(batch, side), times, lows, highs, untils)
+        valid = None
+        if nulls:
+            valid = np.ones(rows, np.bool_)
+            for column in nulls:
+                valid &= column.is_valid().to_numpy(zero_copy_only=False)
+        return ArrivingRows(valid, times, lows, highs, untils)
 
-    def _owners(self, batch: pa.RecordBatch, side: int) -> np.ndarray:
-        """Return the slot of the key of each row; -1: a null in its key or its bounds, so that nothing matches it."""
+    def _judged(self, batch: pa.RecordBatch, side: int, arriving: ArrivingRows) -> tuple[pa.RecordBatch, ArrivingRows]:
+        """Return the rows that are not below the watermark, where times of this side count."""
+        if self.spec.times[side] is None or self._watermarks[side] == NEVER or not self.spec.judges(side):
+            return batch, arriving
+        times = arriving.times
+        if not len(times) or times.min() >= self._watermarks[side]:
+            return batch, arriving
+        kept = times >= self._watermarks[side]
+        self._behind += int(len(times) - np.count_nonzero(kept))
+        return batch.filter(pa.array(kept)), arriving.part(kept)
+
+    def _arrived(self, batch: pa.RecordBatch, side: int, arriving: ArrivingRows) -> ArrivedRows:
+        """Return rows with the slots of their keys; -1: a null in its key or its bounds, so that nothing matches it."""
+        valid, *facts = arriving
         keys = [batch.column(at) for at in self.spec.keys[side]]
-        bounds = [batch.column(column) for column, _, _ in self._ranges[side]]
+        if valid is None or valid.all():
+            return ArrivedRows(self._index.slots(keys), *facts)
         time = self.spec.times[side]
-        if time is not None and any(bound.side == side for bound in self.spec.bounds):
-            bounds.append(batch.column(time))
-        nulls = [column for column in [*keys, *bounds] if column.null_count]
-        if not nulls:
-            return self._index.slots(keys)
-        valid = np.ones(batch.num_rows, np.bool_)
-        for column in nulls:
-            valid &= column.is_valid().to_numpy(zero_copy_only=False)
         if time is not None and not self.spec.outer[side] and self.spec.judges(side):
             self._without_time += batch.column(time).null_count
         owners = np.full(batch.num_rows, -1, np.int32)
         if valid.any():
             owners[valid] = self._index.slots([column.filter(pa.array(valid)) for column in keys])
-        return owners
+        return ArrivedRows(owners, *facts)
 
     def _final(self, rows: ArrivedRows, side: int) -> np.ndarray:
         """Return which rows no later row of the other side can match."""
@@ -238,6 +282,9 @@ class Join(ReadableOperator):
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield pairs in parts of which concatenated columns can be taken at once: a pair repeats the text of its rows."""
         theirs = self._waiting[1 - side].columns
+        if self._fixed:
+            yield mine, found
+            return
         ours = [text_lengths(batch.column(own)) for of, own in map(self._of, columns) if of == side]
         others = [own for of, own in map(self._of, columns) if of != side]
         longest = sum(int(np.max(each)) for each in ours) + sum(map(theirs.longest, others))
@@ -295,7 +342,7 @@ class Join(ReadableOperator):
         """Let the rows wait that later rows may match."""
         keep = ~(final | matched) if self.spec.once and side == LEFT else ~final
         waiting = self._waiting[side]
-        columns = [batch.column(at) for at in self._needed(side)]
+        columns = [batch.column(at) for at in self._needed[side]]
         if not keep.all():
             if not keep.any():
                 return
@@ -313,6 +360,8 @@ class Join(ReadableOperator):
                 self._watermarks[side] = max(self._watermarks[side], watermark)
         for side, waiting in enumerate(self._waiting):
             limits = self._limits(side)
+            if waiting.forgot(limits) and not everything:
+                continue
             alone = waiting.forget(limits.high, limits.until, everything=everything or limits.over)
             if self.spec.outer[side]:
                 for first in range(0, len(alone), PAIRS_MAX):
@@ -353,9 +402,9 @@ class Join(ReadableOperator):
         for waiting in self._waiting:
             if waiting.untidy:
                 waiting.move_together()
-        rows = sum(len(waiting) for waiting in self._waiting)
-        if len(self._index) and (not rows or len(self._index) > 2 * rows + KEYS_MIN):
-            used = np.zeros(len(self._index), np.bool_)
+        rows, keys = sum(map(len, self._waiting)), len(self._index)
+        if keys and (not rows or keys > 2 * rows + KEYS_MIN):
+            used = np.zeros(keys, np.bool_)
             for waiting in self._waiting:
                 used[waiting.owners()] = True
             self._index = self._index.only(np.flatnonzero(used).astype(np.int32))

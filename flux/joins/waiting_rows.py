@@ -34,6 +34,23 @@ ROWS_MIN = 1024
 ROWS_MAX = (1 << 31) - 1
 
 
+class ArrivingRows(NamedTuple):
+    """Facts of rows of one side that do not depend on other rows. Arrays are by row."""
+
+    #: Whether the row may match anything; None: each may.
+    valid: np.ndarray | None
+    #: As those of ``ArrivedRows``.
+    times: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
+    untils: np.ndarray
+
+    def part(self, rows: slice | np.ndarray) -> ArrivingRows:
+        """Return some of the rows, by a slice or a mask."""
+        valid, *facts = self
+        return ArrivingRows(None if valid is None else valid[rows], *(fact[rows] for fact in facts))
+
+
 class ArrivedRows(NamedTuple):
     """Rows of one side as they arrive. Arrays are by row."""
 
@@ -112,6 +129,10 @@ class WaitingRows:
     def limits(self) -> WaitLimits:
         """The limits by which rows have been forgotten."""
         return WaitLimits(self.high_limit, self.until_limit, self.over)
+
+    def forgot(self, limits: WaitLimits) -> bool:
+        """Tell whether all rows that these limits forget are forgotten: rows that came since are within the limits of then."""
+        return limits.high <= self.high_limit and limits.until <= self.until_limit and limits.over <= self.over
 
     @property
     def next_until(self) -> int:

@@ -328,15 +328,19 @@ class Operator:
         )
 
     @classmethod
-    def process_many(cls, operators: Sequence[Self], batch: pa.RecordBatch, rows: Sequence[int]) -> JointOutput | None:
+    def process_many(
+        cls, operators: Sequence[Self], batch: pa.RecordBatch, rows: Sequence[int]
+    ) -> JointOutput | list[Batches] | None:
         """Do the ``process`` of several partitions in one call, because a small batch touches most partitions and costs little
         more than the call.
 
         The operators belong to partitions of one stage, each with the ``context`` of its own step, and all rows are of the same
         input. ``batch`` has the rows of all: ``rows[k]`` rows, at least one, for operator k, one operator behind the other.
-        Returns the output of all; None: there is none. Law: state and output of each operator are those of its ``process`` with
-        its own rows. Raises FailedPartition to name the partition whose rows do not fit; any other error is told of the first
-        partition. Few rows are applied like this, about a thousand for each partition at most."""
+        Returns the output of all as one batch, or as a list of that which ``process`` returns, by operator; None: there is none.
+        A JointOutput stands for one batch of each operator that has rows in it. Law: state and output of each operator are those
+        of its ``process`` with its own rows, in the same batches. Raises FailedPartition to name the partition whose rows do not
+        fit; any other error is told of the first partition. Few rows are applied like this, about a thousand for each partition
+        at most."""
         raise NotImplementedError(f"{cls.__name__} does not define process_many")
 
     @property

@@ -72,11 +72,16 @@ def apply_together(turns: Sequence[tuple[Replica, ReplicaStep]]) -> list[bool]:
 def _process_each(few: Sequence[tuple[Replica, ReplicaStep]]) -> list[Batches]:
     """Return the output of each step that is not sent yet."""
     first, step = few[0]
-    output = first.guard.call("process_many", step, _joint_output, few)
-    return [None] * len(few) if output is None else list(_give_each(few, output))
+    output = first.guard.call("process_many", step, _output_of_all, few)
+    if output is None:
+        return [None] * len(few)
+    if isinstance(output, JointOutput):
+        return list(_give_each(few, output))
+    chained = [replica.operator for replica, _ in few if isinstance(replica.operator, Chained)]
+    return [operator.through(given) for operator, given in zip(chained, output, strict=True)] if chained else output
 
 
-def _joint_output(few: Sequence[tuple[Replica, ReplicaStep]]) -> JointOutput | None:
+def _output_of_all(few: Sequence[tuple[Replica, ReplicaStep]]) -> JointOutput | list[Batches] | None:
     """Call the operators, and check the form of their output. UserCodeError names the partition whose rows do not fit."""
     operators = [replica.guard.first for replica, _ in few]
     parts = [step.rows for _, step in few if step.rows is not None]
@@ -86,8 +91,10 @@ def _joint_output(few: Sequence[tuple[Replica, ReplicaStep]]) -> JointOutput | N
     except FailedPartition as failed:
         replica, step = few[failed.at]
         raise replica.guard.error("process", step, failed.error) from failed.error
-    if output is None:
-        return None
+    if not isinstance(output, JointOutput):
+        if output is not None and len(output) != len(few):
+            raise ValueError(f"the output of {len(few)} partitions must be a list of as many, got {len(output)}")
+        return output
     ends = [0, *output.ends]
     if len(ends) != len(few) + 1 or ends[-1] != output.batch.num_rows or sorted(ends) != ends:
         raise ValueError(
