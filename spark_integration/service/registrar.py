@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from contextlib import suppress
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -38,7 +38,7 @@ from flux.registry.definitions import (
     RegisteredQuery,
     checked_query,
 )
-from flux.registry.query_catalogue import QueryCatalogue
+from flux.registry.query_catalogue import QueryCatalogue, dependants
 from flux.registry.service_calls import ServiceCall
 
 log = logging.getLogger("flux")
@@ -72,25 +72,21 @@ class ServiceAnswer(NamedTuple):
     content: QueryAnswer | None
 
 
-@contextmanager
-def _problems() -> Any:
-    """Turn refusals into problems."""
-    try:
-        yield
-    except QueryExists as error:
-        raise Problem("query_exists", str(error)) from error
-    except NoSuchQuery as error:
-        raise Problem("no_such_query", str(error)) from error
-    except NoSuchInput as error:
-        raise Problem("no_such_input", str(error)) from error
-    except NoSuchStream as error:
-        raise Problem("no_such_stream", str(error)) from error
-    except HasDependants as error:
-        raise Problem("has_readers", str(error)) from error
-    except QueriesFull as error:
-        raise Problem("no_room", str(error)) from error
-    except (UsageError, SchemaError) as error:
-        raise Problem("unfit_query", str(error)[:2000]) from error
+#: By refusal, the code of the answer. The first class that fits counts.
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (QueryExists, "query_exists"),
+    (NoSuchQuery, "no_such_query"),
+    (NoSuchInput, "no_such_input"),
+    (NoSuchStream, "no_such_stream"),
+    (HasDependants, "has_readers"),
+    (QueriesFull, "no_room"),
+    (QueryTimeout, "not_changed"),
+    (QueryFailed, "not_changed"),
+    (UsageError, "unfit_query"),
+    (SchemaError, "unfit_query"),
+)
+#: Characters of an error that a client gets.
+_SAID_MAX = 2000
 
 
 class Registrar:
@@ -108,11 +104,14 @@ class Registrar:
         self._forget_output = forget_output
 
     def answer(self, call: ServiceCall) -> ServiceAnswer:
-        """Carry out a call. Problem: it is refused, and nothing has changed, or the service goes on with it later."""
+        """Carry out a call. Problem: it is refused, and nothing has changed, or (``not_changed``) the service goes on with it
+        later."""
         grant = TokenGrant(call.token, "", call.rights, call.streams)  # type: ignore[arg-type]
-        with _problems():
+        try:
             if call.action == "register_query":
                 return self._register(call.body, grant)
+            for name in dependants(self._catalogue.all(), call.name) if call.cascade else ():
+                check_right(grant, "query", name)
             if call.action == "remove_query":
                 self._catalogue.begin_removal(call.name, call.cascade)
                 self.converge()
@@ -122,6 +121,14 @@ class Registrar:
             self.converge()
             self._streams.remove(call.name)
             return ServiceAnswer(204, None)
+        except FluxError as error:
+            raise self._problem(error) from error
+
+    def _problem(self, error: FluxError) -> Problem:
+        """Return the answer to a refusal, whose words do not tell clients the path of the location."""
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), "internal")
+        said = str(error).replace(str(self._streams.place), "the location")[:_SAID_MAX]
+        return Problem(code, said, headers={"Retry-After": "1"} if code == "not_changed" else {})
 
     def _register(self, body: str, grant: TokenGrant) -> ServiceAnswer:
         try:
@@ -141,10 +148,7 @@ class Registrar:
             self.converge()
         except FluxError as error:
             self._take_back(made)
-            code = "not_changed" if isinstance(error, QueryTimeout | QueryFailed) else "unfit_query"
-            raise Problem(
-                code, str(error)[:2000], headers={"Retry-After": "1"} if code == "not_changed" else {}
-            ) from error
+            raise self._problem(error) from error
         return self._shown(made.name, 201 if new else 200)
 
     def _take_back(self, query: RegisteredQuery) -> None:

@@ -23,7 +23,7 @@ from flux.vault.location import Place
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.query import Query
 from spark_integration.query.start import schema_of
-from spark_integration.service.flows import EVENTS, OUTPUT, owner_of, query_flow, stream_flow, with_output
+from spark_integration.service.flows import EVENTS, OUTPUT, owner_of, pass_on, query_flow, stream_flow, with_output
 from spark_integration.sql.query import names_read
 
 log = logging.getLogger("flux")
@@ -128,7 +128,7 @@ class ServicePlan:
         checkpoint = f"{path.rstrip('/')}/{PLAN}{mark}{query}"
         kept = stages_kept(checkpoint)
         idle = source(IdleReader(), name=IDLE + EVENTS)
-        flows: list[Flow | FlowTo] = [flux.stage(name=IDLE, partitions=1)(_same)(idle).foreach_batch(nothing)]
+        flows: list[Flow | FlowTo] = [flux.stage(name=IDLE, partitions=1)(pass_on)(idle).foreach_batch(nothing)]
         known: dict[str, Flow] = {}
         failed: dict[str, str] = {}
         for each in registered:
@@ -183,10 +183,6 @@ class ServicePlan:
         server = self.query._server
         failed = server.look(lambda: list(server.core.plans.failed))
         return [each for each in failed if owner_of(each) == name]
-
-
-def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
 
 
 def stages_kept(checkpoint: str) -> list[str]:

@@ -130,6 +130,10 @@ def test_a_token_registers_what_it_may_read(served: Served) -> None:
     assert served.register(token=reader, name="mine", sql="clicks").status_code == 201
     assert problem(client.call("DELETE", "/v1/queries/mine", token=client.token_for("push"))) == (403, "no_right")
     assert client.call("GET", "/v1/queries", token=other).json()["queries"][0]["name"] == "mine"
+    served.register(name="others", sql="mine")
+    refused = client.call("DELETE", "/v1/queries/mine?cascade=true", token=reader)
+    assert problem(refused) == (403, "no_right")
+    assert "'query' on stream 'others'" in refused.json()["error"]["message"]
 
 
 def test_without_a_service_registrations_promise_nothing(tmp_path: Path) -> None:
@@ -155,6 +159,23 @@ def test_a_plan_that_does_not_change_in_time_is_no_error_of_the_client(
     monkeypatch.setattr(served.plan, "add", add)
     assert problem(served.register(name="home", sql="clicks")) == (503, "not_changed")
     assert served.client.call("GET", "/v1/queries").json()["queries"] == []
+
+
+def test_a_removal_that_takes_too_long_goes_on_later(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = served.client
+    served.register(name="home", sql="clicks")
+    with monkeypatch.context() as patched:
+
+        def take(name: str) -> None:
+            raise QueryTimeout(f"{client.place}: worker 1 has not confirmed")
+
+        patched.setattr(served.plan, "take", take)
+        refused = client.call("DELETE", "/v1/queries/home")
+    assert problem(refused) == (503, "not_changed")
+    assert refused.json()["error"]["message"] == "the location: worker 1 has not confirmed"
+    assert client.call("GET", "/v1/queries/home").json()["status"] == "REMOVING"
+    assert served.register(name="more", sql="clicks").status_code == 201
+    assert problem(client.call("GET", "/v1/queries/home")) == (404, "no_such_query")
 
 
 def test_calls_without_the_secret_are_refused(served: Served) -> None:
