@@ -12,7 +12,7 @@ forwarding   Pushes to logs of other gateways, passed on to these
 openapi      The document that describes the API
 app          The gateway on Starlette
 connections  Connections within bounds: their number, the size of a head and the time for it
-reads        Results of queries on their way to readers
-webhooks     Results of queries, posted to receivers
 serve        A gateway on a port, until a signal
+
+The rooms ``reads`` and ``webhooks`` have results of queries, on their way to readers and to receivers.
 """

@@ -167,6 +167,25 @@ class ServiceProcess:
         assert time.monotonic() - began < STARTS_S / 3
 
 
+class FollowingReader(threading.Thread):
+    """A reader that follows results as server-sent events until the connection ends."""
+
+    def __init__(self, service: ServiceProcess, query: str) -> None:
+        super().__init__(daemon=True)
+        self._url, self._token = f"{service.url}/v1/queries/{query}/events?after=oldest", service.token
+        self.received = 0
+        self.start()
+
+    def run(self) -> None:
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": "text/event-stream"}
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.stream("GET", self._url, headers=headers, timeout=STARTS_S) as answer,
+        ):
+            for part in answer.iter_bytes():
+                self.received += len(part)
+
+
 @pytest.mark.long
 @pytest.mark.starts_spark
 @pytest.mark.parametrize("kills", [5, 20])
@@ -203,8 +222,12 @@ def test_each_answered_event_is_counted_once_though_the_service_is_killed(tmp_pa
             third = Counter({key: n for key, n in expected.items() if key[1] % 3 == 0})
             until(lambda: len(rows_of_output(service.location, "some")) >= len(third), "all rows behind it")
             assert Counter((row["who"], row["n"]) for row in rows_of_output(service.location, "some")) == third
+            reader = FollowingReader(service, "some")
+            until(lambda: reader.received, "a reader gets results")
     finally:
-        service.close()
+        service.close()  # soon, though a reader is connected
+    reader.join(STARTS_S)
+    assert not reader.is_alive()
 
 
 @pytest.mark.long
