@@ -28,7 +28,8 @@ run-silent: setup
 run-postgres: setup
 	@$(BIN)/python -m examples.postgres
 
-# A query that grows: stages and sinks are added by `flux add` while a worker is killed, and removed again; each is compared with Spark.
+# A query that grows: stages and sinks are added by `flux add` while a worker is killed, one is removed again, and the query starts
+# again on its location; each stage is compared with Spark.
 run-grow: setup
 	@$(BIN)/python -m examples.growing $(ARGS)
 
