@@ -260,10 +260,10 @@ class Server:
         asked = self._call(lambda now: self._asked(self.core.plans.remove(name, cascade, now)))
         return self._wait_for(asked, timeout)
 
-    def add_flows_by(self, add: Callable[[str], None]) -> None:
+    def add_flows_by(self, add: Callable[[str], None], restart: Callable[[str], None] | None = None) -> None:
         """Have ``add`` add a flow of the program, given as MODULE:FLOW, for ``flux add``. It is called in a thread of its own,
         and returns when the flow is added."""
-        self._service.add_flow = add
+        self._service.add_flow, self._service.restart_stage = add, restart
 
     def seal(self) -> None:
         """Take no more additions, so that the query finishes when all its stages have."""

@@ -23,7 +23,7 @@ from controller.decide.board import Board, StageFailure
 from controller.replicas.membership import Member
 from controller.text import count, duration, some
 from flux.dataflow.plan import FromSource, Plan, SourcePlan, StagePlan
-from flux.dataflow.plan_change import PlanChange, encode_change, in_one
+from flux.dataflow.plan_change import PlanChange, change_since, encode_change, in_one
 from flux.errors import FluxError, QueryFailed, UsageError
 from flux.operators.user_code import text_of
 from flux.vault.plan_without_code import change_for_a_vault
@@ -38,6 +38,10 @@ BORN_S = 10.0
 NAMED = 8
 #: Changes that may wait for their turn.
 WAITING_MAX = 1000
+#: Newest changes that are told as they were made. A process that lacks an earlier one gets the plan as it is.
+TOLD_KEPT = 64
+#: Versions that reports list.
+VERSIONS_KEPT = 1000
 #: Failed stages that are remembered.
 FAILED_KEPT = 1000
 
@@ -418,6 +422,7 @@ class PlanChanges:
         self._told.append(self._message(asked))
         self._changes.append(change)
         self._at_once.clear()
+        del self._told[:-TOLD_KEPT], self._changes[:-TOLD_KEPT]
         self._forget(change.removed_stages, table.epoch, now)
         board.follow(plan)
         self._follow(plan)
@@ -439,6 +444,7 @@ class PlanChanges:
         stages = map(before.stages.__getitem__, change.removed_stages)
         removed = _names(stages, map(before.sources.__getitem__, change.removed_sources))
         self.versions.append(PlanVersion(change.version, 0.0, _names(change.stages, change.sources), removed))
+        del self.versions[:-VERSIONS_KEPT]
 
     def _dismiss_ingress(self, plan: Plan) -> None:
         """End the Spark tasks that feed nothing any more."""
@@ -519,11 +525,30 @@ class PlanChanges:
     def _show(self, member: Member, message: GetPlan) -> None:
         """Tell a process the versions that it lacks."""
         member.plan = max(member.plan, message.version)
-        lacking = [told for told in self._told if told.version > message.version]
-        at_once = self._changes_at_once(message.version) if lacking else None
-        for told in lacking if at_once is None else [at_once]:
-            self._board.tell(member, told)
+        plan, version = self._board.plan, message.version
+        if version < plan.version and (member.about.role == "vault" or version < self._changes[0].changes):
+            self._show_plan(member, version, plan.version)
+        else:
+            lacking = [told for told in self._told if told.version > version]
+            at_once = self._changes_at_once(version) if lacking else None
+            for told in lacking if at_once is None else [at_once]:
+                self._board.tell(member, told)
         self._show_current(member)
+
+    def _show_plan(self, member: Member, first: int, last: int) -> None:
+        """Tell a process the parts of the plan that came after version ``first``, up to ``last``, and those that are gone: in one
+        message, or in several if one cannot hold them."""
+        plan = self._board.plan
+        change = change_since(plan, first, last)
+        try:
+            self._tell_change(member, PlanChanged(version=last, change=encode_change(change, plan.secret)), change)
+        except UsageError:
+            between = sorted({stage.since for stage in plan.stages if first < stage.since < last})
+            if not between:
+                raise
+            middle = between[len(between) // 2]
+            self._show_plan(member, first, middle)
+            self._show_plan(member, middle, last)
 
     def _changes_at_once(self, version: int) -> PlanChanged | None:
         """Return all changes since a version in one, without parts that came and went: a module of theirs may be gone. None:
@@ -644,8 +669,8 @@ class PlanChanges:
         asked = self.current
         assert asked is None or not asked.phase.over
         assert all(each.phase == PlanPhase.REQUESTED for each in self.waiting)
-        newest = max((told.version for told in self._told), default=self._board.plan.version)
-        assert newest == self._board.plan.version, "the newest version that a table has named"
+        newest = self._board.plan.version
+        assert not self._told or self._told[-1].version == newest, "the newest version that a table has named"
         assert asked is None or asked.change is None or asked.version <= self._last
         if asked is not None and asked.phase in (PlanPhase.STORING, PlanPhase.TOLD):
             assert asked.version > newest, "no table names a version that is not confirmed"

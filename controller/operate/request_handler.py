@@ -47,6 +47,7 @@ from controller.operate.requests import (
     RepairStatus,
     ReplicaStatus,
     RequestStatus,
+    RestartStage,
     SetWorkers,
     StageStatus,
     StartMoves,
@@ -202,6 +203,8 @@ class RequestHandler:
         self.reach: Reach | None = None  # for readers of output
         #: Has the program of the query add a flow, given as MODULE:FLOW, and returns when it is added; None: it adds none.
         self.add_flow: Callable[[str], None] | None = None
+        #: Has the program begin a failed stage anew, given by its name.
+        self.restart_stage: Callable[[str], None] | None = None
         self._core = core
         self._about = about
         self._report = report
@@ -245,7 +248,9 @@ class RequestHandler:
                     number = core.next_request()
                     return Accepted(request=number), self._running().protect(stage, *wish, now, number)
                 case AddFlow():
-                    return Accepted(request=self._add_flow(request.target)), []
+                    return Accepted(request=self._add_flow(request.target, self.add_flow)), []
+                case RestartStage():
+                    return Accepted(request=self._add_flow(request.name, self.restart_stage)), []
                 case RemoveStage():
                     number = core.next_request()
                     self._running().people.remove(request.name, request.cascade, now, number)
@@ -256,14 +261,14 @@ class RequestHandler:
         except FluxError as error:
             return Refusal(kind="failed", reason=text_of(error)), []
 
-    def _add_flow(self, target: str) -> int:
-        """Begin to add a flow, and return the number of the request."""
-        if self.add_flow is None:
+    def _add_flow(self, target: str, add: Callable[[str], None] | None) -> int:
+        """Begin to add a flow, or that of a failed stage, and return the number of the request."""
+        if add is None:
             raise UsageError("the program of this query adds no flows for others: call query.add() there")
         core = self._running()
         core.plans.newest()  # refuses where nothing can be added
         number = core.next_request()
-        core.people.book.flow(number, begin_addition(target, self.add_flow))
+        core.people.book.flow(number, begin_addition(target, add))
         return number
 
     def _look(self, request: AnyRequest, now: float) -> Any:

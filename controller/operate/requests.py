@@ -84,6 +84,12 @@ class AddFlow(Request, frozen=True):
     target: Annotated[str, msgspec.Meta(max_length=1024)]
 
 
+class RestartStage(Request, frozen=True):
+    """Request to the program of the query to begin a failed stage anew, answered by ``Accepted`` at once."""
+
+    name: Name
+
+
 class RemoveStage(Request, frozen=True):
     """Request to remove a stage or a source, answered by ``Accepted`` at once."""
 
@@ -161,6 +167,7 @@ AnyRequest = (
     | GetPlanStatus
     | AddFlow
     | RemoveStage
+    | RestartStage
     | Follow
 )
 

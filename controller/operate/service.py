@@ -46,6 +46,7 @@ class Service:
         self._handler: RequestHandler | None = None
         #: See ``RequestHandler``.
         self.add_flow: Callable[[str], None] | None = None
+        self.restart_stage: Callable[[str], None] | None = None
         self._file: Path | None = None
 
     # ---- opening and closing
@@ -103,14 +104,14 @@ class Service:
     def ask(self, request: AnyRequest, now: float) -> tuple[AnyAnswer, list[Tell]]:
         """Answer a request of the query's own process, which needs no port and no secret."""
         assert self._handler is not None, "asked before it was opened"
-        self._handler.add_flow = self.add_flow
+        self._handler.add_flow, self._handler.restart_stage = self.add_flow, self.restart_stage
         return self._handler.answer(request, now)
 
     def answer(self, now: float) -> list[Tell]:
         """Answer the requests that have arrived. Return the commands that they lead to."""
         effects: list[Tell] = []
         if self.port is not None and self._handler is not None:
-            self._handler.add_flow = self.add_flow
+            self._handler.add_flow, self._handler.restart_stage = self.add_flow, self.restart_stage
             for connection, frames in self.port.receive():
                 answer, orders = self._handler.handle(frames, now)
                 self.port.send(connection, [answer])

@@ -47,6 +47,9 @@ class PlanChange:
     base: int | None = None
     #: The least ids of later sources, stages and edges, if parts came and went between the two versions (``in_one``).
     used: tuple[int, int, int] | None = None
+    #: The ids of all sources, stages and edges that stay: others of the plan that it changes are removed, too. None: those that
+    #: are named are removed.
+    there: tuple[frozenset[int], frozenset[int], frozenset[int]] | None = None
 
     @property
     def changes(self) -> int:
@@ -57,6 +60,8 @@ class PlanChange:
         """Return the plan of this version. A running stage that gets an edge has its id behind its other ``edges_out``.
 
         ValueError: the change does not fit the plan."""
+        if self.there is not None:
+            return self._naming_removed(plan).applied_to(plan)
         self._check_numbers(plan)
         gone = frozenset(self.removed_edges)
         edges_out = {stage.id: [each for each in stage.edges_out if each not in gone] for stage in plan.stages}
@@ -81,6 +86,18 @@ class PlanChange:
         made = replace(made, used=made.next_ids())
         self._check_parts(made)
         return made
+
+    def _naming_removed(self, plan: Plan) -> PlanChange:
+        """Return the change with the removed parts by name."""
+        assert self.there is not None
+        sources, stages, edges = self.there
+        return replace(
+            self,
+            removed_sources=tuple(source.id for source in plan.sources if source.id not in sources),
+            removed_stages=tuple(stage.id for stage in plan.stages if stage.id not in stages),
+            removed_edges=tuple(edge.id for edge in plan.edges if edge.id not in edges),
+            there=None,
+        )
 
     def _kept_sources(self, plan: Plan) -> ById[SourcePlan]:
         """Return the sources, each with the edges of its beginning, if it gets others or loses some now."""
@@ -170,6 +187,28 @@ def in_one(changes: Sequence[PlanChange], plan: Plan) -> PlanChange | None:
         tuple(sorted({each for change in changes for each in change.removed_edges} - new_edges)),
         since,
         plan.next_ids(),
+    )
+
+
+def change_since(plan: Plan, first: int, last: int) -> PlanChange:
+    """Return the change from version ``first`` to the parts of ``plan`` that are there since ``last`` or earlier, however many
+    versions lie between."""
+    sources, stages, edges = (
+        frozenset(part.id for part in parts if part.since <= last) for parts in (plan.sources, plan.stages, plan.edges)
+    )
+    new = (
+        replace(stage, edges_out=tuple(edge for edge in stage.edges_out if edge in edges))
+        for stage in plan.stages
+        if first < stage.since <= last
+    )
+    return PlanChange(
+        last,
+        tuple(source for source in plan.sources if first < source.since <= last),
+        tuple(new),
+        tuple(edge for edge in plan.edges if first < edge.since <= last),
+        base=first,
+        used=plan.next_ids() if last == plan.version else None,
+        there=(sources, stages, edges),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -40,21 +40,28 @@ class Bell:
 
 
 class BackgroundJobs:
-    """A thread for jobs that would hold up partitions: making bytes of a large state, and a state of bytes.
+    """A thread for jobs that would hold up partitions: making bytes of a large state, a state of bytes, or an import.
 
-    It does jobs in the order in which they were given; ``bell`` rings when one is done."""
+    It does jobs in the order in which they were given; ``bell`` rings when one is done. A job that never ends does not keep the
+    process: the thread is a daemon."""
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
-        self._pool = ThreadPoolExecutor(1, "flux-background")
+        self._jobs: SimpleQueue[tuple[int, Callable[[], Any]] | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="flux-background", daemon=True)
 
     def give(self, token: int, job: Callable[[], Any]) -> None:
-        self._pool.submit(self._run, token, job)
+        if self._thread.ident is None:
+            self._thread.start()
+        self._jobs.put((token, job))
 
-    def _run(self, token: int, job: Callable[[], Any]) -> None:
-        self._done.put((token, attempt(job)))
-        self._bell.ring()
+    def _run(self) -> None:
+        while (given := self._jobs.get()) is not None and not self._closed:
+            token, job = given
+            self._done.put((token, attempt(job)))
+            self._bell.ring()
 
     def done(self) -> Iterator[tuple[int, Any]]:
         """Yield tokens and results of the jobs that are done since the last call."""
@@ -65,6 +72,11 @@ class BackgroundJobs:
             except Empty:
                 return
 
-    def close(self) -> None:
-        """Wait for the job under way; jobs that have not begun are given up."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self, limit_s: float | None = None) -> bool:
+        """Wait for the job under way, for ``limit_s`` seconds at the most; None: until it is done. Jobs that have not begun are
+        given up. Return whether the job has ended."""
+        self._closed = True
+        self._jobs.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(limit_s)
+        return not self._thread.is_alive()

@@ -78,6 +78,8 @@ log = logging.getLogger("flux")
 WORK_S = 0.002
 #: Seconds to wait for the controller's Stop after a failure was reported.
 FAREWELL_S = 10.0
+#: The longest wait, at the end, for code that is being loaded: an import may never end.
+LOADER_S = 10.0
 #: Seconds between two heartbeats that tell the load of each replica: with thousands of partitions that is no small message.
 LOAD_EVERY_S = 1.0
 #: Seconds from one opening of a lifeline to the next, at first and at most; twice as many after each attempt that fails.
@@ -439,7 +441,11 @@ class WorkerLoop:
         self._heart.note[KIND] = TURN  # closing runs the user's code, too
         self._sinks.close()  # before the bell
         self._background.close()
-        self._loader.close()
+        if not self._loader.close(LOADER_S):
+            log.warning(
+                "the code of version %s of the plan was still being loaded %g s after the end of the query: its thread goes on "
+                "until the process ends", min(self._loading, default="?"), LOADER_S,
+            )  # fmt: skip
         try:
             if self.core is not None:
                 self.core.close()

@@ -6,5 +6,6 @@ imported_files  Files of imported modules, which stay as they are while stages o
 kept_versions   The versions of a plan in a checkpoint location: ids, versions and shares of log by name
 plan_keeper     The thread that writes versions of a running query's plan into its checkpoint location
 regrown         A plan that has grown, compiled again from a program that declares all flows at once
+flow_ends       Flows that a query was given, from which failed stages begin anew
 additions       The methods of a query that add stages, sinks and sources
 """

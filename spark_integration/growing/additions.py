@@ -27,12 +27,17 @@ from flux.dataflow.source import Source
 from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
 from flux.operators.user_code import described
 from spark_integration.growing.added_flows import added_sources, checked_addition
+from spark_integration.growing.flow_ends import FlowEnds, failed_with
 from spark_integration.growing.imported_files import check_unchanged, note_imported
 from spark_integration.query.declarations import check_flows
 from spark_integration.query.operations import Operations, checked_timeout
 
 if TYPE_CHECKING:
     from spark_integration.query.run import QueryRun
+
+
+#: Seconds between two looks whether a failed stage is gone.
+REMOVED_LOOK_S = 0.02
 
 
 class GrowingQuery(Operations):
@@ -43,6 +48,7 @@ class GrowingQuery(Operations):
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
+        self._ends = FlowEnds()
         note_imported()
 
     # ---- handles
@@ -97,6 +103,27 @@ class GrowingQuery(Operations):
             self._server.remove(name, cascade, left())
             self._run.shrink()
 
+    def restart(self, name: str, timeout: float | None = None) -> None:
+        """Begin a stage that has failed anew, together with the stages that went with it because they depended on it: empty, with
+        the rows from now on; a source that only they have read is read as at the start of a query. The flows are those that the
+        query was given. Returns when every process goes by the new plan.
+
+        UsageError: the stage has not failed, or another one has failed first; the message names it. Errors and timeout are those
+        of ``add``."""
+        limit = self._plan.settings.change_timeout if timeout is None else checked_timeout(timeout)
+        end = time.monotonic() + limit
+        group = self._server.look(lambda: failed_with(name, self._server.core.plans.failed))
+        while any(stage in self._server.plan.stages for stage in group):  # their removal is under way
+            if time.monotonic() > end:
+                raise QueryTimeout(
+                    f"after {limit:g} s {name}, which has failed, is still being removed. Restart it later"
+                )
+            time.sleep(REMOVED_LOOK_S)
+        flows = self._ends.anew(group, self._server.plan)
+        if not flows:
+            raise UsageError(f"stage {name} ends in no flow of this program: add its flow again (query.add)")
+        self.add(*flows, timeout=max(end - time.monotonic(), 0.0))
+
     def seal(self) -> None:
         """Accept no more additions, so that the query finishes as soon as all its input has ended. Without it, a query that has
         been added to waits with that for the time of a progress report."""
@@ -146,6 +173,8 @@ class GrowingQuery(Operations):
                     stage.sink.take_back()
             raise
         self._run.grow(addition.made.with_plan(plan), added_sources(addition))
+        failed = self._server.look(lambda: [each.stage for each in self._server.core.plans.failed.values()])
+        self._ends.take(flows, addition.made.with_plan(plan), failed)
 
 
 def flows_of(target: str, query: GrowingQuery) -> tuple[Flow | FlowTo, ...]:

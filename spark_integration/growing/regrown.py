@@ -69,6 +69,13 @@ def compiled_again(
         return made, location
     addition = compiled_addition([flow for flow, _ in new], made, found)
     check_addition(addition)
+    for edge in addition.change.edges:
+        if isinstance(edge, FromSource) and edge.source in made.plan.sources:
+            stage = addition.made.plan.stages[edge.consumer].name
+            raise UsageError(
+                f"stage {stage} has failed, and it reads source {made.plan.sources[edge.source].name}, which goes on: the "
+                "location does not keep with which of its rows the stage would begin. Leave it out"
+            )
     addition = addition.with_log_shares(workers)
     return addition.made, location.with_new(addition.made.plan, [stage.name for stage in addition.change.stages])
 

@@ -66,7 +66,7 @@ class Query(GrowingQuery):
         self._running = self._run.running
         self._server = self._run.server
         self._elastic = self._run.elastic
-        self._server.add_flows_by(self._add_named)
+        self._server.add_flows_by(self._add_named, self.restart)
 
     def _start(self) -> None:
         """Start the query, once. Nothing is left running if this raises."""

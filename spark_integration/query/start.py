@@ -180,6 +180,7 @@ def _started(
             tables.keep()
             location = location.take(plan, kept)
         query = Query(spark, declared.with_plan(plan), need, name, location)
+        query._ends.take(flows, declared)
         _tell_of_idleness(plan)
         if shared:
             _tell_of_one_executor(spark, plan)

@@ -115,6 +115,21 @@ def test_an_impossible_change_is_refused_with_its_reason(query: ThreadQuery) -> 
     assert "sealed" in run("plan").stdout
 
 
+def test_a_failed_stage_is_restarted_by_the_program(query: ThreadQuery) -> None:
+    assert "adds no flows for others" in run("restart", "Kept").output
+    asked: list[str] = []
+    query.server.add_flows_by(asked.append, asked.append)
+    done = run("restart", "Kept")
+    assert (done.exit_code, done.stdout) == (DONE, "Kept begins anew: version 0 of the plan\n")
+    assert asked == ["Kept"]
+
+    def refused(name: str) -> None:
+        raise UsageError(f"stage {name} has not failed")
+
+    query.server.add_flows_by(asked.append, refused)
+    assert "stage passed has not failed" in run("restart", "passed").output
+
+
 def test_a_stage_that_has_failed_is_shown_until_it_is_removed_from_the_list(query: ThreadQuery) -> None:
     core = query.server.core
     query.server.look(lambda: core.board.fail(QueryFailed("boom in row 3"), [1]))

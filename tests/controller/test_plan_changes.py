@@ -10,10 +10,12 @@ import pytest
 from controller.balance.load import Move
 from controller.course.newborns import grown_table
 from controller.course.plan_phases import PlanPhase
+from controller.decide import plan_changes
 from controller.decide.plan_changes import PlanHasChanged, WorkersAreMissing
 from controller.decide.request_book import State
 from controller.replicas.addition_limits import CONFIRM_MAX_S
 from controller.text import duration
+from flux.dataflow import plan_change
 from flux.dataflow.plan import WorkerSourcePlan
 from flux.dataflow.plan_change import PlanChange, decode_change
 from flux.errors import QueryFailed, UsageError
@@ -267,6 +269,36 @@ def test_a_worker_that_comes_later_gets_no_stages_that_are_gone() -> None:
     ]
 
 
+@pytest.mark.parametrize("bytes_max", [1 << 20, 2600])
+def test_a_worker_that_lacks_more_than_is_kept_gets_the_plan_as_it_is(
+    bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_changes, "TOLD_KEPT", 2)
+    monkeypatch.setattr(plan_changes, "VERSIONS_KEPT", 3)
+    c = growing(slots=4)
+    first = c.core.plan
+    c.lose(3)
+    for number in range(6):
+        c.add(replace(copy_of(c.core.plan, f"A{number}", version=number + 1), base=number))
+    c.remove("A2")
+    assert len(c.core.plans._told) == len(c.core.plans._changes) == 2
+    assert len(c.core.plans.versions) == 3
+    c.deaf = {"w3.1"}
+    node = c.join(3, attempt=1)
+    monkeypatch.setattr(plan_change, "HEADER_BYTES_MAX", bytes_max)
+    c.report(node, GetPlan(node=node, version=0))
+    told = [decode_change(each.change, first.secret) for each in c.told("w3.1") if isinstance(each, PlanChanged)]
+    assert (len(told) > 1) == (bytes_max == 2600)
+    made = first
+    for change in told:
+        made = change.applied_to(made)
+    assert [(part.id, part.since) for part in (*made.stages, *made.edges)] == [
+        (part.id, part.since) for part in (*c.core.plan.stages, *c.core.plan.edges)
+    ]
+    assert (made.version, made.next_ids()) == (7, c.core.plan.next_ids())
+    assert made.version == c.core.plan.version
+
+
 def test_a_later_worker_that_cannot_take_a_version_tells_the_reason_in_an_event() -> None:
     c = growing(slots=4)
     c.lose(3)
@@ -397,71 +429,6 @@ def test_a_query_that_has_ended_takes_nothing() -> None:
     assert "has come to its end" in why(c, request)
     with pytest.raises(UsageError, match="the query is ended"):
         c.core.plans.newest()
-
-
-# ---- a checkpoint location
-
-
-def durable() -> Cluster:
-    c = growing()
-    c.core.plans.keeps_versions = True
-    return c
-
-
-def kept(c: Cluster, error: str = "") -> None:
-    """Carry out the orders to the location, or fail to."""
-    for order in c.core.plans.to_keep():
-        c.core.plans.kept(order, c.now, error)
-    c.take(c.core.board.take())
-
-
-def test_nothing_is_told_before_the_location_has_it() -> None:
-    c = durable()
-    request = c.add(copy_of(c.core.plan, "A"))
-    assert not c.sent(PlanChanged)
-    (order,) = c.core.plans.to_keep()
-    assert (order.version, order.plan.version, order.plan.stages.end) == (1, 1, c.core.plan.stages.end + 1)
-    assert not c.core.plans.to_keep()
-    c.core.plans.kept(order, c.now)
-    c.take(c.core.board.take())
-    assert state(c, request) == State.DONE
-
-
-def test_a_version_that_is_taken_back_is_forgotten_by_the_location_before_the_refusal() -> None:
-    c = durable()
-    request = c.add(copy_of(c.core.plan, "A"))
-    c.deaf = {"w0.0"}
-    (first,) = c.core.plans.to_keep()
-    c.core.plans.kept(first, c.now)
-    c.take(c.core.board.take())
-    c.report(0, PlanSeen(node=0, version=1, error="no"))
-    assert state(c, request) == State.UNDER_WAY
-    (order,) = c.core.plans.to_keep()
-    assert (order.version, order.plan.version) == (1, 0)
-    c.core.plans.kept(first, c.now)
-    assert state(c, request) == State.UNDER_WAY, "a late answer to the order that kept it"
-    c.core.plans.kept(order, c.now)
-    assert state(c, request) == State.GIVEN_UP
-
-
-def test_a_location_that_does_not_keep_it_or_does_not_answer() -> None:
-    c = durable()
-    request = c.add(copy_of(c.core.plan, "A"))
-    kept(c, "no space left")
-    assert [order.plan.version for order in c.core.plans.to_keep()] == [0], "a part of it may be there"
-    c.tick(61.0)
-    assert why(c, request).startswith(
-        "the checkpoint location cannot keep it: no space left; and the checkpoint location did not"
-    )
-    late = c.add(replace(copy_of(c.core.plan, "A", version=2), base=0))
-    c.tick(61.0)
-    kept(c)
-    assert why(c, late) == "the checkpoint location did not keep it within 60 s"
-    again = c.add(replace(copy_of(c.core.plan, "A", version=3), base=0))
-    kept(c, "no space left")
-    kept(c, "it is read-only")
-    assert "keep it: no space left; and the checkpoint location did not forget it (it is read-only)" in why(c, again)
-    assert not c.sent(PlanChanged)
 
 
 # ---- removals

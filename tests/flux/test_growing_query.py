@@ -16,7 +16,7 @@ import pytest
 
 import flux
 from controller.course.removals import removal
-from controller.decide.plan_changes import PlanHasChanged
+from controller.decide.plan_changes import FailedStage, PlanHasChanged
 from controller.planning.checks import check_failures_of_stages
 from controller.planning.compiled import CompiledPlan
 from controller.planning.compiler import compiled_plan
@@ -70,7 +70,8 @@ class StubServer:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.core = SimpleNamespace(places=SimpleNamespace(wanted=3))
+        self.failed: dict[str, FailedStage] = {}
+        self.core = SimpleNamespace(places=SimpleNamespace(wanted=3), plans=SimpleNamespace(failed=self.failed))
         self.started = threading.Event()
         self.started.set()
         self.asked: list[tuple[PlanChange, bytes]] = []
@@ -82,6 +83,17 @@ class StubServer:
         self.asked.append((change, encoded))
         self.plan = change.applied_to(self.plan)
         return self.plan
+
+    def look(self, at: Any) -> Any:
+        return at()
+
+    def fail(self, name: str) -> None:
+        """Take a stage out of the plan, and all that depends on it."""
+        before = self.plan
+        self.remove(name, True, 1.0)
+        for stage in before.stages:
+            if stage.id not in self.plan.stages:
+                self.failed[stage.name] = FailedStage(stage.name, stage.id, 0.0, name, "boom")
 
     def remove(self, name: str, cascade: bool, timeout: float) -> Plan:
         self.plan = removal(self.plan, self.plan.version + 1, name, cascade).applied_to(self.plan)
@@ -286,7 +298,6 @@ def unpicklable(query: Growing) -> Any:
         (wide, r"of log each, and .* left: remove other stages, use fewer partitions, or start the query with a larger"),
         (unpicklable, "stage Locked cannot be sent to the executors"),
         (lambda query: alarm(StreamSource("clicks", ROWS)).to(Shown()), "source clicks is micro-batches"),
-        (lambda query: alarm(query.source("flights")).to(Shown()), "source flights runs, and a stage cannot begin"),
         (lambda query: alarm(query["Totals"]).withStage(replicas=3, name="T").union(alarm(query["Totals"])).to(Shown()), ""),
     ],
 )  # fmt: skip
@@ -405,6 +416,42 @@ def test_an_addition_from_a_file_that_has_changed_is_refused(
     assert "First" not in [stage.name for stage in query._plan.stages]
     file.write_text(MODULE.format(name="First"))
     add()
+
+
+def test_a_failed_stage_begins_anew_with_the_stages_that_depended_on_it() -> None:
+    query = started(Totals(flights()).to(Shown()), alarm(flights("b")).withStage(name="Other").to(Shown()))
+    query.add(alarm(query["Totals"]).to(Shown()))
+    query.add(alarm(query["Alarm"]).withStage(name="Page").to(Shown()), query["Alarm"].to(Shown()))
+    query.add(alarm(query["Alarm"]).withStage(name="Gone").to(Shown()))
+    query.remove("Gone")
+    query.stub.fail("Alarm")
+    with pytest.raises(UsageError, match="stage Page depends on Alarm, which has failed: restart Alarm"):
+        query.restart("Page")
+    with pytest.raises(UsageError, match=r"stage 'Totals' has not failed; failed: Alarm, Page, Alarm.sink"):
+        query.restart("Totals")
+    query.restart("Alarm")
+    plan = query._plan
+    sinks = [stage.name for stage in plan.stages if stage.sink is not None]
+    assert sorted(sinks) == ["Alarm.sink", "Alarm.sink#2", "Other", "Page", "Totals"], "not the one that was removed"
+    of = {stage.name: stage for stage in plan.stages}
+    assert [plan.origin(plan.edges[of[name].edges_in[0]]).name for name in ("Alarm", "Page")] == ["Totals", "Alarm"]
+    assert [edge.since for edge in plan.edges if edge.consumer in (of["Alarm"].id, of["Page"].id)] == [plan.version] * 2
+    query.stub.failed.clear()
+    with pytest.raises(UsageError, match="stage 'Alarm' has not failed; none has failed"):
+        query.restart("Alarm")
+
+
+def test_a_failed_stage_of_the_start_begins_anew_too_once_it_is_gone() -> None:
+    given = [Totals(flights()).to(Shown()), alarm(flights("b")).withStage(name="Other").to(Shown())]
+    query = started(*given)
+    query._ends.take(given, query._running.compiled)
+    query.stub.failed["Other"] = FailedStage("Other", 1, 0.0, "Other", "boom")
+    with pytest.raises(QueryTimeout, match=r"after 0.05 s Other, which has failed, is still being removed"):
+        query.restart("Other", timeout=0.05)
+    query.stub.fail("Other")
+    query.restart("Other")
+    assert [(stage.id, stage.name) for stage in query._plan.stages] == [(0, "Totals"), (2, "Other")]
+    assert query.grown == [["b"]], "its source is read anew"
 
 
 class Settles(Shown):

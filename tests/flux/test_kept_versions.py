@@ -241,6 +241,17 @@ def test_a_stage_that_has_failed_begins_anew_with_another_number(tmp_path: Path)
     assert again(location.CheckpointLocation.open(tmp_path), "delays", "alarm").version == 3
 
 
+def test_a_failed_stage_behind_a_source_that_goes_on_cannot_begin_there_anew(tmp_path: Path) -> None:
+    program = Program()
+    other = stage("Other", program.delays.inputs[0])
+    made = compiled_plan([*program.start("delays"), other.to(Shown())], SETTINGS, FOUND, "q", b"s")
+    found = location.CheckpointLocation.open(tmp_path).take(durable(made.plan))
+    found.keep(removal(made.plan, 1, "Other", False).applied_to(made.plan), {}, ["Other"])
+    flows = [*program.start("delays"), other.to(Shown())]
+    with pytest.raises(UsageError, match=r"stage Other has failed, and it reads source flights, which goes on"):
+        regrown.compiled_again(flows, location.CheckpointLocation.open(tmp_path), SETTINGS, b"s", FOUND, 0, 3)
+
+
 def test_versions_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     begun(tmp_path)
     about = json.loads((tmp_path / "flux.json").read_text())

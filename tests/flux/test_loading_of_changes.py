@@ -111,3 +111,18 @@ def test_an_error_of_an_import_is_the_answer(loop: Loading) -> None:
     loop._on_command(loop.core, loop.changed(missing), 0.0)
     assert loop.seen(1) == [(1, True)]
     assert loop.core.plans.newest.version == 0
+
+
+def test_code_that_never_ends_loading_does_not_keep_a_worker() -> None:
+    """The thread is a daemon, so it does not keep the process either."""
+    bell, begun, goes_on = Sockets(None, SECRET).bell(), threading.Event(), threading.Event()
+    jobs = BackgroundJobs(bell)
+    jobs.give(1, lambda: begun.set() or goes_on.wait(LIMIT_S))
+    jobs.give(2, lambda: 2)
+    assert begun.wait(LIMIT_S)
+    assert not jobs.close(0.01)
+    goes_on.set()
+    assert jobs.close(LIMIT_S)
+    assert list(jobs.done()) == [(1, True)], "jobs that have not begun are given up"
+    assert jobs._thread.daemon
+    assert BackgroundJobs(bell).close(), "a thread that had nothing to do"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
@@ -13,7 +14,14 @@ from cloudpickle import cloudpickle as by_value
 
 from flux.dataflow.plan import ById, EdgePlan, FromDataFrame, FromStage, Plan, StagePlan
 from flux.dataflow.plan import DataFrameSourcePlan as Source
-from flux.dataflow.plan_change import STREAM_BYTES_MIN, PlanChange, PlanVersions, decode_change, encode_change
+from flux.dataflow.plan_change import (
+    STREAM_BYTES_MIN,
+    PlanChange,
+    PlanVersions,
+    change_since,
+    decode_change,
+    encode_change,
+)
 from flux.errors import ProtocolError, UsageError
 from flux.settings import Settings
 from partitioning.table import FIRST_EPOCH, ReplicaAt, Table, change_between, changed_by
@@ -58,6 +66,36 @@ def test_an_id_is_never_used_again() -> None:
     assert third.next_ids() == (1, 3, 3)
     with pytest.raises(ValueError, match="must ascend from 3 on"):
         replace(ADD, version=3).applied_to(third)
+
+
+def form(plan: Plan) -> Any:
+    stages = [(each.id, each.since, each.edges_in, each.edges_out, each.edges_at_birth) for each in plan.stages]
+    return plan.version, stages, [(each.id, each.since) for each in plan.edges], plan.next_ids()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_change_leads_from_any_version_to_the_newest_one(seed: int) -> None:
+    """Without the parts that came and went, and also by a version between."""
+    rng, plans = random.Random(f"versions {seed}"), [FIRST]
+    for version in range(1, rng.randint(2, 12)):
+        plan = plans[-1]
+        ends = [each for each in plan.stages if not each.edges_out and each.since]
+        if ends and rng.random() < 0.45:
+            gone = rng.choice(ends)
+            change = PlanChange(version, removed_stages=(gone.id,), removed_edges=gone.edges_in)
+        else:
+            origin, (_, new, edge) = rng.choice(list(plan.stages)), plan.next_ids()
+            change = PlanChange(version, stages=(stage(new, (edge,)),), edges=(between(edge, origin.id, new),))
+        plans.append(change.applied_to(plan))
+    newest = plans[-1]
+    for plan in plans[:-1]:
+        change = change_since(newest, plan.version, newest.version)
+        assert {part.id for part in change.stages} <= {part.id for part in newest.stages}
+        assert form(change.applied_to(plan)) == form(newest)
+        middle = rng.randint(plan.version, newest.version)
+        if plan.version < middle < newest.version:
+            there = change_since(newest, plan.version, middle).applied_to(plan)
+            assert form(change_since(newest, middle, newest.version).applied_to(there)) == form(newest)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@ beginning on."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.dataset as datasets
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
@@ -147,3 +151,63 @@ def test_stages_are_added_exactly_while_executors_are_killed(cluster: Any, tmp_p
     assert kinds.count("plan") == 4
     assert "take-over" in kinds
     assert "divergence" not in kinds
+
+
+@pytest.mark.starts_spark
+def test_changes_are_done_or_never_happened_wherever_the_driver_is_killed(tmp_path: Path) -> None:
+    """The driver and all its processes are killed ten times in the middle of changes, and the program is started again."""
+    program = [sys.executable, str(Path(__file__).parent / "growing_lives.py"), str(tmp_path)]
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "FLUX_RUNTIME_DIR": str(runtime)
+    }  # fmt: skip
+    rng = random.Random("kills of the driver")
+    for life in range(10):
+        driver = subprocess.Popen(
+            program, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            said = lines_until(driver, rng.randint(2, 8))
+            time.sleep(rng.random() * 0.2)  # into the middle of the next one
+            assert driver.poll() is None, f"life {life}: {''.join(said)}{driver.stdout.read()}"  # type: ignore[union-attr]
+        finally:
+            kill_family(driver, first=life % 2 == 0)
+    last = subprocess.run(
+        [*program, "end"], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert "through" in last.stdout, last.stdout[-3000:] + last.stderr[-3000:]
+    seen = rows(tmp_path / "Seen")
+    of_key = seen.groupby("key").n
+    assert (of_key.count() == of_key.max() + 1).all(), "each row once, from the first to the last"
+    assert of_key.nunique().sum() == len(seen)
+    folders = [folder for folder in tmp_path.glob("Since*") if list(folder.glob("part-*.parquet"))]
+    assert len(folders) > 3
+    for folder in folders:
+        given = rows(folder)
+        assert (given.n == given["last"] - given["first"] + 1).all(), "each row from the first one on, once"
+        assert (given.groupby("key")["first"].nunique() == 1).all(), "an edge begins at one row, in all lives"
+    assert max(given["first"].min() for given in map(rows, folders)) > 0
+
+
+def kill_family(driver: Any, first: bool) -> None:
+    """Kill a program and all that it has started, itself ``first`` or last."""
+    if driver.poll() is None:
+        family = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
+        for process in family if first else family[::-1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, 10)
+    driver.communicate(timeout=WAIT_S)
+
+
+def lines_until(driver: Any, changes: int) -> list[str]:
+    """Read what a program says until it has made this number of changes, or ends."""
+    said = []
+    for line in driver.stdout:
+        said.append(line)
+        if line.startswith(("added", "removed")):
+            changes -= 1
+        if not changes:
+            break
+    return said

@@ -39,7 +39,7 @@ app.command()(show.checkpoints)
 COMMANDS: tuple[Callable[..., None], ...] = (
     show.status, show.top, show.partitions, show.history, show.metrics,
     change.rebalance, change.move, change.drain, change.scale, change.protect, change.fail,
-    stages.plan, stages.add, stages.remove,
+    stages.plan, stages.add, stages.remove, stages.restart,
     serve.serve, serve.forget, gateways.gateway, gateways.token, gateways.streams, gateways.push, gateways.verify,
 )  # fmt: skip
 for command in COMMANDS:

@@ -12,7 +12,7 @@ from controller.operate.cli import tables
 from controller.operate.cli.change import finish
 from controller.operate.cli.options import Invocation, changes, shows
 from controller.operate.cli.output import document, plain, show
-from controller.operate.requests import Accepted, AddFlow, GetPlanStatus, PlanStatus, RemoveStage, Status
+from controller.operate.requests import Accepted, AddFlow, GetPlanStatus, PlanStatus, RemoveStage, RestartStage, Status
 
 
 @shows
@@ -86,6 +86,16 @@ def remove(
     """Remove a stage or a source from a running query, or a stage that has failed from the list."""
     request = call.client.ask(RemoveStage(name=name, cascade=cascade), Accepted).request
     finish(call, f"removing {name}", request, lambda status: f"{name} is removed: {_version(status)}")
+
+
+@changes(timeout=60)
+def restart(
+    call: Invocation,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a stage that has failed, as in flux plan.")],
+) -> None:
+    """Begin a failed stage anew, empty, with the rows from now on, and the stages that depended on it."""
+    request = call.client.ask(RestartStage(name=name), Accepted).request
+    finish(call, f"restarting {name}", request, lambda status: f"{name} begins anew: {_version(status)}")
 
 
 def _version(status: Status) -> str:
