@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 import msgspec
 
 from flux.errors import UsageError
-from flux.eventlog.log_reader import LogReader
-from flux.eventlog.log_store import open_log
 from flux.gateway.answers import DeliveryState, OutputAnswer, OutputsAnswer
 from flux.gateway.problems import Problem
 from flux.gateway.reads.endpoint import problem_of
@@ -26,7 +24,7 @@ from flux.gateway.webhooks.catalogue import (
     checked_webhook,
 )
 from flux.gateway.webhooks.deliveries import WebhookDelivery
-from flux.gateway.webhooks.delivery_log import newest_delivery
+from flux.gateway.webhooks.delivery_log import written_delivery
 from flux.gateway.webhooks.pusher import status_of
 from flux.outputs.catalogue import NoSuchOutput, OutputCatalogue
 from flux.outputs.cursor import CursorGone, OutputCursor
@@ -127,12 +125,4 @@ class WebhookActions:
 
     def _newest(self, of: WebhookDefinition) -> WebhookDelivery | None:
         """Return the newest delivery that its gateway has written down."""
-        store = open_log(self._catalogue.log_place(of))
-        reader = LogReader(store, f"webhook {of.name!r}")
-        try:
-            position = reader.newest()
-            return newest_delivery(store, f"webhook {of.name!r}", max(position - 1, 0))
-        except FileNotFoundError:  # it is being removed
-            return None
-        finally:
-            reader.close()
+        return written_delivery(self._catalogue.log_place(of), f"webhook {of.name!r}")

@@ -12,9 +12,10 @@ import msgspec
 
 from flux.eventlog.log_owner import LogLimits, LogOwner
 from flux.eventlog.log_reader import LogReader
-from flux.eventlog.log_store import LogStore
+from flux.eventlog.log_store import LogStore, open_log
 from flux.eventlog.records import EventRecord, PushName
 from flux.gateway.webhooks.deliveries import WebhookDelivery
+from flux.vault.location import Place
 
 #: Little is kept: the newest record alone counts.
 LIMITS = LogLimits(segment_bytes=64 << 10, retain_us=0, retain_bytes=0)
@@ -57,3 +58,16 @@ def newest_delivery(store: LogStore, where: str, position: int) -> WebhookDelive
     while records := reader.read():
         found = records
     return _decoder.decode(found[-1].batch) if found else None
+
+
+def written_delivery(place: Place, where: str) -> WebhookDelivery | None:
+    """Return the newest delivery that the gateway of a webhook has written down; None: there is none, or the webhook is being
+    removed."""
+    store = open_log(place)
+    try:
+        newest = LogReader(store, where).newest()
+        return newest_delivery(store, where, max(newest - 1, 0))
+    except FileNotFoundError:
+        return None
+    finally:
+        store.close()
