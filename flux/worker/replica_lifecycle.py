@@ -251,7 +251,8 @@ class ReplicaLifecycle:
         for replica in replicas.values():
             self._note_change(replica)
         for replica in self._shortened:
-            if replica.leads and replica.finished:  # it may be a last one since then
+            # It may be a last one since then, or be given up.
+            if replica.leads and replica.finished and replicas.get(replica.key) is replica:
                 self._leaving.report(replica)
         self._shortened.clear()
         hosted.note_roles()

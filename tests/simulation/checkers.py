@@ -553,5 +553,8 @@ class Ledger:
         if replica is not None and replica.applied and not replica.orders_itself:
             step = replica.applied - 1
             watch = self._watches[id(replica)]
+            # A partition that has come to its end also takes the steps at which new edges begin, perhaps in the same turn.
+            while step in watch.orders and watch.orders[step][0] is StepKind.CHANGE:
+                step -= 1
             if step in watch.orders:
                 self._known_everywhere(watch, step, "the end was reported")

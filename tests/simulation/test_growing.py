@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from controller.decide.plan_changes import PlanChanges
 from tests.simulation.mixes import GROWING_LIVES
 from tests.simulation.run import GROWS_FROM, Result, run
 from tests.simulation.runs import LONG
@@ -36,7 +38,7 @@ def test_stages_come_and_go(results: list[Result]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_the_loss_of_everything_leaves_each_change_done_or_undone() -> None:
-    results = [run(seed, GROWING_LIVES) for seed in range(GROWS_FROM, GROWS_FROM + 12)]
+    results = [run(seed, GROWING_LIVES) for seed in (*range(GROWS_FROM, GROWS_FROM + 9), 1, 2, 4)]
     assert [str(result) for result in results if not result.ok] == []
     counts: Counter[str] = sum((result.counts for result in results), Counter())
     assert counts["lives that went on"] > 12
@@ -44,3 +46,16 @@ def test_the_loss_of_everything_leaves_each_change_done_or_undone() -> None:
     assert counts["edges that began behind rows"] > 120
     assert counts["versions lost with everything"] > 0
     assert counts["versions kept and not heard of"] > 0
+
+
+@pytest.mark.long
+def test_versions_that_no_directory_has_break_the_next_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant: processes go by versions of which the next life of the query knows nothing."""
+    init = PlanChanges.__init__
+
+    def broken(self: PlanChanges, *given: Any) -> None:
+        init(self, *given)
+        self.keeps_versions = False
+
+    monkeypatch.setattr(PlanChanges, "__init__", broken)
+    assert [run(seed, GROWING_LIVES).ok for seed in (1, 2, 5)] == [False] * 3
