@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +19,13 @@ from flux.gateway.problems import Problem
 from flux.gateway.reads import event_stream
 from flux.gateway.reads.endpoint import ResultsEndpoint
 from flux.gateway.reads.event_stream import EventStream
+from flux.gateway.reads.follower import ResultFollower
 from flux.gateway.reads.ring import ENTRY_ROWS, ResultRing
 from flux.gateway.reads.tails import OutputTails
 from flux.gateway.routes import ARROW, FollowRows
 from flux.outputs.catalogue import OutputCatalogue
 from flux.outputs.cursor import OutputCursor
-from flux.outputs.reader import MissedRows, OutputPiece, OutputRows
+from flux.outputs.reader import MissedRows, OutputPiece, OutputRows, OutputScan
 from flux.vault.location import Folder
 from tests.flux.gateways import HeldClient, problem
 from tests.flux.results import opened_sink, results, written
@@ -290,3 +292,35 @@ async def test_one_reader_of_the_disk_serves_all_readers_of_an_output(
     assert len(endpoints[0]._tails._tails) == 1
     for reader in readers:
         await reader.leave()
+
+
+@in_loop
+async def test_a_reader_that_leaves_while_the_disk_is_read_leaves_no_way_in_use_behind(
+    endpoints: list[ResultsEndpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(opened_sink(tmp_path), 0, results(1, 2, 3))
+    reads, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+    rows, close = OutputScan.rows, OutputScan.close
+
+    def slow(scan: OutputScan, most: int, bytes_most: int) -> OutputRows:
+        if threading.current_thread().name.startswith("flux-results"):
+            reads.set()
+            assert goes_on.wait(20)
+        return rows(scan, most, bytes_most)
+
+    monkeypatch.setattr(OutputScan, "rows", slow)
+    monkeypatch.setattr(OutputScan, "close", lambda scan: (closed.set(), close(scan))[1])
+    of = OutputCatalogue(Folder(tmp_path)).get("delays")
+    with endpoints[0]._tails.reading(of) as tail:
+        follower = ResultFollower(tail, (0,), endpoints[0]._pool)
+        monkeypatch.setattr(tail, "after", lambda positions: None)
+        task = asyncio.create_task(follower.read(10, 20.0))
+        assert await asyncio.to_thread(reads.wait, 20)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        closed.clear()
+        follower.close()
+        assert not tail._scans
+        goes_on.set()
+        assert await asyncio.to_thread(closed.wait, 20)
+        assert follower.positions == (0,)

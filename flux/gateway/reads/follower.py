@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -29,7 +30,10 @@ class ResultFollower:
         self.positions = positions
         self._tail = tail
         self._pool = pool
+        #: The way through the disk, unless a thread reads there: a reader may leave meanwhile.
         self._scan: OutputScan | None = None
+        self._guard = threading.Lock()
+        self._left = False
 
     @property
     def cursor(self) -> OutputCursor:
@@ -62,7 +66,7 @@ class ResultFollower:
                     return FoundRows([], [])
 
     def _taken(self, entries: list[RingEntry], rows_max: int) -> FoundRows:
-        self.close()
+        self._give_back()
         taken: list[RingEntry] = []
         left = BYTES_MAX
         for entry in entries:
@@ -74,14 +78,29 @@ class ResultFollower:
         return FoundRows(taken, [])
 
     def _from_disk(self, rows_max: int) -> FoundRows:
-        if self._scan is None:
-            self._scan = self._tail.taken_scan(self.positions)
-        found = self._scan.rows(rows_max, BYTES_MAX)
-        self.positions = found.cursor.positions
+        with self._guard:
+            scan, self._scan = self._scan, None
+        scan = scan or self._tail.taken_scan(self.positions)
+        try:
+            found = scan.rows(rows_max, BYTES_MAX)
+        except BaseException:
+            scan.close()
+            raise
+        with self._guard:
+            if self._left:
+                scan.close()
+            else:
+                self._scan, self.positions = scan, found.cursor.positions
         return FoundRows(entries_of(found), found.missed)
 
     def close(self) -> None:
-        """Give the way through the disk to the next request that goes on here."""
-        scan, self._scan = self._scan, None
+        """Leave: the next request that goes on here gets the way through the disk."""
+        with self._guard:
+            self._left = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        with self._guard:
+            scan, self._scan = self._scan, None
         if scan is not None:
             self._tail.give_back(scan)

@@ -53,6 +53,7 @@ class OutputTail:
         self._ring: ResultRing | None = None
         #: Readers of the disk that requests have left, by place.
         self._scans: OrderedDict[Positions, OutputScan] = OrderedDict()
+        self._closed = False
 
     def poll(self) -> bool:
         """Read from the disk once. Return whether there was something. Called by one thread at a time."""
@@ -83,10 +84,11 @@ class OutputTail:
     def give_back(self, scan: OutputScan) -> None:
         """Keep a reader of the disk for the next request of its client."""
         with self._lock:
-            before = self._scans.pop(scan.cursor.positions, None)
+            gone = [self._scans.pop(scan.cursor.positions, None)]
             self._scans[scan.cursor.positions] = scan
-            old = self._scans.popitem(last=False)[1] if len(self._scans) > _SCANS_MAX else None
-        for each in (before, old):
+            while len(self._scans) > (0 if self._closed else _SCANS_MAX):
+                gone.append(self._scans.popitem(last=False)[1])
+        for each in gone:
             if each is not None:
                 each.close()
 
@@ -123,6 +125,7 @@ class OutputTail:
     def close(self) -> None:
         """Release files."""
         with self._lock:
+            self._closed = True
             scans, self._scans = list(self._scans.values()), OrderedDict()
         for scan in (self._scan, *scans):
             if scan is not None:
