@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
+from flux.errors import QueryFailed
 from flux.gateway.serve import STOP_S
 
 log = logging.getLogger("flux")
@@ -17,6 +19,8 @@ log = logging.getLogger("flux")
 AGAIN_S, AGAIN_MAX_S = 0.2, 10.0
 #: A gateway that ran for this time is started again after the first pause.
 STEADY_S = 30.0
+#: Seconds until a gateway listens, which loads Arrow first, and between two looks.
+OPENS_S, _LOOK_S = 120.0, 0.05
 #: Seconds that a gateway has to end, beyond those for its open requests.
 _END_S = 5.0
 
@@ -45,6 +49,22 @@ class AttachedGateway:
     @property
     def process_id(self) -> int:
         return self._process.pid
+
+    def wait_until_it_listens(self) -> None:
+        """Wait until the port is open. QueryFailed: it is not within ``OPENS_S`` seconds, or the gateway has ended."""
+        host, _, port = self.http.rpartition(":")
+        end = self._clock() + OPENS_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1):
+                return
+            code = self._process.poll()
+            if code is not None:
+                raise QueryFailed(
+                    f"the gateway at {self.http} has ended with code {code} at its start; it has said why"
+                )
+            if self._clock() > end:
+                raise QueryFailed(f"the gateway at {self.http} does not listen after {OPENS_S:g} s")
+            time.sleep(_LOOK_S)
 
     def look(self) -> None:
         """Start the gateway again if it has ended, after a pause that grows while it ends soon."""

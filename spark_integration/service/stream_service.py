@@ -92,6 +92,8 @@ class StreamService:
                 stack.callback(made.wait)
                 stack.callback(made.end)
                 self.urls.append(f"{'https' if '--certificate' in gateway_options else 'http'}://{address}")
+            for each in self._gateways:
+                each.wait_until_it_listens()
             self._close = stack.pop_all()
         self._thread = threading.Thread(target=self._look_after, name="flux-service-look", daemon=True)
         self._thread.start()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flux.errors import UsageError
+from flux.errors import QueryFailed, UsageError
 from spark_integration.service.attached import AGAIN_MAX_S, AGAIN_S, STEADY_S, AttachedGateway
 from spark_integration.service.stream_service import addresses
 
@@ -55,6 +55,13 @@ def test_a_gateway_that_ends_again_and_again_is_started_less_often() -> None:
     assert all(each.stdin.closed for each in held.started[:-1])
     held.now += STEADY_S + 1
     assert held.seconds_until_started() < AGAIN_S + 0.25
+
+
+def test_a_gateway_that_ends_at_its_start_is_an_error() -> None:
+    held = HeldGateway()  # nothing listens on its port
+    held.started[0].code = 1
+    with pytest.raises(QueryFailed, match="has ended with code 1 at its start"):
+        held.gateway.wait_until_it_listens()
 
 
 @pytest.mark.parametrize(

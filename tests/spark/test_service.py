@@ -118,6 +118,42 @@ def shown(client: Client, query: str) -> dict[str, Any]:
     return client._call("GET", f"/v1/queries/{query}")
 
 
+@pytest.mark.long
+def test_a_service_goes_on_where_it_was(spark: Any, tmp_path: Path) -> None:
+    location = tmp_path / "location"
+    location.mkdir(mode=0o700)
+
+    def served(*allow: str, at: Path | None = location) -> Any:
+        return flux.serve(at, f"127.0.0.1:{free_port()}", allow=allow, spark=spark, workers=2)
+
+    def counted() -> list[int]:
+        return [row["n"] for row in rows_of_output(location, "counts")]
+
+    counts = "SELECT user, count(*) AS n FROM clicks GROUP BY user"
+    with served(*ALLOWED) as service, Client(service.urls, service.token, timeout=STARTS_S) as client:
+        token = service.token
+        client.register_stream("clicks", "user BIGINT, page STRING")
+        register(client, name="counts", sql=counts, mode="update")
+        register(client, name="late", **operator("Above", {"limit": 5}, "clicks"))
+        client.push_events("clicks", [{"user": 1}] * 3)
+        until(lambda: counted()[-1:] == [3], "three events are counted")
+    before = counted()
+    with pytest.raises(
+        UsageError, match="query late is registered with operator service_operators:Above, which is not"
+    ):
+        served()
+    with served(*ALLOWED) as service, Client(service.urls, token, timeout=STARTS_S) as client:
+        assert service.token is None
+        client.push_events("clicks", [{"user": 1}, {"user": 9}])
+        until(lambda: counted()[-2:] in ([4, 1], [1, 4]), "the state is there")
+        assert counted()[: len(before)] == before
+        until(lambda: len(rows_of_output(location, "late")) == 1, "the operator goes on")
+    with served(at=None) as service:
+        kept = Path(service.location)
+        assert (kept / "queries.json").exists()
+    assert not kept.exists()
+
+
 def register(client: Client, **definition: Any) -> dict[str, Any]:
     return client._call("POST", "/v1/queries", json.dumps(definition).encode())
 
