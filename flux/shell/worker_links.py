@@ -43,9 +43,12 @@ class WorkerLinks:
 
     def send(self, effects: Iterable[ToWorker]) -> None:
         """Send all effects. All frames are made before the first is sent: most of the cost of sending is waking the thread that
-        sends."""
+        sends. Messages to a worker that the newest table has no more are lost, as on a connection that is closed: a loan, or
+        tentative rows, may have been made for it in the turn in which the table came."""
         messages: dict[int, list[Frames]] = {}
         for effect in effects:
+            if effect.worker not in self._endpoints:
+                continue
             messages.setdefault(effect.worker, []).append(self._frames(effect))
         for worker, several in messages.items():
             self._to(worker).send_all(several)

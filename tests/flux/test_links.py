@@ -105,6 +105,17 @@ def test_a_worker_of_a_hundred_has_one_link_to_each_other_at_most() -> None:
     assert counts == [cluster.sockets(worker) for worker in range(100)], "all of them are needed"
 
 
+def test_a_message_to_a_worker_that_a_table_has_dropped_in_the_same_turn_is_lost_and_others_are_not() -> None:
+    sockets = CountedSockets()
+    links = WorkerLinks(sockets, 1 << 30)  # type: ignore[arg-type]
+    endpoints = {0: "tcp://127.0.0.1:0", 1: "tcp://127.0.0.1:1", 2: "tcp://127.0.0.1:2"}
+    links.follow(Table(0, (), (), endpoints))
+    loans = [ToWorker(worker, Orders([])) for worker in (2, 1)]
+    links.follow(Table(1, (), (), {worker: endpoints[worker] for worker in (0, 1)}))
+    links.send(loans)
+    assert sockets.open == ["tcp://127.0.0.1:1"]
+
+
 def test_workers_that_have_nothing_to_say_to_each_other_have_no_link() -> None:
     cluster = Cluster(100, 8)
     consumers = {replica.worker for row in cluster.table.stages[1] for replica in row}
