@@ -6,8 +6,10 @@ event_time      Windows, sessions, joins and state per key over parquet files, b
 result_age      Age of a window's result at a sink
 join_age        Age of a joined row at a sink
 availability    Results while a source partition is silent, and their corrections
+healthy         Throughput of healthy streams while another one is silent
 small           Small batches at a steady rate, which no source joins
 paths           Links that stand still now and then: the age of rows by the way in which copies of a stage are read
+feed_costs      Bytes over links, and rows a second, by the way in which copies of a stage are read
 window_gaps     Gaps in the results of windows when executors are killed, with and without an order of steps
 failover        Faults, seen from outside: gaps, old rows, and the time to full replication
 move            Moves of partitions, seen from outside, while rows flow

@@ -4,7 +4,7 @@ Three partitions of a source give 1,500 rows a second each, with the time at whi
 counted per key and window of 100 ms, and go through further stages that pass them on (``--chain``) to a sink, which notes when
 each result came. Partition 0 is silent for some seconds, and then gives the rows of that time as fast as it can. This is the
 set-up of the authors of DPC (Balazinska and others, TODS 2008), with one bound X from the row to the result however many stages
-there are.
+there are. ``soak`` runs the same without a failure, and fails at the first tentative result.
 
 Figures go by windows. A window is new from its first row on; ``first_tentative_s`` counts from the end of the first window that
 lacks rows, because a window without an end has no result. The stable answer is compared with the rows of the source.
@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,10 @@ BOUND_S, SIZE_S, SIZE_US = 3.0, 0.1, 100_000
 ALPHA, PROCESS_S = 0.9, 0.35
 #: Seconds before the failure, and behind it at least: the correction is seen to its end.
 BEFORE_S, BEHIND_S = 4.0, 5.0
+#: Seconds between two lines of a soak, and options of its query: a worker that is given up on a busy machine would end it,
+#: because its source cuts batches by the clock.
+SAID_S = 60.0
+LONG = {"workers_timeout": "110s", "heartbeat_timeout": "30s"}
 TICK_S = 0.01
 #: The peer takes a partition for idle after this time.
 IDLE = "1 second"
@@ -63,6 +67,8 @@ class Failure:
     seconds: float
     #: A partition that is silent says so; the peer's says that it has no rows.
     tells: bool = True
+    #: Seconds of rows behind the failure, at least.
+    behind: float = BEHIND_S
 
     @property
     def begins(self) -> float:
@@ -74,7 +80,7 @@ class Failure:
 
     @property
     def ends(self) -> float:
-        return self.heals + max(BEHIND_S, self.seconds / 10)
+        return self.heals + max(self.behind, self.seconds / 10)
 
     def times(self) -> np.ndarray:
         """Return the event times of all rows of one partition, in microseconds."""
@@ -106,7 +112,6 @@ def paced(folder: str) -> Any:
             yield None
         failure = Failure(**json.loads(script.read_text()))
         times, sent = failure.times(), 0
-        keys = np.arange(len(times)) % KEYS
         while sent < len(times):
             now = time.time()
             if partition == SILENT_PARTITION and failure.begins <= now < failure.heals:
@@ -114,7 +119,8 @@ def paced(folder: str) -> Any:
             else:
                 due = int(np.searchsorted(times, now // TICK_S * TICK_S * 1e6))
             if due > sent:
-                columns = [pa.array(keys[sent:due]), pa.array(times[sent:due]).view(SCHEMA.field(1).type)]
+                keys = np.arange(sent, due) % KEYS
+                columns = [pa.array(keys), pa.array(times[sent:due]).view(SCHEMA.field(1).type)]
                 yield pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
                 sent = due
             elif partition == SILENT_PARTITION and failure.tells and failure.begins <= now < failure.heals:
@@ -300,16 +306,51 @@ def _tell(figures: dict[str, Any], console: Console) -> None:
     )
 
 
+def soak(minutes: float, chain: int, kind: str, console: Console) -> Report:
+    """Run for some minutes without a failure. Neither a tentative result nor a lost or doubled row is allowed."""
+    spark, _ = session.start(WORKERS, 2, idle_jvm=True)
+    try:
+        notes, failure, found = measured(spark, 0.0, chain, kind, ("process", "process"), 60 * minutes, console, **LONG)
+    finally:
+        spark.stop()
+    figures = {
+        "benchmark": "availability", "soak_minutes": minutes, "x_s": BOUND_S, "chain": chain, "kind": kind,
+        "rows": sum(failure.truth().values()), "tentative": sum(note.kind == TENTATIVE for note in notes),
+        **{name: found[name] for name in ("delay_max_s", "lost", "doubled", "windows_wrong")},
+    }  # fmt: skip
+    console.print(
+        f"{minutes:g} minutes without a failure: {figures['rows']:,} rows, {figures['tentative']} tentative results, longest "
+        f"delay {figures['delay_max_s']} s; {figures['lost']} rows lost, {figures['doubled']} doubled"
+    )
+    return Report(figures, failed=unwanted(figures), picture=lambda path: draw(notes, failure, path))
+
+
+def unwanted(figures: dict[str, Any]) -> str | None:
+    """Return the reason why a soak has failed; None: it has not."""
+    if figures["tentative"]:
+        return f"{figures['tentative']} tentative results, and nothing was missing"
+    wrong = figures["lost"] or figures["doubled"] or figures["windows_wrong"]
+    return "the stable answer is not that of the source" if wrong else None
+
+
 def measured(
-    spark: SparkSession, seconds: float, chain: int, kind: str, policies: tuple[str, str] | None
+    spark: SparkSession,
+    seconds: float,
+    chain: int,
+    kind: str,
+    policies: tuple[str, str] | None,
+    behind: float = BEHIND_S,
+    console: Console | None = None,
+    **more: Any,
 ) -> tuple[list[Noted], Failure, dict[str, Any]]:
-    """Run one failure. ``policies`` None: with an idle time-out and without availability."""
+    """Run one failure. ``policies`` None: with an idle time-out and without availability. ``behind``: seconds of rows behind the
+    failure, which the ``console`` hears of. ``more``: options of the query."""
     folder = tempfile.mkdtemp(prefix="flux-bench-")
     try:
         source: Any = flux.source(paced(folder), SCHEMA, partitions=SOURCES)
         source = source.withWatermark("ts", "0 seconds", **({} if policies else {"idle": IDLE}))
         made = flow_of(source, chain, kind, None)
-        options: dict[str, Any] = {"workers": WORKERS}
+        options: dict[str, Any] = {"workers": WORKERS, **more}
         if policies:
             options |= {
                 "availability": f"{BOUND_S:g}s",
@@ -320,12 +361,12 @@ def measured(
         try:
             until(lambda: query.phase == "running", 120, "the query runs")
             start = math.ceil(time.time() + 1)
-            failure = Failure(start, seconds, policies is not None)
+            failure = Failure(start, seconds, policies is not None, behind)
             new = Path(folder, "script.new")
-            new.write_text(json.dumps({"start": start, "seconds": seconds, "tells": failure.tells}))
+            new.write_text(json.dumps(asdict(failure)))
             os.rename(new, Path(folder, "script"))
             growth = _memory_until(query, failure)
-            _await_end(query, failure.ends - time.time() + 120)
+            await_end(query, failure.ends - time.time() + 120, console)
         finally:
             query.stop()
         notes = notes_in(folder)
@@ -348,11 +389,16 @@ def _resident(query: Query) -> int | None:
     return sum(found) if all(found) else None
 
 
-def _await_end(query: Query, limit_s: float) -> None:
-    progress, end = None, time.monotonic() + limit_s
+def await_end(query: Query, limit_s: float, console: Console | None = None) -> None:
+    """Wait until the query has ended, and tell its status to the ``console`` every minute."""
+    progress, now = None, time.monotonic()
+    end, say_at = now + limit_s, now + SAID_S
     while (progress := await_any_progress(query, progress, 30)) is not None and time.monotonic() < end:
         if query.phase not in ("starting", "running"):
             return
+        if console is not None and time.monotonic() > say_at:
+            say_at += SAID_S
+            console.print(f"  {time.strftime('%H:%M:%S')} {query.status['message']}", highlight=False)
 
 
 # ---- nothing fails
@@ -388,7 +434,7 @@ def throughput(
             try:
                 until(lambda query=query: query.phase != "starting", 120, "the query runs")  # type: ignore[misc]
                 start = time.monotonic()
-                _await_end(query, 300)
+                await_end(query, 300)
                 rates[on].append(rows / (time.monotonic() - start))
             finally:
                 query.stop()

@@ -60,11 +60,20 @@ def timed(script: Script) -> Any:
     return read
 
 
-def flow(script: Script, order: str, replicas: int, partitions: int) -> Any:
-    window = flux.window("ts", WINDOW)
-    counted = flux.stage(key="key", window=window, partitions=partitions, replicas=replicas, order=order)(WindowCounts)
-    arrivals = flux.stage(key="key", partitions=1, replicas=replicas)(sink(script.keys, partitions, newest=False))
-    source: Any = flux.source(timed(script), TIMED, partitions=1)
+def flow(
+    script: Script, order: str, replicas: int, partitions: int, window: str = WINDOW, sink_replicas: int | None = None
+) -> Any:
+    """Make the flow. ``sink_replicas`` None: as many as the count has."""
+    counts: dict[str, Any] = {
+        "key": "key",
+        "window": flux.window("ts", window),
+        "partitions": partitions,
+        "order": order,
+    }
+    counted = flux.stage(**counts, replicas=replicas)(WindowCounts)
+    kept: Any = sink(script.keys, partitions, newest=False)
+    arrivals = flux.stage(key="key", partitions=1, replicas=sink_replicas or replicas)(kept)
+    source: Any = flux.source(timed(script), TIMED, partitions=script.partitions)
     return arrivals(counted(source.withWatermark("ts", "0 seconds")))
 
 

@@ -17,6 +17,7 @@ from benchmarks.availability import (
     Noted,
     figures_of,
     formula,
+    unwanted,
 )
 
 FAILURE = Failure(start=1_700_000_000, seconds=10)
@@ -73,3 +74,25 @@ def test_a_run_without_tentative_results_has_no_figures_of_them() -> None:
 def test_the_formulas_count_windows_whose_wait_is_over(policy: str, seconds: float, windows: int) -> None:
     assert formula(policy, seconds) == windows
     assert FAILURE.begins == FAILURE.start + BEFORE_S
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"tentative": 3}, "3 tentative results"),
+        ({"lost": 1}, "not that of the source"),
+        ({"doubled": 1}, "not that of the source"),
+        ({"windows_wrong": 1}, "not that of the source"),
+    ],
+)
+def test_a_soak_fails_by_a_tentative_result_and_by_a_wrong_row(changed: dict[str, int], said: str | None) -> None:
+    reason = unwanted({"tentative": 0, "lost": 0, "doubled": 0, "windows_wrong": 0} | changed)
+    assert reason is None if said is None else said in str(reason)
+
+
+def test_a_soak_has_rows_behind_a_failure_of_no_time() -> None:
+    soaked = Failure(start=1_700_000_000, seconds=0.0, behind=120.0)
+    assert soaked.begins == soaked.heals
+    assert soaked.ends - soaked.start == BEFORE_S + 120.0
+    assert sum(soaked.truth().values()) == 3 * 1_500 * 124

@@ -471,18 +471,32 @@ def availability(
     fast_rows: Annotated[
         int, typer.Option(min=0, help="Rows of each run at full speed with availability on and off; 0: no such runs.")
     ] = 6_000_000,
+    healthy: Annotated[
+        bool, typer.Option("--healthy", help="Only: rows per second of the other partitions while one is silent.")
+    ] = False,
+    soak: Annotated[
+        float, typer.Option(min=0, max=1440, help="Only: this many minutes without a failure; 0: no soak.")
+    ] = 0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Results while a source partition is silent, and their corrections; the cost while nothing fails."""
     from benchmarks import availability as benchmark
+    from benchmarks import healthy as of_healthy
     from flux.dataflow.availability import POLICIES
 
     policies = policy.split(",")
     if len(policies) != 2 or not set(policies) <= set(POLICIES):
         raise typer.BadParameter(f"--policy takes two of {', '.join(POLICIES)}, as in process,delay; got {policy}")
-    console = _prepare(as_json, out)
-    report = benchmark.run(seconds, chain, (policies[0], policies[1]), kind.value, peer is not None, fast_rows, console)
+    if (healthy or soak) and (peer is not None or (healthy and soak)):
+        raise typer.BadParameter("--healthy, --soak and --peer are three benchmarks: give one of them")
+    console, chosen = _prepare(as_json, out), (policies[0], policies[1])
+    if soak:
+        report = benchmark.soak(soak, chain, kind.value, console)
+    elif healthy:
+        report = of_healthy.run(chain, kind.value, chosen, console)
+    else:
+        report = benchmark.run(seconds, chain, chosen, kind.value, peer is not None, fast_rows, console)
     _finish(report, console, as_json, out)
 
 
@@ -517,10 +531,19 @@ def paths(
     jitter: Annotated[str, typer.Option(help="Delay of packets by chance, up to this.")] = "0ms",
     seconds: Seconds = 60,
     rate: Annotated[int, typer.Option(min=100, help="Rows per second over all sources.")] = 5_000,
+    order: Annotated[
+        StageOrder | None, typer.Option(help="Count windows of 20 ms in replicas with this order, beyond their pace.")
+    ] = None,
+    replicas: Replicas = 2,
+    sources: Annotated[int, typer.Option(min=1, max=3, help="Partitions of the source, each on a host.")] = 3,
+    calm: Annotated[
+        bool, typer.Option("--calm", help="Only, with no link standing still: bytes and rows per second of each way.")
+    ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Age of rows while links stand still now and then, by the way in which copies are read. It needs the network laboratory."""
+    from benchmarks import feed_costs
     from benchmarks import paths as benchmark
     from flux.arguments import FEEDS
     from flux.settings import parse_seconds
@@ -532,7 +555,12 @@ def paths(
         parse_seconds(name, given) for name, given in (("--stall", stall), ("--every", every), ("--jitter", jitter))
     ]
     console = _prepare(as_json, out)
-    _finish(benchmark.run(ways, weather[0], weather[1], weather[2], seconds, rate, console), console, as_json, out)
+    if calm:
+        _finish(feed_costs.run(ways, console), console, as_json, out)
+        return
+    shape = benchmark.Shape(None if order is None else order.value, replicas, sources)
+    report = benchmark.run(ways, weather[0], weather[1], weather[2], seconds, rate, console, shape)
+    _finish(report, console, as_json, out)
 
 
 @bench.command()
