@@ -54,8 +54,9 @@ BEFORE_S, CUT_S, AFTER_S = 8.0, 10.0, 8.0
 START_S = 180.0
 #: Seconds that everything may take to come out behind the last reading.
 WAIT_S = 45.0
-#: The longest time to the first window of each flow: Structured Streaming compiles its first batch for seconds.
-WARM_UP_S = 120.0
+#: The longest time until each flow shows the windows of the last seconds: Structured Streaming takes up to half a minute for its
+#: first batches, and a comparison that begins meanwhile would be one of starts.
+WARM_UP_S, RECENT_S = 120.0, 6
 #: Names of the flows on the board: with availability, in Structured Streaming, and with idle.
 FLOWS = {"sites", "all", "micro", "idle"}
 #: Seconds between two lines about the query where there is no terminal.
@@ -247,6 +248,10 @@ class Boards:
                 shown.last, shown.last_at = now, at
             elif shown.last != now:
                 self.contradictions.append(window)
+
+    def has_windows_since(self, start: float) -> bool:
+        """Return whether each flow has shown a window that begins then or later."""
+        return all(any(window.start >= start for window in self.of(flow)) for flow in FLOWS)
 
     def of(self, flow: str) -> dict[Window, Shown]:
         return dict(self.windows.get(flow, {}))
@@ -505,7 +510,7 @@ def run(spark: SparkSession, address: str, folder: Path, workers: int, picture: 
 
             sites.start()
             limit = time.time() + WARM_UP_S
-            while query.isActive and time.time() < limit and not boards.windows.keys() >= FLOWS:
+            while query.isActive and time.time() < limit and not boards.has_windows_since(time.time() - RECENT_S):
                 _until(time.time() + 1, show)
             end = drive(sites, query, times, show)
             begin = int(times.began) + 1

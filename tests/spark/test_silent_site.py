@@ -77,6 +77,16 @@ def test_two_stable_values_of_a_window_are_a_contradiction_and_the_same_one_twic
     assert boards.contradictions == [Window(10, ALL)]
 
 
+def test_the_comparison_begins_when_each_flow_shows_recent_windows() -> None:
+    boards = Boards()
+    for flow in ("sites", "all", "idle", "micro"):
+        assert not boards.has_windows_since(10.0)
+        boards.note(flow, "stable", 20.0, [[9 if flow == "micro" else 12, ALL, 1, 1]])
+    assert not boards.has_windows_since(10.0)  # Structured Streaming still works off what came before
+    boards.note("micro", "stable", 21.0, [[10, ALL, 1, 1]])
+    assert boards.has_windows_since(10.0)
+
+
 def test_the_longest_wait_counts_from_the_reading_behind_which_a_window_is_complete(tmp_path: Path) -> None:
     sites, boards = Sites(tmp_path, ""), Boards()
     sites.brought = {Window(10, ALL): 11.5, Window(11, ALL): 11.0}
