@@ -403,6 +403,7 @@ class Ledger:
 
     def watch_worker(self, core: WorkerCore) -> None:
         answer = core.subscriptions.answer
+        self.feeds.watch(core)
 
         def watched_answer(connection: Any, message: Any) -> None:
             for one in message.items if isinstance(message, Acks) else (message,):

@@ -4,6 +4,8 @@ a feed is of a replica that is listed   a further feed leads to a live replica o
 the first news decide a race            a hedged stream has two feeds only as long as neither has brought anything new
 one feed unless it is asked for         a stream whose stage does not ask for more is read over one
 no feed is told that it is not read     a producer hears ``ReadsElsewhere`` only where it is read over no feed
+repetitions have a budget               a second feed opens only as long as repetitions are less than a tenth of the bytes that
+                                        have come over links first
 gaps come of losses                     no message over a feed has another number than the next one, unless a message was lost
 
 Rows once and in order, equal batches, acks and credit have laws of their own, in all runs (``checkers``), and so has a stream
@@ -13,13 +15,15 @@ looked at, and not the code that chooses feeds.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flux.arguments import HEDGED, ONE
 from flux.dataflow.plan import FromStage
 from flux.exchange.inbound import Inbound
-from flux.wire.messages import ReadsElsewhere, Reset
+from flux.wire.messages import Data, ReadsElsewhere, Reset
 from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
 from tests.simulation.reach_laws import only_cuts
@@ -28,13 +32,26 @@ from tests.simulation.violation import Violation
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-LISTED, DECIDED, ASKED_FOR, NOT_READ, OF_LOSSES = (
+LISTED, DECIDED, ASKED_FOR, NOT_READ, BUDGET, OF_LOSSES = (
     "a feed is of a replica that is listed",
     "the first news decide a race",
     "one feed unless it is asked for",
     "no feed is told that it is not read",
+    "repetitions have a budget",
     "gaps come of losses",
 )
+
+
+#: The share of the bytes over links that may be repetitions.
+SHARE = 0.1
+
+
+@dataclass
+class LinkBytes:
+    """Bytes of hedged streams that have come to a worker over links: ``first``, and ``again``."""
+
+    first: int = 0
+    again: int = 0
 
 
 class FeedLaws:
@@ -48,6 +65,45 @@ class FeedLaws:
         #: By worker and stream: the further feeds at the last look, by nonce, the least progress then, and the number of slices
         #: that the worker had been lent, which come over no feed.
         self._races: dict[tuple[int, StreamId], tuple[set[int], int, int]] = {}
+        #: By worker; and the further feeds that were opened, by worker, stream and nonce.
+        self._bytes: dict[int, LinkBytes] = defaultdict(LinkBytes)
+        self._opened: set[tuple[int, StreamId, int]] = set()
+
+    def watch(self, core: WorkerCore) -> None:
+        """Count the bytes of hedged streams that come to a worker, and look at the feeds that it opens then."""
+        if not self._asked:
+            return
+        take, hedge, mine = core.subscriptions.take, core.subscriptions.feeds.hedge, self._bytes[core.worker]
+
+        def taken(connection: Hashable, message: Data, *given: Any) -> Any:
+            stream = StreamId(message.edge, message.producer)
+            inbound = core.subscriptions.streams.get(stream)
+            feed = None if inbound is None else inbound.over(connection)
+            if inbound is None or feed is None or feed.worker == core.worker or feed.nonce != message.nonce:
+                return take(connection, message, *given)
+            number, least = feed.number, inbound.received.least
+            slices = take(connection, message, *given)
+            if inbound.mode != ONE and feed.number > number:
+                news = inbound.received.least > least
+                mine.first += message.nbytes * news
+                mine.again += message.nbytes * (not news)
+            return slices
+
+        def hedged(now: float) -> None:
+            hedge(now)
+            for stream, inbound in core.subscriptions.streams.items():
+                for feed in inbound.others.values() if inbound.mode == HEDGED else ():
+                    self._check_budget(core.worker, stream, feed.nonce, mine)
+
+        core.subscriptions.take = taken  # type: ignore[method-assign]
+        core.subscriptions.feeds.hedge = hedged  # type: ignore[method-assign]
+
+    def _check_budget(self, worker: int, stream: StreamId, nonce: int, known: LinkBytes) -> None:
+        if (worker, stream, nonce) not in self._opened:
+            self._opened.add((worker, stream, nonce))
+            self.sim.counts["second feeds within the budget"] += 1
+            if known.again > SHARE * known.first:
+                raise Violation(BUDGET, f"worker {worker} reads stream {stream} twice: {known}")
 
     def check(self, core: WorkerCore) -> None:
         """Look at all streams of a worker."""
