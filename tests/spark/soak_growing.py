@@ -155,6 +155,10 @@ class Soak:
         behind = since(f"Behind{number}")(self.query[f"Passed{number}"])
         return self.added(f"Passed{number}", folder, kept(behind, folder))
 
+    def of_the_source(self, number: int, folder: Path) -> Addition:
+        """Add a stage behind the running source."""
+        return self.added(f"Of{number}", folder, kept(since(f"Of{number}")(self.query.source("rounds")), folder))
+
     def a_source(self, number: int, folder: Path) -> Addition:
         """Add a source of its own, with a stage behind it."""
         begun = time.time()
@@ -168,7 +172,8 @@ class Soak:
 
     def change(self, number: int) -> None:
         """Make an addition, and remove another one if there are many."""
-        kind = self.random.choice([self.a_stage, self.some_rows, self.one_behind_the_other, self.a_source])
+        kinds = [self.a_stage, self.some_rows, self.one_behind_the_other, self.of_the_source, self.a_source]
+        kind = self.random.choice(kinds)
         self.there.append(kind(number, self.folder / f"{number}"))
         self.kinds[kind.__name__] += 1
         time.sleep(self.random.random() * PAUSE_S)
