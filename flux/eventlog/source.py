@@ -38,7 +38,11 @@ class EventReader(SourceReader):
     keeps_partitions = True
     lag_unit = "event"
 
-    def __init__(self, place: Place, of: StreamDefinition, arrival: str | None, start: str = "earliest") -> None:
+    def __init__(
+        self, place: Place, of: StreamDefinition, arrival: str | None, start: str = "earliest", reader: str = ""
+    ) -> None:
+        """``reader``: its name among the readers of the stream; "": another one for each query."""
+        self._wanted = reader
         self._place, self._of, self._arrival, self._start = place, of, arrival, start
         self._columns = of.columns()
         self.partitions = of.partitions
@@ -53,7 +57,10 @@ class EventReader(SourceReader):
         """Register the query as a reader, so that no event is removed before the query has it durably."""
         if kept is None:
             catalogue = StreamCatalogue(self._place)
-            reader, positions = f"query-{uuid.uuid4().hex}", ReaderPositions(catalogue.readers_place(self._of))
+            reader, positions = (
+                self._wanted or f"query-{uuid.uuid4().hex}",
+                ReaderPositions(catalogue.readers_place(self._of)),
+            )
             for log in range(self._of.partitions):
                 positions.note(reader, log, 0)  # before the look: nothing is removed from now on
             starts = [self._begins_at(log) for log in range(self._of.partitions)]
@@ -116,10 +123,11 @@ class EventReader(SourceReader):
     def _note(self, log: int, position: int) -> None:
         if self._reader:
             try:
-                ReaderPositions(StreamCatalogue(self._place).readers_place(self._of)).note(self._reader, log, position)
-            except FileNotFoundError:
+                ReaderPositions(StreamCatalogue(self._place).readers_place(self._of)).advance(
+                    self._reader, log, position
+                )
+            except FileNotFoundError:  # the stream was removed, or the reader forgotten
                 self._check_registered()
-                raise
 
     @property
     def _ask_s(self) -> tuple[float, float]:
@@ -184,6 +192,19 @@ def events(
     UsageError: no such stream, or no columns yet."""
     if start not in _STARTS:
         raise UsageError(f"flux.events: start must be one of {', '.join(_STARTS)}, got {start!r:.100}")
+    return _source(location, stream, arrival, name or stream, start)
+
+
+#: The reader of the service of a location: it reads each stream once, so one name is enough, and a later service knows it.
+SERVICE_READER = "service"
+
+
+def service_events(location: str, stream: str, name: str) -> Source:
+    """Make the source of a stream in the plan of its service. Arguments as for ``events``; it begins behind the newest event."""
+    return _source(location, stream, "arrived_at", name, "latest", SERVICE_READER)
+
+
+def _source(location: str, stream: str, arrival: str | None, name: str, start: Start, reader: str = "") -> Source:
     place = there(location)
     try:
         of = StreamCatalogue(place).get(stream)
@@ -194,4 +215,4 @@ def events(
     added = arrival if of.time is None else None
     if added is not None and added.casefold() in (column.casefold() for column in of.columns().names):
         raise UsageError(f"flux.events: stream {stream!r} has a column {added!r}; give arrival another name, or None")
-    return source(EventReader(place, of, added, start), name=name or stream)
+    return source(EventReader(place, of, added, start, reader), name=name)

@@ -252,6 +252,12 @@ class ReaderPositions:
         """Write down, durably, that a reader needs no row of a log below a position in any later life."""
         self._place.write(f"{reader}-{log}", str(position).encode())
 
+    def advance(self, reader: str, log: int, position: int) -> None:
+        """Write down a later position. FileNotFoundError: the reader was forgotten. A worker that ends may be late with it, and
+        would keep events for ever."""
+        self._place.read(f"{reader}-{log}")
+        self.note(reader, log, position)
+
     def names(self) -> list[str]:
         """Return the readers."""
         return sorted({name.rpartition("-")[0] for name in self._place.names()})

@@ -11,7 +11,7 @@ once. So names are given here, and never left to the plan, which numbers equal o
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -20,10 +20,11 @@ import flux
 from flux.dataflow.flow import ChangedStage, Flow, Stage
 from flux.dataflow.relations.running_flow import RunningStage
 from flux.dataflow.row_flow import RowFlow
-from flux.dataflow.sink import FlowTo, Sink
-from flux.dataflow.source import Source
+from flux.dataflow.sink import FlowTo, Position, Sink
+from flux.dataflow.source import Source, source
+from flux.dataflow.source_reader import PartitionReader, SourceReader
 from flux.errors import FluxError, UsageError
-from flux.eventlog.source import events
+from flux.eventlog.source import service_events
 from flux.eventlog.streams import StreamDefinition
 from flux.operators.user_code import described
 from flux.registry.definitions import QueryDefinition
@@ -31,6 +32,8 @@ from spark_integration.query.start import unchecked
 
 #: Ends of names of a query's or stream's own parts, which no registered name can have.
 OUTPUT, EVENTS = "/output", "/events"
+#: The stage and the source that are always there: a query needs one, and a service may begin without registrations.
+IDLE = "/idle"
 #: The time after which the watermark of a stream without a time column goes on with the clock while nothing is pushed.
 _ARRIVAL_IDLE = "1 second"
 
@@ -42,12 +45,12 @@ def owner_of(part: str) -> str:
 
 def stream_flow(location: str, of: StreamDefinition) -> Flow:
     """Return the stage that passes the events of a stream on, from now on."""
-    source = events(location, of.name, name=of.name + EVENTS, start="latest")
+    pushed = service_events(location, of.name, of.name + EVENTS)
     with unchecked():
         if of.time is not None:
-            timed = source.withWatermark(of.time, of.delay or "0 seconds", idle=of.idle)
+            timed = pushed.withWatermark(of.time, of.delay or "0 seconds", idle=of.idle)
         else:
-            timed = source.withWatermark("arrived_at", "0 seconds", idle=_ARRIVAL_IDLE, advance=True)
+            timed = pushed.withWatermark("arrived_at", "0 seconds", idle=_ARRIVAL_IDLE, advance=True)
     return Flow(_passing(of.name, of.partitions, 0), [timed])
 
 
@@ -126,3 +129,33 @@ class _Names:
             made.stage = ChangedStage(made.stage, changes)
         self._given[id(flow)] = made
         return made
+
+
+class IdleReader(SourceReader):
+    """A source that never has a row."""
+
+    endless = True
+    row_numbers = True
+    partitions = 1
+    schema = pa.schema([("nothing", pa.int64())])
+
+    def read(self, partition: int, start: Any) -> PartitionReader:
+        return _Idle()
+
+
+class _Idle(PartitionReader):
+    def next(self) -> None:
+        return None
+
+    def when_ready(self, ring: Callable[[], None]) -> None:
+        """Never ring."""
+
+
+def nothing(batch: pa.RecordBatch, position: Position) -> None:
+    """Take no rows."""
+
+
+def idle_flow() -> FlowTo:
+    """Return the flow that is always in the plan."""
+    idle = source(IdleReader(), name=IDLE + EVENTS)
+    return Flow(_passing(IDLE, 1, 0), [idle]).foreach_batch(nothing)

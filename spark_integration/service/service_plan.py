@@ -6,58 +6,31 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import flux
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import FromStage, Plan, WorkerSourcePlan
-from flux.dataflow.sink import FlowTo, Position, Sink
-from flux.dataflow.source import source
-from flux.dataflow.source_reader import PartitionReader, SourceReader
+from flux.dataflow.sink import FlowTo, Sink
+from flux.dataflow.source_reader import SourceReader
 from flux.errors import FluxError, UsageError
-from flux.eventlog.streams import NoSuchStream, StreamCatalogue
+from flux.eventlog.source import SERVICE_READER
+from flux.eventlog.streams import NoSuchStream, ReaderPositions, StreamCatalogue
 from flux.registry.convergence import PlanParts
 from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
 from flux.vault.location import Place
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.query import Query
 from spark_integration.query.start import schema_of
-from spark_integration.service.flows import EVENTS, OUTPUT, owner_of, pass_on, query_flow, stream_flow, with_output
+from spark_integration.service.flows import OUTPUT, idle_flow, owner_of, query_flow, stream_flow, with_output
 from spark_integration.sql.query import names_read
 
 log = logging.getLogger("flux")
 
-#: The stage and the source that are always there: a query needs one, and a service may begin without registrations.
-IDLE = "/idle"
 #: The checkpoint location of the plan, below that of the service.
 PLAN = "plan"
 #: Seconds that a change of the plan may take.
 CHANGE_S = 60.0
-
-
-class IdleReader(SourceReader):
-    """A source that never has a row."""
-
-    endless = True
-    row_numbers = True
-    partitions = 1
-    schema = pa.schema([("nothing", pa.int64())])
-
-    def read(self, partition: int, start: Any) -> PartitionReader:
-        return _Idle()
-
-
-class _Idle(PartitionReader):
-    def next(self) -> None:
-        return None
-
-    def when_ready(self, ring: Callable[[], None]) -> None:
-        """Never ring."""
-
-
-def nothing(batch: pa.RecordBatch, position: Position) -> None:
-    """Take no rows."""
 
 
 class ServicePlan:
@@ -127,8 +100,7 @@ class ServicePlan:
         path, mark, query = self._location.partition("?")  # a URI may have options
         checkpoint = f"{path.rstrip('/')}/{PLAN}{mark}{query}"
         kept = stages_kept(checkpoint)
-        idle = source(IdleReader(), name=IDLE + EVENTS)
-        flows: list[Flow | FlowTo] = [flux.stage(name=IDLE, partitions=1)(pass_on)(idle).foreach_batch(nothing)]
+        flows: list[Flow | FlowTo] = [idle_flow()]
         known: dict[str, Flow] = {}
         failed: dict[str, str] = {}
         for each in registered:
@@ -160,7 +132,19 @@ class ServicePlan:
 
     def add(self, query: RegisteredQuery) -> None:
         """Add a query: all of its stages, or nothing. FluxError: nothing has changed."""
-        self.query.add(self._flow(query, {}), timeout=CHANGE_S)
+        try:
+            self.query.add(self._flow(query, {}), timeout=CHANGE_S)
+        except FluxError:
+            self.forget_unread(query.reads)
+            raise
+
+    def forget_unread(self, names: Iterable[str]) -> None:
+        """Forget this service as a reader of the streams among these names that its plan does not read: an addition that was
+        refused, or a service that was lost in one, has registered as a reader before."""
+        streams, (_, read) = self._streams.all(), parts_of(self.query.plan)
+        for name in names:
+            if name in streams and name not in read:
+                ReaderPositions(self._streams.readers_place(streams[name])).forget(SERVICE_READER)
 
     def take(self, name: str) -> None:
         """Remove all stages of a query or stream, which no other part reads, and their notes of failure."""

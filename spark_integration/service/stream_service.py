@@ -114,6 +114,7 @@ class StreamService:
             self.plan.query.wait_until_running(START_S)
             self._registrar.note_failed(failed)
             self._alone.submit(self._registrar.converge).result(START_S)
+            self.plan.forget_unread(StreamCatalogue(self._place).all())
         except BaseException:
             self._end_plan()
             raise

@@ -98,3 +98,7 @@ def test_a_reader_is_forgotten_by_a_command(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["forget", "clicks", "query-1", "--location", str(tmp_path)]).exit_code == 0
     assert positions.names() == ["query-2"]
     assert positions.needed_from(1) is None
+    with pytest.raises(FileNotFoundError):
+        positions.advance("query-1", 0, 10)
+    positions.advance("query-2", 0, 10)
+    assert (positions.names(), positions.needed_from(0)) == (["query-2"], 10)

@@ -28,6 +28,8 @@ from flux.errors import UsageError
 from flux.eventlog.log_reader import LogReader
 from flux.eventlog.log_store import open_log
 from flux.eventlog.records import rows_of
+from flux.eventlog.source import SERVICE_READER
+from flux.eventlog.streams import ReaderPositions, StreamCatalogue, StreamDefinition
 from flux.outputs.catalogue import OutputCatalogue
 from flux.vault.location import Folder
 
@@ -85,6 +87,7 @@ def test_queries_come_and_go_over_http(spark: Any, tmp_path: Path) -> None:
             client.push_events("clicks", [{"user": 25, "page": "/"}])
             until(lambda: len(rows_of_output(location, "fifth")) == 3, "the others go on")
             client._call("DELETE", "/v1/queries/home?cascade=true")
+            assert client.streams()[0]["readers"] == []
             client.remove_stream("clicks")
         assert {stage.name for stage in service.plan.query.plan.stages} == {"/idle"}
         assert service.plan.parts().failed == {}
@@ -142,8 +145,13 @@ def test_a_service_goes_on_where_it_was(spark: Any, tmp_path: Path) -> None:
         UsageError, match="query late is registered with operator service_operators:Above, which is not"
     ):
         served()
+    streams = StreamCatalogue(Folder(location))
+    unread, _ = streams.register(StreamDefinition(name="unread", schema="n BIGINT"))
+    left = ReaderPositions(streams.readers_place(unread))
+    left.note(SERVICE_READER, 0, 0)  # as of a service that was lost in an addition
     with served(*ALLOWED) as service, Client(service.urls, token, timeout=STARTS_S) as client:
         assert service.token is None
+        assert left.names() == []
         client.push_events("clicks", [{"user": 1}, {"user": 9}])
         until(lambda: counted()[-2:] in ([4, 1], [1, 4]), "the state is there")
         assert counted()[: len(before)] == before
