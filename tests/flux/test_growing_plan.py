@@ -15,7 +15,7 @@ from flux.dataflow.plan import EdgePlan, FromStage, Plan
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import ProtocolError, UserCodeError
 from flux.settings import Settings
-from flux.wire.control import Failure, GetPlan, PlanChanged, PlanSeen
+from flux.wire.control import Failure, GetPlan, PartitionFinished, PlanChanged, PlanSeen
 from flux.wire.messages import Hello, OrderEntry, Orders, PartitionOrder, Press, Refuse, StepKind
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, ToController
@@ -368,3 +368,25 @@ def test_a_finished_partition_ends_a_new_edge_where_it_begins() -> None:
         core.validate()
     assert core.producers[StreamId(2, 0)].drained
     assert core.replicas[2, 0].finished
+
+
+def test_a_finished_partition_that_becomes_a_last_one_is_reported() -> None:
+    """The query would wait for its report for ever."""
+    from tests.flux.one_worker import Feeder, work
+
+    core = worker(planned(flux.stage(partitions=1)(Numbered), flux.stage(partitions=1)(Got)))
+    core.on_edge_complete(0, [0])
+    feeder = Feeder(core)
+    feeder.hello()
+    feeder.send(0, 1)
+    feeder.send(1, last=True)
+    effects: list[Any] = []
+    for _ in range(4):
+        work(core)
+        effects += core.poll(0.0)
+    assert core.replicas[0, 0].complete
+    change = PlanChange(1, removed_stages=(1,), removed_edges=(1,))
+    core.on_plan_changed(PlanChanged(version=1, change=encode_change(change, SECRET)), 0.0)
+    core.on_table(Table(1, (((ReplicaAt(0, 0),),), ()), ((),), {0: ""}, 1), 0.0)
+    ended = [each.message for each in (*effects, *core.poll(1.0)) if isinstance(each, ToController)]
+    assert [each.stage for each in ended if isinstance(each, PartitionFinished)] == [1, 0]

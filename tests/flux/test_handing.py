@@ -305,6 +305,13 @@ def test_workers_that_are_gone_get_nothing_more() -> None:
     assert {(message.stage, message.partition) for message in sent(made)} == {(1, 0)}
 
 
+def test_a_partition_of_a_stage_that_is_removed_gets_nothing_more() -> None:
+    made, kept = handing(), filled()
+    made.ask(kept, ASKED, 0.0)
+    made.follow(Table(LIFE + 1, ((), ()), (), {WORKER: ""}, 1))
+    assert (made.workers, sent(made)) == (set(), [])
+
+
 @pytest.mark.parametrize(
     "wrong", [{"copy": 9}, {"incarnation": LIFE - 1}, {"partition": 0}, {"stage": 5}, {"worker": 9}]
 )
