@@ -5,7 +5,6 @@ arguments       Calls of the public functions: arguments that do not fit are a U
 errors          Errors that users see
 tracebacks      Tracebacks of wrong calls, without the frames of Flux
 failure_domain  The rack, zone or host of a worker, by which replicas are spread
-client          A client of gateways, which pushes events over HTTP
 testing         A stage in a unit test, without workers and without Spark
 source_check    A trial of a source: the same rows under the same numbers, however often it is read
 sink_check      A trial of a sink, as queries use it among faults

@@ -46,8 +46,9 @@ class LiveGateway:
             assert time.monotonic() < end, "the gateway does not listen"
             time.sleep(0.01)
 
-    def close(self) -> None:
-        self._server.should_exit = True
+    def close(self, hurried: bool = False) -> None:
+        """End it. ``hurried``: requests that are under way are cut off."""
+        self._server.should_exit, self._server.force_exit = True, hurried
         self._thread.join(30)
         assert not self._thread.is_alive()
 

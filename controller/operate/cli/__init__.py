@@ -5,6 +5,7 @@ change    Commands that change the placement of a running query
 stages    Commands about the plan of a running query: its versions, and stages that come and go
 gateways  Commands around gateways: one that runs a gateway, its tokens, and a client's streams and pushes
 serve     Commands at the location of a service: ``flux serve``, and the end of a reader that does not come back
+queries   Commands of a client of a service: registered queries, their results, and webhooks
 bench     ``flux bench``: the benchmarks, run inside Spark executors on this machine
 options   Options that commands share, each defined once, and the decorators that add them to a command
 tables    Tables and texts for people, made from the answers of a query
@@ -22,7 +23,7 @@ from typing import Annotated
 import typer
 
 import flux
-from controller.operate.cli import change, gateways, serve, show, stages
+from controller.operate.cli import change, gateways, queries, serve, show, stages
 from controller.operate.cli.bench import bench
 from controller.operate.cli.output import Commands
 from flux.errors import FluxError
@@ -41,6 +42,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     change.rebalance, change.move, change.drain, change.scale, change.protect, change.fail,
     stages.plan, stages.add, stages.remove, stages.restart,
     serve.serve, serve.forget, gateways.gateway, gateways.token, gateways.streams, gateways.push, gateways.verify,
+    queries.queries, queries.tail, queries.outputs,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -21,6 +21,7 @@ WebhooksTo = Annotated[
     list[str] | None,
     typer.Option("--webhooks-to", metavar="NETWORK", help="Private network that webhooks may reach; several times."),
 ]
+LOCAL = "http://127.0.0.1:8080"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
@@ -88,7 +89,7 @@ def token(
 
 
 def streams(
-    url: Url = "http://127.0.0.1:8080",
+    url: Url = LOCAL,
     token: Token = "",
     register: Annotated[str | None, typer.Option("--register", metavar="NAME", help="Register a stream.")] = None,
     schema: Annotated[str, typer.Option("--schema", help="With --register: columns in DDL.")] = "infer",
@@ -99,7 +100,7 @@ def streams(
     as_json: Json = False,
 ) -> None:
     """List the streams of a gateway, register one, or remove one."""
-    with outcome(as_json), _client(url, token) as client:
+    with outcome(as_json), client_of(url, token) as client:
         if register is not None:
             client.register_stream(register, schema)
         if remove is not None:
@@ -145,12 +146,12 @@ _REQUEST_BYTES = 1 << 20
 def push(
     stream: Annotated[str, typer.Argument(help="Stream to push to.")],
     file: Annotated[str, typer.Argument(help="File with one JSON object a line; - is standard input.")] = "-",
-    url: Url = "http://127.0.0.1:8080",
+    url: Url = LOCAL,
     token: Token = "",
     as_json: Json = False,
 ) -> None:
     """Push lines of JSON to a stream; each line counts once, whatever gateway fails meanwhile."""
-    with outcome(as_json), _client(url, token) as client:
+    with outcome(as_json), client_of(url, token) as client:
         pushed = requests = 0
         try:
             source = sys.stdin.buffer if file == "-" else open(file, "rb")  # noqa: SIM115
@@ -169,7 +170,8 @@ def push(
             show(f"{pushed:,} events in {requests:,} requests are on disk")
 
 
-def _client(url: str, token: str) -> Any:
+def client_of(url: str, token: str) -> Any:
+    """Return a client of the gateways of a command. UsageError: there is no token."""
     from flux.client import Client
 
     if not token:

@@ -1,8 +1,11 @@
-"""A client of gateways: streams are registered and events pushed, each once (design: gateway-client).
+"""``flux.client.Client``, a client of one or several gateways (design: gateway-client).
 
 client = flux.client.Client("http://127.0.0.1:8080", token)
 client.register_stream("clicks", "user BIGINT, page STRING")
+client.register_query("visits", "SELECT user, count(*) AS visits FROM clicks GROUP BY user")
 client.push_events("clicks", [{"user": 1, "page": "/"}])
+for rows in client.follow("visits"):
+    print(rows)
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import ssl
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, urlencode
 
+from flux.client.event_stream import EventStreamParser, ServerEvent
 from flux.errors import FluxError, Unreachable, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +31,23 @@ if TYPE_CHECKING:
 _AGAIN_S, _AGAIN_MAX_S = 0.05, 2.0
 #: Answers that promise nothing: the request may be sent again.
 _AGAIN = (408, 429, 500, 502, 503, 504)
+#: Codes of such answers at the end of a stream of events, where there is no status.
+_AGAIN_CODES = ("busy", "internal", "not_readable", "not_stored")
 _ARROW = "application/vnd.apache.arrow.stream"
+_JSON = {"Content-Type": "application/json"}
+#: Seconds for an answer, and without any byte on a stream of events: a gateway shows more often that it is there.
+_ANSWER_S, _SILENCE_S = 35.0, 45.0
+
+
+class ResultRows(NamedTuple):
+    """Rows of the result of a query."""
+
+    rows: list[dict[str, Any]]
+    #: The place behind these rows, with which the next call goes on.
+    cursor: str
+    #: Rows before these that were removed after ``retain``: "partition", the "first" of their positions, and the "next" one
+    #: behind.
+    missed: list[dict[str, int]] = []
 
 
 class GatewayRefused(FluxError):
@@ -80,14 +101,15 @@ class GatewayClient:
         self._owners: dict[str, str] = {}
         if isinstance(verify, str | os.PathLike):
             verify = ssl.create_default_context(cafile=os.fspath(verify))
-        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=35.0, verify=verify)
+        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=_ANSWER_S, verify=verify)
         self._failed: tuple[type[Exception], ...] = (httpx.TransportError,)
+
+    # ---- streams
 
     def register_stream(self, name: str, schema: str = "infer", **options: Any) -> dict[str, Any]:
         """Register a stream, or find it registered with the same definition. ``options``: ``time``, ``delay``, ``idle``,
         ``partitions``, and ``retain`` as {"time": "1 day", "bytes": 2**30}. GatewayRefused: another definition has the name."""
-        body = json.dumps({"name": name, "schema": schema, **options}).encode()
-        return self._call("POST", "/v1/streams", body, {"Content-Type": "application/json"})
+        return self._post("/v1/streams", {"name": name, "schema": schema, **options})
 
     def streams(self) -> list[dict[str, Any]]:
         """Return the registered streams."""
@@ -96,7 +118,7 @@ class GatewayClient:
 
     def remove_stream(self, name: str, cascade: bool = False) -> None:
         """Remove a stream and its events. ``cascade``: also if queries read it."""
-        self._call("DELETE", f"/v1/streams/{name}{'?cascade=true' if cascade else ''}")
+        self._call("DELETE", f"/v1/streams/{quote(name, safe='')}{'?cascade=true' if cascade else ''}")
 
     def push_events(
         self, stream: str, events: Sequence[Mapping[str, Any]] | pa.Table | pa.RecordBatch | bytes, *,
@@ -115,7 +137,8 @@ class GatewayClient:
             self._unknown = (stream, body)
             headers = {"Content-Type": kind, "Flux-Client": self._name, "Flux-Number": str(self._number)}
             try:
-                answer = self._call("POST", f"/v1/streams/{stream}/events", body, headers, stream)
+                path = f"/v1/streams/{quote(stream, safe='')}/events"
+                answer = self._call("POST", path, body, headers, stream)
             except GatewayRefused:
                 self._unknown = None
                 raise
@@ -127,6 +150,117 @@ class GatewayClient:
                     "client another name"
                 )
             return answer
+
+    # ---- queries
+
+    def register_query(self, name: str, sql: str = "", **options: Any) -> dict[str, Any]:
+        """Register a query, or find it registered with the same definition, and return when it runs. Its result is a stream
+        again, under its name.
+
+        sql      a SELECT over streams and results of other queries
+        options  ``partitions``, ``replicas``, ``retain``; in place of ``sql``: ``operator`` as "MODULE:NAME", ``arguments`` and
+                 ``inputs``
+
+        GatewayRefused: the text is not accepted (with its place), or another definition has the name."""
+        return self._post("/v1/queries", {"name": name, **({"sql": sql} if sql else {}), **options})
+
+    def queries(self) -> list[dict[str, Any]]:
+        """Return the registered queries."""
+        found: list[dict[str, Any]] = self._call("GET", "/v1/queries")["queries"]
+        return found
+
+    def query(self, name: str) -> dict[str, Any]:
+        """Return a registered query: its text, columns and status. GatewayRefused: there is none."""
+        return self._call("GET", f"/v1/queries/{quote(name, safe='')}")
+
+    def remove_query(self, name: str, cascade: bool = False) -> None:
+        """Remove a query with its state and its result. ``cascade``: with queries and outputs that read it."""
+        self._call("DELETE", f"/v1/queries/{quote(name, safe='')}{'?cascade=true' if cascade else ''}")
+
+    # ---- outputs
+
+    def register_output(self, name: str, query: str, url: str, **options: Any) -> dict[str, Any]:
+        """Register a webhook, or find it registered with the same definition: rows of a query are posted to ``url`` in signed
+        deliveries. ``options``: ``secret`` (the answer has one if none is given), ``batch`` as {"rows": 1000, "time": "1 s"},
+        ``after`` and ``retry``. GatewayRefused: another definition has the name, or the address is not allowed."""
+        return self._post("/v1/outputs", {"name": name, "query": query, "url": url, **options})
+
+    def outputs(self) -> list[dict[str, Any]]:
+        """Return the registered outputs."""
+        found: list[dict[str, Any]] = self._call("GET", "/v1/outputs")["outputs"]
+        return found
+
+    def remove_output(self, name: str) -> None:
+        """Remove an output. Its receiver gets nothing more."""
+        self._call("DELETE", f"/v1/outputs/{quote(name, safe='')}")
+
+    def resume_output(self, name: str) -> dict[str, Any]:
+        """Let an output go on that is paused, because its receiver failed for too long."""
+        return self._call("POST", f"/v1/outputs/{quote(name, safe='')}/resume")
+
+    # ---- results
+
+    def rows(self, query: str, after: str | None = None, *, wait: str = "0s", limit: int | None = None) -> ResultRows:
+        """Return rows of a result behind a cursor, in the order in which the query gave them.
+
+        after  the cursor of the call before; "newest": rows that come from now on; None: from the first row that is kept
+        wait   a duration for which the gateway waits if there are no rows yet, as in "10s"
+        limit  the most rows; default: 1000
+
+        GatewayRefused with status 410: the cursor is of an earlier query of this name."""
+        asked = {"after": after, "wait": wait, "limit": limit}
+        given = urlencode({name: value for name, value in asked.items() if value is not None})
+        answer = self._call("GET", f"/v1/queries/{quote(query, safe='')}/rows?{given}")
+        return ResultRows(answer["rows"], answer["cursor"], answer["missed"])
+
+    def follow(self, query: str, after: str | None = None) -> Iterator[ResultRows]:
+        """Yield rows of a result as they come, without an end. ``after``: as for ``rows``.
+
+        When a gateway is lost, it goes on at another one behind the newest cursor: each row once. Rows that were removed
+        meanwhile are told in ``missed``. Unreachable: no gateway has answered for ``timeout`` seconds. GatewayRefused: as
+        ``rows`` raises it, or the query was removed."""
+        for event in self._events(f"/v1/queries/{quote(query, safe='')}/events", after or ""):
+            if event.kind == "message":
+                yield ResultRows(json.loads(event.data), event.id)
+            elif event.kind == "missed":
+                yield ResultRows([], event.id, [json.loads(event.data)])
+
+    def _events(self, path: str, cursor: str) -> Iterator[ServerEvent]:
+        """Yield the events of a path, from one gateway after the other. Each goes on behind the newest id."""
+        import httpx
+
+        end, wait, tried, said = time.monotonic() + self._timeout, _AGAIN_S, 0, ""
+        limits = httpx.Timeout(_ANSWER_S, read=_SILENCE_S)
+        while True:
+            url = self._urls[tried % len(self._urls)]
+            tried += 1
+            headers = {"Accept": "text/event-stream", **({"Last-Event-ID": cursor} if cursor else {})}
+            try:
+                with self._http.stream("GET", url + path, headers=headers, timeout=limits) as answer:
+                    if answer.status_code == 200:
+                        end, wait = time.monotonic() + self._timeout, _AGAIN_S
+                        parser = EventStreamParser()
+                        for part in answer.iter_bytes():
+                            end = time.monotonic() + self._timeout
+                            for event in parser.feed(part):
+                                if event.kind == "end":
+                                    self._check_end(event)
+                                cursor = event.id or cursor
+                                yield event
+                        said = f"{url}: the stream of events has ended"
+                    else:
+                        answer.read()
+                        said = self._refused(answer, url, "")
+            except self._failed as error:
+                said = f"{url}: {error}"
+            self._pause(wait, end, said)
+            wait = min(2 * wait, _AGAIN_MAX_S)
+
+    def _check_end(self, event: ServerEvent) -> None:
+        """Raise GatewayRefused if a stream of events has ended for a reason that another gateway has, too."""
+        content = json.loads(event.data)["error"]
+        if content.get("code") not in _AGAIN_CODES:
+            raise GatewayRefused(410, content)
 
     def close(self) -> None:
         """Close the connections."""
@@ -162,10 +296,17 @@ class GatewayClient:
                     return content
                 said = self._refused(answer, url, stream)
                 direct = direct and (answer.status_code != 421 or stream in self._owners)
-            if time.monotonic() + wait > end:
-                raise Unreachable(f"no gateway has answered for {self._timeout:g} s; the last one said: {said}")
-            time.sleep(wait)
+            self._pause(wait, end, said)
             wait = min(2 * wait, _AGAIN_MAX_S)
+
+    def _pause(self, wait: float, end: float, said: str) -> None:
+        """Wait before the next try. Unreachable: there is no time for one."""
+        if time.monotonic() + wait > end:
+            raise Unreachable(f"no gateway has answered for {self._timeout:g} s; the last one said: {said}")
+        time.sleep(wait)
+
+    def _post(self, path: str, definition: Mapping[str, Any]) -> dict[str, Any]:
+        return self._call("POST", path, json.dumps(definition).encode(), _JSON)
 
     def _refused(self, answer: httpx.Response, url: str, stream: str) -> str:
         """Return the words of an answer after which the request is sent again. GatewayRefused: it is not."""
