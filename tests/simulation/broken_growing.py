@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from controller.decide.plan_changes import PlanChanges
-from controller.replicas.membership import Member
 from flux.dataflow.plan import EdgePlan, FromStage, Plan
 from flux.exchange.producer import Producer
 from flux.exchange.replay_check import Birth
@@ -17,10 +15,8 @@ from flux.replica.output import EdgeOutput
 from flux.replica.replica import Replica
 from flux.state.state_copy import StateCopy
 from flux.state.state_copy import fitted as fits
-from flux.wire.control import EdgeBorn
 from flux.worker import replica_lifecycle
 from flux.worker.replica_lifecycle import ReplicaLifecycle
-from partitioning.ids import StreamId
 
 Patch = pytest.MonkeyPatch
 
@@ -95,22 +91,6 @@ def each_reader_begins_an_edge_anew(patch: Patch) -> None:
         begin(self, producer, first)
 
     patch.setattr(SourceStreams, "_begin_one", broken)
-
-
-def forgets_the_beginning_when_the_reader_is_lost(patch: Patch) -> None:
-    """The controller takes each report of a beginning for the first one."""
-    begin = PlanChanges._begin_edge
-
-    def broken(self: PlanChanges, member: Member, message: EdgeBorn, now: float) -> None:
-        self._births.pop(StreamId(message.edge, message.producer), None)
-        begin(self, member, message, now)
-
-    patch.setattr(PlanChanges, "_begin_edge", broken)
-
-
-def answers_before_the_edges_have_begun(patch: Patch) -> None:
-    """An addition is done when all processes go by its table."""
-    patch.setattr(PlanChanges, "_are_born", lambda self, asked, now: True)
 
 
 def takes_changes_for_known(patch: Patch) -> None:

@@ -50,7 +50,7 @@ from tests.simulation.alignment import FOR_NOTHING, RUNS_AWAY
 from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, IN_FRONT, LATE, VERSIONS
 from tests.simulation.feed_laws import DECIDED, LISTED, NOT_READ, OF_LOSSES
 from tests.simulation.growing_laws import ALIKE as BEGINS_ALIKE
-from tests.simulation.growing_laws import EXACT, FED, INCLUDED, SHARES, STORED
+from tests.simulation.growing_laws import EXACT, FED, SHARES, STORED
 from tests.simulation.known_seeds import OF_VARIANTS
 from tests.simulation.mixes import (
     AHEAD_FAULTLESS,
@@ -635,8 +635,6 @@ VARIANTS = [
     Variant(growing.takes_changes_for_known, {"no unhandled exception"}, GROWING),
     Variant(growing.is_heard_before_it_is_stored, {STORED}, GROWING_SOURCES),
     Variant(growing.each_reader_begins_an_edge_anew, ALIKE | {EXACT}, GROWING_SOURCES),
-    Variant(growing.forgets_the_beginning_when_the_reader_is_lost, {BEGINS_ALIKE}, GROWING_SOURCES),
-    Variant(growing.answers_before_the_edges_have_begun, {INCLUDED}, GROWING_SOURCES),
 ]
 
 #: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by
