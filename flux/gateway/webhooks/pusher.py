@@ -226,7 +226,7 @@ class WebhookPusher:
                     return False
             else:
                 self._course.taken()
-        if failed_before:
+        if failed_before or self._status_at == 0.0:  # the owner before may have left it as failing
             await self._in_thread(self._write_status)
         return True
 
@@ -249,7 +249,14 @@ class WebhookPusher:
         self._catalogue.status_place(self.of).write(_STATUS, msgspec.json.encode(status))
 
     async def _in_thread(self, call: Callable[..., T], *given: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *given)
+        """Return the result of a call in a thread. The end of this webhook waits for it, because files are closed
+        then."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, call, *given)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait({future})
+            raise
 
 
 def _noted(log: DeliveryLog, delivery: WebhookDelivery) -> None:
