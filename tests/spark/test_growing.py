@@ -126,18 +126,20 @@ def test_stages_are_added_exactly_while_executors_are_killed(cluster: Any, tmp_p
         add_while_an_executor_dies(query, kept(even, "even"), kept(query["Seen"], "again"))
         with pytest.raises(flux.UsageError, match="a stage of that name runs"):
             query.add(kept(since("All")(query["Seen"]), "never"))
+        add_while_an_executor_dies(query, kept(since("Direct")(query.source("rounds")), "direct"))
         query.add(kept(since("Gone")(query["Seen"]), "gone"), timeout=WAIT_S)
         query.remove("Gone", timeout=WAIT_S)  # with the stage that writes its files
         with pytest.raises(flux.UsageError, match="no stage 'Gone'"):
             query["Gone"]
         assert_the_iterator_over_an_added_output_ends_with_its_stage(query)
         rounds = tell(gate, begun)
-        for folder, keys in (("all", KEYS * PARTITIONS), ("even", KEYS * PARTITIONS // 2)):
+        of_each = KEYS * PARTITIONS
+        for folder, keys in (("all", of_each), ("even", of_each // 2), ("direct", of_each)):
             until(lambda folder=folder, keys=keys: ends(tmp_path / folder) == [rounds - 1] * keys, f"all of {folder}")
         query.processAllAvailable(WAIT_S)
     finally:
         query.stop()
-    for folder in ("all", "even"):
+    for folder in ("all", "even", "direct"):
         given = newest(tmp_path / folder)
         assert min(first for first, _, _ in given.values()) > 0
         assert given == by_spark(cluster, rounds, given)
@@ -148,7 +150,7 @@ def test_stages_are_added_exactly_while_executors_are_killed(cluster: Any, tmp_p
     assert (of_key.count() == rounds - of_key.min()).all()
     assert of_key.nunique().sum() == len(again)
     kinds = [event.kind for event in query.events()]
-    assert kinds.count("plan") == 4
+    assert kinds.count("plan") == 7, "each addition and each removal, and none of those that were refused"
     assert "take-over" in kinds
     assert "divergence" not in kinds
 
