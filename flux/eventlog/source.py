@@ -18,7 +18,7 @@ from flux.errors import QueryFailed, UsageError
 from flux.eventlog.log_reader import LogReader
 from flux.eventlog.log_store import open_log
 from flux.eventlog.records import EventRecord, rows_of
-from flux.eventlog.streams import NoSuchStream, ReaderPositions, StreamCatalogue, StreamDefinition
+from flux.eventlog.streams import SERVICE_READER, NoSuchStream, ReaderPositions, StreamCatalogue, StreamDefinition
 from flux.vault.location import Place, there
 
 #: Seconds until a log that had nothing is asked again: at first, and at most. An object store has a request each time.
@@ -193,10 +193,6 @@ def events(
     if start not in _STARTS:
         raise UsageError(f"flux.events: start must be one of {', '.join(_STARTS)}, got {start!r:.100}")
     return _source(location, stream, arrival, name or stream, start)
-
-
-#: The reader of the service of a location: it reads each stream once, so one name is enough, and a later service knows it.
-SERVICE_READER = "service"
 
 
 def service_events(location: str, stream: str, name: str) -> Source:

@@ -242,6 +242,10 @@ def _described(of: StreamDefinition) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields.items() if name != "id")
 
 
+#: The reader of the service of a location: it reads each stream once, so one name is enough, and a later service knows it.
+SERVICE_READER = "service"
+
+
 class ReaderPositions:
     """Positions below which the readers of a stream need nothing more (J6). A query is one reader."""
 

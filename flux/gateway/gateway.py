@@ -59,7 +59,7 @@ from flux.gateway.routes import (
 )
 from flux.gateway.tokens import Quotas, TokenGrant, TokenRegister, check_right, grant_of
 from flux.gateway.webhooks.actions import WebhookActions
-from flux.registry.query_catalogue import QueryCatalogue, dependants
+from flux.registry.query_catalogue import QueryCatalogue, dependants, served_queries
 from flux.registry.service_calls import BODY_MAX, CallAction, ServiceCall
 from flux.registry.service_hold import ServiceAddress, address_of
 from flux.vault.location import Place
@@ -252,6 +252,8 @@ class Gateway:
         positions = ReaderPositions(self._catalogue.readers_place(self._stream(name)))
         if reader not in positions.names():
             raise Problem("no_such_reader", f"stream {name!r} has no reader {reader[:100]!r}")
+        if for_ := served_queries(reader, name, self._queries.all()):
+            raise Problem("has_readers", f"the service reads stream {name!r} for {', '.join(for_[:_NAMED])}")
         positions.forget(reader)
         return HttpAnswer(204, None)
 

@@ -93,7 +93,7 @@ PROBLEMS: dict[type[Action], tuple[str, ...]] = {
     ShowStream: (*_OF_TOKENS, "no_such_stream"),
     RegisterStream: (*_OF_TOKENS, "stream_exists", "unfit_definition", "no_room"),
     RemoveStream: (*_OF_TOKENS, "no_such_stream", "has_readers", "no_service", "not_changed"),
-    ForgetReader: (*_OF_TOKENS, "no_such_stream", "no_such_reader"),
+    ForgetReader: (*_OF_TOKENS, "no_such_stream", "no_such_reader", "has_readers"),
     ListQueries: _OF_TOKENS,
     ShowQuery: (*_OF_TOKENS, "no_such_query"),
     RegisterQuery: (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from flux.errors import QueryFailed
-from flux.eventlog.streams import StreamCatalogue
+from flux.eventlog.streams import SERVICE_READER, StreamCatalogue
 from flux.registry.definitions import (
     HasDependants,
     NoSuchInput,
@@ -76,6 +76,10 @@ class QueryCatalogue:
         self._life = document.life
         return document.life
 
+    def check_name(self, definition: QueryDefinition) -> None:
+        """Check that a query may have its name. QueryExists: it is that of another query, or of a stream."""
+        _check_name(definition, self.all(), StreamCatalogue(self._place).all())
+
     # ---- changes
 
     def begin(self, definition: QueryDefinition, reads: Sequence[str], schema: str) -> tuple[RegisteredQuery, bool]:
@@ -85,14 +89,10 @@ class QueryCatalogue:
         with self._place.locked():
             document = self._own()
             known = document.queries
-            there = known.get(definition.name)
-            if there is not None:
-                if there.definition != definition or there.phase == "REMOVING":
-                    raise QueryExists(f"query {definition.name!r} is registered with another definition")
-                return there, False
             named = streams.all()
-            if definition.name in named:
-                raise QueryExists(f"{definition.name!r} is the name of a stream")
+            _check_name(definition, known, named)
+            if (there := known.get(definition.name)) is not None:
+                return there, False
             for name in reads:
                 if name not in named and (name not in known or known[name].phase not in ("RUNNING", "REGISTERING")):
                     raise NoSuchInput(f"there is no stream and no running query {name!r:.100}")
@@ -193,6 +193,24 @@ def dependants(queries: Mapping[str, RegisteredQuery], name: str) -> list[str]:
         if not gone.isdisjoint(each.reads):
             gone.add(each.name)
     return [each for each in queries if each in gone and each != name]
+
+
+def _check_name(definition: QueryDefinition, queries: Mapping[str, RegisteredQuery], streams: Collection[str]) -> None:
+    there = queries.get(definition.name)
+    if there is not None and there.phase == "REMOVING":
+        raise QueryExists(f"query {definition.name!r} is being removed")
+    if there is not None and there.definition != definition:
+        raise QueryExists(f"query {definition.name!r} is registered with another definition")
+    if definition.name in streams:
+        raise QueryExists(f"{definition.name!r} is the name of a stream")
+
+
+def served_queries(reader: str, stream: str, queries: Mapping[str, RegisteredQuery]) -> list[str]:
+    """Return the queries for which a reader of a stream reads it; none, unless the reader is the service. The reader cannot be
+    forgotten while there are some: events that they still need would be removed."""
+    if reader != SERVICE_READER:
+        return []
+    return [each.name for each in queries.values() if stream in each.reads and each.phase in ("REGISTERING", "RUNNING")]
 
 
 def _remove(document: _QueriesDocument, names: Sequence[str], cascade: bool, what: str) -> None:

@@ -139,6 +139,7 @@ class Registrar:
         there = self._catalogue.all().get(wanted.name)
         if there is not None and there.definition == wanted and there.phase in ("RUNNING", "FAILED"):
             return self._shown(wanted.name, 200)
+        self._catalogue.check_name(wanted)  # the plan would speak of a stage of that name
         reads = self._plan.read_by(wanted)
         for name in reads:
             check_right(grant, "read", name)

@@ -14,8 +14,7 @@ from flux.dataflow.plan import FromStage, Plan, WorkerSourcePlan
 from flux.dataflow.sink import FlowTo, Sink
 from flux.dataflow.source_reader import SourceReader
 from flux.errors import FluxError, UsageError
-from flux.eventlog.source import SERVICE_READER
-from flux.eventlog.streams import NoSuchStream, ReaderPositions, StreamCatalogue
+from flux.eventlog.streams import SERVICE_READER, NoSuchStream, ReaderPositions, StreamCatalogue
 from flux.registry.convergence import PlanParts
 from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
 from flux.vault.location import Place

@@ -11,9 +11,11 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
-from flux.errors import QueryTimeout
-from flux.eventlog.streams import ReaderPositions, StreamCatalogue
+from controller.operate.cli import app
+from flux.errors import QueryTimeout, UsageError
+from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue
 from flux.gateway import gateway
 from flux.gateway.tokens import Allowance, TokenRegister
 from flux.registry.definitions import RegisteredQuery
@@ -214,6 +216,40 @@ def test_a_reader_that_does_not_come_back_is_forgotten(served: Served) -> None:
     assert problem(client.call("DELETE", "/v1/streams/x/readers/query-1")) == (404, "no_such_stream")
     assert client.call("DELETE", "/v1/streams/clicks/readers/query-1").status_code == 204
     assert client.call("GET", "/v1/streams/clicks").json()["readers"] == []
+
+
+def test_the_service_is_not_forgotten_while_queries_read_the_stream(served: Served) -> None:
+    client = served.client
+    assert served.register(name="home", sql="clicks").status_code == 201
+    positions = ReaderPositions(
+        StreamCatalogue(client.place).readers_place(StreamCatalogue(client.place).get("clicks"))
+    )
+    positions.note(SERVICE_READER, 0, 7)
+    refused = client.call("DELETE", "/v1/streams/clicks/readers/service")
+    assert problem(refused) == (409, "has_readers")
+    assert "home" in refused.json()["error"]["message"]
+    assert positions.needed_from(0) == 7
+    command = ["forget", "clicks", SERVICE_READER, "--location", str(client.place)]
+    assert CliRunner().invoke(app, command).exit_code != 0
+    assert positions.needed_from(0) == 7
+    assert client.call("DELETE", "/v1/queries/home").status_code == 204
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert positions.names() == []
+
+
+def test_a_name_that_is_taken_is_refused_before_the_plan_sees_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert served.register(name="home", sql="clicks").status_code == 201
+
+    def schema_of(*_: object) -> str:
+        raise UsageError("stage home: a stage of that name runs")
+
+    monkeypatch.setattr(served.plan, "schema_of", schema_of)
+    refused = served.register(name="home", sql="clicks clicks")
+    assert problem(refused) == (409, "query_exists")
+    assert "another definition" in refused.json()["error"]["message"]
+    assert problem(served.register(name="clicks", sql="clicks")) == (409, "query_exists")
 
 
 def test_a_token_pushes_as_much_as_its_quota_says(served: Served) -> None:

@@ -28,8 +28,7 @@ from flux.errors import UsageError
 from flux.eventlog.log_reader import LogReader
 from flux.eventlog.log_store import open_log
 from flux.eventlog.records import rows_of
-from flux.eventlog.source import SERVICE_READER
-from flux.eventlog.streams import ReaderPositions, StreamCatalogue, StreamDefinition
+from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue, StreamDefinition
 from flux.outputs.catalogue import OutputCatalogue
 from flux.vault.location import Folder
 

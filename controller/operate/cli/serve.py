@@ -73,13 +73,19 @@ def forget(
 ) -> None:
     """Forget a query that reads a stream and does not come back: its events are kept for it no longer."""
     from flux.eventlog.streams import ReaderPositions, StreamCatalogue
+    from flux.registry.query_catalogue import QueryCatalogue, served_queries
     from flux.vault.location import there
 
     with outcome(False):
-        catalogue = StreamCatalogue(there(location))
+        place = there(location)
+        catalogue = StreamCatalogue(place)
         positions = ReaderPositions(catalogue.readers_place(catalogue.get(stream)))
         known = positions.names()
         if reader not in known:
             raise UsageError(f"stream {stream!r} has no reader {reader!r:.200}; it has {', '.join(known) or 'none'}")
+        if served := served_queries(reader, stream, QueryCatalogue(place).all()):
+            raise UsageError(
+                f"the service reads stream {stream!r} for {', '.join(served[:10])}: remove these queries first"
+            )
         positions.forget(reader)
         show(f"{reader} is forgotten")
