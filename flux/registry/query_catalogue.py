@@ -145,6 +145,21 @@ class QueryCatalogue:
         self._change(changed)
         return gone
 
+    def fail_readers(self, stream: str, error: str) -> list[str]:
+        """Write down the same failure of all queries that read a stream, near or far, and run; return their names."""
+        failed: list[str] = []
+
+        def changed(document: _QueriesDocument) -> None:
+            for name in dependants(document.queries, stream):
+                if document.queries[name].phase in ("REGISTERING", "RUNNING"):
+                    document.queries[name] = msgspec.structs.replace(
+                        document.queries[name], phase="FAILED", error=error
+                    )
+                    failed.append(name)
+
+        self._change(changed)
+        return failed
+
     def drop(self, query: RegisteredQuery) -> None:
         """Forget a query, of which nothing else is left."""
 

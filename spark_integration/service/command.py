@@ -26,7 +26,7 @@ _TERMINATED = 143
 
 def run(
     master: str, conf: Mapping[str, str], location: str | None, http: str, gateways: int, allow: Sequence[str],
-    gateway_options: Sequence[str], queries_max: int, options: Mapping[str, Any],
+    gateway_options: Sequence[str], queries_max: int, give_up: Sequence[str], options: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Run a service until SIGTERM or SIGINT, in the main thread. ``gateway_options``: further arguments of ``flux gateway``.
     FluxError: it has not begun, or has ended by itself."""
@@ -35,7 +35,8 @@ def run(
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     session = _session(master, conf)
     try:
-        with serve(location, http, gateways, session, allow, gateway_options, queries_max, **options) as service:
+        started = serve(location, http, gateways, session, allow, gateway_options, queries_max, give_up, **options)
+        with started as service:
             for each in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(each, lambda *_: service.stop_asked.set())
             _tell(service)

@@ -55,9 +55,11 @@ class StreamService:
         allow: Sequence[str],
         gateway_options: Sequence[str],
         queries_max: int,
+        give_up: Sequence[str],
         options: dict[str, Any],
     ) -> None:
-        """Start a service. Nothing of it runs if this raises."""
+        """Start a service. Nothing of it runs if this raises. ``give_up``: streams whose queries are FAILED from now on, because
+        their logs cannot be read."""
         self.spark = spark
         self.stop_asked = threading.Event()
         self._stopped = threading.Lock()
@@ -80,6 +82,7 @@ class StreamService:
             catalogue.claim()
             self.plan = ServicePlan(spark, location, place, allow, self._sink_of)
             self._registrar = Registrar(catalogue, StreamCatalogue(place), self.plan, self._forget_output)
+            self._give_up(catalogue, give_up)
             self._begin(catalogue, allow, options)
             stack.callback(self._end_plan)
             port = RegistryPort(self._registrar.answer, self._alone)
@@ -97,6 +100,14 @@ class StreamService:
             self._close = stack.pop_all()
         self._thread = threading.Thread(target=self._look_after, name="flux-service-look", daemon=True)
         self._thread.start()
+
+    def _give_up(self, catalogue: QueryCatalogue, streams: Sequence[str]) -> None:
+        """Give up the queries that read these streams, and their state. NoSuchStream: there is none of this name."""
+        for name in streams:
+            StreamCatalogue(self._place).get(name)
+        for name in streams:
+            failed = catalogue.fail_readers(name, f"stream {name} was given up when the service was started")
+            log.warning("stream %s is given up, and with it %s", name, ", ".join(failed) or "no query")
 
     def _begin(self, catalogue: QueryCatalogue, allow: Sequence[str], options: dict[str, Any]) -> None:
         """Start the plan where it was, and go on with the steps that an earlier service has left. UsageError: a query has an
@@ -218,11 +229,12 @@ def addresses(http: str, gateways: int) -> list[str]:
 
 def serve(
     location: str | Path | None, http: str, gateways: int, spark: SparkSession | None, allow: Sequence[str],
-    gateway_options: Sequence[str] = (), queries_max: int = QUERIES_MAX, **options: Any,
+    gateway_options: Sequence[str] = (), queries_max: int = QUERIES_MAX,
+    give_up: Sequence[str] = (), **options: Any,
 ) -> StreamService:  # fmt: skip
     """Start a service (``flux.serve``)."""
     addresses(http, gateways)
     session = session_of([]) if spark is None else spark
     given = None if location is None else str(location)
     made = {"partitions": 1, "on_failure": "stage", **options}
-    return StreamService(session, given, http, gateways, allow, gateway_options, queries_max, made)
+    return StreamService(session, given, http, gateways, allow, gateway_options, queries_max, give_up, made)

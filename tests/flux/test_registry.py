@@ -217,6 +217,18 @@ def test_a_removal_names_the_dependants(catalogue: QueryCatalogue) -> None:
     assert catalogue.get("b").phase == "REMOVING"
 
 
+def test_the_queries_of_a_stream_that_is_given_up_fail_and_others_stay(catalogue: QueryCatalogue) -> None:
+    StreamCatalogue(catalogue._place).register(StreamDefinition(name="users", schema="n BIGINT"))
+    for name, reads in (("near", ["clicks", "users"]), ("far", ["near"]), ("other", ["users"])):
+        catalogue.note(catalogue.begin(definition(name), reads, "n BIGINT")[0], "RUNNING")
+    assert catalogue.fail_readers("clicks", "given up") == ["near", "far"]
+    found = {each.name: (each.phase, each.error) for each in catalogue.all().values()}
+    assert found == {"near": ("FAILED", "given up"), "far": ("FAILED", "given up"), "other": ("RUNNING", "")}
+    catalogue.begin_removal("far")
+    assert catalogue.fail_readers("clicks", "again") == []
+    assert catalogue.get("far").phase == "REMOVING"
+
+
 def test_an_earlier_service_finds_out_that_it_was_replaced(catalogue: QueryCatalogue, tmp_path: Path) -> None:
     later = QueryCatalogue(Folder(tmp_path))
     later.claim()

@@ -34,6 +34,12 @@ def serve(
         typer.Option("--allow", metavar="MODULE:NAME", help="Operator that a registration may name; several times."),
     ] = None,
     queries_max: Annotated[int, typer.Option("--max-queries", min=1, help="Queries that may be registered.")] = 1000,
+    give_up: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--give-up", metavar="STREAM", help="Stream whose log is damaged: its queries are FAILED; several times."
+        ),
+    ] = None,
     certificate: Annotated[Path | None, typer.Option("--certificate", help="TLS: file with the certificates.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="TLS: file with the private key.")] = None,
     webhooks_to: WebhooksTo = None,
@@ -55,7 +61,7 @@ def serve(
             more += ["--certificate", str(certificate), "--key", str(key), "--trust", str(certificate)]
         flux._run_service(
             master, settings, location, http, gateways, tuple(allow or ()), tuple(more), queries_max,
-            {"workers": workers, "replicas": replicas},
+            tuple(give_up or ()), {"workers": workers, "replicas": replicas},
         )  # fmt: skip
 
 
