@@ -27,6 +27,8 @@ class FeedPhase(Enum):
 
 
 UNREAD, IN_ORDER, BROKEN = FeedPhase
+#: Statements under an earlier nonce that may have been under way when the Resume of the newest one was sent.
+UNDER_WAY = 2
 
 
 @dataclass(slots=True)
@@ -48,6 +50,13 @@ class Feed:
     received_bytes: int = 0
     #: Messages under the nonce that have brought something new.
     firsts: int = 0
+    #: Statements that have come on its connection under an earlier nonce.
+    outdated: int = 0
+
+    def goes_on_without_resume(self, nonce: int) -> bool:
+        """Take note of the nonce of a statement, and tell whether its producer goes on as if it had not got the last Resume."""
+        self.outdated += nonce < self.nonce
+        return self.outdated > UNDER_WAY and nonce < self.nonce
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""

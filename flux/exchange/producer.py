@@ -490,12 +490,13 @@ class Producer:
             )
 
     def on_ack(self, worker: int, message: Ack, now: float) -> None:
-        cursor = self._cursors.get(worker)
-        if cursor is None:
+        if (cursor := self._cursors.get(worker)) is None:
             return
         # An ack is cumulative, and true in whatever handshake it was sent; only its epoch matters.
         news = self._take_ack(cursor, message.epoch, message.through, message.behind, now)
-        if message.nonce == cursor.nonce:
+        if cursor.nonce is not None and message.nonce > cursor.nonce:
+            cursor.become_greeting(now)  # the Resume of a later handshake was lost (design: lost-resume)
+        elif message.nonce == cursor.nonce:
             if news or message.granted > cursor.granted:  # otherwise the ack does not show that messages have arrived
                 cursor.heard(now)
                 cursor.patience = 1.0

@@ -234,6 +234,8 @@ class Subscriptions:
         known = self._greeted(connection, StreamId(message.edge, message.producer))
         inbound = None if known is None else self._stated(connection, message)
         if inbound is None:
+            if known is not None and (feed := known.over(connection)) and feed.goes_on_without_resume(message.nonce):
+                self._ack_soon(known)  # it names the newest handshake (design: lost-resume)
             return False
         said = inbound.hear(message, self.hosted_by(inbound.stream), self._counters)
         if inbound.has_feeds:
@@ -295,9 +297,7 @@ class Subscriptions:
         elif not named and not newer:
             self._refuse(connection, stream, "edge", f"the plan has no edge {hello.edge}")
         elif not exists:
-            self._counters.stale += (
-                1  # the edge is removed, or of a version that is asked for: it greets again if it goes on
-            )
+            self._counters.stale += 1  # of a removed edge, or of a version that is asked for: then it greets again
         elif self._plan.durable and self._begins(hello):
             # The beginning of its replicas here is not known yet, and a source has to be read from there.
             self._wait(connection, hello)

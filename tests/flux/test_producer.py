@@ -172,6 +172,18 @@ def test_a_late_ack_of_an_earlier_handshake_still_tells_what_is_applied_but_gran
     assert (p.log.base, sent(p)) == (1, [])
 
 
+def test_an_ack_of_a_later_handshake_shows_that_its_resume_was_lost() -> None:
+    p = welcomed(producer(), nonce=2)
+    p.on_answer(10, ack(-1, nonce=2), 0.1)
+    assert sent(p, 0.1) == []
+    p.on_answer(10, ack(-1, nonce=3), 0.2)
+    p.on_answer(10, ack(-1, nonce=3), 0.2)
+    assert sent(p, 0.2) == [("Hello", 10)]
+    p.on_answer(10, resume(10, nonce=3), 0.3)
+    p.on_answer(10, ack(-1, nonce=3), 0.3)
+    assert sent(p, 0.3) == []
+
+
 def test_an_ack_by_an_older_table_does_not_count_for_a_newer_replica() -> None:
     p = welcomed(producer())
     p.append(batch(1, 0, 0), 0.0)

@@ -17,7 +17,17 @@ from flux.dataflow.plan import ById, EventTime, FromSource, Plan, Timed
 from flux.dataflow.source_reader import FunctionReader, opened
 from flux.errors import ProtocolError
 from flux.exchange.producer import ToWorker
-from flux.wire.messages import Bound, OrderEntry, Orders, OrdersSeen, PartitionOrder, PartitionSeen, Reset, StepKind
+from flux.wire.messages import (
+    Bound,
+    Hello,
+    OrderEntry,
+    Orders,
+    OrdersSeen,
+    PartitionOrder,
+    PartitionSeen,
+    Reset,
+    StepKind,
+)
 from flux.wire.statistics import ReaderState
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection
@@ -257,6 +267,22 @@ def test_a_worker_that_gets_nothing_but_statements_greets_anew_when_its_connecti
     windows.core.on_data_plane("another connection", bound, [], 0.0)
     answers = [effect.message for effect in windows.core.poll(0.0) if isinstance(effect, ToConnection)]
     assert [answer for answer in answers if isinstance(answer, Reset)] == [Reset(0, 0, "say Hello first")]
+
+
+def test_a_producer_that_goes_on_under_an_earlier_handshake_is_told_of_the_newest_one() -> None:
+    """Its Resume was lost, and statements are not acked. Two of them may have been under way when it was sent."""
+    windows = Windows()
+    windows.script.given[0] += [rows(1, 12)]
+    windows.run()
+    core, stream = windows.core, next(iter(windows.core.subscriptions.streams.values()))
+    connection, before = stream.feed.connection, stream.feed.nonce
+    core.on_data_plane(connection, Hello(*stream.stream, 0, 0, 0), [], windows.now)
+    newest = stream.feed.nonce
+    assert newest > before
+
+    for watermark, due in ((5, False), (6, False), (7, True)):
+        core.on_data_plane(connection, Bound(*stream.stream, before, 0, 0, 0, watermark), [], windows.now)
+        assert stream.ack_due is due, watermark
 
 
 def test_a_watermark_that_waits_for_a_slow_secondary_goes_on_when_it_has_applied_some() -> None:
