@@ -245,6 +245,21 @@ async def test_a_reader_that_does_not_read_holds_up_no_other_and_is_let_go(
 
 
 @in_loop
+async def test_a_gateway_that_ends_closes_the_answers_of_its_readers(
+    endpoints: list[ResultsEndpoint], tmp_path: Path
+) -> None:
+    """Uvicorn cancels their tasks, and would log an answer that is cut off as an error with a traceback."""
+    written(opened_sink(tmp_path), 0, results(1))
+    reader = await followed(endpoints[0])
+    await reader.next()
+    reader.task.cancel()
+    last = await asyncio.wait_for(reader.messages.get(), 20)
+    assert (last["body"], last["more_body"]) == (b"", False)
+    await asyncio.wait_for(reader.task, 20)
+    assert endpoints[0]._readers == 0
+
+
+@in_loop
 async def test_readers_are_told_of_missed_rows_and_of_the_end_of_the_output(
     endpoints: list[ResultsEndpoint], tmp_path: Path
 ) -> None:

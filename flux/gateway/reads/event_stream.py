@@ -7,6 +7,7 @@ The form is that of browsers: ``data`` has a JSON array of rows, and ``id`` the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -25,6 +26,9 @@ logger = logging.getLogger("flux.gateway")
 HEARTBEAT_S = 15.0
 #: Seconds that one event may take to go out. A reader that does not read is let go then; it comes back by its cursor.
 SEND_S = 60.0
+#: Seconds for the end of an answer when the gateway ends.
+LAST_S = 0.1
+_LAST: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 #: Seconds after which a browser comes back.
 _RETRY = b"retry: 1000\n\n"
 
@@ -68,12 +72,21 @@ class EventStream:
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
         self._events, self._close = events, close
+        #: Whether the head of the answer was sent.
+        self._began = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events. The reader that leaves is noticed while nothing is sent."""
         writes, leaves = asyncio.create_task(self._write(send)), asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({writes, leaves}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the gateway ends: its readers go on at another one, by their cursors
+            if not self._began:
+                raise
+            writes.cancel()
+            await asyncio.gather(writes, return_exceptions=True)
+            with contextlib.suppress(TimeoutError, OSError):
+                await _sent(send, _LAST, LAST_S)
         finally:
             for task in (writes, leaves):
                 task.cancel()
@@ -88,17 +101,18 @@ class EventStream:
         ]
         try:
             await _sent(send, {"type": "http.response.start", "status": 200, "headers": headers})
+            self._began = True
             async for data in self._events:
                 await _sent(send, {"type": "http.response.body", "body": data, "more_body": True})
-            await _sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            await _sent(send, _LAST)
         except TimeoutError:
             logger.info("a reader of events has not read for %g s, and is let go", SEND_S)
         except OSError:  # it has left
             return
 
 
-async def _sent(send: Send, message: Message) -> None:
-    async with asyncio.timeout(SEND_S):
+async def _sent(send: Send, message: Message, seconds: float | None = None) -> None:
+    async with asyncio.timeout(SEND_S if seconds is None else seconds):
         await send(message)
 
 
