@@ -156,7 +156,7 @@ class CheckpointLocation:
         found = difference(was, now)
         if found:
             gone = missing(was, now)
-            give_up = f", give up what is missing (removed={gone!r})" if gone else ""
+            give_up = f", give up the missing ones (removed={gone!r})" if gone else ""
             raise UsageError(
                 f"checkpointLocation={str(self.place)!r} is that of another plan: {found}. Start the flow that it was made by"
                 f"{give_up}, or give another directory"

@@ -179,7 +179,7 @@ def staged(kind: str, name: str, flow: Any) -> Any:
 
 
 def form(plan: Plan) -> dict[str, Any]:
-    """What has to be the same in each life, by id."""
+    """Return the parts that have to be the same in each life, by id."""
     return {
         "version": (plan.version, plan.used, plan.first_streams),
         "sources": {each.id: (each.name, each.since) for each in plan.sources},

@@ -219,7 +219,7 @@ def started(folder: Path, address: str, topic: str, seed: int, run: int, spark: 
 def one_run(
     lab: Lab, spark: SparkSession, broker: kafka.Broker | None, seed: int, number: int, times: int, console: Console
 ) -> Run:
-    """Strike a query so many times, and compare its results. A run that goes wrong leaves its folder behind."""
+    """Strike a query ``times`` times, and compare its results. A run that goes wrong leaves its folder behind."""
     began, run = time.monotonic(), Run(number)
     folder = Path(tempfile.mkdtemp(prefix=f"flux-faults-{seed}-{number}-"))
     topic = f"rows-{seed}-{number}" if broker else ""

@@ -1,4 +1,4 @@
-"""What stages of ``soak_growing.py`` have written, and the plain model that says what they may write."""
+"""The rows that stages of ``soak_growing.py`` have written, and the plain model of the rows that they may write."""
 
 from __future__ import annotations
 

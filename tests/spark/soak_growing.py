@@ -224,7 +224,7 @@ def passes(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def soak(times: int, kills: int, seed: int, rate: int, folder: Path, say: Callable[[str], None]) -> Soak:
-    """Make so many additions, with kills among them."""
+    """Make the given number of additions, with kills among them."""
     # Workers are not given up because the machine is slow, as in the tests.
     slow = {"spark.flux.workers.timeout": "300s", "spark.flux.heartbeat.timeout": "5s"}
     conf = {"spark.task.maxFailures": 1000, "spark.excludeOnFailure.enabled": "false"} | slow

@@ -69,7 +69,7 @@ def tail(
     url: Url = LOCAL,
     token: Token = "",
     after: Annotated[str | None, typer.Option("--after", metavar="CURSOR", help="Begin behind this cursor.")] = None,
-    limit: Annotated[int | None, typer.Option("--rows", min=1, help="End after so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option("--rows", min=1, help="End after this number of rows.")] = None,
     cursors: Annotated[
         bool, typer.Option("--cursors", help="Print the cursor behind each piece to standard error.")
     ] = False,
