@@ -26,6 +26,8 @@ streams         Streams in and out of a query, one case at a time, on this machi
 streams_out     Output as a stream of Spark's, beside a Python data source without Flux
 stream_sources  Sources in the workers beside other ways to the same rows
 serve           Events pushed to a gateway over HTTP, beside bare flushes of the disk
+serve_queries   Registered queries behind such pushes: from a push to the reader of a filter, and registrations
+serve_process   ``flux serve`` in a process of its own, to be killed and started again
 scale           Costs that grow with the cluster: an epoch, an ack, a heartbeat, a repair
 scale_real      CPU per row of 2, 4 and 8 real workers that share one load
 virtual         A cluster of any size on one thread: a real controller, and workers that only answer

@@ -130,7 +130,7 @@ class Load:
         self.due = np.arange(self._count) / rate
         self.answered = np.full(self._count, np.nan)
         self.errors: list[str] = []
-        self._begin = time.perf_counter()
+        self.began = time.perf_counter()
         self._threads = [threading.Thread(target=self._run, args=(client,), daemon=True) for client in clients]
         for thread in self._threads:
             thread.start()
@@ -142,13 +142,13 @@ class Load:
             if number >= self._count:
                 return
             body = self._body(number)
-            time.sleep(max(self._begin + self.due[number] - time.perf_counter(), 0.0))
+            time.sleep(max(self.began + self.due[number] - time.perf_counter(), 0.0))
             try:
                 client.push_events(STREAM, body)
             except FluxError as error:
                 self.errors.append(str(error))
                 continue
-            self.answered[number] = time.perf_counter() - self._begin
+            self.answered[number] = time.perf_counter() - self.began
 
     def join(self) -> None:
         for thread in self._threads:
@@ -164,7 +164,8 @@ class Load:
         return {"p50_ms": p50, "p99_ms": p99, "gap_ms_max": most, "errors": len(self.errors)}
 
 
-def _lines(number: int) -> bytes:
+def lines(number: int) -> bytes:
+    """Return the body of a request as JSON lines."""
     first, rows = number * ROWS["rows"], ROWS["rows"]
     return b"\n".join(
         b'{"n": %d, "name": "user %d", "amount": %d.5, "page": "/page/%d"}' % (n, n % 1000, n % 97, n % 31)
@@ -195,9 +196,9 @@ def run(rate: float, body: str, seconds: float, clients: int, fault: str | None,
         pushers = [GatewayClient([each.url for each in gateways], token) for _ in range(clients)]
         try:
             pushers[0].register_stream(STREAM, SCHEMA)
-            pushers[0].push_events(STREAM, _lines(-1))  # the first gateway owns the log
+            pushers[0].push_events(STREAM, lines(-1))  # the first gateway owns the log
             flushes, used = BareFlushes(folder), gateways[0].cpu_s()
-            load = Load(_lines if body == "rows" else _arrow, rate, seconds, pushers)
+            load = Load(lines if body == "rows" else _arrow, rate, seconds, pushers)
             if fault is not None:
                 time.sleep(WARM_UP_S + seconds / 2)
                 gateways[0].process.send_signal(signal.SIGKILL)

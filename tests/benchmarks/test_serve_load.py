@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from benchmarks import serve
+from benchmarks import serve, serve_queries
 from flux.errors import Unreachable
 from tests.flux.pushed import owned, pushed, registered
 
@@ -58,3 +59,24 @@ def test_the_benchmark_loses_and_doubles_nothing(fault: str | None) -> None:
     report = serve.run(50, "rows", 2, 4, fault, Console(quiet=True))
     assert (report.failed, report.figures["errors"]) == (None, 0)
     assert report.figures["p50_ms"] > 0
+
+
+def test_rows_at_a_reader_count_from_the_push_that_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three pushes the second was not answered; a row of the first one is missing, and one of the third came twice."""
+    monkeypatch.setattr(serve_queries, "LAST_ROWS_S", 0.0)
+    monkeypatch.setattr(serve_queries, "WARM_UP_S", 0.0)
+    load = types.SimpleNamespace(answered=np.array([0.1, np.nan, 0.3]), due=np.array([0.0, 0.01, 0.02]), began=100.0)
+    rows = [n for n in range(0, 300, 10) if n != 50] + [200]
+    reader = types.SimpleNamespace(rows=rows, came=[100.07] * len(rows), error="")
+    found = serve_queries.arrived(load, reader)  # type: ignore[arg-type]
+    assert (found["lost"], found["doubled"]) == (1, 1)
+    assert found["reader_gap_ms_max"] == pytest.approx(70.0)
+    assert found["reader_p50_ms"] == pytest.approx(60.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [None, "kill-worker", "kill-gateway"])
+def test_the_reader_of_a_filter_gets_each_row_once(fault: str | None) -> None:
+    report = serve_queries.run(20, 4, 4, 3, 5, fault, "local[4,1000]", Console(quiet=True))
+    assert (report.failed, report.figures["errors"]) == (None, 0)
+    assert report.figures["reader_p50_ms"] > 0

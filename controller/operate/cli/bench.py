@@ -31,6 +31,7 @@ class BodyName(StrEnum):
 
 class ServeFault(StrEnum):
     kill_gateway = "kill-gateway"
+    kill_worker = "kill-worker"
 
 
 class ShapeName(StrEnum):
@@ -616,17 +617,25 @@ def serve(
     ] = BodyName.rows,
     seconds: Seconds = 10,
     clients: Annotated[int, typer.Option(min=1, max=256, help="Clients, each with one request at a time.")] = 16,
-    fault: Annotated[
-        ServeFault | None, typer.Option(help="kill-gateway: one of two gateways is killed half-way.")
-    ] = None,
+    fault: Annotated[ServeFault | None, typer.Option(help="Process of the service to kill half-way.")] = None,
+    queries: Annotated[int, typer.Option(min=0, help="Queries registered at `flux serve`; 0: a gateway alone.")] = 0,
+    readers: Annotated[int, typer.Option(min=1, help="With --queries: readers of a result; one never reads.")] = 1,
+    master: Annotated[str, typer.Option(help="With --queries: the Spark master of the service.")] = "local[4,1000]",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Events pushed to a gateway over HTTP: the time until they are on disk, beside bare flushes."""
+    """Events pushed over HTTP: until they are on disk, beside bare flushes; with --queries until they are at a reader."""
     from benchmarks import serve as benchmark
+    from benchmarks import serve_queries
 
+    killed = None if fault is None else fault.value
+    if (queries and body is not BodyName.rows) or (not queries and (readers > 1 or killed == "kill-worker")):
+        raise typer.BadParameter("--readers and --fault kill-worker take --queries N, and --queries takes --body rows")
     console = _prepare(as_json, out)
-    report = benchmark.run(rate, body.value, seconds, clients, None if fault is None else fault.value, console)
+    if queries:
+        report = serve_queries.run(rate, seconds, clients, queries, readers, killed, master, console)
+    else:
+        report = benchmark.run(rate, body.value, seconds, clients, killed, console)
     _finish(report, console, as_json, out)
 
 
