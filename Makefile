@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 2000
 
-.PHONY: run run-kafka run-windows run-silent run-postgres run-grow test test-long test-kafka kafka sim seeds soak soak-windows soak-growing every-run oldest lint micro docs setup clean
+.PHONY: run run-kafka run-windows run-silent run-postgres run-grow run-serve test test-long test-kafka kafka sim seeds soak soak-windows soak-growing every-run oldest lint micro docs setup clean
 
 run: setup
 	@$(BIN)/python examples/flights.py
@@ -32,6 +32,10 @@ run-postgres: setup
 # again on its location; each stage is compared with Spark.
 run-grow: setup
 	@$(BIN)/python -m examples.growing $(ARGS)
+
+# A service: the flights over HTTP with SQL, a webhook and a live table, among kills and a restart; ARGS='--flights 20000'.
+run-serve: setup
+	@$(BIN)/python -m examples.service $(ARGS)
 
 test: setup
 	@$(BIN)/python tests/run.py
