@@ -445,6 +445,7 @@ class Server:
         for wished, entry in zip(core.wished.stages, report["stages"], strict=True):
             if wished.id in state:
                 entry["stateBytes"] = state[wished.id]
+            entry |= core.losses.beginnings.of_stage(wished.id)
         for stage, text in self._report.warnings(report, time.monotonic()):
             core.board.note(text, time.monotonic(), stage=stage)
         for text, seconds in self._report.failures():

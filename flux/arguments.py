@@ -15,6 +15,8 @@ RECOVERIES = (ACTIVE, STANDBY, UPSTREAM)
 STEPS, MARKS = ORDERS = ("steps", "marks")
 #: The ways in which a stage's copies are read: one of them, a second one while the first brings nothing, or all.
 ONE, HEDGED, ALL = FEEDS = ("one", "hedged", "all")
+#: The consequences of the loss of a partition's last replica: the query fails, or the partition begins empty.
+FAIL, CONVERGE = LOSSES = ("fail", "converge")
 PARTITIONS_MAX = 4096
 REPLICAS_MAX = 3
 
@@ -150,6 +152,17 @@ def check_feeds(feeds: Any, replicas: Any, recovery: Any = ACTIVE) -> None:
         raise UsageError(
             f"feeds={feeds!r} reads several copies of a stage, and with recovery={recovery!r} only its primary has rows to read: "
             "leave one out"
+        )
+
+
+def check_on_loss(on_loss: Any, replicas: Any) -> None:
+    """Raise UsageError if there is no such consequence of a loss, or if the stage has other replicas."""
+    if on_loss not in LOSSES:
+        raise UsageError(f"on_loss must be one of {', '.join(LOSSES)}; got {on_loss!r:.100}")
+    if on_loss == CONVERGE and replicas is not None and replicas != 1:
+        raise UsageError(
+            f"on_loss={CONVERGE!r} is for a stage with replicas=1, whose state is lost with its worker; replicas={replicas!r} "
+            "keep it: leave one of them out"
         )
 
 

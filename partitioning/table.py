@@ -41,6 +41,8 @@ class ReplicaAt(msgspec.Struct, frozen=True, array_like=True):
     live: bool = True
     #: See ``flux.replica.kinds``.
     kind: str = ACTIVE
+    #: It began empty in that epoch, because the last replica before it was lost (design: converge).
+    empty: bool = False
 
 
 class Table(msgspec.Struct, frozen=True):

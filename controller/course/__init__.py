@@ -1,5 +1,6 @@
 """The course of a query: its phases, and the versions of its plan.
 
+beginnings     Partitions that have begun empty in place of lost ones, and the results that lack rows since
 newborns       The table with which a change of the plan begins
 plan_phases    The phases of a change of the plan
 query_phases   The phases of a query: the next phase for each event, and its message

@@ -251,6 +251,7 @@ class Controller:
         if member.about.role == "worker":
             self.balancer.take(member.node, stats)
             self.alignment.note(member.node, stats.get("times", ()))
+            self.losses.note_times(member, now)
             if self.table is not None:
                 self.repairs.note_behind(member.node, stats.get("behind", ()), self.table, now)
             if "unapplied" in stats:

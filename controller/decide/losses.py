@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from controller.course.beginnings import EmptyBeginnings
 from controller.course.query_phases import QueryPhase
 from controller.decide.balancer import Balancer
 from controller.decide.board import Board
@@ -17,7 +18,9 @@ from controller.replicas.membership import Member, goes_on
 from controller.replicas.moves import MoveQueue
 from controller.replicas.table_changes import AfterLoss, Judge, without_worker
 from controller.replicas.vault_replicas import revived
+from controller.report.watermarks import shown
 from controller.text import some
+from flux.arguments import CONVERGE
 from flux.dataflow.plan import ById, Plan
 from flux.errors import QueryFailed
 from flux.replica.kinds import replicated
@@ -57,7 +60,8 @@ class Losses:
     take-over, silence).
 
     A loss that leaves a partition without a replica ends the query. With a checkpoint location, a worker takes the
-    partition up from there instead, and without any worker the query waits for others."""
+    partition up from there instead, and without any worker the query waits for others. A stage with ``on_loss="converge"``
+    begins empty there (design: converge)."""
 
     #: Set while the query waits for workers in place of those that are lost.
     waiting: WaitForWorkers | None = None
@@ -80,6 +84,8 @@ class Losses:
         self._looked_at: float | None = None  # time of the last look for silence
         self._incomplete_since: dict[PartitionKey, float] = {}
         self._complete: set[tuple[PartitionKey, int]] = set()  # partitions, and workers that have all of their output
+        #: Partitions that have begun empty.
+        self.beginnings = EmptyBeginnings()
 
     @property
     def _plan(self) -> Plan:
@@ -163,12 +169,16 @@ class Losses:
         table, orphans = self._after_loss(
             board.table, member.node, repairs.safety.is_safe, readers, repairs.safety.keeps_up, repairs.safety.outlives_primary
         )  # fmt: skip
-        revived_ = revived(table, orphans, board.placement()) if orphans and self._plan.durable else None
+        converges = not self._plan.durable and self._converges(orphans)
+        begins = orphans and (self._plan.durable or converges)
+        revived_ = revived(table, orphans, board.placement(), empty=converges) if begins else None
         if orphans and revived_ is None and not self._plan.durable:
             concerned = sorted({key.stage for key in orphans}) if board.members.workers else []
             if not board.fail(self._all_gone(member, orphans, why), concerned):
                 return
         alone = bool(orphans) and revived_ is None and self._plan.durable
+        if revived_ is not None and converges:
+            self.beginnings.begin(orphans, board.table, revived_.epoch, self._plan)
         table = revived_ or table
         # 3. The others learn of the loss: first the additions, by the old and the new table, then drains and moves, which look
         # at the additions that are left. The sweep comes last, because it begins repairs in the table that is published.
@@ -180,6 +190,29 @@ class Losses:
             return
         board.publish(table)
         self._sweeper.sweep(now)
+
+    def _converges(self, orphans: Collection[PartitionKey]) -> bool:
+        """Tell whether all of these partitions, whose last replicas are lost, go on from an empty state. A stage that has more
+        replicas by now does so no more."""
+        wished = self._board.wishes.plan.stages
+        running = self._board.phase == QueryPhase.RUNNING
+        return running and all(wished[s].on_loss == CONVERGE and not replicated(wished[s]) for s, _ in orphans)
+
+    def note_times(self, member: Member, now: float) -> None:
+        """Take the event times that a worker reports, by which it becomes known which results lack rows."""
+        board = self._board
+        if board.table is None or not self.beginnings:
+            return
+        times = member.stats.get("times", ())
+        for begun in self.beginnings.note(member.node, member.epoch, times, board.table, self._plan):
+            assert begun.through is not None
+            until = shown(begun.through)
+            stage, partition = self._plan.stages[begun.key.stage].name, begun.key.partition
+            board.note(
+                f"partition {partition} has begun empty. Its results are whole again "
+                + (f"behind {until}; until there they lack rows that the lost replica had" if until else "from the first one on"),
+                now, stage=stage,
+            )  # fmt: skip
 
     # ---- no worker is left, and the checkpoint location has everything
 
@@ -212,6 +245,7 @@ class Losses:
         """Forget the partitions of stages that are about to go."""
         self._complete = {known for known in self._complete if known[0].stage not in stages}
         self._incomplete_since = {key: at for key, at in self._incomplete_since.items() if key.stage not in stages}
+        self.beginnings.forget(stages)
 
     def note_complete(self, key: PartitionKey, worker: int) -> None:
         """Note that this worker's replica has reached the end of its input."""

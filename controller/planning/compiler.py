@@ -31,7 +31,7 @@ from controller.planning.relations.joins import PlanJoins, PlanTable, ToJoin, To
 from controller.planning.relations.lookups import TABLE_ALONE, check_tables
 from controller.planning.relations.ranks import resolved_ranking
 from controller.planning.relations.unions import united
-from controller.planning.replica_kinds import check_independent, feeds_of, replicas_of
+from controller.planning.replica_kinds import check_kinds, feeds_of, replicas_of
 from controller.planning.steps import PlanSteps, Resolvers, ToArrow, ToGroups, ToSteps
 from flux.arguments import MARKS, STEPS
 from flux.dataflow.event_time import event_time, same_time
@@ -213,9 +213,8 @@ class Compiler:
         set_availability(self.sources, self.stages, self.edges, self._bounds, self.settings)
 
     def described(self, plan: Plan) -> CompiledPlan:
-        """Return a plan with all parts, together with the declarations of these. UsageError: a stage without an order does not
-        fit into it."""
-        check_independent(plan, self._promise)
+        """Return a plan with all parts, and their declarations. UsageError: the replicas of a stage do not fit into it."""
+        check_kinds(plan, self._promise)
         rows = {
             id_: StageRows(
                 self._times_given.get(id_, ()),
@@ -328,6 +327,7 @@ class Compiler:
             recovery=stage.recovery,
             order=stage.order,
             feeds=feeds_of(stage, name, replicas, self.settings),
+            on_loss=stage.on_loss,
             timed_inputs=counting,
             for_sink=stage.for_sink,
         )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from controller.planning.event_time_edges import window_of
 from controller.replicas.kinds import NEEDS_UNKNOWN
-from flux.arguments import MARKS, STEPS, check_feeds, check_recovery
+from flux.arguments import CONVERGE, MARKS, STEPS, check_feeds, check_on_loss, check_recovery
 from flux.dataflow.flow import Stage
-from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromStage, Plan, StagePlan
+from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromSource, FromStage, Plan, StagePlan
+from flux.dataflow.sink import QueryReaders
 from flux.errors import UsageError
-from flux.operators.operator import Operator, says_needs
+from flux.operators.operator import Operator, chain_of, note_of_output, says_needs
 from flux.settings import Settings
+from flux.windows.window import Window
 from partitioning.ids import ACTIVE, UPSTREAM
 
 #: The beginning of the refusals, and the way out.
@@ -24,6 +27,7 @@ def replicas_of(stage: Stage, name: str, operator: Operator, settings: Settings)
     """Return the number of replicas of a stage. UsageError: there can be none of its kind."""
     replicas = settings.replicas if stage.replicas is None else stage.replicas
     check_recovery(stage.recovery, replicas, stage.order)
+    check_on_loss(stage.on_loss, replicas)
     if stage.recovery != ACTIVE and not settings.ordered:
         raise UsageError(
             f"stage {name}: recovery={stage.recovery!r} needs spark.flux.replicas.ordered=true: it repeats the order"
@@ -46,6 +50,12 @@ def feeds_of(stage: Stage, name: str, replicas: int, settings: Settings) -> str:
     return stage.feeds or settings.feeds
 
 
+def check_kinds(plan: Plan, promises: Container[int]) -> None:
+    """Check the stages whose replicas, or their losses, are not like others. ``promises``: see ``check_independent``."""
+    check_independent(plan, promises)
+    check_converging(plan)
+
+
 def check_independent(plan: Plan, promises: Container[int]) -> None:
     """Check the stages with replicas that have no common order. UsageError: the operator of one does not commute, or rows come to
     it in a way in which its copies could differ. ``promises``: stages that keep to the watermark by the user's word alone."""
@@ -62,6 +72,43 @@ def check_independent(plan: Plan, promises: Container[int]) -> None:
         for edge in _before(plan, stage):
             if why := _differs(plan, edge, promises):
                 raise UsageError(f"stage {stage.name} has order={MARKS!r}: {why}; {INSTEAD}")
+
+
+def check_converging(plan: Plan) -> None:
+    """Check the stages that begin empty when the last replica of a partition is lost (design: converge). UsageError: the results
+    of one would not be whole again, or something outside the partition would have to know its state."""
+    for stage in plan.stages:
+        if stage.on_loss == CONVERGE and (why := _keeps_from_converging(plan, stage)):
+            raise UsageError(f"stage {stage.name} has on_loss={CONVERGE!r}: {why}; or leave on_loss out")
+
+
+def _keeps_from_converging(plan: Plan, stage: StagePlan) -> str:
+    """Return the reason why a stage cannot begin empty, and the way out; empty: it can."""
+    operator = stage.make()
+    if stage.replicas != 1:
+        return f"it has replicas={stage.replicas}, which keep the state of a lost worker: say replicas=1"
+    if not isinstance(window_of(chain_of(operator)[0]), Window) or stage.output_mode != "append":
+        return (
+            "without a horizon its results would lack rows for ever, and a horizon is the length of its windows: give "
+            "window=flux.window(...) of event time, and output_mode='append'"
+        )
+    if stage.edges_out or stage.collects or stage.sink is None or isinstance(stage.sink, QueryReaders):
+        return (
+            "its output would go on behind rows that are lost, and only a sink can say how many these were: end the flow in a "
+            "sink right behind it, such as to_parquet() or to(sink)"
+        )
+    if note_of_output(operator) is not None:
+        return (
+            f"sink {stage.sink!r} knows rows by numbers that are a part of the lost state: use one that knows batches, such as "
+            "to_parquet() or to(sink)"
+        )
+    edges = [plan.edges[number] for number in stage.edges_in]
+    if not all(isinstance(edge, FromSource) and edge.producers_known and edge.states for edge in edges):
+        return (
+            "rows of its input may come from tasks that are over, or from another stage, and cannot be asked for again: read it "
+            "from sources inside the workers, such as flux.kafka or flux.files, with withWatermark(...)"
+        )
+    return ""
 
 
 def _before(plan: Plan, stage: StagePlan) -> Iterator[EdgePlan]:

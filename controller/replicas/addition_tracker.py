@@ -294,7 +294,10 @@ class AdditionTracker:
         for stage, partitions in enumerate(after.stages):
             for partition, replicas in enumerate(partitions):
                 old = before.stages[stage][partition]
-                if old and replicas and old[0].worker == member.node:
+                if replicas and replicas[0].empty and replicas[0].incarnation == after.epoch:
+                    text = f"{why}; no other replica had its state (on_loss='converge')"
+                    self.note("begins empty", now, stage, partition, replicas[0].worker, text, source=member.node)
+                elif old and replicas and old[0].worker == member.node:
                     self.take_overs += 1
                     lag = self.safety.lags.beyond(Life(stage, partition, replicas[0].worker, replicas[0].incarnation))
                     text = why if lag is None else f"{why}; the heir was {lag}, and makes up for them first"

@@ -81,9 +81,9 @@ class VaultReplicas:
         )
 
 
-def revived(table: Table, orphans: Iterable[PartitionKey], placement: Placement) -> Table | None:
+def revived(table: Table, orphans: Iterable[PartitionKey], placement: Placement, empty: bool = False) -> Table | None:
     """Give new primaries to partitions whose only replica is that at the vault, in the same epoch. They are dealt to the workers
-    with the fewest primaries. None: no worker is left."""
+    with the fewest primaries. ``empty``: there is none at a vault either, and they begin empty. None: no worker is left."""
     held = Counter(replicas[0].worker for rows in table.stages for replicas in rows if replicas)
     rows = {}
     for key in orphans:
@@ -93,6 +93,6 @@ def revived(table: Table, orphans: Iterable[PartitionKey], placement: Placement)
         if not fit:
             return None
         held[fit[0]] += 1
-        rows[key] = (ReplicaAt(fit[0], table.epoch),)
+        rows[key] = (ReplicaAt(fit[0], table.epoch, empty=empty),)
     made = changed(table, {key: lambda _, row=row: row for key, row in rows.items()})  # type: ignore[misc]
     return replace(made, epoch=table.epoch)

@@ -18,7 +18,7 @@ class Event:
 
     #: One of these:
     #: - for a partition: "take-over", "repair", "move", "divergence", "behind" (a replica that lags) and "caught up", "drop" (a
-    #:   replica that stood still), "failed attempt" to add a replica, "move given up"
+    #:   replica that stood still), "failed attempt" to add a replica, "move given up", "begins empty" (its last replica was lost)
     #: - for a stage (``partition`` is -1): "protect" (a request for other replicas), "protected", "protect given up"
     #: - for a worker (``stage`` is empty and ``partition`` -1): "join", "loss", "drain"
     #: - for a stage that has failed, or depends on one: "stage failed"

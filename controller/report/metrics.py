@@ -333,7 +333,14 @@ class Metrics(Collector):
             "Rows left out because windows were closed without them while an input was missing",
             "stage",
         )
+        begun = self._counter(
+            "flux_partitions_begun_empty",
+            "Partitions that have begun empty, because their last replica was lost",
+            "stage",
+        )
         for stage in stages:
+            if "begunEmpty" in stage:
+                self._add(begun, stage["begunEmpty"], stage["name"])
             if "eventTime" in stage:
                 told, name = stage["eventTime"], stage["name"]
                 if "forfeitedRows" in told:
@@ -342,7 +349,7 @@ class Metrics(Collector):
                     self._add(lag, told["lagSeconds"], name)
                 self._add(behind, told["rowsBehindWatermark"], name)
                 self._add(without, told["rowsWithoutTime"], name)
-        return [lag, behind, without, forfeited]
+        return [lag, behind, without, forfeited, begun]
 
     def _of_availability(self, told: dict[str, Any] | None) -> list[Metric]:
         """Make the metrics of a query with availability; None: it has none."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import pyarrow as pa
 
 import flux
-from flux.arguments import STEPS, check_counts, check_feeds, check_recovery, checked, key_columns
+from flux.arguments import FAIL, STEPS, check_counts, check_feeds, check_on_loss, check_recovery, checked, key_columns
 from flux.dataflow.availability import bound_of_stage
 from flux.dataflow.row_operators import AS_THEY_COME, CHANGES, OF_DATAFRAMES, ONCE, RowOperators, gives_of_all
 from flux.dataflow.sink import FlowTo, Outputs
@@ -115,6 +115,7 @@ class Stage:
         availability: int | None = None,
         order: str = STEPS,
         feeds: str | None = None,
+        on_loss: str = FAIL,
     ) -> None:
         functools.update_wrapper(self, target, updated=())
         self.target: Any = target
@@ -131,6 +132,7 @@ class Stage:
         self.order = order
         #: The way in which its copies are read; None: the setting of the query.
         self.feeds = feeds
+        self.on_loss = on_loss
         self.name = str(name or getattr(target, "__name__", type(target).__name__))
         self._schema = schema
 
@@ -177,7 +179,7 @@ class Stage:
         """Return the arguments of an equal stage with this output mode."""
         return (
             self.target, self.key, self.partitions, self.replicas, self._schema, output_mode, self.name, self.recovery,
-            self.durable, self.window, self.event_time, self.availability, self.order, self.feeds,
+            self.durable, self.window, self.event_time, self.availability, self.order, self.feeds, self.on_loss,
         )  # fmt: skip
 
     def _mixed(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -299,6 +301,7 @@ def stage(
     availability: float | str | None = None,
     order: str = STEPS,
     feeds: str | None = None,
+    on_loss: str = FAIL,
 ) -> Callable[[Any], Stage]: ...
 @checked("flux.stage")
 def stage(
@@ -319,6 +322,7 @@ def stage(
     availability: float | str | None = None,
     order: str = STEPS,
     feeds: str | None = None,
+    on_loss: str = FAIL,
 ) -> Any:
     """Make a stage of a Flux dataflow out of an Operator class, an Aggregate class or a function batch -> batch.
 
@@ -350,11 +354,14 @@ def stage(
                  lost or stands still holds up no other (docs/recovery.md#replicas-without-an-order)
     feeds        the way in which the stages behind it read its copies: "one" of them, "hedged" for a second one while nothing
                  comes from the first, or "all"; default ``spark.flux.feeds`` (docs/stages.md#feeds-of-a-stage)
+    on_loss      the consequence of the loss of a partition's last replica: "fail" ends the query; "converge", for windows with
+                 replicas=1, begins empty, and says which results lack rows (docs/availability.md#a-lost-partition)
     durable      whether a query with a ``checkpointLocation`` keeps the stage there. A query keeps all of its stages or none:
                  with False it does not start, and says why
     """
     check_recovery(recovery, replicas, order)
     check_feeds(feeds, replicas, recovery)
+    check_on_loss(on_loss, replicas)
     if not isinstance(durable, bool):
         raise UsageError(f"durable must be True or False; got {durable!r}")
     if event_time is not None and not (isinstance(event_time, str) and event_time):
@@ -368,20 +375,9 @@ def stage(
         _check_decorated(decorated, window)
         mode = _output_mode(decorated, output_mode, window)
         about = (
-            columns,
-            partitions,
-            replicas,
-            schema,
-            mode,
-            name,
-            recovery,
-            durable,
-            window,
-            event_time,
-            bound,
-            order,
-            feeds,
-        )
+            columns, partitions, replicas, schema, mode, name, recovery, durable, window, event_time, bound, order, feeds,
+            on_loss,
+        )  # fmt: skip
         made = Stage(decorated, *about)
         declared = getattr(decorated, "schema", None) if schema is None else schema
         check_columns(f"stage {made.name}", declared)
@@ -517,13 +513,14 @@ class Flow(Outputs, RowOperators):
         availability: float | str | None = None,
         order: str | None = None,
         feeds: str | None = None,
+        on_loss: str | None = None,
     ) -> Flow:
         """Return the same flow with another name, or other partitions or replicas, of its stage. Arguments as for ``flux.stage``;
         those that are left out stay as they are. Use the result: the flow itself keeps its stage."""
         bound = bound_of_stage(availability)
         given = {
             "name": name, "partitions": partitions, "replicas": replicas, "recovery": recovery, "availability": bound,
-            "order": order, "feeds": feeds,
+            "order": order, "feeds": feeds, "on_loss": on_loss,
         }  # fmt: skip
         changes = {each: value for each, value in given.items() if value is not None}
         if not changes:
@@ -534,6 +531,7 @@ class Flow(Outputs, RowOperators):
         own = self._own_stage
         check_recovery(recovery or own.recovery, replicas or own.replicas, order or own.order)
         check_feeds(feeds or own.feeds, replicas or own.replicas, recovery or own.recovery)
+        check_on_loss(on_loss or own.on_loss, replicas or own.replicas)
         return self._with_stage(changes)
 
     @property

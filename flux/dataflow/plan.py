@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from flux.arguments import MARKS, ONE, STEPS
+from flux.arguments import FAIL, MARKS, ONE, STEPS
 from flux.dataflow.availability import Availability
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
@@ -285,6 +285,8 @@ class StagePlan:
     first_edges: tuple[int, ...] | None = field(default=None, kw_only=True)
     #: The way in which consumers read its copies: one of them, hedged, or all (design: feeds).
     feeds: str = ONE
+    #: The consequence of the loss of a partition's last replica: the query fails, or it begins empty (design: converge).
+    on_loss: str = FAIL
     #: Whether Flux has made it for a sink of the stage that it reads: the two are removed together.
     for_sink: bool = False
     #: The version of the plan that brought it.

@@ -24,6 +24,7 @@ class ConsumersAt:
     since       int64[h]: incarnation of the replica
     coming      bool[h]: the replica is not live
     reads       bool[h]: rows travel to it; other replicas ack the positions in their checkpoints
+    empty       bool[h]: it began without the state of an earlier one, which is lost (design: converge)
     slots       int64[h]: its column in ``Producer``'s matrix of acks
     hosts       bool[partitions of the stage]: the worker has a replica of the partition, and rows travel to it"""
 
@@ -31,6 +32,7 @@ class ConsumersAt:
     since: np.ndarray
     coming: np.ndarray
     reads: np.ndarray
+    empty: np.ndarray
     slots: np.ndarray
     hosts: np.ndarray
 
@@ -75,7 +77,8 @@ class Consumers:
 
     ``of_worker`` has an entry for each worker, which is another object only if it has changed. ``width`` is the number of
     columns of the matrix of acks: the most replicas of one partition. ``changes`` grows with each table that changes anything
-    here. ``keeps``, bool[partitions, width], marks the replicas to which no rows travel; ``kept``: there are any."""
+    here. ``keeps``, bool[partitions, width], marks the replicas to which no rows travel; ``kept``: there are any.
+    ``begun_empty``: a replica has begun without the state of an earlier one (design: converge)."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
@@ -85,7 +88,7 @@ class Consumers:
         self.width = 1
         self.changes = 0
         self.keeps = np.zeros((0, 1), bool)
-        self.kept = False
+        self.kept = self.begun_empty = False
         self._rows: tuple[tuple[ReplicaAt, ...], ...] = ()
         #: By worker and partition: the replica there.
         self._hosted: dict[int, dict[int, ReplicaAt]] = {}
@@ -114,6 +117,7 @@ class Consumers:
         for worker in touched:
             self._renew(worker, len(rows), no_rows)
         self._note_keeps(len(rows))
+        self.begun_empty = any(at.empty.any() for at in self.of_worker.values())
         if not len(self.ranks.by_rank) or any(_primary(before[p]) != _primary(rows[p]) for p in changed):
             by_rank = table.partitions_by_rank(self.stage)
             rank_of = np.empty_like(by_rank)
@@ -168,6 +172,7 @@ class Consumers:
             np.array([hosted[p].incarnation for p in mine], np.int64),
             np.array([not hosted[p].live for p in mine], bool),
             reads,
+            np.array([hosted[p].empty for p in mine], bool),
             np.array([self._slots[p][worker] for p in mine], np.int64),
             hosts,
         )

@@ -116,6 +116,7 @@ class Log:
         self._room = LogRoom()
         self._entries: deque[LogEntry] = deque()
         self._held_by = (-1, -1)  # the oldest entry, and a partition that has not acked it
+        self._end: LogEntry | None = None  # the end of the stream, evicted
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -227,9 +228,16 @@ class Log:
             dropped += 1
             if len(self.gone):
                 self.gone[head.touches] = head.sequence
+            self._end = head if isinstance(head.element, End) else None
         if dropped and not self.has_room and self._fits():
             self._note_room()
         return dropped
+
+    def restore_end(self) -> None:
+        """Put the end of the stream back, if it is evicted: a replica that begins empty has not heard it (design: converge)."""
+        if self._end is not None:
+            self._entries.append(self._end)
+            self.base, self._end, self._held_by = self._end.sequence, None, (-1, -1)
 
     def begin_at(self, sequence: int, settled: bool = False) -> None:
         """Begin at ``sequence``. Entries before it were never here. ``settled``: no consumer misses them."""

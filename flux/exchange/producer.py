@@ -166,7 +166,7 @@ class Producer:
 
         All batches before it are applied everywhere. Batches that are only received do not count, because a new replica may
         still need them. The last applied batch is made once more, because it may be the end of the stream. A replica that has
-        no state yet does not count: the primary whose state it gets speaks for it."""
+        no state yet does not count: the primary whose state it gets speaks for it, or there is none that needs more."""
         applied = self.applied_by_all()
         return None if applied is None else self.earlier.before(applied)
 
@@ -178,7 +178,7 @@ class Producer:
         applied = NOBODY
         for cursor in self._cursors.values():
             at, acked = cursor.at, cursor.acked
-            skipped = at.coming & (acked < 0)
+            skipped = (at.coming | at.empty) & (acked < 0)
             if self.reads_again:
                 skipped |= ~at.reads  # if such a replica leads later, the source is read again for it
             applied = min(applied, int(np.where(skipped, NOBODY, acked).min()))
@@ -255,9 +255,8 @@ class Producer:
         the stream is born."""
         assert self.log.end == 0
         born = self.earlier.is_born_at(sequence)
-        self._first, self._idle_at = 0 if born else sequence, 0.0
+        self._first, self._idle_at, self._checksum = 0 if born else sequence, 0.0, checksum
         self.log.begin_at(sequence, settled or born)
-        self._checksum = checksum
         self.earlier.forget_below(sequence)
 
     def come_to_end(self) -> None:
@@ -381,8 +380,7 @@ class Producer:
         if table.epoch <= self._epoch:
             return
         self._epoch = table.epoch
-        if self._consumers is None:
-            self._consumers = consumers or Consumers(stage)
+        self._consumers = self._consumers or consumers or Consumers(stage)
         if self._consumers.epoch < table.epoch:
             self._consumers.follow(table)
         if self._changes == self._consumers.changes:
@@ -416,6 +414,8 @@ class Producer:
                 cursor = self._cursors[worker] = ConsumerProgress(at, acked, self._epoch, hello_due=now, owes_since=now)
             self._acks[at.partitions, at.slots] = cursor.acked
             touched.append(at.partitions)
+        if consumers.begun_empty:
+            self.log.restore_end()
         self._settle(*touched)
 
     def on_answer(self, worker: int, message: ToProducer, now: float) -> None:
@@ -483,7 +483,7 @@ class Producer:
         # replica, of which this process did not know: only another life of the process, reading again from the start, can serve
         # it.
         gone = self.log.gone[cursor.at.partitions]
-        lost = (wanted <= gone) & (cursor.acked < gone)
+        lost = (wanted <= gone) & (cursor.acked < gone) & ~cursor.at.empty
         if lost.any():
             raise RefusedError(
                 "stale", f"worker {worker} needs batches of stream {self.stream} that this process has forgotten"

@@ -112,7 +112,7 @@ class ReplicaKind:
 def _install_active(host: ReplicaInstaller, key: PartitionKey, replica: ReplicaAt) -> None:
     if not replica.live:
         host.await_copy(key, replica.incarnation)
-    elif replica.incarnation == host.birth(key.stage):
+    elif replica.empty or replica.incarnation == host.birth(key.stage):
         host.create(key, replica.incarnation)
     else:  # an added replica has its state long before it is live
         host.await_disk(key, replica.incarnation)

@@ -65,6 +65,9 @@ class SinkBuffer:
         #: The outside has still to be compared with the checkpoint location. Until then this replica orders no new steps: they
         #: would be written to the location, and at the next start it would seem to know of everything that is outside.
         self.uncompared = False
+        #: The replica has begun empty, and its output goes on behind that of lost ones, at a position that only the outside
+        #: knows. Until that is told this replica orders no steps (design: converge).
+        self.unplaced = False
         self.bytes = 0
         #: There is room for one more batch.
         self.has_room = bytes_max > 0
@@ -105,6 +108,11 @@ class SinkBuffer:
             self.has_room = fits
             self._room.full += -1 if fits else 1
 
+    @property
+    def waits(self) -> bool:
+        """Whether this replica orders no steps before the outside has answered."""
+        return self.uncompared or self.unplaced
+
     def add(self, step: int, batch: pa.RecordBatch) -> None:
         if self.position >= self.left:  # else an earlier primary has handed it on
             self._keep(step, self.position, batch)
@@ -140,6 +148,10 @@ class SinkBuffer:
     def restored(self, note: Any) -> None:
         """Note that all restored steps are applied: no earlier primary can have made the next batch."""
         self.made, self.note = self.position, note
+
+    def place(self, position: int) -> None:
+        """Begin with this position: the outside has all before it."""
+        self.unplaced, self.position, self.left = False, position, position
 
     def outside_has(self, below: int, compared: bool) -> None:
         """Take the answer of the outside: it has the positions ``below``. ``compared``: that is no more than the location

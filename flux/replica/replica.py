@@ -162,7 +162,8 @@ class Replica:
 
     @property
     def between_steps(self) -> bool:
-        return self.under_way is None
+        """Whether a copy of its state may be taken. The position of the next output is part of that state."""
+        return self.under_way is None and (self.output.exit is None or not self.output.exit.unplaced)
 
     def validate(self) -> None:
         """Check the invariants that hold between any two events. AssertionError names the broken one."""
@@ -222,6 +223,11 @@ class Replica:
         edges = [outlet.edge.id for outlet in self.outlets]
         as_born = self.version == self.stage.since and edges == list(self.stage.edges_at_birth)
         return {} if as_born else {"edges": edges, "version": self.version}
+
+    def begin_behind_lost(self) -> None:
+        """Begin empty in place of replicas that are lost with their state (design: converge)."""
+        if self.output.exit is not None:
+            self.output.exit.unplaced = True
 
     def adopt(self, state: dict[str, Any]) -> None:
         """Take over the ``state`` of another replica, once the operator has been restored."""
@@ -356,7 +362,7 @@ class Replica:
         if self.applied < self.order.end:
             may_apply = self.primary or (self._applies and self.applied < self.order.committed)
             return may_apply and self.waits.has(self.order[self.applied])
-        if not self.primary or self.gathers or self.held_back or (output.exit is not None and output.exit.uncompared):
+        if not self.primary or self.gathers or self.held_back or (output.exit is not None and output.exit.waits):
             return False
         waits = self.waits
         return (

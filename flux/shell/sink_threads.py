@@ -68,8 +68,8 @@ class SinkQueue:
         self.life = 0
         #: The life in which a call has failed. No more jobs are done for it, because later output would lie behind a hole.
         self.broken = -1
-        #: The outside has the output below this position, as far as this life knows.
-        self.has = 0
+        #: The outside has the output below this position, as far as this life knows; -1: nothing is known yet.
+        self.has = -1
         #: The newest life for which the outside was found to have no more than the checkpoint location knows of.
         self.compared = -1
         self.jobs: deque[SinkCall] = deque()
@@ -307,7 +307,7 @@ class SinkThreads:
         if queue is None:
             queue = self._queues[key] = SinkQueue(self._plan.stages[stage], partition)
         with self._lock:
-            queue.life, queue.has = queue.life + 1, 0
+            queue.life, queue.has = queue.life + 1, -1
         self._give(queue, SinkCall(queue.life, do=partial(self._open, queue, queue.life, position, first)))
 
     def write(self, stage: int, partition: int, position: int, batch: pa.RecordBatch) -> None:

@@ -133,7 +133,7 @@ class Outside(Protocol):
     hands output on without waiting."""
 
     def has(self, stage: int, partition: int) -> int:
-        """Return the number below which the outside has all positions for good; 0: not known yet. Only partitions with a primary
+        """Return the number below which the outside has all positions for good; -1: not known yet. Only partitions with a primary
         here are asked for."""
 
     def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
@@ -241,6 +241,9 @@ class OutputDelivery:
         if not out.leads:
             out.leads = True
             outside.begins(*replica.key, out.left, replica.leads_since == replica.birth)
+        if out.unplaced and (has := outside.has(*replica.key)) >= 0:
+            out.place(has)
+            self._wake(replica.key)
         shown = self.shown.get(replica.key)
         for position, batch in out.hand_on(replica.order.committed):
             if shown is not None:

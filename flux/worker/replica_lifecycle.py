@@ -320,6 +320,8 @@ class ReplicaLifecycle:
             return
         # By an earlier table, which has not come here, it may be a standby: a producer with that table sends it no rows.
         replica.reads_since = self._hosted.epoch
+        if self._hosted.placed[key].empty:
+            replica.begin_behind_lost()
         self._enter(replica)
         self.replicas[key] = replica
         self._created.append(replica)

@@ -227,6 +227,24 @@ def test_nothing_is_ordered_ahead_in_front_of_a_sink() -> None:
     assert replica.order.end == 0
 
 
+def test_a_replica_in_place_of_a_lost_one_orders_no_step_before_the_sink_has_said_where_its_output_goes_on() -> None:
+    replica = made(Echo)
+    found, sink, told = leaving(replica)
+    sink.sure = -1
+    replica.begin_behind_lost()
+    replica.lead(0, [])
+    feed(replica, 0, 7)
+    work(replica, 1.0)
+    found.flush(0.0)
+    assert (replica.order.end, replica.between_steps, told) == (0, False, []), "no order, and no copy of its state"
+    sink.sure = 5
+    found.flush(0.0)
+    assert (replica.between_steps, told) == (True, [replica.key]), "it is woken"
+    work(replica, 1.0)
+    found.flush(0.0)
+    assert sink.written == [(5, [7])]
+
+
 def test_what_a_secondary_keeps_is_not_taken_for_outside() -> None:
     _, found, _ = follower(steps=2)
     (kept,) = found.exits()

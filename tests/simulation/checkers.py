@@ -56,6 +56,8 @@ class Watch:
         self.counts: dict[StreamId, int] = {}
         self.steps: list[tuple[int, dict[StreamId, int]]] = []
         self.orders: dict[int, Any] = {}
+        #: By stream: elements through this one may be gone, because an earlier life that is lost has acked them.
+        self.lacks: dict[StreamId, int] = {}
         self.final = replica.applied
 
 
@@ -90,6 +92,8 @@ class Ledger:
         self._kept: list[Any] = []  # so that ids stay unique
         self._watches: dict[int, Watch] = {}
         self._maker: dict[int, Watch] = {}  # id of a producer -> the replica that feeds it
+        #: By stream and partition: the element through which any replica has acked.
+        self._acked_through: dict[tuple[StreamId, int], int] = {}
         self._official: dict[Key, dict[int, Any]] = defaultdict(dict)  # what each committed step was
         self._leaders: dict[tuple[int, int, int], int] = {}
         #: Below which steps a primary has ordered that had not heard from all live ones.
@@ -290,6 +294,10 @@ class Ledger:
         watch = self._watches[id(replica)] = Watch(replica)
         self._kept.append(replica)
         self.watch_outlets(replica)
+        if core.hosted.placed[replica.key].empty:
+            streams = [known for known in self._acked_through if known[1] == replica.partition]
+            watch.lacks = {stream: self._acked_through[stream, partition] for stream, partition in streams}
+            self._official[replica.stage.id, replica.partition].clear()
         if replica.applied:
             for stream, inbound in core.subscriptions.streams.items():
                 if stream.edge in replica.stage.edges_in:
@@ -382,8 +390,9 @@ class Ledger:
     def _apply(self, watch: Watch, stream: StreamId, sequence: int) -> None:
         partition = watch.replica.partition
         touching, count = self._touching[stream, partition], watch.counts.get(stream, 0)
-        while self.lossy and count < len(touching) and touching[count] != sequence:
-            if not self.is_gone(stream, touching[count]):
+        lacks = watch.lacks.get(stream, -1)
+        while (self.lossy or lacks >= 0) and count < len(touching) and touching[count] != sequence:
+            if touching[count] > lacks and not (self.lossy and self.is_gone(stream, touching[count])):
                 break
             count += 1
         watch.counts[stream] = count + 1
@@ -396,6 +405,9 @@ class Ledger:
         watch = self._watches.get(id(replica))
         touching = self._touching[stream, replica.partition]
         needed, count = bisect_right(touching, through), 0 if watch is None else watch.counts.get(stream, 0)
+        if watch is not None and watch.lacks:
+            needed = needed if through > watch.lacks.get(stream, -1) else 0
+            count = max(count, bisect_right(touching, watch.lacks.get(stream, -1)))
         gone = self.lossy and all(self.is_gone(stream, number) for number in touching[count:needed])
         return watch is not None and (count >= needed or gone)
 
@@ -440,6 +452,8 @@ class Ledger:
         for (stage, partition), replica in core.replicas.items():
             if stage == consumer and id(replica) in self._watches:
                 through = behind.get(partition, message.through)
+                at = stream, partition
+                self._acked_through[at] = max(through, self._acked_through.get(at, -1))
                 if not self._has_applied(replica, stream, through):
                     raise Violation(
                         "an ack never exceeds what was applied",

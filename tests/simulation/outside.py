@@ -85,7 +85,7 @@ class Outside:
 @dataclass
 class Line:
     life: int = 0
-    has: int = 0
+    has: int = -1
     first: int = 0
     compared: int = -1  # the newest life that was compared with a location
     busy: bool = False
@@ -106,7 +106,7 @@ class Delivery:
 
     def begins(self, stage: int, partition: int, position: int, first: bool) -> None:
         line = self._lines[PartitionKey(stage, partition)]
-        line.life, line.has = line.life + 1, 0
+        line.life, line.has = line.life + 1, -1
         deposed = self._sim.leader_of(stage, partition) != self._process.node  # and does not know yet
         if first and not deposed and self._outside.there[PartitionKey(stage, partition)]:
             raise Violation("the first primary finds nothing outside", f"{stage}/{partition}")

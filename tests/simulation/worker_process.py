@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from flux.arguments import CONVERGE
 from flux.dataflow.plan import Plan, WorkerSourcePlan
 from flux.dataflow.source_reader import IteratorReader, PartitionReader
 from flux.errors import DataLost, Fenced, NonDeterministicInputError, QueryFailed
@@ -136,7 +137,9 @@ class WorkerProcess(Process):
             self.sim.counts["links that nothing needed"] += 1
             self.links.pop(worker).closed = True
         load = {} if self.load is None else {"load": self.load.report(self.core, now)}
-        times = {"times": self.core.reading.times()} if self.sim.plan.settings.watermark_drift else {}
+        converges = any(stage.on_loss == CONVERGE for stage in self.sim.plan.stages)
+        told = converges or self.sim.plan.settings.watermark_drift
+        times = {"times": self.core.reading.times()} if told else {}
         self.sim.alignment.look(self.core)
         return {"behind": behind(self.core), "unapplied": unapplied(self.core), **load, **times}
 
