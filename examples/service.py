@@ -249,9 +249,8 @@ def compared(
     """Print whether each result is Spark's answer, and whether the receiver has each late flight once. ``sure_from``: the first
     flight that was pushed after the registration of the fourth query had been answered."""
     fourth = next(each for each in readers if each.query == FOURTH[0])
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.showConsoleProgress", "false").config(
-        "spark.sql.session.timeZone", "UTC"
-    ).getOrCreate()  # fmt: skip
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
+    spark = SparkSession.builder.master("local[2]").config(map=quiet).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     answers = by_spark(spark, flights, weather, min([sure_from, *(row["n"] for row in fourth.rows)]))
     final_until = _plain(flights.left_at.iloc[-1].to_pydatetime() - DELAY - WINDOW)
