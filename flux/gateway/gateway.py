@@ -179,6 +179,7 @@ class Gateway:
                 seen = [each for each in self._known.values() if grant is None or grant.allows("read", each.name)]
                 return HttpAnswer(200, StreamsAnswer([self._described(each) for each in seen]))
             case ShowStream(name):
+                self._refresh(now=True)  # it may have been removed at another gateway just now
                 return HttpAnswer(200, self._described(self._stream(name)))
             case RegisterStream():
                 return self._register(body, grant)

@@ -221,6 +221,13 @@ def test_a_repeat_is_answered_with_its_place_and_changes_nothing(client: HeldCli
     assert len(stored(client)) == 4
 
 
+def test_a_stream_that_another_gateway_has_removed_is_not_there(client: HeldClient) -> None:
+    client.register()
+    assert client.call("GET", "/v1/streams/clicks").status_code == 200
+    StreamCatalogue(client.place).remove("clicks")
+    assert problem(client.call("GET", "/v1/streams/clicks")) == (404, "no_such_stream")
+
+
 def test_streams_are_refused_and_removed_by_name(client: HeldClient, tmp_path: Path) -> None:
     client.register()
     assert problem(client.register(schema="other INT")) == (409, "stream_exists")
