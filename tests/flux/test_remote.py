@@ -229,7 +229,7 @@ def test_events_are_pushed_to_an_object_store_and_read_from_it(uri: str) -> None
         assert [push(gateways[0], user) for user in range(3)] == [0, 1, 2]
         assert push(gateways[1], 2) == 2, "it is known under its key"
         assert push(gateways[1], 3) == 3
-        with pytest.raises(NotStored, match="another gateway has taken over the log at s3://"):
+        with pytest.raises(NotStored, match="another gateway has taken over the log"):
             push(gateways[0], 4)
         assert push(gateways[0], 4) == 4, "it takes the log back"
     finally:

@@ -58,7 +58,7 @@ def test_partitions_that_are_written_together_lose_and_double_nothing(broker: Br
                     connection.abort()
         if random.random() < 0.1:
             anew = int(random.integers(writers))
-            left = sinks.has(0, anew)
+            left = max(sinks.has(0, anew), 0)
             sinks.ends(0, anew)
             sinks.begins(0, anew, left, False)
             for again in range(left, number + 1):

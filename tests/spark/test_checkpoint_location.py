@@ -89,10 +89,13 @@ def test_a_query_that_loses_all_its_workers_goes_on_when_others_have_come(cluste
     query = started(cluster, tmp_path, workers=2)
     try:
         until(lambda: rows_in(query) > TOTAL // 4, "a quarter of the rows")
-        for member in query.members().values():
-            os.kill(member.about.pid, signal.SIGKILL)
-        until(lambda: query.phase == "starting", "the losses are noticed")
-        assert "Waiting for 2 workers" in query.status["message"]
+        until(lambda: len(query.members()) == 2, "both workers are there")
+        lost = {member.about.pid for member in query.members().values()}
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not lost & {member.about.pid for member in query.members().values()}, "the losses are noticed")
+        # On a busy machine others may have come before this is seen.
+        assert query.phase == "running" or "Waiting for 2 workers" in query.status["message"]
         until(lambda: query.phase == "running", "others have come")
         (tmp_path / "gate").touch()
         assert query.awaitTermination(WAIT_S)
