@@ -499,8 +499,8 @@ def test_a_folder_that_cannot_be_read_is_silent_where_results_go_on_without_it_a
     rows = reader.read(0, None)
     try:
         found = [value for value, _ in take(rows, 2)]
+        before = time.monotonic()  # its thread may notice at once
         os.rename(folder, away)
-        before = time.monotonic()
         end = before + LONG_S
         while (taken := next(rows)) is not flux.SILENT:
             found += [] if taken is None else taken.batch.column(0).to_pylist()

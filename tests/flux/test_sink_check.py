@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -482,9 +483,16 @@ class ForgetsAtClose(Table):
 
 
 class OneThread(Table):
+    """A connection for one thread. SQLite goes by numbers of threads, which a later thread may have again."""
+
     def open(self, context: flux.SinkContext) -> None:
         super().open(context)
-        self.base = sqlite3.connect(self.path, isolation_level=None)
+        self.thread = threading.current_thread()
+
+    def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
+        if threading.current_thread() is not self.thread:
+            raise sqlite3.ProgrammingError("SQLite objects created in a thread can only be used in that same thread")
+        return super().write(batch, position)
 
 
 class SaysTrue(Table):
