@@ -65,7 +65,7 @@ DELAY, WINDOW = pd.Timedelta("1 minute"), pd.Timedelta("1 day")
 FLIGHT_COLUMNS = ["airport", "destination", "late_by"]
 #: Seconds without a row after which all have come, and none comes twice.
 QUIET_S = 5.0
-#: The receiver answers every so many deliveries with an error although it has them.
+#: Of this number of deliveries the receiver answers one with an error, although it has the rows.
 FAIL_EVERY = 10
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 #: The query that is added half-way, behind another one.

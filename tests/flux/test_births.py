@@ -1,4 +1,4 @@
-"""Streams that begin in the middle of a running source: with the same row whoever reads it, and unheard of before that is stored
+"""Streams that begin in the middle of a running source: with the same row for every reader, and unknown before it is stored
 (design: edge-of-a-source)."""
 
 from __future__ import annotations

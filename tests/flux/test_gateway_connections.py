@@ -78,7 +78,7 @@ def connected(gateway: LiveGateway) -> socket.socket:
 
 
 def refusal(connection: socket.socket) -> tuple[int, str]:
-    """Return status and code of what comes until the gateway closes the connection."""
+    """Return status and code of the answer after which the gateway closes the connection."""
     came = b""
     while part := connection.recv(4096):
         came += part

@@ -129,7 +129,7 @@ def following(path: Path, start: int | None) -> Iterator[flux.Positioned | None]
     """Yield the rows of a file behind a number of bytes, as they come; None: there are none now. It ends with the feeder."""
     at = start or 0
     while True:
-        ended = (path.parent / "end").exists()  # before the look: what is written later is not needed
+        ended = (path.parent / "end").exists()  # before the look: later rows are not needed
         with path.open("rb") if path.exists() else open(os.devnull, "rb") as file:
             file.seek(at)
             found = file.read()

@@ -82,7 +82,7 @@ def test_the_comparison_begins_when_each_flow_shows_recent_windows() -> None:
     for flow in ("sites", "all", "idle", "micro"):
         assert not boards.has_windows_since(10.0)
         boards.note(flow, "stable", 20.0, [[9 if flow == "micro" else 12, ALL, 1, 1]])
-    assert not boards.has_windows_since(10.0)  # Structured Streaming still works off what came before
+    assert not boards.has_windows_since(10.0)  # Structured Streaming still works off earlier rows
     boards.note("micro", "stable", 21.0, [[10, ALL, 1, 1]])
     assert boards.has_windows_since(10.0)
 
