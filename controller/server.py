@@ -16,9 +16,9 @@ from functools import partial
 from typing import TypeVar
 
 from controller.course.plan_phases import PlanPhase
+from controller.course.plan_requests import PlanRequest, VersionToKeep, WorkersAreMissing
 from controller.course.query_phases import QueryPhase
 from controller.decide.controller import Controller, Tell
-from controller.decide.plan_changes import PlanRequest, VersionToKeep, WorkersAreMissing
 from controller.operate.request_handler import About
 from controller.operate.requests import AnyAnswer, AnyRequest, Refusal
 from controller.operate.service import Service

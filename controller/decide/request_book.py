@@ -15,10 +15,10 @@ from enum import StrEnum
 from controller.balance.load import Move
 from controller.balance.rounds import Rounds
 from controller.course.plan_phases import PlanPhase
+from controller.course.plan_requests import PlanRequest
 from controller.course.query_phases import QueryPhase
 from controller.decide.board import Board
 from controller.decide.departures import Departures
-from controller.decide.plan_changes import PlanRequest
 from controller.decide.slots import held_by
 from controller.replicas.addition_tracker import AdditionTracker
 from controller.replicas.moves import MoveJob, MovePhase, replicas_by_worker

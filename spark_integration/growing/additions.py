@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from controller.decide.plan_changes import PlanHasChanged
+from controller.course.plan_requests import PlanHasChanged
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.flow import Flow, Stage
 from flux.dataflow.plan import StagePlan

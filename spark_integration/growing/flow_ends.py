@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from controller.decide.plan_changes import FailedStage
+from controller.course.plan_requests import FailedStage
 from controller.planning.compiled import CompiledPlan
 from controller.text import some
 from flux.dataflow.flow import Flow

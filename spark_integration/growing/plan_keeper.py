@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from controller.decide.plan_changes import VersionToKeep
+from controller.course.plan_requests import VersionToKeep
 from flux.operators.user_code import text_of
 from flux.vault.location import Place
 from spark_integration.query.checkpoint_location import CheckpointLocation

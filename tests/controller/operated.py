@@ -21,8 +21,8 @@ from harness import LIMIT_S
 import flux
 from controller.balance.load import Loads, LoadTable, Move, Suggestion, WorkerLoad
 from controller.balance.rounds import Rounds
+from controller.course.plan_requests import FailedStage
 from controller.decide.board import Tell
-from controller.decide.plan_changes import FailedStage
 from controller.decide.request_book import AT_THE_END, Asked, Standing, State, of_change, of_drain, of_moves, of_scale
 from controller.operate.connection_file import find_all
 from controller.operate.request_handler import About, RequestHandler

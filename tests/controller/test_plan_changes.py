@@ -10,8 +10,8 @@ import pytest
 from controller.balance.load import Move
 from controller.course.newborns import grown_table
 from controller.course.plan_phases import PlanPhase
+from controller.course.plan_requests import PlanHasChanged, WorkersAreMissing
 from controller.decide import plan_changes
-from controller.decide.plan_changes import PlanHasChanged, WorkersAreMissing
 from controller.decide.request_book import State
 from controller.replicas.addition_limits import CONFIRM_MAX_S
 from controller.text import duration

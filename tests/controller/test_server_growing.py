@@ -13,7 +13,7 @@ from harness import LIMIT_S, ThreadQuery
 
 import flux
 from controller.course.plan_phases import PlanPhase
-from controller.decide.plan_changes import PlanRequest, VersionToKeep, WorkersAreMissing
+from controller.course.plan_requests import PlanRequest, VersionToKeep, WorkersAreMissing
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import QueryFailed, QueryTimeout, UsageError
 from flux.shell.worker_loop import WorkerLoop

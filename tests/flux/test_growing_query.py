@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import flux
+from controller.course.plan_requests import FailedStage, PlanHasChanged
 from controller.course.removals import removal
-from controller.decide.plan_changes import FailedStage, PlanHasChanged
 from controller.planning.checks import check_failures_of_stages
 from controller.planning.compiled import CompiledPlan
 from controller.planning.compiler import compiled_plan

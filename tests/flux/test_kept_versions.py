@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import flux
+from controller.course.plan_requests import VersionToKeep
 from controller.course.removals import removal
-from controller.decide.plan_changes import VersionToKeep
 from controller.planning.additions import compiled_addition
 from controller.planning.compiled import CompiledPlan
 from controller.planning.compiler import compiled_plan

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import flux
 from controller.course.plan_phases import PlanPhase
-from controller.decide.plan_changes import PlanRequest, VersionToKeep
+from controller.course.plan_requests import PlanRequest, VersionToKeep
 from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import ById, EdgePlan, FromSource, FromStage, Plan, SourcePlan, StagePlan

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from controller.course.plan_phases import PlanPhase
-from controller.decide.plan_changes import PlanRequest
+from controller.course.plan_requests import PlanRequest
 from flux.dataflow.plan import EdgePlan, FromSource, FromStage, Plan, StagePlan
 from flux.replica.replica import Replica
 from flux.worker.core import WorkerCore
