@@ -115,9 +115,9 @@ def paced(folder: str) -> Any:
         while sent < len(times):
             now = time.time()
             if partition == SILENT_PARTITION and failure.begins <= now < failure.heals:
-                due = int(np.searchsorted(times, failure.begins * 1e6))
+                due = rows_before(failure.begins, times)
             else:
-                due = int(np.searchsorted(times, now // TICK_S * TICK_S * 1e6))
+                due = rows_before(now // TICK_S * TICK_S, times)
             if due > sent:
                 keys = np.arange(sent, due) % KEYS
                 columns = [pa.array(keys), pa.array(times[sent:due]).view(SCHEMA.field(1).type)]
@@ -129,6 +129,15 @@ def paced(folder: str) -> Any:
                 yield None
 
     return read
+
+
+def rows_before(moment: float, times: np.ndarray) -> int:
+    """Return the number of event times before a moment.
+
+    The moment is an integer of microseconds, as the times are: a number of another type would make numpy convert all times of
+    an hour for each batch.
+    """
+    return int(np.searchsorted(times, round(moment * 1e6)))
 
 
 class Count(flux.Aggregate):
