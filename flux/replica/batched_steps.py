@@ -113,7 +113,9 @@ def _give_each(few: Sequence[tuple[Replica, ReplicaStep]], results: JointOutput)
     rows = [end - start for start, end in zip([0, *results.ends], results.ends, strict=False)]
     least = LEAST_SHARE * batch.num_rows / len(rows)
     chained = isinstance(first.operator, Chained)
-    of_outlets = [] if chained else [outlet.clustered_each(batch, rows) for outlet in first.outlets]
+    # A partition that has not begun its new edges yet, or begins them before the others, has other outlets than they.
+    alike = all(replica.version == first.version for replica, _ in few)
+    of_outlets = [] if chained or not alike else [outlet.clustered_each(batch, rows) for outlet in first.outlets]
     whole = batch.nbytes <= first.limits.batch_max_bytes
     checksums = [replica.output.checksum for replica, _ in few]
     if any(replica.output.compared for replica, _ in few) and not chained:

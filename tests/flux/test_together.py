@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from itertools import accumulate
@@ -22,13 +22,14 @@ from flux.errors import UserCodeError
 from flux.exchange.producer import Producer
 from flux.operators.operator import Chained, Context, JointOutput
 from flux.replica import batched_steps as together
+from flux.replica.output import EdgeOutput
 from flux.settings import Settings
 from flux.wire.checksum import extend
 from flux.wire.pulse import PARTITION
 from flux.worker.core import WorkerCore
 from partitioning.clustering import Clustered
 from partitioning.errors import FailedPartition
-from partitioning.ids import StreamId
+from partitioning.ids import PartitionKey, StreamId
 
 SCHEMA = pa.schema(
     [("k", pa.int32()), ("word", pa.string()), ("i", pa.int16()), ("u", pa.uint64()), ("f", pa.float32())]
@@ -213,9 +214,11 @@ def run(
     partitions: int = 6,
     sinks: int = 1,
     schema: pa.Schema | None = None,
+    began: Callable[[WorkerCore], None] = lambda core: None,
     **options: Any,
 ) -> tuple[list[Any], Any]:
-    """What arrives behind an aggregate of so many partitions, and the worker."""
+    """What arrives behind an aggregate of so many partitions, and the worker. ``began`` is called with the worker before the
+    first step."""
     source = flux.source(lambda p: iter(batches), PAIRS, 1)
     behind = flux.stage(key="k" if sinks > 1 else None, partitions=sinks)(Newest)
     first = flux.stage(key="k", partitions=partitions, output_mode="update", name="Sums")(Sums)
@@ -226,6 +229,7 @@ def run(
         edges = plan.edges.with_part(replace(plan.edges[1], schema=schema))
         plan = replace(plan, stages=stages, edges=edges)
     core = worker(plan)
+    began(core)
     for now in range(200):
         list(core.poll(float(now)))
         while core.read(True, float(now)):
@@ -269,6 +273,34 @@ def test_partitions_of_a_worker_are_applied_in_one_call_and_give_what_they_shoul
     core.validate()
     for replica in core.replicas.values():
         replica.validate()
+
+
+def test_partitions_that_feed_other_edges_than_each_other_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secondary has begun a new edge with some partitions, and has not got the orders of the others (design: edge-begins)."""
+    calls: list[set[int]] = []
+    watch(monkeypatch, lambda operators, batch: calls.append({each.context.partition for each in operators}))
+    later: dict[int, Producer] = {}
+
+    def began(core: WorkerCore) -> None:
+        for partition in (2, 4):
+            replica = core.replicas[PartitionKey(0, partition)]
+            edge = replace(replica.outlets[0].edge, id=9)
+            producer = later[partition] = Producer(StreamId(9, partition), 0, edge.partitions, 1 << 20, 1.0)
+            producer.by_rank = np.arange(edge.partitions, dtype=np.int32)
+            replica.output.open(EdgeOutput(producer, edge), 0, 0)
+            replica.version = 1
+
+    rng = np.random.default_rng(0)
+    batches = [pairs(*zip(rng.integers(0, 40, 9), rng.integers(-9, 9, 9), strict=True)) for _ in range(20)]
+    arrived, core = run(Sums, batches, sinks=2, began=began, step_max_rows=9)
+    expected: Counter[int] = Counter()
+    for each in batches:
+        for k, x in zip(*each.to_pydict().values(), strict=True):
+            expected[k] += x
+    assert dict(arrived) == dict(expected)
+    assert any(of_call & {2, 4} and of_call - {2, 4} for of_call in calls)
+    for partition, producer in later.items():
+        assert producer.rows == core.replicas[PartitionKey(0, partition)].output.rows > 0
 
 
 #: Partitions of each call of ``Latest.process_many``.

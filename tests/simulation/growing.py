@@ -83,6 +83,18 @@ class GrownPass(Grown):
         return [self.stamped(rows)]
 
 
+class GrownGiving(GrownPass):
+    """Keeps what arrives, and gives it to a sink outside as well."""
+
+    def open(self, context: flux.Context) -> None:
+        super().open(context)
+        self.state["rows"] = []
+
+    def through(self, rows: list[Any]) -> Any:
+        self.state["rows"] += rows
+        return super().through(rows)
+
+
 def made(name: str) -> flux.Operator:
     return _made[name]()
 
@@ -99,7 +111,8 @@ def _goes_on(flow: GrowingFlow, life: Life, seed: int, ledger: Ledger) -> flows.
     first = made.plan
     for stage in kept.stages:
         if stage.since:
-            _make(stage.name, GrownPass if stage.output_schema is not None else Grown, seed, ledger)
+            kind = GrownGiving if stage.sink is not None else GrownPass if stage.output_schema is not None else Grown
+            _make(stage.name, kind, seed, ledger)
             ledger.keys[stage.name] = life.earlier.ledger.keys[stage.name]
     stages = ById(
         stage if stage.since else replace(stage, make=first.stages[stage.id].make, sink=first.stages[stage.id].sink)
@@ -146,7 +159,7 @@ class GrowingFlow:
         for kind in rng.choice([[Watched], [Filter], [Double], [Shatter], [Watched, Filter]]):
             node = builder._stage(kind, [node], rng.choice([("key",), ("id",)]))
             builder.nodes.append(node)
-        sink = builder._stage(Sink, [node], ("key",))
+        sink = self._last(builder, node)
         log = rng.choice([2000, 20_000, 1 << 20])
         chosen = replace(
             Settings.of(),
@@ -163,9 +176,23 @@ class GrowingFlow:
             progress_interval=0.2,
         )
         assert isinstance(sink.given, Flow)
-        plan = compile_plan([sink.given], chosen, lambda given: given, "q", flows.SECRET)
-        made = flows.Dataflow(plan, [data], [sink], 64 << 10, False)
+        plan = compile_plan([self._ended(sink.given)], self._settings(chosen), lambda given: given, "q", flows.SECRET)
+        made = flows.Dataflow(plan, [data], [sink], 64 << 10, self.timed)
         return flows.with_standbys(made, self.kinds, self.standbys) if self.standbys else made
+
+    #: Stages may set timers.
+    timed = False
+
+    def _last(self, builder: Any, node: flows.Node) -> flows.Node:
+        """Return the last stage, behind this node."""
+        return builder._stage(Sink, [node], ("key",))  # type: ignore[no-any-return]
+
+    def _ended(self, flow: Flow) -> Any:
+        """Return the flow with its sink outside, if it has one."""
+        return flow
+
+    def _settings(self, drawn: Settings) -> Settings:
+        return drawn
 
     def _source(self, builder: Any, data: flows.SourceData) -> flux.Source:
         partitions = len(data.batches)
@@ -239,23 +266,24 @@ def drawn_faults(seed: int, mix: mixes.Mix) -> faults_.Faults:
 class GrowingSimulation(Simulation):
     """A run with changes of the plan."""
 
+    #: Whether links between workers have time-outs, as in seeds of their own.
+    _reach = False
+
     def __init__(self, seed: int, mix: mixes.Mix, life: Life | None = None) -> None:
         """``life``: of a query with a directory."""
-        any_kind = mix is mixes.ANY and seed % STANDBYS_OF == STANDBYS_OF - 1
-        self._standbys = mix.standbys or (
-            random.Random(f"growing standbys {seed}").choice([0.5, 1.0]) if any_kind else 0.0
-        )
+        self._standbys = self._share_of_standbys(seed, mix)
         rng, chosen = random.Random(f"growing {seed}"), random.Random(f"growing sources {seed}")
         kind = chosen.choice(SOURCES) if mix.sources or (mix is mixes.ANY and seed >= SOURCES_FROM) else ""
-        flow = self.flow = GrowingFlow(seed, self._standbys, kind)
+        flow = self.flow = self._flow(seed, kind)
         habits = rng.choice([operators.QUIET, operators.QUIET, operators.STORMY]) if mix.faults is None else None
         drawn: Any = flow if life is None else partial(_goes_on, flow, life, seed)
         super().__init__(
-            seed, drawn_faults(seed, mix), slots=rng.randint(3, 5), dataflow=drawn, habits=habits, life=life
-        )
+            seed, self._faults(seed, mix), slots=rng.randint(3, 5), dataflow=drawn, habits=habits, life=life,
+            reach=self._reach,
+        )  # fmt: skip
         flow.clock = lambda: self.world.now
-        #: Decides which stages come behind the source; None: none do.
-        self._behind = chosen if kind else None
+        #: Decides which stages come behind the source; None: none do. A query with a directory refuses such stages.
+        self._behind = chosen if flow.kind and life is None else None
         self._rng, self._began = rng, self.world.now
         self._left = rng.randint(3, CHANGES_MAX)
         self._names = 0
@@ -270,6 +298,19 @@ class GrowingSimulation(Simulation):
                 self.counts["versions kept and not heard of" if there else "versions lost with everything"] += 1
             self.growing.go_on(life.earlier.growing)
         self.world.after(LOOK_S, self._look)
+
+    def _share_of_standbys(self, seed: int, mix: mixes.Mix) -> float:
+        """Return the share of stages with standbys in place of secondaries."""
+        any_kind = mix is mixes.ANY and seed % STANDBYS_OF == STANDBYS_OF - 1
+        drawn = random.Random(f"growing standbys {seed}").choice([0.5, 1.0]) if any_kind else 0.0
+        return mix.standbys or drawn
+
+    def _flow(self, seed: int, kind: str) -> GrowingFlow:
+        """Return the dataflow of the beginning, with a source of this ``kind``."""
+        return GrowingFlow(seed, self._standbys, kind)
+
+    def _faults(self, seed: int, mix: mixes.Mix) -> faults_.Faults:
+        return drawn_faults(seed, mix)
 
     # ---- the directory
 
@@ -348,7 +389,7 @@ class GrowingSimulation(Simulation):
         key = rng.choice([(), ("key",), ("id",)])
         self.ledger.keys[name] = key
         partitions = rng.randint(1, 3)
-        output = ROW if kind is GrownPass else None
+        output = ROW if issubclass(kind, GrownPass) else None
         copies = rng.randint(1, max(each.replicas for each in plan.stages))
         stands_by = self._standbys > 0 and copies > 1 and rng.random() < self._standbys
         made_stage = StagePlan(

@@ -95,6 +95,8 @@ FEEDS_FROM = 95_000_000_000
 GROWS_FROM = 100_000_000_000
 #: From here on they also come behind the running source of the beginning.
 SOURCES_FROM = 110_000_000_000
+#: From here on they come and go in queries of all kinds.
+WIDE_GROWS_FROM = 120_000_000_000
 #: In this range they have none, and aggregates whose replicas have no common order.
 MARKS_FROM, MARKS_END = 85_000_000_000, 90_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
@@ -535,6 +537,10 @@ def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
 
 def lives_of(seed: int, mix: Mix) -> int:
     """In how many lives a query has this seed; 0: it has no directory to go on from."""
+    if mix is ANY and seed >= WIDE_GROWS_FROM:
+        from tests.simulation import growing_wide
+
+        return growing_wide.lives_of(seed)
     if mix is not ANY or seed < LIVES_FROM or seed >= GROWS_FROM or _has_marks(None, seed):
         return mix.lives
     rng = random.Random(f"how many lives {seed}")
@@ -563,7 +569,10 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
     """Make the simulation of a seed under the faults of a mix; ``life``: of a query with a directory."""
     if mix.grows or (mix is ANY and seed >= GROWS_FROM):
         from tests.simulation.growing import GrowingSimulation
+        from tests.simulation.growing_wide import WideGrowing
 
+        if mix is ANY and seed >= WIDE_GROWS_FROM:
+            return WideGrowing(seed, mix, life)
         return GrowingSimulation(seed, mix, life)
     return Simulation(
         seed, mix.faults, mix.copies, mix.slots, bounded=mix.bounded, collected=mix.collected,

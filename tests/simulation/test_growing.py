@@ -10,7 +10,7 @@ import pytest
 
 from controller.decide.plan_changes import PlanChanges
 from tests.simulation.mixes import GROWING_LIVES
-from tests.simulation.run import GROWS_FROM, Result, run
+from tests.simulation.run import GROWS_FROM, WIDE_GROWS_FROM, Result, run
 from tests.simulation.runs import LONG
 
 #: In ``make test`` seeds in which much happens in little time.
@@ -46,6 +46,19 @@ def test_the_loss_of_everything_leaves_each_change_done_or_undone() -> None:
     assert counts["edges that began behind rows"] > 120
     assert counts["versions lost with everything"] > 0
     assert counts["versions kept and not heard of"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_stages_come_and_go_in_queries_of_all_kinds() -> None:
+    results = list(map(run, range(WIDE_GROWS_FROM, WIDE_GROWS_FROM + 200)))
+    assert [str(result) for result in results if not result.ok] == []
+    counts: Counter[str] = sum((result.counts for result in results), Counter())
+    assert counts["changes of the plan done"] > 800
+    assert counts["sinks asked for"] > 200
+    assert counts["rows outside"] > 20_000
+    assert counts["lives that went on"] > 40
+    assert counts["links cut between two workers"] > 200
 
 
 @pytest.mark.long
