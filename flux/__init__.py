@@ -9,6 +9,7 @@ testing         A stage in a unit test, without workers and without Spark
 source_check    A trial of a source: the same rows under the same numbers, however often it is read
 sink_check      A trial of a sink, as queries use it among faults
 sink_lines      The lines of a sink's code that such a trial reaches, at which it breaks calls off
+json_rows       A look at text of JSON for rows that are null, before a reader of Arrow dies of them
 tentative_view  A table by key of stable and tentative rows, which tells the rows that an undo changes
 
 Its functions reach upwards to ``spark_integration`` when they are called: importing flux imports neither pyspark nor numba nor

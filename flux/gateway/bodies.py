@@ -21,6 +21,7 @@ from pyarrow import json as arrow_json
 
 from flux.gateway import misfits
 from flux.gateway.problems import Problem
+from flux.json_rows import has_null_row
 
 
 class BodyLimits(NamedTuple):
@@ -140,6 +141,9 @@ def _lines(lines: bytes, schema: pa.Schema) -> pa.Table:
 
 
 def read_lines(lines: bytes, schema: pa.Schema | None) -> pa.Table:
+    """Read lines of JSON. pa.ArrowInvalid: a row is broken, or ``null``."""
+    if has_null_row(lines):
+        raise pa.ArrowInvalid("a row is null, and an object is expected in each line")
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(lines) + 64)
     parse = arrow_json.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="error" if schema is not None else "infer"

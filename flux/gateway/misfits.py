@@ -84,7 +84,7 @@ def of_lines(lines: bytes, schema: pa.Schema, read: ReadLines, said: str) -> Pro
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         return Problem("malformed", f"row {row + 1} is no JSON: {error}", row + 1)
     if not isinstance(given, dict):
-        return Problem("malformed", f"row {row + 1}: expected an object, got {repr(given)[:100]}", row + 1)
+        return Problem("malformed", f"row {row + 1}: expected an object, got {_shown(given)}", row + 1)
     for name, value in given.items():
         if name not in schema.names:
             return Problem("unfit_row", f"row {row + 1}: {_unknown(name, schema)}", row + 1, name[:100])
@@ -96,3 +96,7 @@ def of_lines(lines: bytes, schema: pa.Schema, read: ReadLines, said: str) -> Pro
                 "unfit_row", f"row {row + 1}, column {name!r}: expected {type_}, got {repr(value)[:100]}", row + 1, name
             )
     return Problem("malformed", f"row {row + 1} cannot be read: {said}", row + 1)
+
+
+def _shown(given: object) -> str:
+    return msgspec.json.encode(given).decode()[:100]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from flux.connectors.files import formats
+from flux.connectors.files import formats, text_streams
 from flux.connectors.files.errors import BadFile
 from flux.connectors.files.formats import CsvFormat, FileFormat, JsonFormat, ParquetFormat
 from flux.operators.plain_columns import cast_exactly
@@ -80,6 +80,26 @@ def test_json_without_rows_has_none(tmp_path: Path, data: bytes, compressed: boo
     for behind in (b"", b'{"n": 1}'):
         path.write_bytes(gzip.compress(data + behind) if compressed else data + behind)
         assert read(JsonFormat(N), path) == ([{"n": 1}] if behind else [])
+
+
+@pytest.mark.parametrize("data", [b"null", b"\xef\xbb\xbf null\n", b'{"n": 1}\nnull\n', b'{"n": 1}\n{"n": 1}\n null'])
+@pytest.mark.parametrize("first_bytes", [1, 7, 64 << 10])
+def test_a_json_row_that_is_null_is_an_error_and_no_death_of_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, first_bytes: int
+) -> None:
+    monkeypatch.setattr(text_streams, "_FIRST_BYTES", first_bytes)
+    (tmp_path / "f").write_bytes(data)
+    with pytest.raises(BadFile, match="a row is null, and an object is expected in each line"):
+        read(JsonFormat(N), tmp_path / "f")
+
+
+@pytest.mark.parametrize("block_bytes", [40, 64, 1 << 20])
+def test_null_inside_a_json_row_is_a_missing_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(formats, "BLOCK_BYTES", block_bytes)
+    (tmp_path / "f").write_bytes(b'{"n": null, "o": "} null"}\n{"n":null}\n' * 20)
+    assert read(JsonFormat(N), tmp_path / "f") == [{"n": None}] * 40
 
 
 def test_a_compressed_file_that_is_cut_off_is_no_empty_one(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import decimal
 import errno
+import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from flux.gateway.bodies import text_bytes
 from flux.gateway.problems import Problem
+from flux.json_rows import has_null_row
 from flux.vault.directory_store import Directory
 from tests.flux.gateways import HeldClient, problem
 
@@ -174,3 +177,48 @@ def test_a_failure_of_the_disk_is_answered_with_an_id_and_the_log_has_its_path(
 )
 def test_numbers_that_no_definition_can_have_are_named(client: HeldClient, part: dict[str, str]) -> None:
     assert problem(client.register(**part)) == (422, "unfit_definition")
+
+
+@pytest.mark.parametrize("schema", ["user BIGINT, page STRING", "infer"])
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"null", "application/x-ndjson"),
+        (b" \nnull\n", "application/x-ndjson"),
+        (b"\xef\xbb\xbfnull", "application/x-ndjson"),
+        (b'{"user": 1}\nnull', "application/x-ndjson"),
+        (b'{"user": 1}\n\n \tnull\n{"user": 2}', "application/x-ndjson"),
+        (b'{"user": 1}null', "application/x-ndjson"),
+        (b"3\nnull", "application/x-ndjson"),
+        (b"null", "application/json"),
+        (b"[null]", "application/json"),
+        (b'[{"user": 1}, null]', "application/json"),
+    ],
+)
+def test_a_row_that_is_null_is_refused_before_arrow_dies_of_it(
+    client: HeldClient, schema: str, body: bytes, kind: str
+) -> None:
+    client.register(schema=schema)
+    assert problem(client.push(body, kind)) == (400, "malformed")
+    assert client.push(b'{"user": 1}').json()["first"] == 0, "a row of the refused body is there"
+
+
+def test_the_row_that_is_null_is_named(client: HeldClient) -> None:
+    client.register()
+    assert client.push(b'{"user": 1}\nnull').json()["error"]["message"] == "row 2: expected an object, got null"
+
+
+@pytest.mark.parametrize("page", ["}null", "} null", '"}\nnull', "\\\\}null", '\\"} null', "null"])
+def test_texts_that_look_like_a_row_of_null_are_texts(client: HeldClient, page: str) -> None:
+    client.register()
+    body = json.dumps({"page": page}) + "\n" + json.dumps({"page": None})
+    assert client.push(body.encode()).json()["rows"] == 2
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"page":"}null' + b"}null" * 500_000 + b'"}', b'"' * 4_000_000 + b"}null", b"} " * 2_000_000 + b"null"]
+)
+def test_many_signs_of_a_row_of_null_take_one_look(text: bytes) -> None:
+    began = time.process_time()
+    has_null_row(text)
+    assert time.process_time() - began < 2.0

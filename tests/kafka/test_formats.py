@@ -29,6 +29,7 @@ BAD = {
     b'{"a":1}{"a":2}': "one JSON object",
     b"[1]": "one JSON object",
     b"7": "one JSON object",
+    b"null": "one JSON object",
     b'"text"': "one JSON object",
     b'{"s":"a\nb"}': "one JSON object",
     b'{"z":' + b"[" * 300 + b"]" * 300 + b"}": "256 brackets",

@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from flux.json_rows import has_null_row
+
 #: Bytes that are read to find out whether a file has any content.
 _FIRST_BYTES = 64 << 10
 #: Further bytes that are read behind a block that ends with a carriage return.
@@ -49,7 +51,7 @@ class CsvText(io.RawIOBase):
 
 
 class JsonText(io.RawIOBase):
-    """Lines of JSON without the blanks before the first line."""
+    """Lines of JSON without the blanks before the first line. pa.ArrowInvalid: a row is ``null``."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()
@@ -58,6 +60,8 @@ class JsonText(io.RawIOBase):
         while not self._first and (more := stream.read(_FIRST_BYTES)):
             self._first = more.lstrip(b" \t\r\n")
         self.is_empty = not self._first
+        #: The beginning of a line whose end has not been read, and whether a row begins with it.
+        self._line, self._begins = b"", True
 
     def readable(self) -> bool:
         return True
@@ -65,4 +69,16 @@ class JsonText(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         data, self._first = self._first, b""
         more: bytes = self._stream.read(size - len(data)) if len(data) < size or size < 0 else b""
-        return data + more
+        data += more
+        self._check(data)
+        return data
+
+    def _check(self, data: bytes) -> None:
+        """Look at whole lines: the parser waits for the end of a line, too."""
+        text = self._line + data
+        end = text.rfind(b"\n") + 1 if data else len(text)
+        if has_null_row(text[:end], self._begins):
+            raise pa.ArrowInvalid("a row is null, and an object is expected in each line")
+        if text[:end].strip():
+            self._begins = text[:end].rstrip().endswith(b"}")
+        self._line = text[end:]
