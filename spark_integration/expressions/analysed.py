@@ -25,6 +25,7 @@ from flux.expressions.steps import RowStep, RowSteps, Select, Where
 from flux.expressions.tree import Column, Expression, FunctionCall
 from spark_integration.expressions.classes import Translator
 from spark_integration.expressions.nodes import REMEDY, Node, arrow_type, tree_of
+from spark_integration.jvm import frame_of, of_jvm, without_rows
 from spark_integration.schema import for_spark, struct_to_arrow, to_arrow
 from spark_integration.settings import is_case_sensitive
 
@@ -41,10 +42,7 @@ _OTHERS = {
 
 def empty(spark: SparkSession, schema: pa.Schema, name: str | None = None) -> DataFrame:
     """Return a DataFrame with the columns of a flow, and no rows."""
-    struct, _ = for_spark(schema, "the flow")
-    jvm: Any = spark._jvm
-    kind = jvm.org.apache.spark.sql.types.DataType.fromJson(struct.json())
-    found = DataFrame(spark._jsparkSession.createDataFrame(jvm.java.util.ArrayList(), kind), spark)
+    found = without_rows(spark, for_spark(schema, "the flow")[0])
     return found if name is None else found.alias(name)
 
 
@@ -61,11 +59,9 @@ def empty_like(spark: SparkSession, given: pa.Schema | DataFrame) -> DataFrame:
 def with_aliases(spark: SparkSession, frame: Frame) -> DataFrame:
     """Return a DataFrame without rows, with the columns of a flow and the aliases by which they may be called: a relation of its
     own, whatever joins and operators made them."""
-    jvm: Any = spark._jvm
     output: Any = frame(partial(empty_like, spark))._jdf.queryExecution().analyzed().output()
-    relations = getattr(jvm.org.apache.spark.sql.catalyst.plans.logical, "LocalRelation$")
-    relation = getattr(relations, "MODULE$").apply(output)
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, relation), spark)
+    relations = of_jvm(spark, "org.apache.spark.sql.catalyst.plans.logical.LocalRelation$.MODULE$")
+    return frame_of(spark, relations.apply(output))
 
 
 def steps_of(

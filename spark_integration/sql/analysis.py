@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from flux.errors import UsageError
+from spark_integration.jvm import frame_of, of_jvm, without_rows
 from spark_integration.sql.text import QueryText
 from spark_integration.sql.trees import sequence_of
 
@@ -35,10 +36,9 @@ class TextSession:
 
     def __init__(self, user: SparkSession) -> None:
         self.spark = user.newSession()
-        jvm: Any = user._jvm
         given = user._jsparkSession.sessionState().conf().getAllConfs()
-        settings = jvm.java.util.Properties()
-        settings.putAll(jvm.scala.jdk.javaapi.CollectionConverters.asJava(given))
+        settings = of_jvm(user, "java.util.Properties")()
+        settings.putAll(of_jvm(user, "scala.jdk.javaapi.CollectionConverters.asJava")(given))
         for name, value in _SETTINGS.items():
             settings.setProperty(name, value)
         self.spark._jsparkSession.sessionState().conf().setConf(settings)
@@ -61,7 +61,7 @@ class TextSession:
     @contextmanager
     def _active(self) -> Iterator[None]:
         """Make this the active session of the thread: Spark's parser goes by the settings of the active one, whosever it is."""
-        sessions: Any = self.spark._jvm.org.apache.spark.sql.classic.SparkSession
+        sessions = of_jvm(self.spark, "org.apache.spark.sql.classic.SparkSession")
         before = sessions.getActiveSession()
         sessions.setActiveSession(self.spark._jsparkSession)
         try:
@@ -74,9 +74,7 @@ class TextSession:
 
     def empty(self, columns: StructType) -> DataFrame:
         """Return a DataFrame of these columns without rows."""
-        jvm: Any = self.spark._jvm
-        kind = jvm.org.apache.spark.sql.types.DataType.fromJson(columns.json())
-        return DataFrame(self.spark._jsparkSession.createDataFrame(jvm.java.util.ArrayList(), kind), self.spark)
+        return without_rows(self.spark, columns)
 
     def over(self, node: Any, frames: Sequence[DataFrame]) -> Any:
         """Return a relation of a text over DataFrames, which take the places of the relations below it."""
@@ -89,14 +87,12 @@ class TextSession:
 
     def analysed(self, text: QueryText, relation: Any) -> DataFrame:
         """Return the DataFrame of a relation over DataFrames. UsageError has the words of Spark, and the place."""
-        jvm: Any = self.spark._jvm
         try:
-            made = jvm.org.apache.spark.sql.classic.Dataset.ofRows(self.spark._jsparkSession, relation)
+            return frame_of(self.spark, relation)
         except PySparkException as error:
             raise text.of_spark(error, relation) from error
         except Py4JJavaError as error:
             raise _of_java(error) from error
-        return DataFrame(made, self.spark)
 
 
 def _of_java(error: Py4JJavaError) -> UsageError:

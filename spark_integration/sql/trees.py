@@ -10,6 +10,8 @@ from typing import Any
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_integration.jvm import of_jvm
+
 
 def class_of(node: Any) -> str:
     """Return the class of a node, without its package; that of a Scala object without its dollar sign."""
@@ -23,8 +25,7 @@ def listed(sequence: Any) -> list[Any]:
 
 def sequence_of(spark: SparkSession, elements: Iterable[Any]) -> Any:
     """Return a sequence of Scala's."""
-    jvm: Any = spark._jvm
-    return jvm.PythonUtils.toSeq(list(elements))
+    return of_jvm(spark, "PythonUtils.toSeq")(list(elements))
 
 
 def fields_of(expression: Any) -> list[dict[str, Any]]:
@@ -77,16 +78,14 @@ def replaced(spark: SparkSession, node: Any, replacement: Callable[[Any], Any | 
 
 def column_of(spark: SparkSession, expression: Any) -> Column:
     """Return an expression of Spark's as a Column. The tree itself is used: no text is read a second time."""
-    jvm: Any = spark._jvm
     kind = type(F.lit(0))  # of a session in this process, which Column itself is not
-    made: Column = kind(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression))
+    made: Column = kind(of_jvm(spark, "org.apache.spark.sql.classic.ExpressionUtils.column")(expression))
     return made
 
 
 def expression_of(spark: SparkSession, column: Column) -> Any:
     """Return the tree of a Column."""
-    jvm: Any = spark._jvm
-    return jvm.org.apache.spark.sql.classic.ExpressionUtils.expression(column._jc)
+    return of_jvm(spark, "org.apache.spark.sql.classic.ExpressionUtils.expression")(column._jc)
 
 
 def quoted(name: str) -> Column:

@@ -1,4 +1,4 @@
-"""Random queries of ``flux.sql`` against DuckDB over the same rows: 2,000 in the long test, some in each other run."""
+"""Random queries of ``flux.sql`` against DuckDB over the same rows: 2,100, of which ``make test`` has 31."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ duckdb = pytest.importorskip("duckdb")
 pytestmark = pytest.mark.spark
 
 SETS = 5
+ALL = range(2_100)
+#: The shortest of the first hundred in which each keyword, function, operator and kind of query of that hundred comes twice, or
+#: once if the hundred has it once.
+FEW = (
+    2, 9, 14, 16, 23, 25, 26, 34, 37, 38, 40, 41, 48, 57, 65, 69, 71, 72, 73, 74, 78, 79, 82, 84, 90, 91, 94, 96, 97, 98, 99
+)  # fmt: skip
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -70,9 +76,9 @@ def compare(spark: Any, seeds: Iterable[int]) -> int:
 
 
 def test_random_queries_give_the_answers_of_duckdb(spark: Any) -> None:
-    assert compare(spark, range(100)) > 80
+    assert compare(spark, FEW) > 25
 
 
 @pytest.mark.long
 def test_2000_random_queries_give_the_answers_of_duckdb(spark: Any) -> None:
-    assert compare(spark, range(100, 2_100)) > 1_500
+    assert compare(spark, (seed for seed in ALL if seed not in FEW)) > 1_500
