@@ -180,6 +180,10 @@ class Run:
             # The newest one has more turns; the others rest between any two, and are awake again.
             self._step(self.gateways[-1] if self.rng.random() < 0.7 else self.rng.choice(self.gateways))
 
+    def needed_from(self) -> int:
+        """Return the position below which no reader needs anything."""
+        return min(self.kept)
+
     def _start(self) -> None:
         if len(self.gateways) < 3:
             log = self._log(self._store(self.disk), "the log", LIMITS)
@@ -246,7 +250,7 @@ class Run:
         yield from log.commit(log.take())
         if log.durable == log.next:
             before = log.first
-            yield from log.tidy(now_us, min(self.kept))
+            yield from log.tidy(now_us, self.needed_from())
             self.happened["segment removed"] += log.first > before
 
     def _answer(self, gateway: Gateway) -> None:
