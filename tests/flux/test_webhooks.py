@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import hmac
 import json
@@ -128,6 +129,37 @@ def test_each_result_is_delivered_in_signed_and_numbered_batches(
     last = receiver.taken[-1]["delivery"]
     until(lambda: _shown(client)["delivery"] == last, "the note of the last confirmation")
     assert _shown(client)["cursor"] == receiver.taken[-1]["cursor"]
+
+
+def test_a_delivery_goes_out_when_its_rows_take_too_many_bytes(
+    client: HeldClient, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pusher, "BYTES_MAX", 100)
+    written(opened_sink(tmp_path), 0, results(*range(20)))
+    assert registered(client, receiver.url, batch={"rows": 10_000, "time": "60 seconds"}).status_code == 201
+    until(lambda: receiver.values() == list(range(20)), "the delivery of 160 bytes", limit_s=30.0)
+
+
+def test_the_end_of_a_webhook_leaves_no_error_of_its_thread_behind(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gateway whose port is taken ends while it opens webhooks, which belong to another one."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def opened(*given: Any) -> None:
+        begun.set()
+        assert ended.wait(60.0), "the gateway has not ended in a minute"
+        raise pusher.OwnedElsewhere("webhook 'alarm'", "http://127.0.0.1:1")
+
+    monkeypatch.setattr(pusher.WebhookPusher, "_opened", opened)
+    client = HeldClient(tmp_path, net=ReceiverNet(networks_of(["127.0.0.0/8"])))
+    written(opened_sink(tmp_path), 0, results(1))
+    assert registered(client, receiver.url).status_code == 201
+    assert begun.wait(60.0), "no gateway has opened the webhook in a minute"
+    threading.Timer(0.1, ended.set).start()
+    client.close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_delivery_that_fails_is_sent_again_as_it_was(client: HeldClient, tmp_path: Path, receiver: Receiver) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from flux.errors import FluxError
 from flux.eventlog.log_store import LogStore, open_log
 from flux.gateway.log_writer import OwnedElsewhere, OwnerLock
-from flux.gateway.reads.follower import ResultFollower
+from flux.gateway.reads.follower import BYTES_MAX, ResultFollower
 from flux.gateway.reads.tails import OutputTails
 from flux.gateway.webhooks.catalogue import WebhookCatalogue, WebhookDefinition
 from flux.gateway.webhooks.deliveries import DeliveryCourse, WebhookDelivery, WebhookStatus
@@ -186,7 +186,7 @@ class WebhookPusher:
         pieces: list[OutputPiece] = []
         missed: list[MissedRows] = []
         left, until = batch.rows, time.monotonic() + _LOOK_S
-        while left > 0:
+        while left > 0 and sum(piece.rows.nbytes for piece in pieces) < BYTES_MAX:
             found = await follower.read(left, max(until - time.monotonic(), 0.0))
             if not found.entries and not found.missed:
                 break
@@ -256,6 +256,8 @@ class WebhookPusher:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait({future})
+            if not future.cancelled():
+                future.exception()  # which comes too late for this webhook, and is no defect
             raise
 
 
