@@ -210,5 +210,10 @@ def _source(location: str, stream: str, arrival: str | None, name: str, start: S
         raise UsageError(f"flux.events: stream {stream!r} has no columns before its first events are pushed")
     added = arrival if of.time is None else None
     if added is not None and added.casefold() in (column.casefold() for column in of.columns().names):
-        raise UsageError(f"flux.events: stream {stream!r} has a column {added!r}; give arrival another name, or None")
+        remedy = f'register it with "time": {added!r}, or with another name for the column'
+        if not reader:
+            remedy = "give arrival another name, or None"
+        raise UsageError(
+            f"flux.events: stream {stream!r} has a column {added!r}, the name of its time of arrival; {remedy}"
+        )
     return source(EventReader(place, of, added, start, reader), name=name)

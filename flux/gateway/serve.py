@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import ssl
 import sys
 import threading
@@ -42,7 +43,7 @@ def http_options(
 ) -> HttpOptions:
     """Return the options of a port, from "HOST:PORT". UsageError: it is none, or a part of TLS is missing."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         raise UsageError(f"--http: expected HOST:PORT, as in 127.0.0.1:8080, got {text!r:.100}")
     if (certificate is None) != (key is None):
         raise UsageError("--certificate and --key belong together, and one of them is missing")
@@ -52,9 +53,19 @@ def http_options(
     return HttpOptions(host.strip("[]"), int(port), certificate, key, trust, address)
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise UsageError if a port cannot be listened on."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(f"http: port {port} of {host} cannot be used: {error.strerror}") from error
+
+
 def run(location: str, http: HttpOptions, attached: bool = False, webhooks_to: Sequence[str] = ()) -> None:
     """Run a gateway until SIGTERM or SIGINT, or if ``attached`` until standard input ends. ``webhooks_to``: private networks that
-    webhooks may reach. UsageError: the location or a package is missing, or a text is no network."""
+    webhooks may reach. UsageError: the port is taken, the location or a package is missing, or a text is no network."""
     try:
         import uvicorn
     except ModuleNotFoundError as error:
@@ -66,8 +77,9 @@ def run(location: str, http: HttpOptions, attached: bool = False, webhooks_to: S
     from flux.gateway.webhooks.pusher import ReceiverNet
     from flux.gateway.webhooks.target import networks_of
 
+    check_port(http.host, http.port)
     receivers = ReceiverNet(networks_of(webhooks_to))
-    place = place_of(location)
+    place = place_of(location, "location")
     tokens = TokenRegister(place)
     if not tokens.all():
         token = tokens.make(["admin"], ["*"])

@@ -159,8 +159,11 @@ class _Parser:
         if word in _SIMPLE:
             return _SIMPLE[word]
         if word in _DECIMALS:
-            precision, scale = (*self._numbers(2), 0, 0)[:2]
-            return pa.decimal128(precision or 10, scale)
+            precision, scale = (*(self._numbers(2) or [10]), 0)[:2]
+            if not (0 < precision <= 38 and scale <= precision):
+                self._start = start
+                raise self._wrong("DECIMAL(p,s) with p of 1 to 38 and s of 0 to p")
+            return pa.decimal128(precision, scale)
         if word == "ARRAY":
             (element,) = self._arguments(1)
             return pa.list_(pa.field("element", element))

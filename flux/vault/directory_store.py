@@ -48,44 +48,45 @@ class LocationGone(QueryFailed):
         self.now = now
 
 
-def check_location(location: str | os.PathLike[str]) -> Path:
-    """Return a directory that this user owns alone, made if it is not there. UsageError tells why the location cannot be used."""
-    text = _local(location)
+def check_location(location: str | os.PathLike[str], argument: str = "checkpointLocation") -> Path:
+    """Return a directory that this user owns alone, made if it is not there. ``argument``: the name under which a user gives it.
+    UsageError tells why the location cannot be used."""
+    text = _local(location, argument)
     try:
         path = Path(text).expanduser().absolute()
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"checkpointLocation={text!r}: it is no path: {error}") from error
+        raise UsageError(f"{argument}={text!r}: it is no path: {error}") from error
     check_name(path)
     try:
         make(path)
         found = path.stat()
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"checkpointLocation={text!r}: it cannot be made or read: {error}") from error
+        raise UsageError(f"{argument}={text!r}: it cannot be made or read: {error}") from error
     if found.st_uid != os.getuid():
         raise UsageError(
-            f"checkpointLocation={text!r} belongs to another user (id {found.st_uid}): state in it is unpickled, so it must be "
+            f"{argument}={text!r} belongs to another user (id {found.st_uid}): state in it is unpickled, so it must be "
             "yours alone"
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise UsageError(
-            f"checkpointLocation={text!r} may be read or written by others (mode {stat.S_IMODE(found.st_mode):04o}): state in it "
+            f"{argument}={text!r} may be read or written by others (mode {stat.S_IMODE(found.st_mode):04o}): state in it "
             f"is unpickled, so it must be yours alone: chmod 700 {path}"
         )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise UsageError(f"checkpointLocation={text!r} cannot be written")
+        raise UsageError(f"{argument}={text!r} cannot be written")
     return path
 
 
-def _local(location: str | os.PathLike[str]) -> str:
+def _local(location: str | os.PathLike[str], argument: str) -> str:
     """Return the path of a location. UsageError: it is not on a file system that can be mounted."""
     text = os.fspath(location) if isinstance(location, str | os.PathLike) else location
     if not isinstance(text, str) or not text.strip():
-        raise UsageError(f"checkpointLocation={location!r}: a path is expected, for example '/data/query-checkpoint'")
+        raise UsageError(f"{argument}={location!r}: a path is expected, for example '/data/query-checkpoint'")
     if text.startswith("file:///") or re.match("file:/[^/]", text):
         return text.removeprefix("file:").replace("///", "/", 1)
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
         raise UsageError(
-            f"checkpointLocation={text!r}: a path is expected, such as '/data/query' or 'file:///data/query', or a URI such as "
+            f"{argument}={text!r}: a path is expected, such as '/data/query' or 'file:///data/query', or a URI such as "
             f"'s3://bucket/query', and {scheme[0]!r} begins neither"
         )
     return text

@@ -166,22 +166,22 @@ class Folder:
         return note_moved(self.path, what)
 
 
-def place_of(location: Any) -> Place:
-    """Return the place given as ``checkpointLocation``. UsageError: it cannot be used, and why."""
-    return _remote(location) or Folder(check_location(location))
+def place_of(location: Any, argument: str = "checkpointLocation") -> Place:
+    """Return the place that a user has given as ``argument``. UsageError: it cannot be used, and why."""
+    return _remote(location, argument) or Folder(check_location(location, argument))
 
 
 def there(location: str) -> Place:
     """Return the place of a location that exists and is only read."""
-    return _remote(location) or Folder(Path(location).expanduser())
+    return _remote(location, "location") or Folder(Path(location).expanduser())
 
 
-def _remote(location: Any) -> Place | None:
+def _remote(location: Any, argument: str) -> Place | None:
     if not isinstance(location, str) or not _URI.match(location):
         return None
     from flux.vault.object_store import Remote  # loads file systems, which a local place does not need
 
-    return Remote.checked(location)
+    return Remote.checked(location, argument)
 
 
 def read_journal(place: Place) -> tuple[Journal, int]:

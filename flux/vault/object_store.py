@@ -322,14 +322,15 @@ class Remote:
     flush_s = FLUSH_S
 
     @classmethod
-    def checked(cls, uri: str) -> Remote:
-        """Return the place of a URI. UsageError: the kind of URI is unknown, or the store does not answer, or refuses."""
+    def checked(cls, uri: str, argument: str) -> Remote:
+        """Return the place of a URI, given as ``argument``. UsageError: its kind is unknown, or the store does not answer, or
+        refuses."""
         made = cls(_AS_SPARK.sub("s3://", uri))
         try:
             made.used()
         except (OSError, ValueError, pa.ArrowException) as error:
             raise UsageError(
-                f"checkpointLocation={str(made)!r}: it cannot be read: {_without_password(str(error))}. A path is expected, "
+                f"{argument}={str(made)!r}: it cannot be read: {_without_password(str(error))}. A path is expected, "
                 "or a URI that pyarrow.fs opens, with credentials where its file systems look for them, such as "
                 "'s3://bucket/query?region=eu-central-1'"
             ) from None  # the error may quote the whole URI

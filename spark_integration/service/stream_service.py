@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from flux.errors import FluxError, QueryFailed, QueryTimeout, UsageError
 from flux.eventlog.streams import StreamCatalogue
-from flux.gateway.serve import http_options
+from flux.gateway.serve import check_port, http_options
 from flux.gateway.tokens import TokenRegister
 from flux.outputs.catalogue import NoSuchOutput, OutputCatalogue
 from flux.outputs.sink import OutputLogSink
@@ -71,7 +70,7 @@ class StreamService:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 location = folder
             self.location = location
-            place = self._place = place_of(location)
+            place = self._place = place_of(location, "location")
             hold = ServiceHold(place)
             stack.callback(hold.close)
             #: The first token, for everything, if this service has made it; None: the location has tokens.
@@ -217,12 +216,7 @@ def addresses(http: str, gateways: int) -> list[str]:
         raise UsageError(f"http: {gateways} ports from {first.port} on are wanted, and 65535 is the last one")
     found = []
     for port in range(first.port, first.port + gateways):
-        with socket.socket(socket.AF_INET6 if ":" in first.host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((first.host, port))
-            except OSError as error:
-                raise UsageError(f"http: port {port} of {first.host} cannot be used: {error.strerror}") from error
+        check_port(first.host, port)
         found.append(f"[{first.host}]:{port}" if ":" in first.host else f"{first.host}:{port}")
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from controller.operate.cli import app
 from flux.client import Client, GatewayRefused
 from flux.errors import FluxError, Unreachable, UsageError
+from flux.gateway import serve
 from flux.gateway.serve import http_options
 from tests.flux.gateway_process import GatewayProcess
 
@@ -119,11 +121,27 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
 
 def test_options_of_the_port_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert http_options("[::1]:80")[:2] == ("::1", 80)
-    for text in ("8080", "host:", "host:99999", ":80"):
+    for text in ("8080", "host:", "host:99999", ":80", "host:0", "host:²"):
         with pytest.raises(UsageError, match="expected HOST:PORT"):
             http_options(text)
     with pytest.raises(UsageError, match="belong together"):
         http_options("h:1", certificate=tmp_path)
+
+
+def test_a_port_that_is_taken_is_told_before_a_gateway_does_anything(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"port {port} of 127\.0\.0\.1 cannot be used: Address already in use"):
+            serve.run(str(tmp_path / "place"), http_options(f"127.0.0.1:{port}"))
+    assert not (tmp_path / "place").exists(), "the location was made"
+
+
+def test_a_location_that_cannot_be_used_is_told_under_the_name_of_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(UsageError, match=r"^location='.*/file': it cannot be made or read"):
+        serve.run(str(tmp_path / "file"), http_options(f"127.0.0.1:{port}"))
 
 
 def test_a_client_whose_clock_was_set_back_loses_no_event_silently(running: GatewayProcess) -> None:

@@ -68,7 +68,7 @@ def token(
     from flux.vault.location import place_of
 
     with outcome(as_json):
-        register = TokenRegister(place_of(location))
+        register = TokenRegister(place_of(location, "location"))
         if revoke is not None:
             register.revoke(revoke)
         elif right:
