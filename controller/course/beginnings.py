@@ -8,11 +8,12 @@ made after everything that the lost replica could ack.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from controller.report.watermarks import shown
+from controller.text import count
 from flux.dataflow.plan import FromSource, Plan
 from flux.operators.operator import chain_of
 from flux.windows.window import NEVER, Window
@@ -84,6 +85,23 @@ class EmptyBeginnings:
         ends = [each.through for each in mine]
         through = None if None in ends else max(end for end in ends if end is not None)
         return {"begunEmpty": len(mine), "incompleteThrough": None if through is None else shown(through)}
+
+
+def incomplete(stages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Put into words which stages give results that lack rows, because partitions have begun empty. ``stages``: those of a
+    progress report. A stage whose watermark has passed the time behind which its results are whole has no line."""
+    lines = []
+    for stage in stages:
+        if begun := stage.get("begunEmpty"):
+            through, watermark = stage.get("incompleteThrough"), stage.get("watermark")
+            if through is not None and watermark is not None and watermark >= through:
+                continue
+            until = "for a time that is not known yet" if through is None else f"up to {through}"
+            lines.append(
+                f"results of stage {stage['name']} lack rows {until}: {count(begun, 'partition')} of it "
+                f"{'has' if begun == 1 else 'have'} begun empty, because the last replica was lost"
+            )
+    return lines
 
 
 def _sources(plan: Plan, stage: int) -> set[int]:

@@ -14,6 +14,7 @@ import msgspec
 
 from controller.balance.load import LoadTable, Move, ReplicaLoad, Suggestion
 from controller.balance.rounds import Rounds
+from controller.course.beginnings import incomplete
 from controller.decide.board import Board, Tell
 from controller.decide.driver_events import DriverEvents
 from controller.decide.plan_changes import PlanChanges
@@ -357,6 +358,7 @@ class RequestHandler:
                 *map(lent, report.get("loans", ())),
                 *told_feeds(report.get("feeds", ())),
             ],
+            incomplete=incomplete(report.get("stages", ())),
             tentative=available.get("stages", []),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
             lag_units={s["name"]: s["lag"]["unit"] for s in report.get("sources", ()) if "unit" in s.get("lag", ())},

@@ -431,6 +431,8 @@ class Status(RequestAnswer, frozen=True):
     missing: str = ""
     #: Workers that read streams elsewhere, because nothing came over a link, and loans of secondaries, in words.
     links: list[str] = []
+    #: Stages with results that lack rows, because partitions of them have begun empty, in words.
+    incomplete: list[str] = []
     #: Names of the stages with tentative results.
     tentative: list[str] = []
     #: Records that did not fit their format, for sources with any.

@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from controller.course.beginnings import incomplete
 from controller.operate.all_available import AllAvailable
 from controller.planning.compiled import CompiledPlan
 from controller.planning.explain import explain
@@ -116,7 +117,7 @@ class Query(GrowingQuery):
         phase, retries = self._server.phase, self._run.retries.text
         messages = {
             "starting": f"Waiting for {count(self._run.need.workers, 'worker')}{self._run.asked}",
-            "running": "; ".join(["Processing rows", *filter(None, [retries, self._missing()]), *self._held_back()]),
+            "running": "; ".join(["Processing rows", *filter(None, [retries, self._missing()]), *self._notices()]),
             "finished": "All output is there",
             "ended": f"Failed: {error.summary}" if (error := self._server.error) else self._how_it_ended(),
         }
@@ -147,14 +148,19 @@ class Query(GrowingQuery):
         progress = self.lastProgress or QueryProgress()
         return str(progress.get("availability", {}).get("message", ""))
 
-    def _held_back(self) -> list[str]:
-        """Describe partitions that wait because a sink, or a reader, is slower than their stage."""
+    def _notices(self) -> list[str]:
+        """Describe stages with results that lack rows, because partitions have begun empty, and partitions that wait because a
+        sink, or a reader, is slower than their stage."""
         stages = (self.lastProgress or QueryProgress()).get("stages", ())
         waiting = [(stage["name"], stage.get("waitForSink", 0)) for stage in stages]
         read = {stage.name for stage in self._plan.stages if isinstance(stage.sink, QueryReaders)}
-        return [f"{count(number, 'partition')} of stage {name} {'waits' if number == 1 else 'wait'} for "
-                f"{'its output to be read' if name in read else 'the sink'}"
-                for name, number in waiting if number]  # fmt: skip
+        slow = [
+            f"{count(number, 'partition')} of stage {name} {'waits' if number == 1 else 'wait'} for "
+            f"{'its output to be read' if name in read else 'the sink'}"
+            for name, number in waiting
+            if number
+        ]
+        return incomplete(stages) + slow
 
     @property
     def lastProgress(self) -> QueryProgress | None:  # noqa: N802

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.course.beginnings import EmptyBeginnings
+from controller.course.beginnings import EmptyBeginnings, incomplete
 from controller.planning.compiler import compile_plan
 from flux.arguments import CONVERGE
 from flux.dataflow.plan import Plan
@@ -99,3 +99,38 @@ def test_results_are_whole_behind_the_newest_row_that_any_reader_had_given_and_a
     assert beginnings.of_stage(0) == {"begunEmpty": 1, "incompleteThrough": "1970-01-01T00:00:12.000Z"}
     beginnings.forget([0])
     assert beginnings.of_stage(0) == {}
+
+
+@pytest.mark.parametrize(
+    ("stage", "lines"),
+    [
+        ({}, []),
+        (
+            {"begunEmpty": 1, "incompleteThrough": None, "watermark": "1970-01-01T00:00:09.000Z"},
+            [
+                "results of stage counts lack rows for a time that is not known yet: 1 partition of it has begun empty, because "
+                "the last replica was lost"
+            ],
+        ),
+        (
+            {"begunEmpty": 2, "incompleteThrough": "1970-01-01T00:00:12.000Z", "watermark": None},
+            [
+                "results of stage counts lack rows up to 1970-01-01T00:00:12.000Z: 2 partitions of it have begun empty, because "
+                "the last replica was lost"
+            ],
+        ),
+        (
+            {
+                "begunEmpty": 2,
+                "incompleteThrough": "1970-01-01T00:00:12.000Z",
+                "watermark": "1970-01-01T00:00:12.000Z",
+            },
+            [],
+        ),
+    ],
+    ids=["no partition", "not known", "until then", "past it"],
+)
+def test_the_status_says_which_results_lack_rows_until_the_watermark_has_passed_them(
+    stage: dict[str, Any], lines: list[str]
+) -> None:
+    assert incomplete([{"name": "counts"} | stage]) == lines

@@ -142,7 +142,7 @@ def head(query: Status) -> Text:
         f"{query.take_overs} take-overs, {query.repairs} repairs, {query.moves} moves, longest stall "
         f"{query.stall_ms_max:.1f} ms"
     )
-    for line in [query.missing, *query.links] if query.missing else query.links:
+    for line in filter(None, [query.missing, *query.incomplete, *query.links]):
         text.append(f"\n{line}", style="yellow")
     for source, records in query.source_lags.items():
         unit = query.lag_units.get(source, "record")
