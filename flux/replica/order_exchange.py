@@ -202,6 +202,7 @@ def outgoing(replicas: Iterable[Replica], now: float, again_s: float) -> dict[in
         for worker, peer in order.peers.items():
             if peer.acked is None or peer.copying:
                 continue
+            peer.look(now)
             probe = peer.catching_up or replica.held_back
             if peer.overdue(end, committed, now, PROBE_S if probe else again_s):
                 peer.send_again(now)

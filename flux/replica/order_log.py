@@ -82,6 +82,8 @@ class Peer:
     heard: tuple[int, int] = (-1, -1)  # acked and applied when they last moved
     since: float = 0.0  # time of that, or when it last owed nothing
     applied_as_told: int = -1  # when the controller was last told of the replicas here
+    #: Its ack when it last moved, or when it last owed no answer to an order, and the time of that.
+    unseen: tuple[int, float] = (-1, 0.0)
 
     def overdue(self, end: int, committed: int, now: float, again_s: float) -> bool:
         """Tell whether it owes an answer for such a time that a message must have been lost."""
@@ -91,6 +93,13 @@ class Peer:
         if heard != self.heard or (self.acked >= end and self.applied >= committed and answered):
             self.heard, self.since = heard, now
         return now - self.since >= again_s
+
+    def look(self, now: float) -> None:
+        """Note whether it owes an answer to orders that were sent, and has acked none since the last look. Call it before
+        others are sent."""
+        assert self.acked is not None
+        if self.acked != self.unseen[0] or self.acked >= self.sent:
+            self.unseen = self.acked, now
 
     @property
     def catching_up(self) -> bool:

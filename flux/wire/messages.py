@@ -601,10 +601,30 @@ class Unacked(Message, frozen=True):
     items: list[UnackedElement]
 
 
+class WantAck(Message, frozen=True):
+    """Request of the reader of a source, to a worker whose acks do not come, for its acks (design: relayed-answers)."""
+
+    edge: Id
+    producer: Id
+    #: The life of the producer.
+    incarnation: Sequence
+
+
+class Relayed(Message, frozen=True):
+    """Message of one worker to another that travels over a third, because it, or its answer, does not come directly (design:
+    relayed-answers). The worker between the two sends it on as it is, and answers nothing."""
+
+    origin: Id
+    #: The worker between the two. An answer goes the same way back.
+    over: Id
+    to: Id
+    message: Orders | OrdersSeen | WantAck | Acks
+
+
 #: Messages of a worker to the data port of another.
 ToPort = (
     Hello | Data | Orders | Install | Press | Restore | Settled | Passed | Bound | Unread | Unordered | Unacked
-    | WantTentative | Tentative
+    | WantTentative | Tentative | Relayed
 )  # fmt: skip
 #: Messages to a data port, also of egress tasks and readers of output.
 Asked = ToPort | Fetch | Pull

@@ -3,12 +3,15 @@
 Checkpoints are sent at intervals, in the order of a policy. They are sent at once if producers or the order log run out of room,
 and when a partition has come to its end. Only a few are sent at a time, because each stops its partition while the state is
 copied. A policy (``POLICIES``) chooses among those that are due and cannot all leave at once.
+
+``LastCheckpointWatch`` waits for the last checkpoints of a query that is stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from flux.replica.kinds import keeps_checkpoints
@@ -17,6 +20,9 @@ from flux.replica.replica import Replica
 from flux.settings import Settings
 from flux.state.phases import OutPhase
 from flux.state.sender import StateSender
+from flux.wire.control import Checkpointed
+from flux.worker.hosted_replicas import HostedReplicas
+from flux.worker.source_scheduler import SourceScheduler
 from partitioning.ids import PartitionKey
 
 
@@ -58,6 +64,10 @@ PRESSED_SHARE = 1 / 2
 #: Looks in each interval between two checkpoints, and the longest time from one look to the next, because an order log may fill
 #: meanwhile, however long the interval is. Without any standby, looks may be rarer.
 LOOKS, LOOK_MAX_S, IDLE_LOOK_MAX_S = 8, 0.25, 1.0
+#: For a query that is stopped: the longest time for which a reader waits until one more row that it has read is in all
+#: checkpoints; the longest time until all of them are, which is less than the controller waits; and the time between two looks
+#: at the last checkpoints. On a busy machine, one checkpoint of each of 30 partitions takes more than the first of these.
+SETTLES_S, SETTLES_MOST_S, KEEP_LOOK_S = 2.0, 7.0, 0.02
 
 
 class CheckpointTarget(NamedTuple):
@@ -224,3 +234,53 @@ class CheckpointScheduler:
                 nbytes = replica.deltas.expected(worker, replica.state_bytes)
                 self._rests_until = max(self._rests_until, now) + nbytes / self._rate
         return [begin for _, _, begin, _, _ in begun]
+
+
+class LastCheckpointWatch:
+    """The wait of one worker for its last checkpoints, once the query is stopped. ``due_at``: the time of the next look."""
+
+    def __init__(self, hosted: HostedReplicas, reading: SourceScheduler, checkpoints: CheckpointScheduler) -> None:
+        self._hosted = hosted
+        self._reading = reading
+        self._checkpoints = checkpoints
+        #: The end of the wait unless there is progress, and in any case.
+        self.due_at = self._settles_until = self._settles_at_most = inf
+        #: The number of elements that checkpoints lacked at the last look.
+        self._lacking = 0.0
+        #: The epoch of the table whose primaries here are to give the vault their last checkpoints.
+        self._epoch = -1
+        #: It is reported that the vault has the last checkpoints.
+        self._reported = False
+
+    def begin(self, now: float, epoch: int) -> None:
+        """Begin to wait. Nothing more is read, and the vault gets all rows that were read, unless there is no progress for a
+        moment, or the whole takes too long: rows that the vault has need not be in the source any more when the query goes on."""
+        self.due_at, self._epoch = now, epoch
+        self._settles_until, self._settles_at_most = now + SETTLES_S, now + SETTLES_MOST_S
+        self._reading.stopped, self._reported = True, False
+        self._checkpoints.last_again()
+
+    def report_again(self) -> None:
+        """Repeat the report, because it may be lost."""
+        self._reported = False
+
+    def look(self, now: float) -> Iterator[Checkpointed]:
+        """Ask for checkpoints of all that is applied here, until the query ends. Yield the report, once, that the vault has them.
+
+        A worker that reads nothing can report at once, and still gets rows from the readers of other workers. A reader
+        reports when all that it has read is in checkpoints everywhere, and the query ends when all have reported."""
+        if now < self.due_at:
+            return
+        self.due_at = now + KEEP_LOOK_S
+        self._reading.tell_done()
+        self._checkpoints.last()
+        if self._reading.lacking != self._lacking:
+            self._lacking = self._reading.lacking
+            self._settles_until = min(now + SETTLES_S, self._settles_at_most)
+        settled, hosted = self._reading.settled, self._hosted
+        comes = hosted.epoch < self._epoch or bool(hosted.begin_on_disk())  # primaries that are not here yet
+        if self._reported or comes or (now < self._settles_until and not settled):
+            return
+        if self._checkpoints.all_kept():
+            self._reported = True
+            yield Checkpointed(node=hosted.worker, epoch=self._epoch, settled=settled)

@@ -26,6 +26,7 @@ from flux.errors import Fenced, ProtocolError, RefusedError, UserCodeError
 from flux.exchange.feed import Counters
 from flux.exchange.producer import ToWorker, unread_due
 from flux.reach.lending import Lender
+from flux.reach.relays import Relays
 from flux.reach.unreached import UnreachedPrimaries
 from flux.replica.batched_steps import apply_together
 from flux.replica.event_clock import check_entries
@@ -35,8 +36,9 @@ from flux.replica.step_queue import ReplicaStep
 from flux.shadows.hosting import ShadowHosting
 from flux.state.sender import Aside, StateSender, ToSender
 from flux.state.standby import StandbyStore
-from flux.wire.control import Checkpointed, CopyState, EdgeStored, PlanChanged, TableSeen
+from flux.wire.control import CopyState, EdgeStored, PlanChanged, TableSeen
 from flux.wire.messages import (
+    Ack,
     Acks,
     Answered,
     Borrow,
@@ -48,9 +50,11 @@ from flux.wire.messages import (
     Installed,
     Orders,
     OrdersSeen,
+    PartitionSeen,
     Passed,
     Press,
     Pull,
+    Relayed,
     Settled,
     StepKind,
     Tentative,
@@ -62,7 +66,7 @@ from flux.wire.messages import (
 )
 from flux.wire.parts import PartLimits
 from flux.wire.pulse import IN_STEP, KIND, PARTITION, STEP, TURN, WHAT, Note, no_note
-from flux.worker.checkpoint_scheduler import CheckpointScheduler
+from flux.worker.checkpoint_scheduler import CheckpointScheduler, LastCheckpointWatch
 from flux.worker.effects import (
     LOCAL,
     Effect,
@@ -89,10 +93,6 @@ from partitioning.table import Table
 CLOCK_BACK_S = 0.001
 #: An ack waits for other acks at most for the time after which a producer asks again, divided by this number.
 ACK_SHARE = 8
-#: For a query that is stopped: the longest time for which a reader waits until one more row that it has read is in all
-#: checkpoints; the longest time until all of them are, which is less than the controller waits; and the time between two looks
-#: at the last checkpoints. On a busy machine, one checkpoint of each of 30 partitions takes more than the first of these.
-SETTLES_S, SETTLES_MOST_S, KEEP_LOOK_S = 2.0, 7.0, 0.02
 
 
 class WorkerCore:
@@ -158,15 +158,6 @@ class WorkerCore:
         self.sources = self.reading.sources
         self._assigned = AssignedPartitions(plan, worker, self.reading, self.producers)
         self._revivals, self._timers_at = self.lifecycle.revivals, 0.0
-        #: Once the query is stopped: time of the next look at the last checkpoints; the end of the wait for them unless there is
-        #: progress, and in any case.
-        self._keep_at = self._settles_until = self._settles_at_most = np.inf
-        #: The number of elements that checkpoints lacked at the last look.
-        self._lacking = 0.0
-        #: The epoch of the table whose primaries here are to give the vault their last checkpoints.
-        self._keep_epoch = -1
-        #: It is reported that the vault has the last checkpoints.
-        self._said_kept = False
         self.drained = DrainCounter()
         #: The earliest future timer of an operator here, by the wall clock; 0: look again.
         self._tick_at = np.inf
@@ -181,7 +172,12 @@ class WorkerCore:
         self.unreached = UnreachedPrimaries(
             worker, plan.settings.link_unreached, self.replicas, self.producers, self.subscriptions.borrower, self.counters
         )  # fmt: skip
+        self.relays = Relays(
+            worker, plan.settings.link_timeout, self.replicas, self.sources, self.subscriptions.streams,
+            self.subscriptions.ack_soon, self._follow_orders, self._take_answer, self.counters,
+        )  # fmt: skip
         self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._state_sender)
+        self._last_checkpoints = LastCheckpointWatch(self.hosted, self.reading, self.checkpoints)
 
     @property
     def epoch(self) -> int:
@@ -301,6 +297,8 @@ class WorkerCore:
                 self.counters.misrouted += not self.leaving.on_asked(connection, message, now)
             case Orders():
                 self._on_orders(connection, message)
+            case Relayed():
+                self._effects.extend(self.relays.take(message, self.table, now))
             case Press():
                 self._on_press(connection, message)
             case Unordered():
@@ -357,6 +355,10 @@ class WorkerCore:
 
     def on_answer(self, worker: int, message: Any, now: float) -> None:
         """Handle an answer from the data port of a worker that consumes a stream of ours or follows a primary of ours."""
+        self.relays.came_directly(worker, message)
+        self._take_answer(worker, message, now)
+
+    def _take_answer(self, worker: int, message: Any, now: float) -> None:
         if isinstance(message, OrdersSeen):
             self._on_orders_seen(worker, message, now)
             return
@@ -390,11 +392,15 @@ class WorkerCore:
     # ---- order of steps
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
+        if answers := self._follow_orders(message):
+            self._answer(connection, OrdersSeen(answers))
+
+    def _follow_orders(self, message: Orders) -> list[PartitionSeen]:
+        """Follow the orders of primaries, and return the answers of the replicas here."""
         for item in message.items:
             if item.stage in self.plan.stages:  # no replica takes other items
                 check_entries(self.plan.stages[item.stage], item)
-        if answers := self.order_exchange.on_orders(message):
-            self._answer(connection, OrdersSeen(answers))
+        return self.order_exchange.on_orders(message)
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
         for report in self.order_exchange.on_orders_seen(worker, message, now):
@@ -530,7 +536,7 @@ class WorkerCore:
         """Repeat all reports, because the connection to the controller was lost, and perhaps reports with it."""
         self.failures.report_again(self.plan)
         self._effects.append(ToController(TableSeen(node=self.worker, epoch=self.epoch)))
-        self._said_kept = False
+        self._last_checkpoints.report_again()
         for replica in self.replicas.values():
             replica.said_complete = False
             replica.order.report_again()
@@ -598,8 +604,7 @@ class WorkerCore:
             self._bounds_at = np.inf
             for producer in self.producers.values():
                 producer.dirty |= producer.bounds is not None
-        if now >= self._keep_at:
-            self._keep_last(now)
+        self._effects.extend(map(ToController, self._last_checkpoints.look(now)))
         for begin in self.checkpoints.next(now):
             self._state_sender.checkpoint(*begin)
         if self._state_sender.active:
@@ -609,6 +614,7 @@ class WorkerCore:
         yield from self._assigned.reports(now)
         yield from self._revivals.poll(now)
         yield from self.lender.poll(self.table, now)
+        yield from self.relays.ask(self.table, now)
         self.subscriptions.borrower.forget(now)
         if now >= self.unreached.look_at:
             for told in self.unreached.look(now):
@@ -635,35 +641,12 @@ class WorkerCore:
                 else:
                     yield effect
         # After the rows that were just read here, so that their order travels with the other pending orders.
-        yield from self.order_exchange.poll(now, busy=bool(self.turns), wall_ahead=self.wall_ahead)
+        yield from self.relays.ways(self.order_exchange.poll(now, bool(self.turns), self.wall_ahead), now)
 
     def on_last_checkpoints(self, now: float, epoch: int = -1) -> None:
-        """Prepare the stop of the query. Nothing more is read, and the vault gets all rows that were read, unless there is no
-        progress for a moment, or the whole takes too long: rows that the vault has need not be in the source any more when the
-        query goes on. ``epoch``: that of the table whose primaries here are meant."""
-        self._keep_at, self._keep_epoch = now, epoch
-        self._settles_until, self._settles_at_most = now + SETTLES_S, now + SETTLES_MOST_S
-        self.reading.stopped, self._said_kept = True, False
-        self.checkpoints.last_again()
-
-    def _keep_last(self, now: float) -> None:
-        """Ask for checkpoints of all that is applied here, until the query ends. Report once that the vault has them.
-
-        A worker that reads nothing can report at once, and still gets rows from the readers of other workers. A reader
-        reports when all that it has read is in checkpoints everywhere, and the query ends when all have reported."""
-        self._keep_at = now + KEEP_LOOK_S
-        self.reading.tell_done()
-        self.checkpoints.last()
-        if self.reading.lacking != self._lacking:
-            self._lacking = self.reading.lacking
-            self._settles_until = min(now + SETTLES_S, self._settles_at_most)
-        settled = self.reading.settled
-        comes = self.epoch < self._keep_epoch or bool(self.hosted.begin_on_disk())  # primaries that are not here yet
-        if self._said_kept or comes or (now < self._settles_until and not settled):
-            return
-        if self.checkpoints.all_kept():
-            self._said_kept = True
-            self._effects.append(ToController(Checkpointed(node=self.worker, epoch=self._keep_epoch, settled=settled)))
+        """Prepare the stop of the query. ``epoch``: that of the table whose primaries here are to give the vault their last
+        checkpoints."""
+        self._last_checkpoints.begin(now, epoch)
 
     def _copies_of_state(self, now: float) -> Iterator[ToWorker | Aside]:
         for effect in self._state_sender.poll(now):
@@ -677,8 +660,8 @@ class WorkerCore:
         at = min(
             self.subscriptions.ack_at, self._timers_at, self._tick_at - self.wall_ahead, self.order_exchange.due(),
             self.checkpoints.due(), self._revivals.due(), self.leaving.due(), self.subscriptions.owed.due_at,
-            self.turns.gathered_at, self._keep_at, self._bounds_at, self.watermarks.due_at, self.shadows.due_at, self.plans.due(),
-            self.subscriptions.feeds.due_at, self._assigned.due(),
+            self.turns.gathered_at, self._last_checkpoints.due_at, self._bounds_at, self.watermarks.due_at, self.shadows.due_at,
+            self.plans.due(), self.subscriptions.feeds.due_at, self._assigned.due(),
             inf if self._extension is None else self._extension.due(),
         )  # fmt: skip
         if self._unread_at < at:  # acks have come since it was computed
@@ -687,6 +670,8 @@ class WorkerCore:
 
     def _answer(self, connection: Hashable, message: Answered) -> None:
         self._effects.append(ToConnection(connection, message))
+        if isinstance(message, Ack | Acks):
+            self._effects.extend(self.relays.copies(message))
 
     # ---- reports
 

@@ -84,14 +84,14 @@ GRACE_S = 5.0
 
 
 def needed_workers(core: WorkerCore) -> set[int]:
-    """Return the workers with consumers of this worker's streams, those with other replicas of its primaries, and the vault if
-    it is asked for a state."""
+    """Return the workers with consumers of this worker's streams, those with other replicas of its primaries, the vault if it is
+    asked for a state, and those over which messages go."""
     found: set[int] = set()
     for producer in core.producers.values():
         found |= producer.readers
     for replica in core.replicas.values():
         found |= replica.order.peers.keys()
-    return found | core.reaches | core.shadows.reaches
+    return found | core.reaches | core.shadows.reaches | core.relays.reaches
 
 
 class UnneededLinks:

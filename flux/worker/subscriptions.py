@@ -119,7 +119,7 @@ class Subscriptions:
         #: Streams of stages that are read from no replica at present.
         self._left: set[StreamId] = set()
         #: Copies of states under way from here.
-        self.copies = CopiesSent(plan, hosted.worker, self.streams, self.of_stream, self._ack_soon)
+        self.copies = CopiesSent(plan, hosted.worker, self.streams, self.of_stream, self.ack_soon)
         self._nonce = 0
         self._starvation = Starvation(plan.settings.resend_timeout)
         link_s = plan.settings.link_timeout
@@ -218,7 +218,7 @@ class Subscriptions:
             inbound.adopt(position.incarnation, [Mark(*mark) for mark in position.marks])
         for inbound in self.streams.values():
             if self._plan.edges[inbound.stream.edge].consumer == standby.key.stage:
-                self._ack_soon(inbound)
+                self.ack_soon(inbound)
 
     def on_press(self, connection: Hashable, stream: StreamId) -> None:
         """Ack again to a producer that waits for acks of standbys. They may have been lost with an earlier connection."""
@@ -235,7 +235,7 @@ class Subscriptions:
         inbound = None if known is None else self._stated(connection, message)
         if inbound is None:
             if known is not None and (feed := known.over(connection)) and feed.goes_on_without_resume(message.nonce):
-                self._ack_soon(known)  # it names the newest handshake (design: lost-resume)
+                self.ack_soon(known)  # it names the newest handshake (design: lost-resume)
             return False
         said = inbound.hear(message, self.hosted_by(inbound.stream), self._counters)
         if inbound.has_feeds:
@@ -270,7 +270,7 @@ class Subscriptions:
         for standby in self._hosted.standbys_of(stage):
             if standby.incarnation <= message.epoch:
                 standby.note_settled(inbound.stream, message.mark)
-        self._ack_soon(inbound)
+        self.ack_soon(inbound)
 
     def on_passed(self, connection: Hashable, message: Passed) -> list[PartitionKey]:
         """Take a producer's report that rows of an earlier life do not come any more. Return the replicas with an ordered step
@@ -374,7 +374,7 @@ class Subscriptions:
             self._open(inbound, hello.worker)
         else:
             self._read_elsewhere(inbound, hello.worker)
-            self._ack_soon(inbound)
+            self.ack_soon(inbound)
 
     def _read_elsewhere(self, inbound: Inbound, worker: int) -> None:
         """Tell a replica of the producer that it is not read, and close the feed from there, if there is one."""
@@ -405,7 +405,7 @@ class Subscriptions:
             self._counters.switched += inbound.feed.worker >= 0
             if inbound.others:  # it goes on without a handshake
                 inbound.prefer(min(inbound.others))
-                self._ack_soon(inbound)
+                self.ack_soon(inbound)
                 continue
             self._leave(inbound)
             candidates = self._readable(inbound)
@@ -436,7 +436,7 @@ class Subscriptions:
         end = self._ordered_end(inbound) if inbound.own_numbers else -1
         self.answer(connection, inbound.resume(self._hosted.epoch, hosted, others, front, end))
         if len(inbound.offers) > 1:
-            self._ack_soon(inbound)
+            self.ack_soon(inbound)
 
     def _open(self, inbound: Inbound, worker: int) -> None:
         """Read a stage's stream also from the replica of its producer on another worker, which has offered it."""
@@ -485,7 +485,7 @@ class Subscriptions:
                 self.read_from_next(inbound)
             if wait.urgent:
                 inbound.urgent = True
-                self._ack_soon(inbound)
+                self.ack_soon(inbound)
 
     def on_unread(self, connection: Hashable, message: Unread) -> None:
         """Note the statement of a replica that is not read: it has elements that are not acked. The acks may have been lost."""
@@ -493,7 +493,7 @@ class Subscriptions:
         if inbound is None or inbound.offers.get(message.worker) != connection:
             self._counters.stale += 1
             return
-        self._ack_soon(inbound)
+        self.ack_soon(inbound)
         if inbound.lacks(message.end, self.hosted_by(inbound.stream)):
             self.owed.note(inbound, message.worker, message.end)
 
@@ -635,7 +635,7 @@ class Subscriptions:
     def _ack_within(self, seconds: float, now: float) -> None:
         self.ack_at = min(self.ack_at, now + seconds)
 
-    def _ack_soon(self, inbound: Inbound) -> None:
+    def ack_soon(self, inbound: Inbound) -> None:
         """Ack to all replicas of the producer at once: Resume and ReadsElsewhere carry an ack to one of them only."""
         inbound.ack_due = True
         self.ack_at = 0.0

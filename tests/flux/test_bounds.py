@@ -73,6 +73,7 @@ from flux.wire.messages import (
     Pulled,
     ReadsElsewhere,
     Refuse,
+    Relayed,
     Reset,
     Restore,
     Resume,
@@ -83,6 +84,7 @@ from flux.wire.messages import (
     Unordered,
     UnorderedRows,
     Unread,
+    WantAck,
     WantTentative,
 )
 from flux.wire.statistics import (
@@ -189,6 +191,8 @@ ASKED = [
     WantTentative(0, 1, 2, NEVER),
     Unordered(0, [UnorderedRows(0, 1, 2, 3, 4, 5)]),
     Unacked(0, [UnackedElement(0, 1, 2, 3, 4, 5)]),
+    Relayed(0, 1, 2, OrdersSeen([PartitionSeen(0, 0, 1, 1, 5, 5, 5, CHECKSUM)])),
+    Relayed(0, 1, 2, WantAck(3, 4, 5)),
     Restore(0, 1, 2, 3),
     Pull(0, 1, 2, 3, 4, True),
 ]

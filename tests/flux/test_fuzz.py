@@ -32,6 +32,7 @@ from flux.wire.messages import (
     OrderEntry,
     Orders,
     PartitionOrder,
+    Relayed,
     Reset,
     Resume,
     Tentative,
@@ -40,6 +41,7 @@ from flux.wire.messages import (
     Unordered,
     UnorderedRows,
     Unread,
+    WantAck,
     WantTentative,
 )
 from partitioning.table import ReplicaAt, Table
@@ -64,6 +66,8 @@ TRUE = [
         Unread(0, 1, 2, 3),
         Unordered(1, [UnorderedRows(0, 1, 2, 0, 1, 9)]),
         Unacked(1, [UnackedElement(0, 1, 2, 0, 1, 9)]),
+        Relayed(0, 1, 2, Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)])),
+        Relayed(0, 1, 2, WantAck(0, 1, 2)),
         Borrow(0, 1, 2, 0, 1, 7, 3, 1 << 20),
         WantTentative(0, 1, 2, 3),
         TENTATIVE,

@@ -13,7 +13,8 @@ from one_worker import SCHEMA, Kept, planned, rows
 import flux
 from flux.wire.control import Checkpointed
 from flux.wire.messages import AppliedThrough, Needed, ReadsElsewhere, Resume
-from flux.worker.core import KEEP_LOOK_S, SETTLES_MOST_S, SETTLES_S, WorkerCore
+from flux.worker.checkpoint_scheduler import KEEP_LOOK_S, SETTLES_MOST_S, SETTLES_S
+from flux.worker.core import WorkerCore
 from flux.worker.effects import ToController
 from partitioning.ids import STANDBY
 from partitioning.table import ReplicaAt, Table

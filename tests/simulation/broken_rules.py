@@ -25,8 +25,9 @@ from controller.replicas.addition_tracker import AdditionTracker
 from flux.exchange.inbound import Inbound, PartitionProgress
 from flux.exchange.log import Log
 from flux.exchange.marks import Marks
-from flux.exchange.producer import Producer
+from flux.exchange.producer import Producer, ToWorker
 from flux.reach.lending import Lender
+from flux.reach.relays import RelayedWays, Relays
 from flux.reach.starvation import Starvation
 from flux.reach.unreached import UnreachedPrimaries
 from flux.replica.replica import Replica
@@ -34,7 +35,7 @@ from flux.state.sender import StateSender
 from flux.tasks.output_fetch import OutputFetch, RemoteFile
 from flux.tasks.output_pull import OutputPull, PullQuestion
 from flux.wire.control import Unreached
-from flux.wire.messages import Data
+from flux.wire.messages import Data, OrdersSeen, Relayed
 from flux.worker.subscriptions import Subscriptions
 from partitioning.table import ReplicaAt, Table
 
@@ -222,6 +223,27 @@ def waits_for_the_link(patch: Patch) -> None:
 def lends_nothing(patch: Patch) -> None:
     """A secondary keeps slices that its primary cannot get."""
     patch.setattr(Lender, "look", lambda *given: ())
+
+
+def relays_nothing(patch: Patch) -> None:
+    """Orders and acks wait for the link."""
+    patch.setattr(RelayedWays, "next", lambda *given: -1)
+
+
+def answers_relayed_orders_over_the_cut_link(patch: Patch) -> None:
+    """An answer goes directly, however the orders have come."""
+    to = Relays._to
+
+    def broken(self: Relays, worker: int, message: Relayed, now: float) -> ToWorker:
+        direct = isinstance(message.message, OrdersSeen) and message.origin == self._worker
+        return to(self, message.to if direct else worker, message, now)
+
+    patch.setattr(Relays, "_to", broken)
+
+
+def asks_nobody_for_the_acks_of_a_source(patch: Patch) -> None:
+    """Orders are relayed, and questions for acks are not."""
+    patch.setattr(Relays, "_lacking", lambda *given: {})
 
 
 def leaves_the_lead_to_a_primary_out_of_reach(patch: Patch) -> None:

@@ -119,6 +119,8 @@ class Faults:
     #: Nothing gets through between two workers, in one direction or in both, on any connection; both are heard by the controller.
     pair_cuts_per_s: float = 0.0
     pair_cut_s: float = 0.0
+    #: One link at a time, in one direction, for the whole of that time.
+    pair_cuts_alone: bool = False
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:

@@ -364,6 +364,13 @@ CUT_LINKS = Mix(
 CUT_LINKS_OF_READERS = replace(
     CUT_LINKS, faults=replace(CUT_LINKS.faults or Faults(), calm_after_s=2.0, pair_cuts_per_s=12.0), numbered=1.0
 )
+#: One link after the other is cut in one direction for ten seconds.
+CUT_ALONE = replace(
+    CUT_LINKS,
+    faults=replace(CUT_LINKS.faults or Faults(), pair_cuts_per_s=12.0, pair_cuts_alone=True),
+    slots=3,
+)
+CUT_ALONE_OF_READERS = replace(CUT_ALONE, numbered=1.0)
 #: The same, and a primary that is cut off for a second leaves the lead.
 UNREACHED = replace(CUT_LINKS, unreached_s=1.0)
 UNREACHED_BY_READERS = replace(CUT_LINKS_OF_READERS, unreached_s=1.0)

@@ -6,6 +6,11 @@ reachable means going on    a worker that reads a stage's stream, and has room f
                             does it if it reads that replica over a further feed.
                             A primary does not lack rows for longer than ``link.timeout`` and two thirds of it that a secondary
                             has, which it can reach in the same way
+what a third worker can relay does not wait
+                            orders do not wait for an answer, nor a source for acks of rows that are applied, for longer than
+                            ``link.timeout`` and two thirds of it, and a third of it for each other worker that may be tried,
+                            while links between both ends and a third worker let everything through. If several links are cut
+                            at once, an attempt over a worker that was out of reach is repeated two timeouts later
 out of reach means following
                             a primary does not lead for longer than ``link.unreached`` and a half of it to which rows, or acks of
                             its output, do not come, and which can reach a replica that has them and could lead
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 Life = tuple[int, int]
 
 GOES_ON = "reachable means going on"
+RELAYED = "what a third worker can relay does not wait"
 FOLLOWS = "out of reach means following"
 SAFE = "a safe replica follows an unreached primary"
 #: How often it is looked at, in virtual time.
@@ -51,6 +57,8 @@ LOOK_S = 0.01
 TIMES = 4 / 3
 #: The same for rows that a secondary has: two thirds of a timeout, two looks of a third each, and a third for the messages.
 LENT_TIMES = 5 / 3
+#: In link timeouts: the longest time between two attempts to relay, where those before could not succeed.
+AGAIN_TIMES = 2.0
 #: In times of ``link.unreached``: the time itself, a look before its begin and one after its end, of a fifth each, and a tenth.
 #: And seconds for messages and the way over the controller.
 FOLLOWS_TIMES, FOLLOWS_S = 3 / 2, 0.3
@@ -80,11 +88,12 @@ class Unreached:
 class ReachWatch:
     """``worst``: the longest time for which rows waited that a reachable replica of their producer had, in seconds;
     ``worst_lent``: the same for rows that a secondary had; ``worst_unreached``: the longest time for which a primary led that
-    was out of reach, as a share of ``link.unreached``."""
+    was out of reach, as a share of ``link.unreached``; ``worst_relayed``: the longest wait for an answer that could be
+    relayed."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.worst = self.worst_lent = self.worst_unreached = 0.0
+        self.worst = self.worst_lent = self.worst_unreached = self.worst_relayed = 0.0
         self._stops: dict[Hashable, Stop] = {}
         #: By primary and stream: since when it gets nothing but loans, or no acks.
         self._unreached: dict[Hashable, Unreached] = {}
@@ -135,7 +144,85 @@ class ReachWatch:
                     f"{now - 1000:.2f} s, which its secondary at worker {lender} has",
                 )
 
+        self._look_for_unanswered(known, now)
         self._look_for_unreached(now)
+
+    # ---- answers that a third worker could relay
+
+    def _look_for_unanswered(self, known: dict[Hashable, Stop], now: float) -> None:
+        for core in self.sim.hosts():
+            for key, worker, got in (*self._uncommitted(core), *self._unacked_sources(core)):
+                thirds = self._between(core.worker, worker)
+                if not thirds:
+                    continue
+                stop = known.get(key)
+                if stop is None or stop.got != got:
+                    stop = Stop(got, now)
+                self._stops[key] = stop
+                waited = now - stop.since
+                self.worst_relayed = max(self.worst_relayed, waited)
+                self.sim.counts["looks at answers that could be relayed"] += 1
+                times = LENT_TIMES + max(len(self.sim.hosts()) - 3, 0) / 3
+                times += 0.0 if self.sim.faults.pair_cuts_alone else AGAIN_TIMES
+                if waited > self.link_s * times:
+                    raise Violation(
+                        RELAYED, f"{key}: for {waited:.3f} s at {now - 1000:.2f} s, though workers {thirds} reach both"
+                    )
+
+    def _between(self, one: int, other: int) -> list[int]:
+        """The workers that reach both ends, in both directions; or both, if nothing is cut between these."""
+        cut = self.sim.network.cut_off
+        if not cut(one, other) and not cut(other, one):
+            return [one, other]
+        return [
+            core.worker
+            for core in self.sim.hosts()
+            if core.worker not in (one, other)
+            and not any(cut(end, core.worker) or cut(core.worker, end) for end in (one, other))
+        ]
+
+    def _uncommitted(self, core: WorkerCore) -> Iterator[tuple[Hashable, int, int]]:
+        """Orders of primaries that a replica has not acked without which nothing is committed."""
+        for replica in core.replicas.values():
+            for worker, peer in replica.order.peers.items() if replica.leads and not replica.orders_itself else ():
+                other = self.sim.core_of(worker)
+                there = None if other is None else other.replicas.get(replica.key) or other.followers.get(replica.key)
+                here = there is not None and there.incarnation == peer.incarnation
+                if (
+                    here
+                    and peer.votes
+                    and peer.acked is not None
+                    and not peer.copying
+                    and peer.acked < replica.order.end
+                ):
+                    yield (core.worker, replica.key, worker, "orders"), worker, peer.acked
+
+    def _unacked_sources(self, core: WorkerCore) -> Iterator[tuple[Hashable, int, int]]:
+        """Rows of sources that all replicas on a worker have applied, without an ack of it."""
+        for source in core.sources.values():
+            for producer in source.producers:
+                log = producer.log
+                for worker, cursor in producer._cursors.items() if log else ():
+                    other, oldest = self.sim.core_of(worker), log[log.base]
+                    inbound = None if other is None else other.subscriptions.streams.get(producer.stream)
+                    if (
+                        other is None
+                        or inbound is None
+                        or inbound.incarnation != producer.incarnation
+                        or inbound.copies
+                    ):
+                        continue
+                    lacking = [
+                        partition
+                        for partition, acked, reads in zip(
+                            cursor.at.partitions, cursor.acked, cursor.at.reads, strict=True
+                        )
+                        if reads and acked < oldest.sequence and partition in oldest.touches
+                    ]
+                    hosted, answered = _hosted(other, producer.stream), cursor.answered
+                    applied = all(p in hosted and inbound.next_to_apply(p) > oldest.sequence for p in lacking)
+                    if answered and lacking and applied and other.epoch == core.epoch:
+                        yield (core.worker, producer.stream, worker, "acks"), worker, oldest.sequence
 
     # ---- primaries that are out of reach
 
@@ -299,4 +386,4 @@ def has_rows(producer: Producer, inbound: Inbound, hosted: list[int]) -> bool:
 def only_cuts(faults: Faults) -> bool:
     """Whether links between workers are cut, and nothing else fails."""
     slow = replace(faults, calm_after_s=0.0, delay_s=Faults().delay_s, read_s=0.0, pair_cuts_per_s=0.0, pair_cut_s=0.0)
-    return replace(slow, patient=False) == Faults()
+    return replace(slow, patient=False, pair_cuts_alone=False) == Faults()

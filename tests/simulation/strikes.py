@@ -118,6 +118,11 @@ class Strikes:
         if len(here) < 2:
             return
         sender, receiver = self.world.random.sample(here, 2)
+        if self.sim.faults.pair_cuts_alone:
+            if all(until <= self.world.now for until in self.network.severed.values()):
+                self.counts["links cut between two workers"] += 1
+                self.network.sever(sender, receiver, self.sim.faults.pair_cut_s)
+            return
         seconds = self.world.random.random() * self.sim.faults.pair_cut_s
         self.counts["links cut between two workers"] += 1
         self.network.sever(sender, receiver, seconds)

@@ -65,6 +65,7 @@ from tests.simulation.mixes import (
     BUSY_STANDBYS,
     CHANGES,
     CONTROL,
+    CUT_ALONE_OF_READERS,
     CUT_LINKS,
     CUT_LINKS_OF_READERS,
     DEPOSED,
@@ -115,7 +116,7 @@ from tests.simulation.mixes import (
     Mix,
 )  # fmt: skip
 from tests.simulation.outside import AHEAD_OF_ALL
-from tests.simulation.reach_laws import FOLLOWS, GOES_ON, SAFE
+from tests.simulation.reach_laws import FOLLOWS, GOES_ON, RELAYED, SAFE
 from tests.simulation.timed_kinds import LEFT_OUT
 from tests.simulation.timed_relations import ONCE_IN
 
@@ -585,6 +586,9 @@ VARIANTS = [
     Variant(numbers.has_room_only_where_rows_were_there, STUCK | STILL, NUMBERED),
     Variant(rules.waits_for_the_link, {GOES_ON}, CUT_LINKS),
     Variant(rules.lends_nothing, {GOES_ON}, CUT_LINKS_OF_READERS),
+    Variant(rules.relays_nothing, {RELAYED}, CUT_ALONE_OF_READERS),
+    Variant(rules.answers_relayed_orders_over_the_cut_link, {RELAYED}, CUT_ALONE_OF_READERS),
+    Variant(rules.asks_nobody_for_the_acks_of_a_source, {RELAYED}, CUT_ALONE_OF_READERS),
     Variant(rules.leaves_the_lead_to_a_primary_out_of_reach, {FOLLOWS}, UNREACHED),
     Variant(rules.asks_no_secondary_for_acks, {FOLLOWS}, UNREACHED),
     Variant(rules.lets_any_replica_follow_an_unreached_primary, {SAFE}, UNREACHED_AMONG_CRASHES),

@@ -130,6 +130,14 @@ class Wording:
             for e in m.items
         ]
 
+    def _WantAck(self, m: messages.WantAck, _: Any) -> Lines:  # noqa: N802
+        at = f"{m.edge}.{m.producer}"
+        return [(f"stream {at}: what have you applied? Your acks do not come", [at])]
+
+    def _Relayed(self, m: messages.Relayed, _: Any) -> Lines:  # noqa: N802
+        way = f"from worker {m.origin} over worker {m.over} to worker {m.to}: "
+        return [(way + text, tags) for text, tags in getattr(self, f"_{type(m.message).__name__}")(m.message, None)]
+
     def _Borrow(self, m: messages.Borrow, _: Any) -> Lines:  # noqa: N802
         at, key = f"{m.edge}.{m.producer}", (m.stage, m.partition)
         return [

@@ -1,0 +1,260 @@
+"""Ways over a third worker, for messages of two workers that cannot reach each other (design: relayed-answers).
+
+Two kinds of messages have answers without which work stands still: orders of steps, whose answers commit these steps, and rows of
+a source, whose acks empty its log. A worker that lacks such an answer for ``link.timeout`` sends the order, or a question for the
+acks, over a third worker. The answer takes the same way back. Once an answer has come so, orders take this way at once, until
+another one comes directly.
+
+Law: nothing is believed that would not be believed on the direct way. Orders have a term, a life and numbers, acks an epoch, and
+a question for acks the life of the producer. All of them may be lost, late and repeated.
+
+Left to others: the messages themselves (``flux.replica.order_exchange``, ``flux.exchange.producer``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from flux.exchange.feed import Counters
+from flux.exchange.inbound import Inbound
+from flux.exchange.producer import Producer, ToWorker
+from flux.exchange.retention import owing
+from flux.exchange.source_streams import SourceStreams
+from flux.replica.replica import Replica
+from flux.wire.messages import Ack, Acks, Answered, Orders, OrdersSeen, PartitionSeen, Relayed, WantAck
+from partitioning.ids import PartitionKey, SourcePartition, StreamId
+from partitioning.table import Table
+
+#: In link timeouts: the time between two looks at the acks of sources, and between two attempts over different workers.
+LOOK = 1 / 3
+#: The number of attempts that follow each other so soon, because a worker in a long step answers none. Each further attempt waits
+#: twice as long as the one before, at most this number of link timeouts.
+QUICK_TRIES, PATIENCE_MAX = 4, 2.0
+#: In link timeouts: the time for which a question asks for acks. The next one comes after one.
+LEASE = 3.0
+#: Seconds after its last message for which a link is kept open.
+KEPT_S = 5.0
+
+
+@dataclass(slots=True)
+class RelayedWay:
+    """The way of messages to one worker which does not answer directly."""
+
+    #: The worker over which the last one went.
+    over: int = -1
+    #: The time before which none goes over another worker, and none is repeated.
+    next_at: float = -inf
+    #: The number of attempts without an answer.
+    tries: int = 0
+    #: An answer has come this way.
+    answers: bool = False
+    #: The time of the next message that goes directly as well, to find out whether the link is up again.
+    direct_at: float = -inf
+
+
+class RelayedWays:
+    """The ways of one worker's messages of one kind, by the worker to which they go."""
+
+    def __init__(self, worker: int, link_s: float) -> None:
+        self._worker, self._link_s = worker, link_s
+        self.ways: dict[int, RelayedWay] = {}
+
+    def next(self, to: int, others: Collection[int], now: float) -> int:
+        """Return the worker over which a message goes that has had no answer for long; -1: none goes now, or there is no third
+        worker. Attempts go over all ``others`` in turn."""
+        way = self.ways.setdefault(to, RelayedWay())
+        ring = sorted(other for other in others if other not in (self._worker, to))
+        if now < way.next_at or not ring:
+            return -1
+        way.over = next((other for other in ring if other > way.over), ring[0])
+        later = LOOK if way.tries < min(len(ring), QUICK_TRIES) else 2.0 ** (way.tries - min(len(ring), QUICK_TRIES))
+        way.tries, way.answers = way.tries + 1, False
+        way.next_at = now + self._link_s * min(later, PATIENCE_MAX)
+        return way.over
+
+    def answered(self, to: int, over: int) -> None:
+        """Note that an answer has come over a third worker."""
+        if (way := self.ways.get(to)) is not None:
+            way.over, way.answers, way.tries, way.next_at = over, True, 0, -inf
+
+    def keep(self, workers: Collection[int]) -> None:
+        """Forget ways to and over workers that are gone."""
+        self.ways = {to: way for to, way in self.ways.items() if to in workers and way.over in workers}
+
+
+@dataclass(slots=True)
+class Lease:
+    """A request for the acks of a stream over a third worker, until a time."""
+
+    origin: int
+    over: int
+    until: float
+
+
+class Relays:
+    """The messages of one worker that go over others, and those of others that go over it."""
+
+    def __init__(
+        self,
+        worker: int,
+        link_s: float,
+        replicas: Mapping[PartitionKey, Replica],
+        sources: Mapping[SourcePartition, SourceStreams],
+        streams: Mapping[StreamId, Inbound],
+        ack_soon: Callable[[Inbound], None],
+        follow: Callable[[Orders], list[PartitionSeen]],
+        on_answer: Callable[[int, Answered, float], None],
+        counters: Counters,
+    ) -> None:
+        """Begin without any. ``replicas``, ``sources`` and ``streams``: those of the worker, live mappings; ``follow`` takes
+        orders and returns answers, ``on_answer`` takes the answer of a worker, ``ack_soon`` makes acks of a stream."""
+        self._worker, self._link_s = worker, link_s
+        self._replicas = replicas
+        self._sources = sources
+        self._streams = streams
+        self._ack_soon = ack_soon
+        self._follow = follow
+        self._on_answer = on_answer
+        self._counters = counters
+        self._table: Table | None = None
+        #: The time of the last call of ``ask``. If it was long before that of this one, answers wait to be read here.
+        self._now, self._late = -inf, False
+        #: Ways of orders to secondaries, and of questions for acks to consumers.
+        self._orders, self._questions = RelayedWays(worker, link_s), RelayedWays(worker, link_s)
+        #: By stream and consumer: its acks at the last looks, and the first look that found these.
+        self._owed: dict[tuple[StreamId, int], tuple[int, float]] = {}
+        self._leases: dict[StreamId, Lease] = {}
+        self._look_at = -inf
+        #: By worker: the time of the last message that went there for others, or over it.
+        self._used: dict[int, float] = {}
+
+    @property
+    def reaches(self) -> set[int]:
+        """Workers to which a message has gone lately because others cannot reach each other."""
+        return {worker for worker, used in self._used.items() if self._now <= used + KEPT_S}
+
+    # ---- messages that come
+
+    def take(self, message: Relayed, table: Table | None, now: float) -> Iterator[ToWorker]:
+        """Send a message on, or take it and yield the answer."""
+        ends = {message.origin, message.over, message.to}
+        if table is None or len(ends) < 3 or not ends <= table.endpoints.keys() or self._worker == message.origin:
+            self._counters.stale += 1
+        elif self._worker == message.over:
+            yield self._to(message.to, message, now)
+        elif self._worker == message.to:
+            yield from self._deliver(message, now)
+        else:
+            self._counters.misrouted += 1
+
+    def _deliver(self, relayed: Relayed, now: float) -> Iterator[ToWorker]:
+        message, origin, over = relayed.message, relayed.origin, relayed.over
+        match message:
+            case Orders():
+                if answers := self._follow(message):
+                    yield self._to(over, Relayed(self._worker, over, origin, OrdersSeen(answers)), now)
+            case OrdersSeen():
+                self._orders.answered(origin, over)
+                self._on_answer(origin, message, now)
+            case Acks():
+                self._questions.answered(origin, over)
+                self._on_answer(origin, message, now)
+            case WantAck():
+                stream = StreamId(message.edge, message.producer)
+                inbound = self._streams.get(stream)
+                if inbound is None or inbound.incarnation != message.incarnation:
+                    self._counters.stale += 1
+                    return
+                self._leases[stream] = Lease(origin, over, now + LEASE * self._link_s)
+                self._ack_soon(inbound)
+
+    def came_directly(self, worker: int, message: Answered) -> None:
+        """Note an answer that has come directly: the link is up, in both directions."""
+        if isinstance(message, OrdersSeen):
+            self._orders.ways.pop(worker, None)
+        elif isinstance(message, Ack | Acks):
+            self._questions.ways.pop(worker, None)
+
+    # ---- messages that go
+
+    def ways(self, orders: Iterable[ToWorker], now: float) -> Iterator[ToWorker]:
+        """Yield orders, each on its way: directly, or over a third worker, or both."""
+        for effect in orders:
+            message, to = effect.message, effect.worker
+            way = self._orders.ways.get(to)
+            relayed = way is not None and way.answers
+            if way is None or not relayed or now >= way.direct_at:
+                yield effect
+                if way is not None:
+                    way.direct_at = now + self._link_s
+            if self._table is None or not isinstance(message, Orders):
+                continue
+            over = way.over if way is not None and relayed else -1
+            if not self._late and self._stands(message, to, now):
+                over = self._orders.next(to, self._table.endpoints, now)
+            if over >= 0:
+                yield self._to(over, Relayed(self._worker, over, to, message), now)
+
+    def _stands(self, message: Orders, worker: int, now: float) -> bool:
+        """Tell whether orders have the oldest one that a replica on a worker has not acked, and it has acked none for long."""
+        for item in message.items:
+            replica = self._replicas.get(PartitionKey(item.stage, item.partition))
+            peer = None if replica is None or replica.orders_itself else replica.order.peers.get(worker)
+            if replica is None or peer is None or peer.acked is None or now < peer.unseen[1] + self._link_s:
+                continue
+            if item.first <= peer.acked < replica.order.end:
+                return True
+        return False
+
+    def ask(self, table: Table | None, now: float) -> Iterator[ToWorker]:
+        """Yield questions for acks that the sources here lack. It is called as often as there is occasion, and needs no time of
+        its own: a worker beats ten times a second."""
+        self._late = now > self._now + LOOK * self._link_s
+        self._table, self._now = table, now
+        if table is None or now < self._look_at or self._link_s == inf:
+            return
+        self._look_at = now + LOOK * self._link_s
+        self._orders.keep(table.endpoints)
+        self._questions.keep(table.endpoints)
+        for worker, producers in self._lacking(now).items():
+            way = self._questions.ways.get(worker)
+            stands = any(now >= self._owed[p.stream, worker][1] + self._link_s for p in producers)
+            over = -1
+            if stands:
+                over = self._questions.next(worker, table.endpoints, now)
+            elif way is not None and way.answers and now >= way.next_at:
+                over, way.next_at = way.over, now + self._link_s
+            for producer in producers if over >= 0 else ():
+                question = WantAck(*producer.stream, producer.incarnation)
+                yield self._to(over, Relayed(self._worker, over, worker, question), now)
+
+    def _lacking(self, now: float) -> dict[int, list[Producer]]:
+        """Return the producers of sources here that lack acks, by the worker that owes them."""
+        known, self._owed = {} if self._late else self._owed, {}
+        found: dict[int, list[Producer]] = {}
+        for source in self._sources.values():
+            for producer in source.producers:
+                for worker, acked in owing(producer):
+                    owed = known.get((producer.stream, worker), (acked, now))
+                    self._owed[producer.stream, worker] = owed if owed[0] == acked else (acked, now)
+                    if worker != self._worker:
+                        found.setdefault(worker, []).append(producer)
+        return found
+
+    def copies(self, message: Ack | Acks) -> Iterator[ToWorker]:
+        """Yield acks once more for the readers of sources that have asked for them over a third worker."""
+        if not self._leases:
+            return
+        self._leases = {stream: lease for stream, lease in self._leases.items() if self._now <= lease.until}
+        found: dict[tuple[int, int], list[Ack]] = {}
+        for ack in message.items if isinstance(message, Acks) else [message]:
+            if lease := self._leases.get(StreamId(ack.edge, ack.producer)):
+                found.setdefault((lease.origin, lease.over), []).append(ack)
+        for (origin, over), acks in found.items():
+            yield self._to(over, Relayed(self._worker, over, origin, Acks(acks)), self._now)
+
+    def _to(self, worker: int, message: Relayed, now: float) -> ToWorker:
+        self._used[worker] = now
+        return ToWorker(worker, message)

@@ -1,0 +1,151 @@
+"""Messages of two workers that cannot reach each other go over a third one (design: relayed-answers)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from one_worker import SCHEMA, Kept, planned, rows
+from several_workers import SeveralWorkers
+
+import flux
+from flux.dataflow.source import WorkerSource
+from flux.reach.relays import RelayedWays
+from flux.wire.messages import Acks, Orders, OrdersSeen, Relayed, WantAck
+from partitioning.table import ReplicaAt, Table
+
+LINK_S = 0.3
+BOTH = (ReplicaAt(0, 0), ReplicaAt(1, 0))
+THREE = {0: "", 1: "", 2: ""}
+DIRECTIONS = [{(0, 1)}, {(1, 0)}, {(0, 1), (1, 0)}]
+
+
+def ordered(endpoints: dict[int, str] = THREE) -> SeveralWorkers:
+    """A primary on worker 0 and its secondary on worker 1, both of which get each row."""
+    plan = planned(flux.stage(partitions=1, replicas=2)(Kept))
+    return SeveralWorkers(plan, Table(0, ((BOTH,),), (), endpoints))
+
+
+def fed(workers: SeveralWorkers, number: int, now: float) -> None:
+    for feeder in workers.feeders:
+        feeder.send(number, number, now=now)
+    workers.pass_on(now)
+
+
+def committed(workers: SeveralWorkers) -> int:
+    return workers.cores[0].replicas[0, 0].order.committed
+
+
+def relayed(workers: SeveralWorkers, kind: type) -> list[Relayed]:
+    return [message for message in workers.of(Relayed) if isinstance(message.message, kind)]
+
+
+@pytest.mark.parametrize("cut", DIRECTIONS, ids=["orders", "answers", "both"])
+def test_orders_and_their_answers_go_over_a_third_worker(cut: set[tuple[int, int]]) -> None:
+    workers = ordered()
+    fed(workers, 0, 1.0)
+    workers.go_on(1.0, 1.1)
+    assert committed(workers) == 1
+    workers.cut = cut
+    fed(workers, 1, 1.1)
+    workers.go_on(1.1, 1.1 + LINK_S - 0.05)  # orders are looked at twenty times a second
+    assert (committed(workers), relayed(workers, Orders)) == (1, [])
+    workers.go_on(1.1 + LINK_S, 1.1 + LINK_S + 0.2)
+    assert committed(workers) == 2
+    assert {(m.origin, m.over, m.to) for m in relayed(workers, Orders)} == {(0, 2, 1)}
+    fed(workers, 2, 1.7)
+    workers.go_on(1.7, 1.75)
+    assert committed(workers) == 3, "further orders take this way at once"
+
+
+def test_orders_go_directly_again_once_an_answer_has_come_directly() -> None:
+    workers = ordered()
+    workers.cut = {(0, 1)}
+    fed(workers, 0, 1.0)
+    workers.go_on(1.0, 1.6)
+    assert committed(workers) == 1
+    workers.cut = set()
+    fed(workers, 1, 1.7)
+    workers.go_on(1.7, 2.2)  # a direct one goes with the first after a link timeout
+    fed(workers, 2, 2.2)
+    workers.sent.clear()
+    fed(workers, 3, 2.7)
+    workers.go_on(2.7, 3.0)
+    assert committed(workers) == 4
+    assert workers.of(Orders)
+    assert workers.of(Relayed) == []
+
+
+def test_without_a_third_worker_nothing_is_relayed() -> None:
+    workers = ordered({0: "", 1: ""})
+    workers.cut = {(0, 1)}
+    fed(workers, 0, 1.0)
+    workers.go_on(1.0, 3.0)
+    assert (committed(workers), workers.of(Relayed)) == (0, [])
+
+
+def test_attempts_go_over_all_workers_in_turn_and_then_seldom() -> None:
+    ways, workers = RelayedWays(0, 1.0), range(5)
+    found = [(moment / 10, over) for moment in range(200) if (over := ways.next(2, workers, moment / 10)) >= 0]
+    assert [over for _, over in found[:5]] == [1, 3, 4, 1, 3]
+    gaps = [later - at for (at, _), (later, _) in zip(found, found[1:], strict=False)]
+    assert max(gaps[:3]) < 0.5
+    assert gaps[4:] == pytest.approx([2.0] * len(gaps[4:]))
+    assert ways.next(2, [0, 2], 99.0) == -1
+
+
+def read_in_a_worker(read: Iterator[pa.RecordBatch | None], log_bytes: int = 1 << 20) -> SeveralWorkers:
+    """A source that worker 0 reads, for a partition with one replica on worker 1."""
+    source = WorkerSource("rows", lambda partition: read, 1, SCHEMA)
+    plan = planned(flux.stage(partitions=1)(Kept), source=source, log_max_bytes=log_bytes)
+    return SeveralWorkers(plan, Table(0, (((ReplicaAt(1, 0),),),), ((0,),), THREE), fed=())
+
+
+@pytest.mark.parametrize("cut", DIRECTIONS[1:], ids=["acks", "both"])
+def test_acks_of_a_source_go_over_a_third_worker(cut: set[tuple[int, int]]) -> None:
+    given: list[pa.RecordBatch] = [rows(1)]
+    workers = read_in_a_worker(iter(lambda: given.pop() if given else None, 0))
+    reader = workers.cores[0]
+
+    def go_on(begin: float, end: float) -> None:
+        for tick in range(round((end - begin) * 20)):
+            reader.read(True, begin + tick / 20)
+            workers.pass_on(begin + tick / 20)
+
+    go_on(1.0, 1.5)
+    producer = reader.sources[0, 0].producers[0]
+    assert (producer.log.end, len(producer.log)) == (1, 0)
+    given.append(rows(2))
+    workers.cut = {(1, 0)}  # the rows come
+    go_on(1.5, 1.6)
+    workers.cut = cut
+    go_on(1.6, 1.5 + LINK_S)
+    assert (producer.log.end, len(producer.log)) == (2, 1)
+    go_on(1.5 + LINK_S, 2.3)
+    assert len(producer.log) == 0
+    assert {(m.origin, m.over, m.to) for m in relayed(workers, WantAck)} == {(0, 2, 1)}
+    assert {(m.origin, m.over, m.to) for m in relayed(workers, Acks)} == {(1, 2, 0)}
+
+
+def test_a_question_for_acks_to_another_life_and_relays_of_strangers_are_stale() -> None:
+    workers = ordered()
+    core = workers.cores[1]
+    before = core.counters.stale
+    seen = OrdersSeen([])
+    for message in (
+        Relayed(0, 2, 1, WantAck(0, 0, 7)), Relayed(0, 2, 1, WantAck(0, 9, 0)), Relayed(0, 9, 1, seen), Relayed(9, 2, 1, seen),
+        Relayed(0, 0, 1, seen), Relayed(0, 1, 2, Orders([])), Relayed(1, 2, 0, seen),
+    ):  # fmt: skip
+        core.on_data_plane("worker 2", message, [], 1.0)
+    sent = [effect for effect in core.poll(1.0) if isinstance(getattr(effect, "message", None), Relayed)]
+    assert [effect.worker for effect in sent] == [2], "one is between two others, and is sent on"
+    assert core.counters.stale - before == 6
+
+
+def test_nothing_is_relayed_while_links_are_well() -> None:
+    workers = ordered()
+    for number in range(20):
+        fed(workers, number, 1.0 + number / 10)
+        workers.go_on(1.0 + number / 10, 1.1 + number / 10)
+    assert workers.of(Relayed) == []
