@@ -65,7 +65,7 @@ from controller.replicas.membership import Membership
 from controller.replicas.moves import MovePhase
 from controller.replicas.replica_safety import Life
 from controller.report.feeds import told_feeds
-from controller.report.links import lent, told
+from controller.report.links import lent, relayed, told
 from controller.report.metrics import Metrics
 from controller.report.progress import Level
 from flux.dataflow.plan import Plan
@@ -353,11 +353,7 @@ class RequestHandler:
             failed=failed_stages(core.plans),
             checkpoint=_kept(report.get("checkpoint")),
             missing=available.get("message", ""),
-            links=[
-                *map(told, report.get("links", ())),
-                *map(lent, report.get("loans", ())),
-                *told_feeds(report.get("feeds", ())),
-            ],
+            links=_links(report),
             incomplete=incomplete(report.get("stages", ())),
             tentative=available.get("stages", []),
             source_lags={s["name"]: s["lag"]["records"] for s in report.get("sources", ()) if "lag" in s},
@@ -594,3 +590,13 @@ def _stands(asked: Asked) -> RequestStatus:
         done=standing.done,
         total=standing.total,
     )
+
+
+def _links(report: dict[str, Any]) -> list[str]:
+    """Put into words what a progress report says of links between workers."""
+    return [
+        *map(told, report.get("links", ())),
+        *map(lent, report.get("loans", ())),
+        *map(relayed, report.get("relays", ())),
+        *told_feeds(report.get("feeds", ())),
+    ]

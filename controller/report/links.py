@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.replicas.membership import Membership
 from controller.text import count
-from flux.wire.statistics import Detour, LentRows
+from flux.wire.statistics import Detour, LentRows, RelayedLink
 
 #: Seconds without a report of a detour after which its link is up. A link that lets greetings through, and none of their answers,
 #: is left again and again.
@@ -50,6 +50,15 @@ def loans(members: Membership) -> list[dict[str, Any]]:
         }
         for member in sorted(members.workers.values(), key=lambda member: member.node)
         for lent in (LentRows(*each) for each in member.stats.get("lent", ()))
+    ]
+
+
+def relays(members: Membership) -> list[dict[str, Any]]:
+    """Return the workers whose answers come to others over a third one, by the newest reports."""
+    return [
+        {"worker": member.node, "nothingFrom": link.to, "over": link.over, "since": _shown(link.since)}
+        for member in sorted(members.workers.values(), key=lambda member: member.node)
+        for link in (RelayedLink(*each) for each in member.stats.get("relays", ()))
     ]
 
 
@@ -103,6 +112,15 @@ def lent(loan: dict[str, Any]) -> str:
     return (
         f"worker {loan['worker']} gets rows of {count(loan['streams'], 'stream')} from secondaries on worker {loan['lentBy']} "
         f"since {since}: their producers do not bring them"
+    )
+
+
+def relayed(relay: dict[str, Any]) -> str:
+    """Put answers that come over a third worker into words."""
+    since = _clock(datetime.fromisoformat(relay["since"]).timestamp())
+    return (
+        f"worker {relay['worker']} and worker {relay['nothingFrom']} reach each other over worker {relay['over']} since {since}: "
+        f"no answers came directly from worker {relay['nothingFrom']}"
     )
 
 

@@ -23,7 +23,7 @@ from controller.replicas.replica_safety import Life
 from controller.replicas.table_index import TableIndex
 from controller.report.failures import Availabilities
 from controller.report.feeds import FeedRaces, feeds
-from controller.report.links import LinksDown, links_down, loans
+from controller.report.links import LinksDown, links_down, loans, relays
 from controller.report.silence import silent_streams
 from controller.report.watermarks import EventTimes, MicroBatchTime
 from flux.dataflow.plan import ById, FromSource, Plan, SourcePlan, StagePlan, WorkerSourcePlan
@@ -451,7 +451,7 @@ class Progress:
         links, raced = links_down(members), feeds(members)
         self._links.note(links, wall or now)
         self._races.note(raced, wall or now)
-        shown_if_any = ("links", links), ("loans", loans(members)), ("feeds", raced)
+        shown_if_any = ("links", links), ("loans", loans(members)), ("relays", relays(members)), ("feeds", raced)
         result |= {name: entry for name, entry in shown_if_any if entry}
         if members.vault is not None:
             result["checkpoint"] = self._kept(members.vault.stats, [stats for _, stats in workers])

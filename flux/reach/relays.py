@@ -48,8 +48,9 @@ class RelayedWay:
     next_at: float = -inf
     #: The number of attempts without an answer.
     tries: int = 0
-    #: An answer has come this way.
+    #: An answer has come this way, the first one then.
     answers: bool = False
+    since: float = inf
     #: The time of the next message that goes directly as well, to find out whether the link is up again.
     direct_at: float = -inf
 
@@ -74,10 +75,11 @@ class RelayedWays:
         way.next_at = now + self._link_s * min(later, PATIENCE_MAX)
         return way.over
 
-    def answered(self, to: int, over: int) -> None:
+    def answered(self, to: int, over: int, now: float) -> None:
         """Note that an answer has come over a third worker."""
         if (way := self.ways.get(to)) is not None:
             way.over, way.answers, way.tries, way.next_at = over, True, 0, -inf
+            way.since = min(way.since, now)
 
     def keep(self, workers: Collection[int]) -> None:
         """Forget ways to and over workers that are gone."""
@@ -135,6 +137,15 @@ class Relays:
         """Workers to which a message has gone lately because others cannot reach each other."""
         return {worker for worker, used in self._used.items() if self._now <= used + KEPT_S}
 
+    def links(self) -> list[tuple[int, int, float]]:
+        """List the workers whose answers come over others, with these, and the time since which."""
+        found: dict[tuple[int, int], float] = {}
+        for ways in self._orders.ways, self._questions.ways:
+            for to, way in ways.items():
+                if way.answers:
+                    found[to, way.over] = min(way.since, found.get((to, way.over), inf))
+        return [(*link, since) for link, since in found.items()]
+
     # ---- messages that come
 
     def take(self, message: Relayed, table: Table | None, now: float) -> Iterator[ToWorker]:
@@ -156,10 +167,10 @@ class Relays:
                 if answers := self._follow(message):
                     yield self._to(over, Relayed(self._worker, over, origin, OrdersSeen(answers)), now)
             case OrdersSeen():
-                self._orders.answered(origin, over)
+                self._orders.answered(origin, over, now)
                 self._on_answer(origin, message, now)
             case Acks():
-                self._questions.answered(origin, over)
+                self._questions.answered(origin, over, now)
                 self._on_answer(origin, message, now)
             case WantAck():
                 stream = StreamId(message.edge, message.producer)

@@ -142,6 +142,15 @@ class LentRows(NamedTuple):
     slices: Natural
 
 
+class RelayedLink(NamedTuple):
+    """A worker whose answers do not come directly, but over another one."""
+
+    to: Id
+    over: Id
+    #: The time of the first such answer, in seconds since the epoch.
+    since: float
+
+
 class FeedRows(NamedTuple):
     """Messages that a worker has got from the replicas of producers on one worker, of streams that may have several feeds."""
 
@@ -360,6 +369,7 @@ class Statistics(TypedDict, total=False):
     silent: list[SilentStream]
     detours: list[Detour]
     lent: list[LentRows]
+    relays: list[RelayedLink]
     #: Left out by a worker whose streams have one feed each.
     feeds: list[FeedRows]
     #: The state of replicas with availability is beyond its limit here, and the other inputs are to stand still.

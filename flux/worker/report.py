@@ -32,6 +32,7 @@ from flux.wire.statistics import (
     PartitionRead,
     Pauses,
     PrimaryRows,
+    RelayedLink,
     ReplicaWork,
     SilentStream,
     StageStatistics,
@@ -69,6 +70,7 @@ def stats(core: WorkerCore) -> Statistics:
         "silent": silent(core.reading),
         "detours": detours(core),
         "lent": lent(core),
+        **({"relays": relays} if (relays := relayed(core)) else {}),
         **({"feeds": feeds(core)} if core.subscriptions.feeds.counts else {}),
         "state_full": core.watermarks.limit.stops,
         "drained": core.drained.look([*(producer.log for producer in core.producers.values()), *core.leaving.exits()]),
@@ -115,6 +117,11 @@ def lent(core: WorkerCore) -> list[LentRows]:
         )
         for lender, streams in found.items()
     ]  # fmt: skip
+
+
+def relayed(core: WorkerCore) -> list[RelayedLink]:
+    """List the workers whose answers come over others (design: relayed-answers)."""
+    return [RelayedLink(to, over, round(since + core.wall_ahead, 3)) for to, over, since in core.relays.links()]
 
 
 def feeds(core: WorkerCore) -> list[FeedRows]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cluster import Cluster
 
-from controller.report.links import UP_S, LinksDown, lent, links_down, loans, told
-from flux.wire.statistics import Detour, LentRows
+from controller.report.links import UP_S, LinksDown, lent, links_down, loans, relayed, relays, told
+from flux.wire.statistics import Detour, LentRows, RelayedLink
 
 AT = datetime(2026, 11, 27, 12, 1, 7).timestamp()
 
@@ -53,6 +53,13 @@ def test_a_loan_is_told_with_the_worker_of_the_secondaries() -> None:
     (loan,) = loans(made.core.members)
     assert loan == {"worker": 2, "lentBy": 1, "since": "2001-09-09T01:46:40.500Z", "streams": 2, "slices": 30}
     assert lent(loan).startswith("worker 2 gets rows of 2 streams from secondaries on worker 1 since")
+
+
+def test_answers_that_come_over_a_third_worker_are_told_with_it() -> None:
+    made = cluster(relays=[RelayedLink(1, 0, 1_000_000_000.5)])
+    (relay,) = relays(made.core.members)
+    assert relay == {"worker": 2, "nothingFrom": 1, "over": 0, "since": "2001-09-09T01:46:40.500Z"}
+    assert relayed(relay).startswith("worker 2 and worker 1 reach each other over worker 0 since")
 
 
 def link(since: float, instead: int = 1, busy: bool = False) -> list[dict[str, Any]]:

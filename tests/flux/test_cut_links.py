@@ -117,3 +117,37 @@ def test_rows_come_another_way_while_a_link_is_cut_in_one_direction(links: CutLi
     during = [came - rows.made[x] for x, came in Arrivals.came if began <= rows.made[x] < began + FIRST_S]
     assert max(during) < LATE_S, sorted(during)[-5:]
     assert min(rows.made) < began < max(rows.made)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("answers", [False, True], ids=["orders", "answers"])
+def test_results_go_on_while_a_primary_and_its_secondary_do_not_reach_each_other(
+    links: CutLinks, answers: bool
+) -> None:
+    """Nothing is committed without the secondary, so orders and answers go over the third worker."""
+    rows = Paced()
+    flow = first(dataframe(SCHEMA)).to(Arrivals())
+    with ThreadQuery(flow, workers=3, progress_interval="100ms", **ALONE) as query:
+        query.started()
+        query.feed([rows])
+        until(lambda: len(Arrivals.came) > 10, "rows flow")
+        table = query.server.core.table
+        assert table is not None
+        primary, secondary = [replica.worker for replica in table.replicas(0, 0)]
+        ends = [links.ports[table.endpoints[worker]] for worker in (primary, secondary)]
+        began = time.monotonic()
+        links.cut.add((ends[1], ends[0]) if answers else (ends[0], ends[1]))
+        until(lambda: time.monotonic() > began + CUT_S, "time passes")
+        early = sum(made < began + FIRST_S for made in list(rows.made))
+        until(lambda: len(Arrivals.came) >= early, "rows of the first second come while the link is cut")
+        until(lambda: "relays" in query.server.progress[-1], "the status names the third worker")
+        (relay,) = query.server.progress[-1]["relays"]
+        links.cut.clear()
+        until(lambda: "relays" not in query.server.progress[-1], "answers come directly again")
+        rows.enough.set()
+        query.wait()
+    assert (relay["worker"], relay["nothingFrom"]) == (primary, secondary)
+    assert relay["over"] not in (primary, secondary)
+    assert sorted(x for x, _ in Arrivals.came) == list(range(len(rows.made)))
+    during = [came - rows.made[x] for x, came in Arrivals.came if began <= rows.made[x] < began + FIRST_S]
+    assert max(during) < LATE_S, sorted(during)[-5:]

@@ -13,6 +13,8 @@ import flux
 from flux.dataflow.source import WorkerSource
 from flux.reach.relays import RelayedWays
 from flux.wire.messages import Acks, Orders, OrdersSeen, Relayed, WantAck
+from flux.wire.statistics import RelayedLink
+from flux.worker.report import stats
 from partitioning.table import ReplicaAt, Table
 
 LINK_S = 0.3
@@ -54,6 +56,7 @@ def test_orders_and_their_answers_go_over_a_third_worker(cut: set[tuple[int, int
     workers.go_on(1.1 + LINK_S, 1.1 + LINK_S + 0.2)
     assert committed(workers) == 2
     assert {(m.origin, m.over, m.to) for m in relayed(workers, Orders)} == {(0, 2, 1)}
+    assert stats(workers.cores[0])["relays"] == [RelayedLink(1, 2, pytest.approx(1.4, abs=0.05))]
     fed(workers, 2, 1.7)
     workers.go_on(1.7, 1.75)
     assert committed(workers) == 3, "further orders take this way at once"
@@ -75,6 +78,7 @@ def test_orders_go_directly_again_once_an_answer_has_come_directly() -> None:
     assert committed(workers) == 4
     assert workers.of(Orders)
     assert workers.of(Relayed) == []
+    assert "relays" not in stats(workers.cores[0])
 
 
 def test_without_a_third_worker_nothing_is_relayed() -> None:

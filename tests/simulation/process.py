@@ -273,6 +273,8 @@ class Process:
     def send(self, effect: ToWorker) -> None:
         link = self.links.get(effect.worker)
         if link is None:
+            if effect.worker not in self.endpoints:
+                return  # as the shell does: a newer table is known here, whose version of the plan has still to come
             server = self.sim.listening[self.endpoints[effect.worker]]
             worker = effect.worker
             ends = self.node, worker
