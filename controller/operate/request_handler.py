@@ -593,7 +593,7 @@ def _stands(asked: Asked) -> RequestStatus:
 
 
 def _links(report: dict[str, Any]) -> list[str]:
-    """Put into words what a progress report says of links between workers."""
+    """Put the links between workers in a progress report into words."""
     return [
         *map(told, report.get("links", ())),
         *map(lent, report.get("loans", ())),
