@@ -48,6 +48,10 @@ ZMQ_FDS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
 #: New objects after which Python looks for garbage among them. With its own 700, and all modules among the objects, looking takes
 #: a seventh of the time of unit tests.
 COLLECT_AFTER = 20_000
+#: The share of the random examples of each property (Hypothesis) that are drawn. ``make test`` draws some, in each run others.
+EXAMPLES_SHARE = float(os.environ.get("FLUX_TEST_EXAMPLES", 1.0))
+#: So few that a share of them would say little.
+EXAMPLES_MIN = 12
 gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
@@ -71,8 +75,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if kind(item) < 2:
             item.add_marker("second")
+    for function in {getattr(item, "function", None) for item in items}:
+        draw_a_share(function)
 
     items.sort(key=kind)
+
+
+def draw_a_share(function: Any) -> None:
+    """Lower the number of examples of a property, unless it is small, or each run draws the same ones."""
+    own = getattr(function, "_hypothesis_internal_use_settings", None)
+    if own is None or own.derandomize or EXAMPLES_SHARE == 1.0:
+        return
+    from hypothesis import settings
+
+    fewer = max(int(own.max_examples * EXAMPLES_SHARE), min(own.max_examples, EXAMPLES_MIN))
+    function._hypothesis_internal_use_settings = settings(own, max_examples=fewer)
 
 
 def _session(master: str, more: dict[str, str] | None = None) -> Any:

@@ -74,11 +74,27 @@ LAYERS = {
         [*SHORT, *SECOND_OF_SIMULATION, "--timeout=3600"],
     ],
 }
-#: What ``make test-long`` runs: tests with the marker ``long``, and every run of the simulation that a test has.
+#: The share of the random examples of properties in ``make test`` (``tests/conftest.py``).
+EXAMPLES_SHARE = 0.4
+#: What ``make test-long`` runs: tests with the marker ``long``, all examples of properties, and every run of the simulation that
+#: a test has.
 LONG = {
     "jobs and benchmarks": [
         [*PYTEST, "tests/spark", "tests/flux", "tests/controller", "tests/netlab", "-m", "long", "--timeout=1200"],
         [*PYTEST, "benchmarks", "--benchmark-disable", "-m", "long", "--timeout=1200"],
+    ],
+    "all examples of properties": [
+        [
+            *PYTEST,
+            "tests/flux",
+            "tests/laws",
+            "tests/partitioning",
+            "tests/controller",
+            "tests/kafka",
+            "-m",
+            "hypothesis",
+            "--timeout=1200",
+        ],
     ],
     "more of kafka": [[*PYTEST, "tests/kafka", "-m", "long", "--timeout=1200"]],
     "all of the simulation": [[*PYTEST, "tests/simulation", "--timeout=7200"]],
@@ -269,6 +285,8 @@ def main(names: list[str]) -> int:
         return 2
     if long:
         os.environ["FLUX_TEST_LONG"] = "1"
+    else:
+        os.environ["FLUX_TEST_EXAMPLES"] = str(EXAMPLES_SHARE)
     timeline, layers = Timeline(), Layers(commands)
     layers.run(names or list(commands))
     timeline.end()
