@@ -4,6 +4,7 @@ again: ``python growing_lives.py FOLDER [end]``. With ``end`` it changes nothing
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import random
@@ -18,8 +19,16 @@ from pyspark.sql import SparkSession
 
 import flux
 
-#: Keys of each partition of the source; partitions; rows of each key in a batch; seconds between two batches.
-KEYS, PARTITIONS, BATCH, PACE_S = 5, 2, 4, 0.005
+#: Keys of each partition of the source; partitions; rows of each key in a batch; seconds between two batches. Rows are under way
+#: at each kill, and leave a machine under load time for changes.
+KEYS, PARTITIONS, BATCH, PACE_S = 5, 2, 4, 0.02
+#: As in the sessions of ``tests/conftest.py``: no worker is given up because the machine is slow, and workers are forked with
+#: Flux loaded.
+CONFIGURATION = {
+    "spark.ui.enabled": "false",
+    "spark.flux.heartbeat.timeout": "5s",
+    "spark.python.daemon.module": "spark_integration.daemon",
+}
 ROWS = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 #: Most stages that are there beside the first one.
 STAGES_MAX = 4
@@ -64,8 +73,9 @@ def there(folder: Path) -> list[str]:
 
 
 def main(folder: Path, ends: bool) -> None:
+    faulthandler.enable()  # SIGABRT prints the stacks of all threads
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
+    spark = SparkSession.builder.master("local[4]").config(map=CONFIGURATION).getOrCreate()
     seen = Seen(flux.source(read, ROWS, PARTITIONS, "rows"))
     flows = [
         seen.to_parquet(folder / "Seen", roll_every="200ms"),

@@ -30,6 +30,8 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Seconds without a line after which a program stands still. A start of Spark on a machine under load is the longest silence.
+SILENT_S = 400.0
 
 counted = flux.stage(name="Seen", key="key", partitions=4, replicas=2, schema=SEEN)(Seen)
 
@@ -156,6 +158,7 @@ def test_stages_are_added_exactly_while_executors_are_killed(cluster: Any, tmp_p
 
 
 @pytest.mark.starts_spark
+@pytest.mark.timeout(1800)  # eleven starts of a program: two minutes, on a machine under load ten times as long
 def test_changes_are_done_or_never_happened_wherever_the_driver_is_killed(tmp_path: Path) -> None:
     """The driver and all its processes are killed ten times in the middle of changes, and the program is started again."""
     program = [sys.executable, str(Path(__file__).parent / "growing_lives.py"), str(tmp_path)]
@@ -204,12 +207,16 @@ def kill_family(driver: Any, first: bool) -> None:
 
 
 def lines_until(driver: Any, changes: int) -> list[str]:
-    """Read what a program says until it has made this number of changes, or ends."""
-    said = []
-    for line in driver.stdout:
-        said.append(line)
-        if line.startswith(("added", "removed")):
-            changes -= 1
-        if not changes:
+    """Read the lines of a program until it has made this number of changes, or ends. One that is silent for ``SILENT_S`` gets a
+    signal on which it prints the stacks of its threads and ends."""
+    said: list[str] = []
+    while changes:
+        silent = threading.Timer(SILENT_S, driver.send_signal, (signal.SIGABRT,))
+        silent.start()
+        line = driver.stdout.readline()
+        silent.cancel()
+        if not line:
             break
+        said.append(line)
+        changes -= line.startswith(("added", "removed"))
     return said
