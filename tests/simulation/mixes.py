@@ -374,9 +374,11 @@ CUT_ALONE_OF_READERS = replace(CUT_ALONE, numbered=1.0)
 #: The same, and a primary that is cut off for a second leaves the lead.
 UNREACHED = replace(CUT_LINKS, unreached_s=1.0)
 UNREACHED_BY_READERS = replace(CUT_LINKS_OF_READERS, unreached_s=1.0)
-#: Workers die as well, and replicas are added meanwhile.
+#: Workers die as well, and replicas are added meanwhile: with three copies, one is often not safe while another one is.
 UNREACHED_AMONG_CRASHES = replace(
-    UNREACHED_BY_READERS, faults=replace(UNREACHED_BY_READERS.faults or Faults(), crashes_per_s=0.6, patient=True)
+    UNREACHED_BY_READERS,
+    faults=replace(UNREACHED_BY_READERS.faults or Faults(), crashes_per_s=0.6, patient=True),
+    copies=3,
 )
 #: Links are cut in event time.
 CUT_LINKS_IN_EVENT_TIME = replace(CUT_LINKS, event_time=True)
