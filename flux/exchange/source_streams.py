@@ -131,6 +131,8 @@ class SourceStreams:
         #: The edges whose births are not stored yet, each with the one that is reported; None: it is not known yet. Their streams
         #: take rows from there on, and no other process hears of them (design: edge-of-a-source).
         self.unborn: dict[int, Birth | None] = {}
+        #: Its reader has failed. The partition is read no more.
+        self.failed = False
         #: The numbers at which streams are born: rows before and behind one are in different batches.
         self._cuts: set[int] = set()
         #: The source is read from its start in each life.

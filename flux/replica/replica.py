@@ -485,8 +485,8 @@ class Replica:
             return False
         if step.gone or self._vain:
             self.output.fill(step)
-        self.under_way = None
         self._count(step)
+        self.under_way = None  # behind ``_count``, whose proof of the state may fail: then no copy is made of it
         return True
 
     def _pass_over(self, step: ReplicaStep) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from flux.errors import ProtocolError
+from flux.errors import ProtocolError, UserCodeError
 from flux.exchange.feed import Counters
 from flux.replica.kinds import Follower
 from flux.replica.replica import Replica
@@ -39,6 +39,9 @@ class ReplicaBuilder(Protocol):
     def fitted(self, key: PartitionKey, state: StateCopy) -> StateCopy:
         """Return a state without the output of edges that are removed."""
 
+    def fail(self, key: PartitionKey, error: UserCodeError) -> None:
+        """Take an error of the user's code in a replica that is made again. Raises it, unless only the stage ends."""
+
 
 class Restoration:
     """The replicas of one worker on their way to life, whose operators get back a state (design: copy).
@@ -58,27 +61,43 @@ class Restoration:
         """Build a replica with this state, and bring it to life (``then``), if it is ``wanted`` when it is done. ``inline``:
         the state is small, so do it at once."""
         state = self._host.fitted(key, state)
-        replica = self._host.build(key, incarnation, state)
+        try:
+            replica = self._host.build(key, incarnation, state)
+        except UserCodeError as error:
+            self._host.fail(key, error)
+            return
         stateful = state.snapshot is not None or bool(state.changes)
         self._waiting[id(replica)] = replica
-        restore, alive = partial(restored, state, replica), partial(self._alive, replica, wanted, then)
+        restore, alive = partial(_restored, state, replica), partial(self._alive, replica, wanted, then)
         if stateful and replica.operator.restores_in_background and not inline:
             self._aside("restore", key, restore, alive)
         else:
             alive(restore(), now)
 
-    def _alive(self, replica: Replica, wanted: Callable[[], bool], then: Alive, state: StateCopy, now: float) -> None:
+    def _alive(
+        self, replica: Replica, wanted: Callable[[], bool], then: Alive, state: StateCopy | UserCodeError, now: float
+    ) -> None:  # fmt: skip
         del self._waiting[id(replica)]
-        if wanted():
+        if wanted() and not isinstance(state, UserCodeError):
             then(replica, state, now)
-        else:
-            replica.close()
+            return
+        replica.close()
+        if wanted() and isinstance(state, UserCodeError):
+            self._host.fail(replica.key, state)
 
     def close(self) -> None:
         """End operators that were about to come to life. No job runs aside any more."""
         for replica in self._waiting.values():
             replica.close()
         self._waiting.clear()
+
+
+def _restored(state: StateCopy, replica: Replica) -> StateCopy | UserCodeError:
+    """Return the state as ``restored`` does, or the error of the operator that was to take it."""
+    try:
+        return restored(state, replica)
+    except UserCodeError as error:
+        return error
 
 
 _ABOUT = struct.Struct("!5q")
@@ -101,6 +120,9 @@ class ReceiverHost(Protocol):
 
     def fitted(self, key: PartitionKey, state: StateCopy) -> StateCopy:
         """Return a state without the output of edges that are removed."""
+
+    def fail(self, key: PartitionKey, error: UserCodeError) -> None:
+        """Take an error of the user's code in a replica that is made again. Raises it, unless only the stage ends."""
 
     @property
     def standby_store(self) -> StandbyStore:
@@ -347,7 +369,12 @@ class StateReceiver:
             self._forget(key)
         data = kept.data
         if data is None:
-            self._host.took_over(self._host.build(key, standby.incarnation, None), None, standby, now)
+            try:
+                replica = self._host.build(key, standby.incarnation, None)
+            except UserCodeError as error:
+                self._host.fail(key, error)
+            else:
+                self._host.took_over(replica, None, standby, now)
             return
         classes = self._host.snapshot_classes(key)
 

@@ -547,9 +547,10 @@ class WorkerCore:
 
     def read(self, idle: bool, now: float) -> bool:
         """Read one batch of a source, if it is time for one. It is called until it returns False. ``idle``: there was nothing to
-        apply."""
-        # After a tick sources may be read, too, because timers without end would keep the rows out.
-        return self.reading.read(idle or self.ticked, now, now + self.wall_ahead, self.note)
+        apply. After a tick sources may be read, too, because timers without end would keep the rows out."""
+        with self.failures.of_readers(self.plan, self.reading):
+            return self.reading.read(idle or self.ticked, now, now + self.wall_ahead, self.note)
+        return False
 
     def set_pace(self, pace: Pacing) -> None:
         """Go at this pace from now on: in reading sources, in gathering slices, and in holding back orders and acks. None of

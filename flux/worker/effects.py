@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -39,6 +40,7 @@ from partitioning.table import Table
 
 if TYPE_CHECKING:
     from flux.worker.core import WorkerCore
+    from flux.worker.source_scheduler import SourceScheduler
 
 #: The connection of a worker to itself.
 LOCAL = "local"
@@ -153,6 +155,19 @@ class StageFailures:
         if stage in plan.stages and stage not in self._failures:
             self._failures[stage] = failure_of(self._worker, error, stage)
             self._tell(ToController(self._failures[stage]))
+
+    @contextmanager
+    def of_readers(self, plan: Plan, reading: SourceScheduler) -> Iterator[None]:
+        """Take an error of a reader as one of all stages that read its source. Raises any other error."""
+        try:
+            yield
+        except FluxError as error:
+            source, reading.failing = reading.failing, -1
+            stages = sorted({edge.consumer for edge in plan.edges_of_source(source)})
+            if not stages:
+                raise
+            for stage in stages:
+                self.take(plan, stage, error)
 
     def report_again(self, plan: Plan) -> None:
         """Repeat the reports about stages that are still there, because they may be lost."""

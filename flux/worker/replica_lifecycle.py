@@ -315,7 +315,7 @@ class ReplicaLifecycle:
         try:
             replica = self.build(key, incarnation, None)
         except UserCodeError as error:
-            self._failures.take(self._plan, key.stage, error)
+            self.fail(key, error)
             self.await_copy(key, incarnation)  # until the table comes that has its stage no more
             return
         # By an earlier table, which has not come here, it may be a standby: a producer with that table sends it no rows.
@@ -403,6 +403,11 @@ class ReplicaLifecycle:
         """Return a copy of a state without the output of edges that are removed."""
         at_birth = self._plan.stages[key.stage].edges_at_birth
         return fitted(state, at_birth, lambda edge: self._plans.edge(edge) is not None)
+
+    def fail(self, key: PartitionKey, error: UserCodeError) -> None:
+        """Take an error of the user's code in a replica that is being made. Raises it, unless only the stage ends: then the
+        replica stays awaited until the table comes that has its stage no more."""
+        self._failures.take(self._plan, key.stage, error)
 
     def build(self, key: PartitionKey, incarnation: int, state: StateCopy | None) -> Replica:
         """Make a fresh replica. ``state``: the one that it is to get, which is ``fitted``; None: it begins empty."""

@@ -135,6 +135,8 @@ class SourceScheduler:
         #: Nothing more is read, except rows that consumers have had from an earlier life: ordered steps may wait for them, or
         #: other replicas have applied them.
         self.stopped = False
+        #: The source whose reader has just failed; -1: none has.
+        self.failing = -1
         #: Sources are read at multiples of this interval of the wall clock, in seconds; 0: at any time.
         self.interval_s = 0.0
         #: Microseconds by which a reader may be ahead of others; 0: none waits.
@@ -215,7 +217,7 @@ class SourceScheduler:
     def wants(self, key: SourcePartition) -> bool:
         """Tell whether a source may be read: its logs have room, and its beginning is known."""
         streams = self.sources.get(key)
-        if streams is None or (streams.room.full and not streams.has_room):
+        if streams is None or streams.failed or (streams.room.full and not streams.has_room):
             return False
         if not streams.start_known and not streams.find_start():
             return False
@@ -654,7 +656,7 @@ class SourceScheduler:
 
     def _tell_done(self, key: SourcePartition, streams: SourceStreams) -> None:
         position = streams.applied() if self.about(key).positions else b""
-        if position and key in self.open:
+        if position and key in self.open and not streams.failed:
             try:
                 self.open[key].reader.applied(unpacked(position))
             except BaseException as error:  # the user's, also sys.exit()
@@ -682,7 +684,9 @@ class SourceScheduler:
         return _named(self._plan.sources[key.source].name, key.partition)
 
     def _failed(self, key: SourcePartition, error: BaseException) -> FluxError:
-        """Add source and partition to an error. An error of this project's own sources, such as BadFile, keeps its class."""
+        """Add source and partition to an error, after which the partition is read no more. An error of this project's own
+        sources, such as BadFile, keeps its class."""
+        self.sources[key].failed, self.failing = True, key.source
         if isinstance(error, FluxError) and not isinstance(error, UsageError | UserCodeError):
             named = copy(error)
             named.args = (f"{self._name(key)}: {error.summary}",)

@@ -89,6 +89,9 @@ class Host:
     def build(self, key: PartitionKey, incarnation: int, state: StateCopy | None) -> Replica:
         return replica_of()
 
+    def fail(self, key: PartitionKey, error: UserCodeError) -> None:
+        raise error
+
     def took_over(self, replica: Replica, state: StateCopy | None, standby: Standby, now: float) -> None:
         self.replicas[KEY] = replica
         self.led.append(state)

@@ -276,6 +276,46 @@ def test_a_removed_stage_leaves_nothing() -> None:
     assert {by: len(numbers) for by, numbers in query.got(1).items()} == query.ends(), "the other stage goes on"
 
 
+@pytest.mark.parametrize("method", ["opened", "read"])
+def test_an_error_of_a_reader_ends_the_stages_behind_it_alone_where_stages_may(method: str) -> None:
+    def fails(partition: int) -> Iterator[pa.RecordBatch]:
+        if method == "opened":
+            raise OSError("no such topic")
+        return broken()
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"x": [1]}, schema=SCHEMA)
+        raise OSError("no such topic")
+
+    def reads(partition: int) -> Iterator[pa.RecordBatch]:
+        while True:
+            yield pa.record_batch({"x": [partition]}, schema=SCHEMA)
+
+    def read_all(core: WorkerCore, turns: int) -> None:
+        for _ in range(turns):
+            core.read(True, 1.0)
+
+    first, second = (flux.source(read, SCHEMA, 1, name) for read, name in ((fails, "first"), (reads, "second")))
+    sinks = [flux.stage(name=name)(Got) for name in ("one", "two", "three")]
+    flows = [sinks[0](first), sinks[1](first), sinks[2](second)]
+    for on_failure in ("query", "stage"):
+        plan = compile_plan(flows, replace(Settings.of(), on_failure=on_failure), lambda schema: schema, "q", SECRET)
+        core = worker(plan)
+        list(core.poll(0.0))
+        if on_failure == "query":
+            with pytest.raises(UserCodeError, match=r"first, partition 0: .*no such topic"):
+                read_all(core, 20)
+            continue
+        read_all(core, 20)
+        failures = [e.message for e in core.poll(1.0) if isinstance(e, ToController) and isinstance(e.message, Failure)]
+        assert [plan.stages[each.stage].name for each in failures] == ["one", "two"]
+        assert all("first, partition 0" in each.message for each in failures)
+        assert [streams.failed for streams in core.sources.values()] == [True, False]
+        read = core.producers[StreamId(plan.edges_of_source(1)[0].id, 0)].rows
+        read_all(core, 20)
+        assert core.producers[StreamId(plan.edges_of_source(1)[0].id, 0)].rows > read, "the other source is read on"
+
+
 def test_a_removed_source_closes_its_reader_and_the_others_go_on() -> None:
     closed: list[int] = []
 

@@ -70,6 +70,9 @@ class Host:
         self.followers: dict[tuple[int, int], Any] = {}
         self.built: list[Replica] = []
         self.went_on: list[tuple[int, int]] = []
+        #: Errors of user code end a stage, and not the query.
+        self.stages_fail = False
+        self.failed: list[UserCodeError] = []
 
     def snapshot_classes(self, key: tuple[int, int]) -> tuple[type, ...]:
         return ()
@@ -89,6 +92,11 @@ class Host:
     def build(self, key: tuple[int, int], incarnation: int, state: StateCopy | None) -> Replica:
         self.built.append(replica_of(incarnation))
         return self.built[-1]
+
+    def fail(self, key: tuple[int, int], error: UserCodeError) -> None:
+        if not self.stages_fail:
+            raise error
+        self.failed.append(error)
 
     def came_to_life(self, replica: Replica, state: StateCopy, now: float) -> None:
         del self.awaited[KEY]
@@ -482,6 +490,35 @@ def test_an_operator_that_cannot_take_its_state_says_so(monkeypatch: pytest.Monk
         two.do_aside("restore")
     two.receiver.incoming.close()
     assert two.target.built[0].operator.closed  # type: ignore[attr-defined]
+
+
+def test_an_operator_that_cannot_take_its_state_ends_its_stage_alone_where_stages_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = Two().copied()
+    two.target.stages_fail = True
+    two.carry()
+    two.do_aside("decode")
+    monkeypatch.setattr(Words, "broken", True)
+    two.do_aside("restore")
+    assert ["not my state" in str(error) for error in two.target.failed] == [True]
+    assert two.target.built[0].operator.closed  # type: ignore[attr-defined]
+    assert not two.target.replicas
+    assert KEY in two.target.awaited
+
+
+def test_an_operator_that_cannot_be_opened_again_ends_its_stage_alone_where_stages_may() -> None:
+    two = Two().copied()
+    two.target.stages_fail, error = True, UserCodeError("open() raised")
+
+    def build(*given: Any) -> Replica:
+        raise error
+
+    two.target.build = build  # type: ignore[method-assign]
+    two.carry()
+    two.do_aside("decode")
+    assert two.target.failed == [error]
+    assert KEY in two.target.awaited
 
 
 def test_an_operator_that_wants_one_thread_is_restored_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

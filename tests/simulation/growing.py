@@ -53,6 +53,8 @@ CHANGES_MAX, CHANGES_S = 12, 4.0
 KEEPS_S = 0.02
 #: The classes of new stages, by a name that travels in place of the class: operators of the simulation hold its ledger.
 _made: dict[str, type[flux.Operator]] = {}
+#: Those of which no operator can be opened any more.
+_shut: set[type[flux.Operator]] = set()
 
 
 class Grown(Watched):
@@ -61,6 +63,8 @@ class Grown(Watched):
     schema: Any = None
 
     def open(self, context: flux.Context) -> None:
+        if type(self) in _shut:
+            raise OSError("no such table")
         super().open(context)
         self.state["got"] = {}
 
@@ -101,6 +105,11 @@ def made(name: str) -> flux.Operator:
 
 def _make(name: str, kind: type[Watched], seed: int, ledger: Ledger) -> None:
     _made[f"{name} of {seed}"] = type(name, (kind,), {"ledger": ledger, "stage_name": name, "transient": ("ledger",)})
+
+
+def shut(name: str, seed: int) -> None:
+    """Let no operator of a later stage be opened from now on."""
+    _shut.add(_made[f"{name} of {seed}"])
 
 
 def _goes_on(flow: GrowingFlow, life: Life, seed: int, ledger: Ledger) -> flows.Dataflow:

@@ -36,6 +36,9 @@ class GrowingLaws:
         self._first: dict[tuple[int, int], int] = {}
         #: Edges that have begun in steps that are not committed: replica, step, edge, row.
         self._begun: list[tuple[Replica, int, int, int]] = []
+        #: By edge and producing partition: the row with which the newest replica has begun the edge. Its worker may be lost
+        #: before it hears that the step is committed, and the vault may have the step.
+        self._newest: dict[tuple[int, int], int] = {}
         #: By replica, the edges that it is known to feed.
         self._fed: dict[int, set[int]] = {}
         #: By stream: the share of the log.
@@ -51,6 +54,7 @@ class GrowingLaws:
     def go_on(self, earlier: GrowingLaws) -> None:
         """Begin another life of the query: edges that have begun begin at the same row again."""
         self._first, self.removed, self._edges = dict(earlier._first), dict(earlier.removed), set(earlier._edges)
+        self._newest = dict(earlier._newest)
 
     def follow(self, before: Plan, plan: Plan) -> None:
         self.removed |= {stage.id: stage for stage in before.stages if stage.id not in plan.stages}
@@ -73,6 +77,7 @@ class GrowingLaws:
                     counted = replica.operator.state.get("tick")  # type: ignore[attr-defined]
                     number = replica.applied * STEP_ROWS if counted is None else counted
                     self._begun.append((replica, replica.applied - 1, outlet.edge.id, number))
+                    self._newest[outlet.edge.id, replica.partition] = number
         self._begun = [each for each in self._begun if not self._begins(*each)]
         return began
 
@@ -128,6 +133,11 @@ class GrowingLaws:
                 if producer is not None and stored is None and stream not in self._births:
                     raise Violation(STORED, f"stream {stream} of worker {core.worker}")
 
+    def _first_of(self, edge: EdgePlan, partition: int) -> int:
+        """Return the first row of a partition that is to travel on an edge."""
+        key = edge.id, partition
+        return self._first.get(key, self._newest.get(key, 0))
+
     # ---- the end
 
     def check_at_the_end(self) -> None:
@@ -150,7 +160,7 @@ class GrowingLaws:
             return
         if isinstance(edge, FromStage):
             given = {partition: state["tick"] for partition, state in enumerate(sim.end.states(origin.name))}
-            begun = {p: self._first.get((edge.id, p), 0) if edge.since > origin.since else 0 for p in given}
+            begun = {p: self._first_of(edge, p) if edge.since > origin.since else 0 for p in given}
         else:
             given = {partition: sum(map(len, rows)) for partition, rows in enumerate(sim.flow.data.batches)}
             begun = self._begun_in_source(edge)
@@ -172,7 +182,7 @@ class GrowingLaws:
         """Check the rows behind a stage whose numbers have gaps: none comes twice, or from before the first step."""
         for state in self._sim.end.states(stage.name):
             for hop, ticks in state["got"].items():
-                first = self._first.get((edge.id, hop), 0) if edge.since > origin.since else 0
+                first = self._first_of(edge, hop) if edge.since > origin.since else 0
                 if ticks != sorted(set(ticks)) or (ticks and ticks[0] < first):
                     raise Violation(EXACT, f"{stage.name}: rows {ticks} of {origin.name}/{hop}, which begin at {first}")
                 self._sim.counts["rows at new stages behind upstream replicas"] += len(ticks)

@@ -13,6 +13,21 @@ from tests.simulation.runs import LONG
 SEEDS = range(GROWS_FROM + 200, GROWS_FROM + 300) if LONG else [GROWS_FROM + each for each in (200, 205)]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_stage_whose_replicas_cannot_be_made_again_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "GrowingFlow", FailingFlow)
+    failed = 0
+    for seed in range(GROWS_FROM + 300, GROWS_FROM + 330):
+        simulation = FailingSimulation(seed, shuts=True)
+        result = outcome(simulation)
+        assert result.ok, str(result)
+        plans = simulation.controller.plans
+        failed += sum("no such table" in each.error for each in plans.failed.values())
+        assert not {stage.name for stage in simulation.controller.plan.stages if stage.since == 0} & set(plans.failed)
+    assert failed > 10
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_only_what_depends_on_a_failed_stage_ends(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing, "GrowingFlow", FailingFlow)
