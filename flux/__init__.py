@@ -275,6 +275,7 @@ def serve(
     *,
     gateways: int = 1,
     allow: Sequence[str] = (),
+    state_bytes: int = 0,
     spark: SparkSession | None = None,
     **options: Any,
 ) -> StreamService:
@@ -288,12 +289,15 @@ def serve(
     http      HOST:PORT of the first gateway; further ones have the ports behind it
     gateways  number of processes that speak HTTP; each is started again when it ends
     allow     operators that a registration may name beside SQL, each MODULE:NAME of an installed module
+    state_bytes  bytes of state of all queries beyond which no other one is registered; at twice this number the query with the
+              largest state fails. 0: there is no bound
     options   those of ``spark.flux.*`` with underscores. Stages have one partition unless a registration says more
 
     UsageError: a service runs on the location, a port is taken, or something else does not fit; nothing runs then."""
     from spark_integration.service.stream_service import serve
 
-    return serve(None if location is None else os.fspath(location), http, gateways, spark, allow, **options)
+    given = None if location is None else os.fspath(location)
+    return serve(given, http, gateways, spark, allow, state_bytes=state_bytes, **options)
 
 
 def _run_service(*arguments: Any) -> None:

@@ -20,6 +20,10 @@ from flux.operators.operator import chain_of
 from flux.operators.windowed_rows import WindowFunction
 
 
+class GroupsNeverGiven(UsageError):
+    """Refusal of groups that are given when all input has ended, of an input that never ends."""
+
+
 def check_ends(plan: Plan, goes_on: bool = False) -> None:
     """Refuse output that comes only when all input has ended, from an input that never ends (design: public-api): the user would
     wait for it without a word. UsageError names the source, and tells which settings give output meanwhile.
@@ -50,7 +54,7 @@ def check_ends(plan: Plan, goes_on: bool = False) -> None:
             if stage.output_mode == "append":
                 check_windows_close(plan, stage, never)
                 continue
-            raise UsageError(
+            raise GroupsNeverGiven(
                 f'stage {stage.name} has output_mode="complete": it gives its groups once, when all input has ended, and that of '
                 f"source {_named(endless[stage.id])}, so nothing would ever come. Say @flux.stage(..., "
                 'output_mode="update") or flow.writeStream.outputMode("update") for the changed groups after every step'

@@ -177,6 +177,12 @@ class GatewayClient:
         """Remove a query with its state and its result. ``cascade``: with queries and outputs that read it."""
         self._call("DELETE", f"/v1/queries/{quote(name, safe='')}{'?cascade=true' if cascade else ''}")
 
+    def restart_query(self, name: str) -> dict[str, Any]:
+        """Start a query that has failed again, and return when it runs: with empty state, and with the events that are pushed
+        from then on. Its result goes on, so cursors of readers hold. One that runs stays as it is. GatewayRefused: a query that
+        it reads has failed, too; restart that one first."""
+        return self._call("POST", f"/v1/queries/{quote(name, safe='')}/restart")
+
     # ---- outputs
 
     def register_output(self, name: str, query: str, url: str, **options: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from flux.gateway.problems import Problem, busy, failure_of
 from flux.gateway.reads.endpoint import ResultsEndpoint
 from flux.gateway.reads.event_stream import EventStream
 from flux.gateway.reads.tails import OutputTails
-from flux.gateway.routes import DIRECT_HEADER, HttpRequest, Reading, action_of
+from flux.gateway.routes import DIRECT_HEADER, HttpRequest, PushEvents, Reading, action_of
 from flux.gateway.webhooks.pusher import ReceiverNet
 from flux.gateway.webhooks.runner import WebhookRunner
 
@@ -104,7 +104,7 @@ class GatewayEndpoint:
             except Problem as problem:
                 if problem.gateway is None or request.headers.get(DIRECT_HEADER) == "true":
                     raise
-                return await self._forwarder.push(problem.gateway, head.path, request.headers, body)
+                return await self._forwarder.pass_on(problem.gateway, request, body, isinstance(action, PushEvents))
         if isinstance(found, HttpAnswer):
             return found
         if isinstance(found, PendingCall):

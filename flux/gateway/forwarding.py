@@ -4,9 +4,11 @@ service-calls)."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 import msgspec
+from starlette.requests import Request
 
 from flux.gateway.problems import Problem
 from flux.gateway.routes import DIRECT_HEADER
@@ -35,17 +37,25 @@ class Forwarder:
     def __init__(self, timeout_s: float, verify: Any = True) -> None:
         self._client = httpx.AsyncClient(timeout=timeout_s, verify=verify)
 
-    async def push(self, gateway: str, path: str, headers: Any, body: bytes) -> PassedBack:
-        """Push to another gateway, which does not pass it on again. Problem: it does not answer."""
+    async def pass_on(self, gateway: str, request: Request, body: bytes, is_push: bool) -> PassedBack:
+        """Send a request to another gateway, which does not pass it on again. Problem: it does not answer."""
         # As the bytes that came: httpx takes texts of ASCII alone.
-        sent = [(name, headers[name].encode("latin-1")) for name in _PASSED_ON if name in headers]
+        sent: list[Any] = [
+            (name, request.headers[name].encode("latin-1")) for name in _PASSED_ON if name in request.headers
+        ]
+        target = gateway + quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
         try:
-            answer = await self._client.post(gateway + path, content=body, headers=[*sent, (DIRECT_HEADER, b"true")])
+            answer = await self._client.request(
+                request.method, target, content=body, headers=[*sent, (DIRECT_HEADER, b"true")],
+                timeout=httpx.USE_CLIENT_DEFAULT if is_push else ANSWER_S,
+            )  # fmt: skip
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            code, whose = ("not_stored", "the log") if is_push else ("no_service", "the service")
             raise Problem(
-                "not_stored", f"the log belongs to gateway {gateway}, which does not answer: {error}",
+                code,
+                f"{whose} belongs to gateway {gateway}, which does not answer: {error}",
                 headers={"Retry-After": "1"},
-            ) from error  # fmt: skip
+            ) from error
         return _passed_back(answer)
 
     async def call(self, service: ServiceAddress, call: ServiceCall) -> PassedBack:

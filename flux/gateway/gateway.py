@@ -54,6 +54,7 @@ from flux.gateway.routes import (
     RegisterStream,
     RemoveQuery,
     RemoveStream,
+    RestartQuery,
     ShowQuery,
     ShowStream,
 )
@@ -61,7 +62,7 @@ from flux.gateway.tokens import Quotas, TokenGrant, TokenRegister, check_right, 
 from flux.gateway.webhooks.actions import WebhookActions
 from flux.registry.query_catalogue import QueryCatalogue, dependants, served_queries
 from flux.registry.service_calls import BODY_MAX, CallAction, ServiceCall
-from flux.registry.service_hold import ServiceAddress, address_of
+from flux.registry.service_hold import ServiceAddress, address_of, this_host
 from flux.vault.location import Place
 
 #: Seconds for which definitions and tokens that were read are believed. A token that was revoked works as long.
@@ -114,15 +115,18 @@ class Gateway:
         address: str,
         limits: BodyLimits | None = None,
         document: Callable[[], dict[str, Any]] | None = None,
+        host: str | None = None,
     ) -> None:
+        """``host``: the host whose loopback it has; None: this one."""
         self.limits = limits or BodyLimits()
         self.place = place
         self.address = address
+        self._host = host or this_host()
         self._webhooks = WebhookActions(place)
         self._document = document or dict
         self._catalogue = StreamCatalogue(place)
         self._queries = QueryCatalogue(place)
-        self._tokens, self._quotas = TokenRegister(place), Quotas()
+        self._tokens, self.quotas = TokenRegister(place), Quotas(place)
         self._guard = threading.Lock()
         self._writers: dict[tuple[str, int], LogWriter] = {}
         self._opening: dict[tuple[str, int], threading.Lock] = {}
@@ -136,6 +140,7 @@ class Gateway:
         if now or time.monotonic() - self._read_at >= BELIEVED_S:
             read_at = time.monotonic()
             known, grants = self._catalogue.all(), self._tokens.all()
+            self.quotas.exchange(grants)
             self._known, self._grants, self._read_at = known, grants, read_at
 
     def _stream(self, name: str) -> StreamDefinition:
@@ -199,6 +204,8 @@ class Gateway:
             case RemoveQuery(name, cascade):
                 self._webhooks.query_goes([name, *dependants(self._queries.all(), name)], cascade, grant)
                 return self._for_service("remove_query", name, cascade, b"", grant)
+            case RestartQuery(name):
+                return self._for_service("restart_query", name, False, b"", grant)
             case PushEvents():
                 return self._push(action, body, grant)
             case OutputAction():
@@ -278,8 +285,21 @@ class Gateway:
         service = address_of(self.place)
         if service is None:
             raise Problem("no_service", "no service runs on the location of this gateway", headers={"Retry-After": "1"})
+        if service.host not in ("", self._host):
+            raise self._elsewhere(service)
         token, rights, streams = ("", ["admin"], ["*"]) if grant is None else (grant.id, grant.rights, grant.streams)
         return PendingCall(service, ServiceCall(action, name, cascade, text, token, list(rights), streams))
+
+    @staticmethod
+    def _elsewhere(service: ServiceAddress) -> Problem:
+        """Return the refusal of a call whose service runs on another host. A gateway there, if one is named, gets it instead."""
+        if service.gateways:
+            return Problem("other_gateway", "the service runs on another host", gateway=service.gateways[0])
+        return Problem(
+            "no_service", "the service runs on another host, and its gateways listen on loopback alone: send the request there, "
+            "or start flux serve with --http HOST:PORT of an address that other hosts reach",
+            headers={"Retry-After": "10"},
+        )  # fmt: skip
 
     # ---- pushes
 
@@ -287,7 +307,7 @@ class Gateway:
         name = action.name if grant is None else action.name.of_token(grant.id)
         of = self._stream(action.stream)
         if grant is not None:
-            self._quotas.take(grant, "bytes", len(body), time.monotonic())
+            self.quotas.take(grant, "bytes", len(body))
         plain = unpacked(body, action.encoding, self.limits)
         batch = rows_in(plain, action.kind, None if of.schema == "infer" else of.columns(), self.limits)
         if of.schema == "infer":
@@ -295,7 +315,7 @@ class Gateway:
         if of.time is not None:
             check_times(batch, of.time, time.time())
         if grant is not None:
-            self._quotas.take(grant, "events", batch.num_rows, time.monotonic())
+            self.quotas.take(grant, "events", batch.num_rows)
         log = self._log_of(of, name)
         try:
             ticket = self._writer(of, log).offer(packed_rows(batch), batch.num_rows, name)
@@ -359,6 +379,7 @@ class Gateway:
 
     def close(self) -> None:
         """Flush all that waits, and give all logs up."""
+        self.quotas.close()
         with self._guard:
             writers, self._writers = list(self._writers.values()), {}
         for writer in writers:

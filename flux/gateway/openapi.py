@@ -45,6 +45,7 @@ from flux.gateway.routes import (
     RemoveOutput,
     RemoveQuery,
     RemoveStream,
+    RestartQuery,
     ResumeOutput,
     ShowOutput,
     ShowQuery,
@@ -67,6 +68,7 @@ GOOD: dict[type[Action], dict[int, type[msgspec.Struct] | None]] = {
     ShowQuery: {200: QueryAnswer},
     RegisterQuery: {200: QueryAnswer, 201: QueryAnswer},
     RemoveQuery: {204: None},
+    RestartQuery: {200: QueryAnswer},
     ReadRows: {200: RowsAnswer},
     FollowRows: {200: None},
     ListOutputs: {200: OutputsAnswer},
@@ -85,6 +87,8 @@ REGISTRATIONS: dict[type[Action], type[msgspec.Struct]] = {
 }
 _ANY = ("malformed", "wrong_method", "internal", "not_stored", "busy", "too_large", "slow_head", "slow_body")
 _OF_TOKENS = ("no_token", "unknown_token", "no_right")
+#: Problems of requests that the service of the location carries out.
+_OF_CALLS = ("other_gateway", "no_service", "not_changed")
 #: By action, the problems that it may have besides those that all have.
 PROBLEMS: dict[type[Action], tuple[str, ...]] = {
     Health: (),
@@ -92,7 +96,7 @@ PROBLEMS: dict[type[Action], tuple[str, ...]] = {
     ListStreams: _OF_TOKENS,
     ShowStream: (*_OF_TOKENS, "no_such_stream"),
     RegisterStream: (*_OF_TOKENS, "stream_exists", "unfit_definition", "no_room"),
-    RemoveStream: (*_OF_TOKENS, "no_such_stream", "has_readers", "no_service", "not_changed"),
+    RemoveStream: (*_OF_TOKENS, "no_such_stream", "has_readers", *_OF_CALLS),
     ForgetReader: (*_OF_TOKENS, "no_such_stream", "no_such_reader", "has_readers"),
     ListQueries: _OF_TOKENS,
     ShowQuery: (*_OF_TOKENS, "no_such_query"),
@@ -101,11 +105,11 @@ PROBLEMS: dict[type[Action], tuple[str, ...]] = {
         "unfit_query",
         "no_such_input",
         "query_exists",
-        "no_service",
-        "not_changed",
         "no_room",
+        *_OF_CALLS,
     ),
-    RemoveQuery: (*_OF_TOKENS, "no_such_query", "has_readers", "no_service", "not_changed"),
+    RemoveQuery: (*_OF_TOKENS, "no_such_query", "has_readers", *_OF_CALLS),
+    RestartQuery: (*_OF_TOKENS, "no_such_query", "input_failed", "unfit_query", *_OF_CALLS),
     PushEvents: (
         *_OF_TOKENS,
         "no_such_stream",

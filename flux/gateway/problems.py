@@ -49,6 +49,7 @@ KINDS = {
         ProblemKind(409, "stream_exists", "Use another name, or remove the stream first."),
         ProblemKind(409, "query_exists", "Use another name, or remove the query first."),
         ProblemKind(409, "has_readers", "Remove or stop the queries that read it, or remove it with ?cascade=true."),
+        ProblemKind(409, "input_failed", "Restart the query that it reads first, POST /v1/queries/NAME/restart."),
         ProblemKind(409, "output_exists", "Use another name, or remove the output first."),
         ProblemKind(409, "name_reused", "Use another key or number for other rows. Nothing of this request is kept."),
         ProblemKind(410, "cursor_gone", "Begin with after=oldest, or after=newest for results that come from now on."),

@@ -134,6 +134,12 @@ class RemoveQuery(Action):
     right = "query"
 
 
+class RestartQuery(Action):
+    """Start a query that has failed again, with empty state. It runs when this is answered, and its result goes on."""
+
+    right = "query"
+
+
 @dataclass(frozen=True)
 class Reading(Action):
     """A request for results, answered in the loop, because it may wait. ``stream`` is the name of the query."""
@@ -206,6 +212,7 @@ METHODS: dict[str, dict[str, type[Action]]] = {
     "/v1/streams/{name}/readers/{reader}": {"DELETE": ForgetReader},
     "/v1/queries": {"GET": ListQueries, "POST": RegisterQuery},
     "/v1/queries/{name}": {"GET": ShowQuery, "DELETE": RemoveQuery},
+    "/v1/queries/{name}/restart": {"POST": RestartQuery},
     "/v1/queries/{name}/rows": {"GET": ReadRows},
     "/v1/queries/{name}/events": {"GET": FollowRows},
     "/v1/outputs": {"GET": ListOutputs, "POST": RegisterOutput},

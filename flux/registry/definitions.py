@@ -45,6 +45,10 @@ class NoSuchInput(FluxError):
     """Refusal of a registration with an input that is neither a stream nor a query."""
 
 
+class InputFailed(FluxError):
+    """Refusal of the restart of a query that reads one which does not run."""
+
+
 class HasDependants(FluxError):
     """Refusal of a removal because other queries read the result."""
 

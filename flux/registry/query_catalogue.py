@@ -16,6 +16,7 @@ from flux.errors import QueryFailed
 from flux.eventlog.streams import SERVICE_READER, StreamCatalogue
 from flux.registry.definitions import (
     HasDependants,
+    InputFailed,
     NoSuchInput,
     NoSuchQuery,
     Phase,
@@ -116,6 +117,27 @@ class QueryCatalogue:
                 document.queries[query.name] = msgspec.structs.replace(there, phase=phase, error=error[:10_000])
 
         self._change(changed)
+
+    def begin_again(self, name: str) -> RegisteredQuery:
+        """Write down that a query which has failed is on its way into the plan again, and return it; one that runs stays as it
+        is. NoSuchQuery: it is not registered, or is being removed; InputFailed: a query that it reads does not run."""
+        found: list[RegisteredQuery] = []
+
+        def changed(document: _QueriesDocument) -> None:
+            there = document.queries.get(name)
+            if there is None or there.phase == "REMOVING":
+                raise NoSuchQuery(f"no query {name[:100]!r} is registered, or it is being removed")
+            if there.phase == "FAILED":
+                for read in there.reads:
+                    input_ = document.queries.get(read)
+                    if input_ is not None and input_.phase != "RUNNING":
+                        raise InputFailed(f"query {name!r} reads query {read!r}, which is {input_.phase}")
+                there = msgspec.structs.replace(there, phase="REGISTERING", error="")
+            document.queries[name] = there
+            found.append(there)
+
+        self._change(changed)
+        return found[0]
 
     def begin_removal(self, name: str, cascade: bool = False) -> list[str]:
         """Write down that a query is on its way out, with all that read its result if ``cascade``; return their names.

@@ -17,7 +17,7 @@ BODY_MAX = 1 << 16
 #: Seconds that a call may take. A change of the plan takes up to 30, and some calls may wait in front of it.
 ANSWER_S = 120.0
 
-CallAction = Literal["register_query", "remove_query", "remove_stream"]
+CallAction = Literal["register_query", "restart_query", "remove_query", "remove_stream"]
 
 
 class ServiceCall(msgspec.Struct, frozen=True):

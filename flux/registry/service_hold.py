@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,11 +28,15 @@ _FOLDER = "service"
 class ServiceAddress(msgspec.Struct, frozen=True):
     """The way to a service, which only readers of the location know."""
 
-    #: A URL of loopback: gateways on other hosts cannot register queries.
+    #: A URL of loopback. Gateways on other hosts pass registrations on to ``gateways``.
     url: str
     #: It proves that a request comes from a gateway of the location, which has checked the token of its client.
     secret: str
     process: int
+    #: The host whose loopback that is (``this_host``).
+    host: str = ""
+    #: The gateways of the service that other hosts reach.
+    gateways: list[str] = []
 
 
 class ServiceHold:
@@ -45,9 +55,10 @@ class ServiceHold:
                 )
             self._hold = folder.hold()
 
-    def publish(self, url: str) -> ServiceAddress:
-        """Tell gateways where the service is."""
-        made = ServiceAddress(url, secrets.token_urlsafe(32), os.getpid())
+    def publish(self, url: str, gateways: Sequence[str] = ()) -> ServiceAddress:
+        """Tell gateways where the service is. ``gateways``: the addresses of its own ones."""
+        reached = [each for each in gateways if not _is_loopback(each)]
+        made = ServiceAddress(url, secrets.token_urlsafe(32), os.getpid(), this_host(), reached)
         self._place.write(_DOCUMENT, msgspec.json.encode(made))
         return made
 
@@ -56,6 +67,24 @@ class ServiceHold:
         with suppress(OSError):
             self._place.remove(_DOCUMENT)
         self._hold.close()
+
+
+def _is_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    try:
+        return ip_address(host).is_loopback or ip_address(host).is_unspecified
+    except ValueError:
+        return host == "localhost"
+
+
+@cache
+def this_host() -> str:
+    """Return a name of the host whose loopback this process has. Containers of one machine are hosts of their own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()}/{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return socket.gethostname()
 
 
 def address_of(place: Place) -> ServiceAddress | None:

@@ -30,6 +30,7 @@ from flux.registry.convergence import (
 )
 from flux.registry.definitions import (
     HasDependants,
+    InputFailed,
     NoSuchInput,
     NoSuchQuery,
     QueriesFull,
@@ -64,6 +65,9 @@ class ServedPlan(Protocol):
     def take(self, name: str) -> None:
         """Remove a query or stream that no other part reads."""
 
+    def state_bytes(self) -> Mapping[str, int]:
+        """Return the bytes of state of each query that has some."""
+
 
 class ServiceAnswer(NamedTuple):
     """An answer to a call."""
@@ -79,6 +83,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (NoSuchInput, "no_such_input"),
     (NoSuchStream, "no_such_stream"),
     (HasDependants, "has_readers"),
+    (InputFailed, "input_failed"),
     (QueriesFull, "no_room"),
     (QueryTimeout, "not_changed"),
     (QueryFailed, "not_changed"),
@@ -99,9 +104,12 @@ class Registrar:
         streams: StreamCatalogue,
         plan: ServedPlan,
         forget_output: Callable[[str], None],
+        state_max: int = 0,
     ) -> None:
+        """``state_max``: bytes of state of all queries beyond which no other one is registered; at twice this number the query
+        with the largest state fails. 0: there is no bound."""
         self._catalogue, self._streams, self._plan = catalogue, streams, plan
-        self._forget_output = forget_output
+        self._forget_output, self._state_max = forget_output, state_max
 
     def answer(self, call: ServiceCall) -> ServiceAnswer:
         """Carry out a call. Problem: it is refused, and nothing has changed, or (``not_changed``) the service goes on with it
@@ -110,6 +118,8 @@ class Registrar:
         try:
             if call.action == "register_query":
                 return self._register(call.body, grant)
+            if call.action == "restart_query":
+                return self._restart(call.name, grant)
             for name in dependants(self._catalogue.all(), call.name) if call.cascade else ():
                 check_right(grant, "query", name)
             if call.action == "remove_query":
@@ -140,6 +150,7 @@ class Registrar:
         if there is not None and there.definition == wanted and there.phase in ("RUNNING", "FAILED"):
             return self._shown(wanted.name, 200)
         self._catalogue.check_name(wanted)  # the plan would speak of a stage of that name
+        self._check_room()
         reads = self._plan.read_by(wanted)
         for name in reads:
             check_right(grant, "read", name)
@@ -151,6 +162,51 @@ class Registrar:
             self._take_back(made)
             raise self._problem(error) from error
         return self._shown(made.name, 201 if new else 200)
+
+    def _state(self) -> dict[str, int]:
+        """Return the bytes of state of the queries that run."""
+        queries = self._catalogue.all()
+        held = self._plan.state_bytes()
+        return {name: size for name, size in held.items() if name in queries and queries[name].phase == "RUNNING"}
+
+    def _check_room(self) -> None:
+        """Check that the state of all queries leaves room for another one. Problem: it does not."""
+        if self._state_max and sum(state := self._state().values()) > self._state_max:
+            raise Problem(
+                "no_room", f"the queries have {sum(state):,} bytes of state, and more than {self._state_max:,} leave no room for "
+                f"another one: remove some, or start the service with a higher --state-bytes",
+            )  # fmt: skip
+
+    def bound_state(self) -> None:
+        """End the query with the most state, and those that read it, if there is twice as much as there may be."""
+        if not self._state_max or sum((state := self._state()).values()) <= 2 * self._state_max:
+            return
+        largest = max(state, key=lambda name: state[name])
+        said = (
+            f"the queries of the service have {sum(state.values()):,} bytes of state, more than twice {self._state_max:,}, and "
+            f"this one has the most, {state[largest]:,}: let it keep less, as by windows, or start the service with a higher "
+            "--state-bytes"
+        )
+        log.warning("query %s is ended: %s", largest, said)
+        self._catalogue.fail_readers(largest, f"{largest} has failed: {said}")
+        self._catalogue.note(self._catalogue.get(largest), "FAILED", said)
+        self.converge()
+
+    def _restart(self, name: str, grant: TokenGrant) -> ServiceAnswer:
+        """Bring a query that has failed into the plan again, with empty state and its output as it is."""
+        there = self._catalogue.get(name)
+        for read in there.reads:
+            check_right(grant, "read", read)
+        self.converge()  # else the failure of just now would be that of its next life
+        if self._catalogue.get(name).phase == "FAILED":
+            self._plan.take(name)  # stages that are left, and the notes of the failure
+        made = self._catalogue.begin_again(name)
+        try:
+            self.converge()
+        except FluxError as error:
+            self._catalogue.note(made, "FAILED", str(error))
+            raise self._problem(error) from error
+        return self._shown(name, 200)
 
     def _take_back(self, query: RegisteredQuery) -> None:
         """Remove a query that was not answered. If that fails too, the next start of the service goes on with it."""

@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import flux
+from controller.planning.checks import GroupsNeverGiven
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import FromStage, Plan, WorkerSourcePlan
 from flux.dataflow.sink import FlowTo, Sink
@@ -17,7 +18,6 @@ from flux.errors import FluxError, UsageError
 from flux.eventlog.streams import SERVICE_READER, NoSuchStream, ReaderPositions, StreamCatalogue
 from flux.registry.convergence import PlanParts
 from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
-from flux.vault.location import Place
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.query import Query
 from spark_integration.query.start import schema_of
@@ -41,13 +41,12 @@ class ServicePlan:
         self,
         spark: SparkSession,
         location: str,
-        place: Place,
+        streams: StreamCatalogue,
         allowed: Collection[str],
         sink_of: Callable[[RegisteredQuery], Sink],
     ) -> None:
-        self._spark, self._location, self._place = spark, location, place
+        self._spark, self._location, self._streams = spark, location, streams
         self._allowed, self._sink_of = frozenset(allowed), sink_of
-        self._streams = StreamCatalogue(place)
         self._query: Query | None = None
 
     @property
@@ -105,9 +104,11 @@ class ServicePlan:
         for each in registered:
             if each.name + OUTPUT not in kept:
                 continue
+            before = dict(known)
             try:
                 flows.append(self._flow(each, known))
             except FluxError as error:
+                known = before  # streams that it alone reads go with it
                 failed[each.name] = str(error)
                 log.warning("query %s cannot be made again: %s", each.name, error)
         gone = [name for name in kept if owner_of(name) not in known and owner_of(name)]
@@ -129,10 +130,26 @@ class ServicePlan:
         queries, streams = parts_of(query.plan)
         return PlanParts(queries, streams, errors)
 
+    def state_bytes(self) -> dict[str, int]:
+        """Return the bytes of state of each query, as the newest report has them: they may be a second old."""
+        found: dict[str, int] = {}
+        newest = self.query.lastProgress
+        for stage in newest["stages"] if newest else ():
+            owner = owner_of(stage["name"])
+            found[owner] = found.get(owner, 0) + stage.get("stateBytes", 0)
+        return found
+
     def add(self, query: RegisteredQuery) -> None:
         """Add a query: all of its stages, or nothing. FluxError: nothing has changed."""
         try:
             self.query.add(self._flow(query, {}), timeout=CHANGE_S)
+        except GroupsNeverGiven as error:  # whose remedies are those of a program
+            self.forget_unread(query.reads)
+            raise UsageError(
+                f"query {query.name}: groups without a window are final when all events are there, and a stream has no end. "
+                'Register the query with "mode": "update", which gives each group again when it has changed, or group by '
+                "window(TIME, DURATION), whose groups are final when the watermark has passed them"
+            ) from error
         except FluxError:
             self.forget_unread(query.reads)
             raise

@@ -55,10 +55,11 @@ class StreamService:
         gateway_options: Sequence[str],
         queries_max: int,
         give_up: Sequence[str],
+        state_max: int,
         options: dict[str, Any],
     ) -> None:
         """Start a service. Nothing of it runs if this raises. ``give_up``: streams whose queries are FAILED from now on, because
-        their logs cannot be read."""
+        their logs cannot be read; ``state_max``: see ``Registrar``."""
         self.spark = spark
         self.stop_asked = threading.Event()
         self._stopped = threading.Lock()
@@ -79,21 +80,25 @@ class StreamService:
             stack.callback(self._alone.shutdown, cancel_futures=True)
             catalogue = QueryCatalogue(place, queries_max=queries_max)
             catalogue.claim()
-            self.plan = ServicePlan(spark, location, place, allow, self._sink_of)
-            self._registrar = Registrar(catalogue, StreamCatalogue(place), self.plan, self._forget_output)
+            streams = StreamCatalogue(place)
+            self.plan = ServicePlan(spark, location, streams, allow, self._sink_of)
+            self._registrar = Registrar(catalogue, streams, self.plan, self._forget_output, state_max)
             self._give_up(catalogue, give_up)
             self._begin(catalogue, allow, options)
             stack.callback(self._end_plan)
             port = RegistryPort(self._registrar.answer, self._alone)
             stack.callback(port.close)
-            port.open(hold.publish(port.url).secret)
-            self.urls, self._gateways = [], []
-            for address in addresses(http, gateways):
+            found = addresses(http, gateways)
+            self.urls = [
+                f"{'https' if '--certificate' in gateway_options else 'http'}://{address}" for address in found
+            ]
+            port.open(hold.publish(port.url, self.urls).secret)
+            self._gateways = []
+            for address in found:
                 made = AttachedGateway(address, partial(started_gateway, location, address, gateway_options))
                 self._gateways.append(made)
                 stack.callback(made.wait)
                 stack.callback(made.end)
-                self.urls.append(f"{'https' if '--certificate' in gateway_options else 'http'}://{address}")
             for each in self._gateways:
                 each.wait_until_it_listens()
             self._close = stack.pop_all()
@@ -159,6 +164,7 @@ class StreamService:
                 if not self.plan.query.isActive:
                     raise self.plan.query.exception() or QueryFailed("the query of the service has ended")
                 self._alone.submit(self._registrar.converge).result(START_S)
+                self._alone.submit(self._registrar.bound_state).result(START_S)
             except ServiceReplaced as error:
                 self._end_with(error)
             except FluxError as error:
@@ -224,11 +230,13 @@ def addresses(http: str, gateways: int) -> list[str]:
 def serve(
     location: str | Path | None, http: str, gateways: int, spark: SparkSession | None, allow: Sequence[str],
     gateway_options: Sequence[str] = (), queries_max: int = QUERIES_MAX,
-    give_up: Sequence[str] = (), **options: Any,
+    give_up: Sequence[str] = (), state_bytes: int = 0, **options: Any,
 ) -> StreamService:  # fmt: skip
     """Start a service (``flux.serve``)."""
     addresses(http, gateways)
     session = session_of([]) if spark is None else spark
     given = None if location is None else str(location)
     made = {"partitions": 1, "on_failure": "stage", **options}
-    return StreamService(session, given, http, gateways, allow, gateway_options, queries_max, give_up, made)
+    return StreamService(
+        session, given, http, gateways, allow, gateway_options, queries_max, give_up, state_bytes, made
+    )

@@ -66,11 +66,11 @@ class HeldClient:
 
     def __init__(
         self, folder: Path, limits: BodyLimits | None = None, address: str = "http://127.0.0.1:1",
-        net: ReceiverNet | None = None,
+        net: ReceiverNet | None = None, host: str | None = None,
     ) -> None:  # fmt: skip
         folder.chmod(0o700)
         self.place = Folder(folder)
-        self.gateway = Gateway(self.place, address, limits, document)
+        self.gateway = Gateway(self.place, address, limits, document, host)
         self.token = self.token_for("admin")
         self._http = TestClient(application(self.gateway, net=net), raise_server_exceptions=False)
         self._http.__enter__()

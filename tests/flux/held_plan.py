@@ -20,6 +20,8 @@ class HeldPlan:
         self.failed: dict[str, str] = {}
         self.outputs: set[str] = set()
         self.refused: set[str] = set()
+        #: By query, the bytes of its state.
+        self.state: dict[str, int] = {}
         self._effect = effect
 
     def read_by(self, definition: QueryDefinition) -> list[str]:
@@ -52,6 +54,9 @@ class HeldPlan:
         self.streams.discard(name)
         self.failed.pop(name, None)
         self._effect()
+
+    def state_bytes(self) -> dict[str, int]:
+        return self.state
 
     def forget_output(self, name: str) -> None:
         self._effect()

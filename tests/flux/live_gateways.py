@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
 import ssl
 import threading
 import time
@@ -14,12 +15,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from benchmarks.serve import free_port
 from flux.gateway.app import application
 from flux.gateway.connections import HEAD_S, bounds
 from flux.gateway.gateway import Gateway
 from flux.gateway.openapi import document
 from flux.vault.location import Folder
+
+#: Longest wait for a gateway to listen or to end: loading and closing take a second of a processor, of which a machine under load
+#: has a fiftieth to give.
+WAIT_S = 120.0
 
 
 class LiveGateway:
@@ -30,7 +34,9 @@ class LiveGateway:
         self, folder: Path, tls: tuple[Path, Path] | None = None, most: int | None = None, head_s: float = HEAD_S
     ) -> None:
         folder.chmod(0o700)
-        self.port = free_port()
+        self._socket = bound()  # a port that is only chosen may be another program's a moment later
+        self._held: list[socket.socket] = []
+        self.port = self._socket.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
         verify = ssl.create_default_context(cafile=str(tls[0])) if tls else True
         files = {"ssl_certfile": str(tls[0]), "ssl_keyfile": str(tls[1])} if tls else {}
@@ -39,18 +45,33 @@ class LiveGateway:
         self._server = uvicorn.Server(
             uvicorn.Config(app, "127.0.0.1", self.port, log_level="error", timeout_graceful_shutdown=5, **options)
         )
-        self._thread = threading.Thread(target=self._server.run, name="gateway", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="gateway", daemon=True)
         self._thread.start()
-        end = time.monotonic() + 30
+        end = time.monotonic() + WAIT_S
         while not self._server.started:
-            assert time.monotonic() < end, "the gateway does not listen"
+            assert self._thread.is_alive(), "the gateway has ended at its start"
+            assert time.monotonic() < end, f"the gateway does not listen after {WAIT_S:g} s"
             time.sleep(0.01)
 
     def close(self, hurried: bool = False) -> None:
-        """End it. ``hurried``: requests that are under way are cut off."""
+        """End it. ``hurried``: requests that are under way are cut off, and nothing else gets its port, where clients of the test
+        would find another program."""
         self._server.should_exit, self._server.force_exit = True, hurried
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive(), f"the gateway has not ended after {WAIT_S:g} s"
+        if hurried and not self._held:
+            self._held.append(bound(self.port))
+        elif not hurried:
+            for each in self._held:
+                each.close()
+
+
+def bound(port: int = 0) -> socket.socket:
+    """Return a socket that has a port of loopback and does not listen; 0: any free one."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(("127.0.0.1", port))
+    return made
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

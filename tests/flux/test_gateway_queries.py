@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,27 +21,32 @@ from flux.gateway.tokens import Allowance, TokenRegister
 from flux.registry.definitions import RegisteredQuery
 from flux.registry.query_catalogue import QueryCatalogue
 from flux.registry.service_calls import PATH
-from flux.registry.service_hold import ServiceHold
+from flux.registry.service_hold import ServiceHold, address_of
 from spark_integration.service import registry_port
 from spark_integration.service.registrar import Registrar
 from spark_integration.service.registry_port import RegistryPort
 from tests.flux.gateways import HeldClient, problem
 from tests.flux.held_plan import HeldPlan
+from tests.flux.live_gateways import LiveGateway
+
+#: Bytes of state that all queries may have.
+STATE_MAX = 1000
 
 
 class Served:
     """A service on the location of a gateway."""
 
-    def __init__(self, client: HeldClient) -> None:
+    def __init__(self, client: HeldClient, gateways: Sequence[str] = ()) -> None:
         self.client = client
         self.plan = HeldPlan(lambda: None)
         catalogue = QueryCatalogue(client.place)
         catalogue.claim()
         self._alone = ThreadPoolExecutor(1)
-        registrar = Registrar(catalogue, StreamCatalogue(client.place), self.plan, self.plan.forget_output)
+        streams = StreamCatalogue(client.place)
+        self.registrar = registrar = Registrar(catalogue, streams, self.plan, self.plan.forget_output, STATE_MAX)
         self.port = RegistryPort(registrar.answer, self._alone)
         self._hold = ServiceHold(client.place)
-        self.secret = self._hold.publish(self.port.url).secret
+        self.secret = self._hold.publish(self.port.url, gateways).secret
         self.port.open(self.secret)
 
     def register(self, token: str | None = None, **definition: Any) -> httpx.Response:
@@ -88,6 +93,21 @@ def test_a_query_is_registered_shown_and_removed(served: Served) -> None:
     assert (served.plan.queries, served.plan.streams, served.plan.outputs) == ({}, set(), set())
     assert problem(client.call("DELETE", "/v1/queries/home")) == (404, "no_such_query")
     assert problem(client.call("GET", "/v1/queries/home")) == (404, "no_such_query")
+
+
+def test_a_query_that_has_failed_is_restarted(served: Served) -> None:
+    client = served.client
+    served.register(name="home", sql="clicks")
+    served.plan.failed["home"] = "division by zero"
+    served.plan.queries.pop("home")
+    served.register(name="other", sql="clicks")  # the service looks at its plan
+    assert client.call("GET", "/v1/queries/home").json()["status"] == "FAILED"
+    pushes = client.token_for("push", "read")
+    assert problem(client.call("POST", "/v1/queries/home/restart", token=pushes)) == (403, "no_right")
+    answer = client.call("POST", "/v1/queries/home/restart")
+    assert (answer.status_code, answer.json()["status"], answer.json()["error"]) == (200, "RUNNING", "")
+    assert set(served.plan.queries) == {"home", "other"}
+    assert problem(client.call("POST", "/v1/queries/nothing/restart")) == (404, "no_such_query")
 
 
 def test_a_stream_goes_with_the_queries_that_read_it(served: Served) -> None:
@@ -254,6 +274,7 @@ def test_a_name_that_is_taken_is_refused_before_the_plan_sees_it(
 
 def test_a_token_pushes_as_much_as_its_quota_says(served: Served) -> None:
     client = served.client
+    client.gateway.quotas.clock = lambda: 100.0  # requests of a machine under load take seconds
     slow = TokenRegister(client.place).make(["push"], ["*"], events_per_s=5)
     for _ in range(2):
         assert client.push(b'{"user": 1}\n' * 5, token=slow).status_code == 200
@@ -263,6 +284,60 @@ def test_a_token_pushes_as_much_as_its_quota_says(served: Served) -> None:
     assert client.push(b'{"user": 1}').status_code == 200
     thin = TokenRegister(client.place).make(["push"], ["*"], bytes_per_s=20)
     assert problem([client.push(b'{"user": 1}\n' * 4, token=thin) for _ in range(2)][1]) == (429, "over_quota")
+
+
+def test_queries_whose_state_is_too_large_are_refused_and_then_ended(served: Served) -> None:
+    client = served.client
+    for name, reads in (("small", "clicks"), ("large", "clicks"), ("behind", "large")):
+        assert served.register(name=name, sql=reads).status_code == 201
+    served.plan.state = {"small": 400, "large": 600, "gone": 5000}
+    assert served.register(name="room", sql="clicks").status_code == 201
+    served.plan.state["large"] = 601
+    refused = served.register(name="more", sql="clicks")
+    assert problem(refused) == (507, "no_room")
+    assert "1,001 bytes of state" in refused.json()["error"]["message"]
+    served.plan.state["large"] = 1600
+    served.registrar.bound_state()
+    assert set(served.plan.queries) == {"small", "large", "behind", "room"}
+    served.plan.state["large"] = 1601
+    served.registrar.bound_state()
+    assert set(served.plan.queries) == {"small", "room"}
+    shown = {each["name"]: each for each in client.call("GET", "/v1/queries").json()["queries"]}
+    assert {name for name, each in shown.items() if each["status"] == "FAILED"} == {"large", "behind"}
+    assert "this one has the most, 1,601" in shown["large"]["error"]
+    assert served.register(name="more", sql="clicks").status_code == 201
+
+
+def test_a_gateway_on_another_host_passes_registrations_on(tmp_path: Path) -> None:
+    near = LiveGateway(tmp_path)
+    far = HeldClient(tmp_path, host="elsewhere")
+    far.register()
+    loopback_alone = Served(far)
+    refused = loopback_alone.register(name="home", sql="clicks")
+    assert problem(refused) == (503, "no_service")
+    assert "listen on loopback alone" in refused.json()["error"]["message"]
+    loopback_alone.close()
+    served = Served(far)
+    of = address_of(far.place)
+    assert of is not None
+    # A test has no other address than one of loopback.
+    far.place.write("service.json", msgspec.json.encode(msgspec.structs.replace(of, gateways=[near.url])))
+    try:
+        assert served.register(name="home", sql="clicks").status_code == 201
+        assert served.register(name="behind", sql="home").status_code == 201
+        direct = {"Flux-Direct": "true"}
+        refused = far.call("DELETE", "/v1/queries/home?cascade=true", headers=direct)
+        assert problem(refused) == (421, "other_gateway")
+        assert refused.json()["error"]["gateway"] == near.url
+        assert problem(far.call("DELETE", "/v1/queries/home")) == (409, "has_readers")
+        assert far.call("DELETE", "/v1/queries/home?cascade=true").status_code == 204
+        assert served.plan.queries == {}
+        near.close()
+        assert problem(served.register(name="home", sql="clicks")) == (503, "no_service")
+    finally:
+        served.close()
+        far.close()
+        near.close()
 
 
 def test_an_allowance_fills_up_with_time() -> None:

@@ -80,12 +80,12 @@ def test_a_client_has_pushes_passed_on_if_it_does_not_reach_the_owner(
     other = LiveGateway(tmp_path / "location")
     told: list[str] = []
 
-    async def push_to_live(self: Forwarder, gateway: str, *given: Any) -> Any:
+    async def pass_on_to_live(self: Forwarder, gateway: str, *given: Any) -> Any:
         told.append(gateway)
         return await passes_on(self, live.url, *given)
 
-    passes_on = Forwarder.push
-    monkeypatch.setattr(Forwarder, "push", push_to_live)
+    passes_on = Forwarder.pass_on
+    monkeypatch.setattr(Forwarder, "pass_on", pass_on_to_live)
     try:
         push(live.url, token, 0, "a")
         (owner,) = (tmp_path / "location" / "streams").glob("*/log-0/owner")

@@ -23,6 +23,7 @@ from striking import until
 
 import flux
 from benchmarks.serve import STARTS_S, free_port
+from benchmarks.serve_process import BEGINS_S
 from flux.client import Client, GatewayRefused
 from flux.errors import UsageError
 from flux.eventlog.log_reader import LogReader
@@ -161,6 +162,39 @@ def test_a_service_goes_on_where_it_was(spark: Any, tmp_path: Path) -> None:
     assert not kept.exists()
 
 
+@pytest.mark.long
+def test_a_query_with_a_damaged_result_fails_alone(spark: Any, tmp_path: Path) -> None:
+    location = tmp_path / "location"
+    location.mkdir(mode=0o700)
+    options: dict[str, Any] = {"spark": spark, "workers": 2, "allow": ALLOWED}
+    address = f"127.0.0.1:{free_port()}"
+    with flux.serve(location, address, **options) as service, Client(service.urls, service.token) as client:
+        token = service.token
+        client.register_stream("clicks", "user BIGINT")
+        for name in ("broken", "sound"):
+            register(client, name=name, sql="SELECT user FROM clicks")
+        register(client, name="weak", **operator("unlucky", {}, "sound"))
+        client.push_events("clicks", [{"user": 1}])
+        for name in ("broken", "sound", "weak"):
+            until(lambda name=name: rows_of_output(location, name), f"rows of {name}")
+    of = OutputCatalogue(Folder(location)).get("broken")
+    for segment in (location / "outputs" / of.id / "log-0").glob("*-*"):
+        segment.write_bytes(b"no head" + segment.read_bytes()[7:])
+    with flux.serve(location, address, **options) as service, Client(service.urls, token) as client:
+        until(lambda: shown(client, "broken")["status"] == "FAILED", "the failure of one query is told")
+        assert "Restore the log from a copy" in shown(client, "broken")["error"]
+        client.push_events("clicks", [{"user": 13}])
+        until(lambda: len(rows_of_output(location, "sound")) == 2, "the other queries go on")
+        until(lambda: shown(client, "weak")["status"] == "FAILED", "an error of its code ends a query")
+        assert client.restart_query("weak")["status"] == "RUNNING"
+        client.push_events("clicks", [{"user": 14}])
+        until(lambda: rows_of_output(location, "weak") == [{"user": 1}, {"user": 14}], "its result goes on")
+        client.remove_query("broken")
+        register(client, name="broken", sql="SELECT user FROM clicks")
+        client.push_events("clicks", [{"user": 15}])
+        until(lambda: rows_of_output(location, "broken") == [{"user": 15}], "another query of this name")
+
+
 def register(client: Client, **definition: Any) -> dict[str, Any]:
     return client._call("POST", "/v1/queries", json.dumps(definition).encode())
 
@@ -179,12 +213,12 @@ class ServiceProcess:
         command = [
             sys.executable, "-m", "flux", "serve", "--location", str(self.location), "--http", f"127.0.0.1:{self.port}",
             "--workers", "2", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=700m",
-            "--conf", "spark.flux.workers.timeout=180s", "--conf", "spark.flux.heartbeat.timeout=5s",
+            "--conf", f"spark.flux.workers.timeout={BEGINS_S:.0f}s", "--conf", "spark.flux.heartbeat.timeout=5s",
         ]  # fmt: skip
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self._said: list[str] = []
         threading.Thread(target=self._listen, args=(self.process.stderr,), daemon=True).start()
-        end = time.monotonic() + STARTS_S
+        end = time.monotonic() + BEGINS_S
         while not any("serving" in line for line in self._said):
             assert self.process.poll() is None, "".join(self._said)[-3000:]
             assert time.monotonic() < end, "".join(self._said)[-3000:]
@@ -239,7 +273,7 @@ def test_each_answered_event_is_counted_once_though_the_service_is_killed(tmp_pa
             client.register_stream("clicks", "who BIGINT, n BIGINT")
             register(client, name="all", sql="SELECT who, n FROM clicks")
             register(client, name="some", sql="SELECT who, n FROM all WHERE n % 3 = 0")
-            pushers = [Pusher(service.url, service.token, "clicks", who) for who in range(2)]
+            pushers = [Pusher(service.url, service.token, "clicks", who) for who in range(3)]
             for kill in range(kills):
                 wanted = [each.pushed + 100 for each in pushers]
                 until(

@@ -23,18 +23,24 @@ def queries(
         str | None, typer.Option("--sql", help="With --register: its text, or a file with it; - is standard input.")
     ] = None,
     partitions: Annotated[int, typer.Option("--partitions", min=1, help="With --register: its partitions.")] = 1,
+    restart: Annotated[
+        str | None,
+        typer.Option("--restart", metavar="NAME", help="Start a query that has failed again, with empty state."),
+    ] = None,
     remove: Annotated[
         str | None, typer.Option("--remove", metavar="NAME", help="Remove a query with its state and result.")
     ] = None,
     cascade: Annotated[bool, typer.Option("--cascade", help="With --remove: and all that reads it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the registered queries of a service, register one, or remove one."""
+    """List the registered queries of a service, register one, start one again that has failed, or remove one."""
     with outcome(as_json), client_of(url, token) as client:
         if register is not None:
             client.register_query(register, _text(sql), partitions=partitions)
         elif sql is not None:
             raise UsageError("--sql belongs to --register NAME")
+        if restart is not None:
+            client.restart_query(restart)
         if remove is not None:
             client.remove_query(remove, cascade)
         found = client.queries()

@@ -34,6 +34,12 @@ def serve(
         typer.Option("--allow", metavar="MODULE:NAME", help="Operator that a registration may name; several times."),
     ] = None,
     queries_max: Annotated[int, typer.Option("--max-queries", min=1, help="Queries that may be registered.")] = 1000,
+    state_bytes: Annotated[
+        int,
+        typer.Option(
+            "--state-bytes", min=0, help="State of all queries; at twice as much the largest fails. 0: no bound."
+        ),
+    ] = 0,
     give_up: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,7 +67,7 @@ def serve(
             more += ["--certificate", str(certificate), "--key", str(key), "--trust", str(certificate)]
         flux._run_service(
             master, settings, location, http, gateways, tuple(allow or ()), tuple(more), queries_max,
-            tuple(give_up or ()), {"workers": workers, "replicas": replicas},
+            tuple(give_up or ()), {"workers": workers, "replicas": replicas, "state_bytes": state_bytes},
         )  # fmt: skip
 
 
