@@ -54,13 +54,18 @@ def read_head(store: LogStore, segment: SegmentId, where: str) -> tuple[SegmentH
 def read_chain(store: LogStore, where: str, known: Mapping[SegmentId, Segment] | None = None) -> list[Segment]:
     """Return the segments of a log, oldest first. ``known``: segments that were read before, whose heads are not read again.
 
-    FileNotFoundError: a segment was removed meanwhile; read again."""
+    DamagedLog: a head is broken; FileNotFoundError: a segment was removed meanwhile; read again."""
     there = set(store.segments())
     found: list[Segment] = []
     at, end, following = max(there, default=None), None, None
     while at is not None and at in there:
         of = (known or {}).get(at)
         head, start = (of.head, of.start) if of is not None else read_head(store, at, where)
+        if head.previous is not None and head.previous >= at:
+            raise DamagedLog(
+                f"{where}: segment {name_of(at)} names {name_of(head.previous)} as the one before it, which is none. Restore the "
+                "log from a copy"
+            )
         found.append(Segment(head, start, end, following))
         at, end, following = head.previous, head.previous_end, head.first
     return found[::-1]

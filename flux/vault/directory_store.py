@@ -178,6 +178,8 @@ class Directory:
         self._states.mkdir(mode=0o700, exist_ok=True)
         while True:
             taken = [int(found[1]) for name in self._generations() if (found := _GENERATION.fullmatch(name))]
+            # Also where the file of a generation is lost: its segments are not written over.
+            taken += [generation for generation, _ in self.segments()]
             generation = max(taken, default=0) + 1
             try:
                 os.close(os.open(self._of_generation(generation), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flux.eventlog.chain import Segment, read_chain
 from flux.eventlog.log_owner import LogBusy, LogFull, LogLimits, LogOwner, NameReused, PushTicket
 from flux.eventlog.log_reader import LogReader
-from flux.eventlog.records import DamagedLog, PushName
+from flux.eventlog.records import DamagedLog, PushName, SegmentHead
 from flux.vault.directory_store import Directory, TakenOver
 from flux.vault.framing import framed
 from flux.vault.object_store import Bucket
@@ -282,3 +283,28 @@ def test_a_key_is_new_after_its_time_though_nothing_has_come_meanwhile(place: Op
     push(log, b"one", name=PushName(key="k"), at=0)
     assert push(log, b"one", name=PushName(key="k"), at=600 * 1_000_000).repeated
     assert not push(log, b"two", name=PushName(key="k"), at=601 * 1_000_000).repeated
+
+
+@pytest.mark.parametrize("previous", [(1, 2), (1, 3), (2, 1)])
+def test_a_segment_that_names_a_later_one_as_the_one_before_it_is_damage(previous: tuple[int, int]) -> None:
+    """A chain of such segments would be read for ever."""
+
+    class TwoSegments:
+        def segments(self) -> list[tuple[int, int]]:
+            return [(1, 2), *([previous] if previous != (1, 2) else [])]
+
+    heads = {
+        each: Segment(SegmentHead(each, previous if each == (1, 2) else (1, 2), 9, 0, 0, 7, {}, {}), 9, None, None)
+        for each in TwoSegments().segments()
+    }
+    with pytest.raises(DamagedLog, match=r"the log: segment 00000001-00000002 names .* as the one before it"):
+        read_chain(TwoSegments(), "the log", heads)  # type: ignore[arg-type]
+
+
+def test_events_are_not_written_over_where_the_file_of_a_generation_is_lost(tmp_path: Path) -> None:
+    first = owner(Directory(tmp_path, keeps=True))
+    push(first, b"one")
+    first._store.close()
+    (tmp_path / "generation-00000001").unlink()
+    push(owner(Directory(tmp_path, keeps=True)), b"two")
+    assert content(Directory(tmp_path, False, keeps=True)) == [(0, b"one"), (1, b"two")]
