@@ -7,7 +7,7 @@ thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -64,6 +64,9 @@ class ServedPlan(Protocol):
 
     def take(self, name: str) -> None:
         """Remove a query or stream that no other part reads."""
+
+    def forget_unread(self, names: Iterable[str]) -> None:
+        """Forget the service as a reader of the streams among these names that the plan does not read."""
 
     def state_bytes(self) -> Mapping[str, int]:
         """Return the bytes of state of each query that has some."""
@@ -225,8 +228,13 @@ class Registrar:
 
     def converge(self) -> None:
         """Make steps until plan and outputs are as the registry says."""
+        failed: list[str] = []
         while (step := self._next()) is not None:
             self._make(step)
+            if isinstance(step, NoteFailed):
+                failed += step.query.reads
+        if failed:  # the source of a stream that cannot be read has gone with them
+            self._plan.forget_unread(failed)
 
     def _next(self) -> Step | None:
         return next_step(self._catalogue.all(), self._plan.parts())

@@ -156,7 +156,7 @@ class ServicePlan:
 
     def forget_unread(self, names: Iterable[str]) -> None:
         """Forget this service as a reader of the streams among these names that its plan does not read: an addition that was
-        refused, or a service that was lost in one, has registered as a reader before."""
+        refused, or a service that was lost in one, has registered as a reader before, and a source that failed is gone."""
         streams, (_, read) = self._streams.all(), parts_of(self.query.plan)
         for name in names:
             if name in streams and name not in read:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from flux.errors import UsageError
 from flux.registry.convergence import PlanParts
@@ -20,6 +20,8 @@ class HeldPlan:
         self.failed: dict[str, str] = {}
         self.outputs: set[str] = set()
         self.refused: set[str] = set()
+        #: Streams that the plan has been asked to leave, in order, which it does not read.
+        self.forgotten: list[str] = []
         #: By query, the bytes of its state.
         self.state: dict[str, int] = {}
         self._effect = effect
@@ -54,6 +56,9 @@ class HeldPlan:
         self.streams.discard(name)
         self.failed.pop(name, None)
         self._effect()
+
+    def forget_unread(self, names: Iterable[str]) -> None:
+        self.forgotten += [name for name in names if name in STREAMS and name not in self.streams]
 
     def state_bytes(self) -> dict[str, int]:
         return self.state

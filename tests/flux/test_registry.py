@@ -197,6 +197,23 @@ def test_a_query_that_failed_just_now_is_restarted_without_its_failure(tmp_path:
         tried.restart("other")
 
 
+def test_a_stream_that_cannot_be_read_fails_its_queries_and_is_left(tmp_path: Path) -> None:
+    tried = Tried(tmp_path)
+    for name, reads in (("near", "clicks"), ("far", "near"), ("other", "users")):
+        tried.register(name, reads)
+    for name in ("near", "far"):  # with their source
+        tried.plan.failed[name] = "clicks has failed: log 0 is damaged"
+        tried.plan.queries.pop(name)
+    tried.plan.streams.discard("clicks")
+    tried.registrar.converge()
+    tried.check()
+    assert {name for name, each in tried.catalogue.all().items() if each.phase == "FAILED"} == {"near", "far"}
+    assert set(tried.plan.forgotten) == {"clicks"}
+    tried.restart("near")
+    tried.restart("far")
+    tried.check()
+
+
 def test_a_query_that_the_plan_refuses_leaves_nothing(tmp_path: Path) -> None:
     tried = Tried(tmp_path)
     tried.plan.refused.add("bad")
