@@ -3,8 +3,9 @@ is left out breaks a law. With availability on and nothing silent, old runs are 
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +13,32 @@ import pytest
 
 from flux.dataflow.availability import Availability
 from flux.dataflow.plan import ById
+from flux.exchange.producer import Producer
 from flux.operators.tentative import BARRIER, tentative_kind
 from flux.shadows.hosting import ShadowHosting
 from flux.shadows.overlay import Overlay
 from flux.shadows.peeked import PeekedOperator
-from flux.shadows.shadow import MarkOutput, Shadow, Undone
+from flux.shadows.shadow import CorrectionDone, MarkOutput, Shadow, Undone
 from flux.wire.messages import Tentative
-from partitioning.ids import StreamId
+from flux.worker.core import WorkerCore
+from flux.worker.effects import Effect
+from partitioning.ids import ACTIVE, StreamId
 from tests.simulation import timed_flows
-from tests.simulation.availability import AVAILABILITY_FROM, ONCE, AvailabilitySimulation, TentativeDelivery
-from tests.simulation.availability_wide import WIDE_FROM, WideSimulation, check_same
+from tests.simulation.availability import (
+    AVAILABILITY_FROM,
+    DONE,
+    ONCE,
+    AvailabilityCase,
+    AvailabilitySimulation,
+    SilentData,
+    TentativeDelivery,
+    add_partition,
+)
+from tests.simulation.availability_wide import LOGS, WIDE_FROM, WideCase, WideSimulation, check_same
 from tests.simulation.faults import Faults
 from tests.simulation.outside import Delivery
 from tests.simulation.story_hashes import tell
+from tests.simulation.timed_rows import SECOND
 from tests.simulation.violation import Violation
 
 #: Workers die and come back, connections break, single messages are lost.
@@ -177,6 +191,83 @@ def forgets_to_undo_after_a_take_over(patch: pytest.MonkeyPatch) -> None:
         self._effects.clear()
 
     patch.setattr(Shadow, "__init__", makes)
+
+
+def keeps_logs_for_a_redo(patch: pytest.MonkeyPatch) -> None:
+    """Rows of healthy streams stay in their logs until the failure is over, as if all of them were applied again then."""
+    poll, evict = WorkerCore._poll, Producer._evict
+    failing: set[int] = set()
+
+    def polls(self: WorkerCore, now: float) -> Iterator[Effect]:
+        fails = any(hosted.shadow.state for hosted in self.shadows._shadows.values())
+        (failing.add if fails else failing.discard)(self.worker)
+        return poll(self, now)
+
+    def evicts(self: Producer) -> None:
+        if not failing:
+            evict(self)
+
+    patch.setattr(WorkerCore, "_poll", polls)
+    patch.setattr(Producer, "_evict", evicts)
+
+
+def says_more_is_corrected_than_is(patch: pytest.MonkeyPatch) -> None:
+    """The end of a correction is said of ten seconds of windows that are still to come."""
+    settle = Shadow._settle
+
+    def settles(self: Shadow, now: float) -> None:
+        settle(self, now)
+        self._effects = [
+            CorrectionDone(each.through + 10 * SECOND) if isinstance(each, CorrectionDone) else each
+            for each in self._effects
+        ]
+
+    patch.setattr(Shadow, "_settle", settles)
+
+
+class SilentTwice(AvailabilitySimulation):
+    """One failure behind another."""
+
+    def drawn(self, rng: random.Random) -> AvailabilityCase:
+        data = SilentData("readings", [], clock=lambda: self.world.now, delay=0)
+        add_partition(data, rng, 9.0, [(1.0, 3.5), (5.5, 8.0)])
+        add_partition(data, rng, 9.0, [])
+        return AvailabilityCase(1.5, ("process", "process"), 9.0, 0.0, False, data)
+
+
+class SilentAlone(WideSimulation):
+    """One of two inputs is missing for five seconds, and nothing else fails."""
+
+    def drawn(self, rng: random.Random) -> WideCase:
+        case = super().drawn(rng)
+        case.recovery, case.forever = ACTIVE, False
+        for drawn in case.data.batches, case.data.due, case.data.silences:
+            drawn.clear()  # type: ignore[attr-defined]
+        add_partition(case.data, rng, 6.0, [(1.0, 6.0)])
+        add_partition(case.data, rng, 6.0, [])
+        return case
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("broken", "make", "law"),
+    [
+        (says_more_is_corrected_than_is, lambda: SilentTwice(AVAILABILITY_FROM), DONE),
+        (keeps_logs_for_a_redo, lambda: SilentAlone(WIDE_FROM), LOGS),
+    ],
+    ids=["corrections", "logs"],
+)
+def test_a_directed_run_without_a_rule_breaks_a_law(
+    broken: Callable[[pytest.MonkeyPatch], None],
+    make: Callable[[], AvailabilitySimulation],
+    law: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make().run()
+    broken(monkeypatch)
+    with pytest.raises(Violation) as violation:
+        make().run()
+    assert violation.value.law == law
 
 
 @pytest.mark.parametrize(
