@@ -423,7 +423,11 @@ class Replica:
         return self.under_way
 
     def _begin(self, now: float) -> ReplicaStep:
-        step = self.waits.next(self.order, self.applied, now, self.busy_s)
+        try:
+            step = self.waits.next(self.order, self.applied, now, self.busy_s)
+        except AssertionError as error:
+            error.add_note(self._standing())
+            raise
         if step.number >= self.order.committed:
             self.output.hold_back(step.number)
         entry, context = step.entry, self.context
@@ -435,6 +439,16 @@ class Replica:
         if step.rows is not None:
             context.input = step.slices[0].input
         return step
+
+    def _standing(self) -> str:
+        """Describe the place of this replica in its order, for an error that shows that the order and its rows do not fit."""
+        order = self.order
+        entry = order[self.applied] if self.applied < order.end else None
+        return (
+            f"{'primary' if self.primary else 'secondary'} of epoch {self.incarnation}, leads since {self.leads_since}, version "
+            f"{self.version}; step {self.applied} of {order.base} to {order.end}, {order.committed} committed, {order.verified} "
+            f"verified in term {order.term}, alive since step {self._alive_since}: {entry}"
+        )
 
     def apply(self, step: ReplicaStep) -> bool:
         """Apply a step, or go on with its output, for which there was no room. Return False if there is none for the rest."""

@@ -354,6 +354,7 @@ class StepQueue:
                 if slice_.sequence > through:
                     parts = slice_.cut(through, self._key.partition) if isinstance(slice_, RowSlice) else None
                     if parts is None:
+                        waiting.appendleft(slice_)
                         raise self._other_rows(stream, through)
                     slice_, rest = parts
                     waiting.appendleft(rest)
@@ -401,7 +402,8 @@ class StepQueue:
     def _other_rows(self, stream: StreamId, through: int) -> Exception:
         """Return the error for a stream that lacks rows that an earlier primary had (design: same-rows)."""
         if stream.edge not in self.from_sources:
-            return AssertionError((self._where, stream, through))
+            pending = [(slice_.first, slice_.sequence) for slice_ in self.by_stream.get(stream, ())]
+            return AssertionError((self._where, stream, through, f"pending: {pending[:3]}"))
         if stream.edge in self.from_logs:
             return DataLost(
                 f"{self._where}: a step that was ordered before has to be repeated, and rows of it are gone from the log of "

@@ -6,7 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from one_worker import Kept, planned, worker
 
+import flux
 from flux.errors import NonDeterministicInputError
 from flux.exchange.inbound import Inbound, Packet, RowSlice, WordSlice
 from flux.exchange.log import End
@@ -23,9 +25,12 @@ def the_end_as_batch(sequence: int) -> WordSlice:
     return WordSlice(STREAM, sequence, Packet(Inbound(STREAM, 0, 1, 1), 1, 1), 0, 0.0, True, End())
 
 
-@pytest.mark.parametrize(("from_sources", "error"), [({0}, NonDeterministicInputError), (set(), AssertionError)])
+@pytest.mark.parametrize(
+    ("from_sources", "error", "said"),
+    [({0}, NonDeterministicInputError, "not deterministic"), (set(), AssertionError, r"pending: \[\(2, 2\)\]")],
+)
 def test_another_batch_than_the_one_ordered_is_the_fault_of_an_input_that_was_read_again(
-    from_sources: set[int], error: Any
+    from_sources: set[int], error: Any, said: str
 ) -> None:
     """An earlier primary had applied the end as batch 1; the second reading has it as batch 2."""
     waits = StepQueue(PartitionKey(0, 0), [0], Timers(), Settings.of(), "stage s, partition 0")
@@ -34,8 +39,21 @@ def test_another_batch_than_the_one_ordered_is_the_fault_of_an_input_that_was_re
     waits.add(the_end_as_batch(2))
     entry = OrderEntry(0.0, 0.0, [(*STREAM, 1)])
     assert waits.has(entry)
-    with pytest.raises(error):
+    with pytest.raises(error, match=said):
         waits.take(entry)
+
+
+def test_a_step_that_does_not_fit_its_rows_tells_the_place_of_the_replica_in_its_order() -> None:
+    replica = worker(planned(flux.stage(partitions=1)(Kept))).replicas[PartitionKey(0, 0)]
+    replica.waits.forget_turns()
+    replica.waits.from_sources = set()
+    replica.waits.add(the_end_as_batch(2))
+    replica.order.append(OrderEntry(0.0, 0.0, [(*STREAM, 1)]))
+    with pytest.raises(AssertionError) as found:
+        replica.next_step(0.0)
+    (note,) = found.value.__notes__
+    assert note.startswith("primary of epoch 0, leads since")
+    assert "step 0 of 0 to 1, 1 committed" in note
 
 
 SLICE_ROWS = STEP_ROWS // 2
