@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from controller.course.plan_phases import PlanPhase
-from controller.course.plan_requests import PlanRequest, VersionToKeep, WorkersAreMissing
+from controller.course.plan_requests import LocationOrder, PlanRequest, WorkersAreMissing
 from controller.course.query_phases import QueryPhase
 from controller.decide.controller import Controller, Tell
 from controller.operate.request_handler import About
@@ -33,6 +33,7 @@ from flux.shell.process import Rendezvous
 from flux.shell.threads import Bell
 from flux.shell.transport import Keys, Port, Sockets
 from flux.wire.codec import decode_report
+from flux.wire.control import EdgeStored
 from flux.wire.frames import HEADER_BYTES_MAX, encode
 from partitioning.table import FIRST_EPOCH
 
@@ -104,7 +105,7 @@ class Server:
         self._commands: queue.SimpleQueue[Callable[[], list[Tell]]] = queue.SimpleQueue()
         self._bell = Bell()  # rings for each command
         self._bound: queue.SimpleQueue[Rendezvous | Exception] = queue.SimpleQueue()
-        self._keep: Callable[[VersionToKeep], None] | None = None
+        self._keep: Callable[[LocationOrder], None] | None = None
         self._close = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"flux-controller-{query_id[:8]}", daemon=True)
 
@@ -289,13 +290,14 @@ class Server:
     def _give_up(self, asked: PlanRequest, timeout: float, now: float) -> tuple[bool, list[Tell]]:
         return self.core.plans.give_up(asked, timeout, now), self.core.board.take()
 
-    def keep_versions(self, keep: Callable[[VersionToKeep], None]) -> None:
-        """Keep versions in a checkpoint location before any process hears of them. ``keep`` is called in the controller's thread,
-        begins the work in another one, and has ``kept`` called at its end."""
+    def keep_versions(self, keep: Callable[[LocationOrder], None], births: Iterable[EdgeStored] = ()) -> None:
+        """Keep versions and births in a checkpoint location before any process hears of them. ``keep`` is called in the
+        controller's thread, begins the work in another one, and has ``kept`` called at its end. ``births``: those that the
+        location has."""
         self._keep = keep
-        self.core.plans.keeps_versions = True
+        self.core.plans.keep_versions(births)
 
-    def kept(self, order: VersionToKeep, error: str = "") -> None:
+    def kept(self, order: LocationOrder, error: str = "") -> None:
         """Note that an order of ``keep_versions`` is carried out, or why that is impossible."""
 
         def note() -> list[Tell]:

@@ -12,6 +12,7 @@ from controller.course.plan_phases import PlanEvent, PlanPhase, after
 from flux.dataflow.plan import Plan
 from flux.dataflow.plan_change import PlanChange
 from flux.errors import FluxError, UsageError
+from flux.wire.control import EdgeStored
 
 
 class PlanHasChanged(UsageError):
@@ -32,6 +33,20 @@ class VersionToKeep:
     plan: Plan
     #: Names of stages that have failed.
     failed: tuple[str, ...] = ()
+    #: All births that are known, of streams that come to running sources.
+    births: tuple[EdgeStored, ...] = ()
+
+
+@dataclass(frozen=True)
+class BirthsToKeep:
+    """Order to the shell: put births into the checkpoint location, beside those that it has, and then call
+    ``PlanChanges.kept``."""
+
+    births: tuple[EdgeStored, ...]
+
+
+#: An order about the description in the checkpoint location.
+LocationOrder = VersionToKeep | BirthsToKeep
 
 
 @dataclass

@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any
 
 from controller.course.newborns import grown_table
-from controller.course.plan_phases import LIMIT_S, PlanEvent, PlanPhase
+from controller.course.plan_phases import LIMIT_S, STORE_MAX_S, PlanEvent, PlanPhase
 from controller.course.plan_requests import (
+    BirthsToKeep,
     FailedStage,
+    LocationOrder,
     PlanHasChanged,
     PlanRequest,
     PlanVersion,
@@ -27,6 +29,7 @@ from controller.course.plan_requests import (
 )
 from controller.course.query_phases import QueryPhase
 from controller.course.removals import dependants, removal, without
+from controller.course.source_births import SourceBirths, stream_of
 from controller.decide.board import Board, StageFailure
 from controller.replicas.membership import Member
 from controller.text import count, duration, some
@@ -36,7 +39,6 @@ from flux.errors import FluxError, QueryFailed, UsageError
 from flux.operators.user_code import text_of
 from flux.vault.plan_without_code import change_for_a_vault
 from flux.wire.control import EdgeBorn, EdgeStored, GetPlan, PlanChanged, PlanSeen, Stop
-from partitioning.ids import StreamId
 
 #: Seconds until a change is repeated to the processes that have not confirmed it: it may be lost with a connection.
 REPEAT_S = 2.0
@@ -76,8 +78,8 @@ class PlanChanges:
         self._follow = follow
         self._published = published
         self._wanted = wanted
-        #: Versions are kept in the checkpoint location, by a shell that takes ``to_keep``.
-        self.keeps_versions = board.plan.durable
+        #: The births of streams that come to running sources.
+        self.births = SourceBirths(board.plan.durable)
         self.sealed = False
         self.current: PlanRequest | None = None
         self.waiting: deque[PlanRequest] = deque()
@@ -90,8 +92,7 @@ class PlanChanges:
         self._changes: list[PlanChange] = []  # the same, not encoded
         self._at_once: dict[int, PlanChanged | None] = {}  # by earlier version: all changes since then in one
         self._cannot: set[tuple[int, int]] = set()  # nodes with versions that they cannot take, which are noted
-        self._keep: list[VersionToKeep] = []
-        self._births: dict[StreamId, EdgeStored] = {}  # of streams of sources that ran already
+        self._keep: list[LocationOrder] = []
 
     # ---- asking
 
@@ -99,6 +100,16 @@ class PlanChanges:
     def under_way(self) -> bool:
         """A change is under way, or waits for its turn."""
         return self.current is not None or bool(self.waiting)
+
+    @property
+    def keeps_versions(self) -> bool:
+        """Versions and births are kept in the checkpoint location, by a shell that takes ``to_keep``."""
+        return self.births.keeps
+
+    def keep_versions(self, births: Iterable[EdgeStored]) -> None:
+        """Keep versions and births in a checkpoint location, which has these ``births``."""
+        self.births.keeps = True
+        self.births.begin(births)
 
     def newest(self) -> tuple[Plan, int]:
         """Return the plan to compile an addition by, and the number of its version. UsageError: nothing can be added."""
@@ -206,6 +217,7 @@ class PlanChanges:
     def look(self, now: float) -> None:
         """Go on with the change under way as far as possible, and begin the next one."""
         board = self._board
+        self._keep_births(now)
         for failure in board.take_failures():
             self._stage_failed(failure, now)
         if board.phase == QueryPhase.ENDED:
@@ -274,7 +286,7 @@ class PlanChanges:
             self._tell(asked, now)
         return True
 
-    def to_keep(self) -> list[VersionToKeep]:
+    def to_keep(self) -> list[LocationOrder]:
         """Return the orders to the checkpoint location since the last call."""
         orders, self._keep = self._keep, []
         return orders
@@ -283,12 +295,16 @@ class PlanChanges:
         """Order the checkpoint location to have the plan of a change as the newest one, or the plan ``before`` it again."""
         plan = before or asked.plan
         assert plan is not None
-        asked.order = VersionToKeep(asked.version, plan, tuple(self.failed))
+        asked.order = VersionToKeep(asked.version, plan, tuple(self.failed), self.births.known)
         self._keep.append(asked.order)
 
-    def kept(self, order: VersionToKeep, now: float, error: str = "") -> None:
+    def kept(self, order: LocationOrder, now: float, error: str = "") -> None:
         """Take the end of an order to the checkpoint location; ``error``: it could not be carried out. An order that comes to its
         end too late concerns nothing any more: the one that takes it back is carried out behind it."""
+        if isinstance(order, BirthsToKeep):
+            self._tell_births(self.births.kept(order, error))
+            self.look(now)
+            return
         asked = self.current
         if asked is None or asked.order is not order:
             return
@@ -345,9 +361,7 @@ class PlanChanges:
         board.follow(plan)
         self._follow(plan)
         self._note_version(before, change)
-        for edge in change.removed_edges:
-            for stream in [stream for stream in self._births if stream.edge == edge]:
-                del self._births[stream]
+        self.births.forget(change.removed_edges)
         anew = [stage.name for stage in change.stages]
         by_hand = [before.stages[stage].name for stage in change.removed_stages if asked.failure is None]
         for name in anew + by_hand:
@@ -486,7 +500,7 @@ class PlanChanges:
         member = self._board.members.by_connection(connection)
         if member is not None:
             self._show_current(member)
-            for birth in self._births.values():
+            for birth in self.births.stored:
                 self._board.tell(member, birth)
 
     def _show_current(self, member: Member) -> None:
@@ -495,40 +509,57 @@ class PlanChanges:
             self._tell_change(member, self._message(asked), asked.change)
 
     def _begin_edge(self, member: Member, message: EdgeBorn, now: float) -> None:
-        """Keep the row or batch with which a stream of a running source begins, and tell all processes. The first report counts,
-        if it comes from the reader of the partition: a former one may be anywhere in the rows. Later readers begin the stream
-        there."""
-        plan, stream = self._board.plan, StreamId(message.edge, message.producer)
-        edge = next((each for each in plan.edges if each.id == message.edge), None)
+        """Take the row or batch with which a stream of a running source begins. The first report counts, if it comes from the
+        reader of the partition: a former one may be anywhere in the rows. Later readers begin the stream there."""
+        edge = next((each for each in self._board.plan.edges if each.id == message.edge), None)
         if not isinstance(edge, FromSource):
             return
-        if stream not in self._births and self._reader(edge.source, message.producer) == message.node:
-            self._births[stream] = EdgeStored(
-                edge=message.edge, producer=message.producer, number=message.number, mark=message.mark
-            )
-            self._board.tell_all(self._births[stream])
+        birth = EdgeStored(edge=edge.id, producer=message.producer, number=message.number, mark=message.mark)
+        known = self.births.of(stream_of(birth))
+        if known is not None:
+            self._board.tell(member, known)  # its answer was lost
+        elif self._reader(edge.source, message.producer) == message.node:
+            self._tell_births(self.births.report(birth, now))
             self.look(now)
-        elif stream in self._births:
-            self._board.tell(member, self._births[stream])  # its answer was lost
 
-    def birth(self, stream: StreamId) -> EdgeStored | None:
-        """Return the beginning of a stream of a source that ran already; None: it is not stored, or the stream began with the
-        source."""
-        return self._births.get(stream)
+    def _tell_births(self, births: Iterable[EdgeStored]) -> None:
+        """Tell all processes births that are stored."""
+        for birth in births:
+            self._board.tell_all(birth)
+
+    def _keep_births(self, now: float) -> None:
+        """Order the checkpoint location to keep births, and fail stages whose births it does not keep: a stage that begins
+        elsewhere after the loss of everything would be another one."""
+        order = self.births.next_order()
+        if order is not None:
+            self._keep.append(order)
+        plan = self._board.plan
+        for stream in self.births.take_late(STORE_MAX_S, now):
+            edge = plan.edges[stream.edge]
+            assert isinstance(edge, FromSource)
+            name, source = plan.stages[edge.consumer].name, plan.sources[edge.source].name
+            why = self.births.error or "no answer came"
+            error = (
+                f"the checkpoint location did not keep within {duration(STORE_MAX_S)} with which row of source {source}"
+            )
+            self._board.fail(QueryFailed(f"{error} stage {name} begins: {why}"), [edge.consumer])
 
     def _are_born(self, asked: PlanRequest, now: float) -> bool:
-        """Tell whether all streams that an addition takes from running sources have begun. Rows that come after the answer are
-        in them. A failure does not wait: the stage that has failed may be in the way of a beginning."""
+        """Tell whether all streams that an addition takes from running sources have begun, so that rows which come after the
+        answer are in them. A failure does not wait: the stage that has failed may be in the way of a beginning. A birth that the
+        checkpoint location has still to keep has the time of a version."""
         failing = bool(self.waiting) and self.waiting[0].failure is not None
-        if asked.change is None or failing or now - asked.at > BORN_S:
+        if asked.change is None or failing:
             return True
         plan = self._board.plan
-        return all(
-            StreamId(edge.id, partition) in self._births
+        edges = {
+            edge.id: plan.sources[edge.source].worker_partitions
             for edge in asked.change.edges
             if isinstance(edge, FromSource) and plan.sources[edge.source].since < asked.version
-            for partition in range(plan.sources[edge.source].worker_partitions)
-        )
+        }
+        if now - asked.at > BORN_S:
+            return not any(map(self.births.awaits, edges))
+        return all(self.births.has_all(edge, partitions) for edge, partitions in edges.items())
 
     def _reader(self, source: int, partition: int) -> int:
         """Return the worker that reads a partition of a source by the newest table; -1: none does."""
@@ -584,6 +615,7 @@ class PlanChanges:
 
     def validate(self) -> None:
         """Check that one change is under way, and that its version is above all that tables have named."""
+        self.births.validate()
         asked = self.current
         assert asked is None or not asked.phase.over
         assert all(each.phase == PlanPhase.REQUESTED for each in self.waiting)

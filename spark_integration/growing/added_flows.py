@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from controller.planning.additions import PlanAddition, check_addition, compiled_addition
 from controller.planning.compiled import CompiledPlan
 from flux.dataflow.flow import Flow
-from flux.dataflow.plan import ById, FromSource, StreamSourcePlan
+from flux.dataflow.plan import ById, StreamSourcePlan
 from flux.dataflow.sink import FlowTo, QueryReaders
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import UsageError
@@ -75,15 +75,7 @@ def _check_slot(spark: SparkSession) -> None:
 
 
 def _check_sources(addition: PlanAddition) -> None:
-    """Raise UsageError for sources that a running query cannot get, and for edges of running ones of which a location would not
-    know where they begin."""
-    running = addition.running.plan
-    for edge in addition.change.edges:
-        if isinstance(edge, FromSource) and edge.source in running.sources and running.durable:
-            raise UsageError(
-                f"source {running.sources[edge.source].name} runs, and the checkpointLocation does not keep yet with which of "
-                "its rows another stage begins: put the stage behind a running stage, or read the input by a source of its own"
-            )
+    """Raise UsageError for sources that a running query cannot get."""
     for source in addition.change.sources:
         if isinstance(source, StreamSourcePlan):
             what = "a table that is read anew" if source.refresh_us else "micro-batches of Structured Streaming"

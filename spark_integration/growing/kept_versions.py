@@ -1,4 +1,5 @@
-"""The versions of a plan in a checkpoint location: ids, versions and shares of log by the names of parts (design: kept-versions).
+"""The versions of a plan in a checkpoint location: ids, versions and shares of log by the names of parts (design: kept-versions),
+and the births of streams that have come to running sources (design: kept-births).
 
 They stand in ``flux.json`` beside the description of the newest plan, and are written with it, as one document: a version is kept
 as a whole, or not at all.
@@ -14,6 +15,8 @@ import msgspec
 from flux.dataflow.plan import Plan, SourcePlan, StagePlan
 from flux.errors import UsageError
 from flux.exchange.timed_rows import columns_read
+from flux.wire.control import EdgeStored
+from flux.wire.messages import Mark
 
 #: The key of the versions in the description of a location.
 VERSIONS = "versions"
@@ -52,6 +55,20 @@ class GoneName(msgspec.Struct, frozen=True):
     until: int
 
 
+class KeptBirth(msgspec.Struct, frozen=True):
+    """The row or batch with which a stream of a running source has begun."""
+
+    edge: int
+    #: The partition of the source.
+    producer: int
+    number: int
+    #: The newest point before it from which the source can be read again.
+    mark: Mark
+
+    def stored(self) -> EdgeStored:
+        return EdgeStored(edge=self.edge, producer=self.producer, number=self.number, mark=self.mark)
+
+
 class PlanRecord(msgspec.Struct, frozen=True):
     """The newest version of a plan, and of each part the version that brought it."""
 
@@ -65,10 +82,19 @@ class PlanRecord(msgspec.Struct, frozen=True):
     gone: list[GoneName] = []
     #: Stages that have failed and were taken out, and were not added again.
     failed: list[str] = []
+    #: The births of streams of this version.
+    births: list[KeptBirth] = []
 
     @classmethod
-    def of(cls, plan: Plan, before: PlanRecord | None = None, failed: Iterable[str] = ()) -> PlanRecord:
-        """Describe a plan; ``before``: the version that the location has; ``failed``: stages that have failed in this life."""
+    def of(
+        cls,
+        plan: Plan,
+        before: PlanRecord | None = None,
+        failed: Iterable[str] = (),
+        births: Iterable[EdgeStored] = (),
+    ) -> PlanRecord:
+        """Describe a plan; ``before``: the version that the location has; ``failed``: stages that have failed in this life;
+        ``births`` beside those that the location has."""
         stages = {stage.name: _stage(plan, stage) for stage in plan.stages}
         sources = {source.name: _source(plan, source) for source in plan.sources}
         known = [] if before is None else before.failed
@@ -76,7 +102,8 @@ class PlanRecord(msgspec.Struct, frozen=True):
             plan.version, plan.next_ids(), plan.first_streams or plan.counted_streams(), stages, sources,
             [] if before is None else before._gone_in_next(plan.version, stages, sources),
             [name for name in dict.fromkeys([*known, *failed]) if name not in stages][-FAILED_KEPT:],
-        )  # fmt: skip
+            [] if before is None else before.births,
+        ).with_births(births)  # fmt: skip
 
     @classmethod
     def read(cls, about: Mapping[str, Any]) -> PlanRecord | None:
@@ -103,7 +130,18 @@ class PlanRecord(msgspec.Struct, frozen=True):
         stages = {name: stage for name, stage in self.stages.items() if name not in names}
         left = {name: source for name, source in self.sources.items() if name not in sources}
         gone, version = self._gone_in_next(self.version + 1, stages, left), self.version + 1
-        return msgspec.structs.replace(self, version=version, stages=stages, sources=left, gone=gone)
+        made = msgspec.structs.replace(self, version=version, stages=stages, sources=left, gone=gone)
+        return made.with_births([])
+
+    def with_births(self, births: Iterable[EdgeStored]) -> PlanRecord:
+        """Return the same version with further births, and with those of its own edges alone."""
+        edges = {edge for stage in self.stages.values() for edge in stage.edges}
+        known = {(each.edge, each.producer): each for each in self.births}
+        known |= {
+            (each.edge, each.producer): KeptBirth(each.edge, each.producer, each.number, each.mark) for each in births
+        }
+        left = [each for (edge, _), each in sorted(known.items()) if edge in edges]
+        return msgspec.structs.replace(self, births=left)
 
     def gone_in(self, version: int) -> frozenset[str]:
         """Return the names that were taken in a version, and whose parts are gone."""

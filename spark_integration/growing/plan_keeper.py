@@ -1,4 +1,5 @@
-"""The thread that writes versions of a running query's plan into its checkpoint location (design: kept-versions)."""
+"""The thread that writes versions of a running query's plan, and births of streams, into its checkpoint location (design:
+kept-versions, kept-births)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from controller.course.plan_requests import VersionToKeep
+from controller.course.plan_requests import BirthsToKeep, LocationOrder
 from flux.operators.user_code import text_of
 from flux.vault.location import Place
 from spark_integration.query.checkpoint_location import CheckpointLocation
@@ -25,14 +26,16 @@ class PlanKeeper:
     def __init__(self, location: CheckpointLocation) -> None:
         self.place: Place = location.place
         self._location = self._began = location
+        #: The births that the location has at the start.
+        self.births = location.births
         #: Facts of sources and sinks of additions, some of which may be refused yet.
         self._facts: Kept = {"sources": {}, "sinks": {}}
         #: Orders, a look at a location that the vault has written again (``_PUT_BACK``), and the end (None).
-        self._orders: queue.SimpleQueue[VersionToKeep | str | None] = queue.SimpleQueue()
-        self._done: Callable[[VersionToKeep, str], None] = lambda order, error: None
+        self._orders: queue.SimpleQueue[LocationOrder | str | None] = queue.SimpleQueue()
+        self._done: Callable[[LocationOrder, str], None] = lambda order, error: None
         self._thread = threading.Thread(target=self._run, name="flux-versions", daemon=True)
 
-    def start(self, done: Callable[[VersionToKeep, str], None]) -> None:
+    def start(self, done: Callable[[LocationOrder, str], None]) -> None:
         """Begin to carry out orders. ``done`` is called with each, and an error or ""."""
         self._done = done
         self._thread.start()
@@ -41,7 +44,7 @@ class PlanKeeper:
         """Take the facts of an addition, which are kept with its version."""
         self._facts = {kind: {**self._facts[kind], **facts.get(kind, {})} for kind in self._facts}
 
-    def keep(self, order: VersionToKeep) -> None:
+    def keep(self, order: LocationOrder) -> None:
         self._orders.put(order)
 
     def put_back(self) -> None:
@@ -62,13 +65,15 @@ class PlanKeeper:
         while (order := self._orders.get()) is not None:
             error = ""
             try:
-                if isinstance(order, VersionToKeep):
-                    self._location = self._location.keep(order.plan, self._facts, order.failed)
-                else:
+                if isinstance(order, str):
                     self._location.put_back(self._began)
+                elif isinstance(order, BirthsToKeep):
+                    self._location = self._location.keep_births(order.births)
+                else:
+                    self._location = self._location.keep(order.plan, self._facts, order.failed, order.births)
             except Exception as failed:
                 error = text_of(failed)
-            if isinstance(order, VersionToKeep):
+            if not isinstance(order, str):
                 self._done(order, error)
             elif error:
                 log.warning("the newest version of the plan cannot be written to %s again: %s", self.place, error)

@@ -21,7 +21,17 @@ from controller.planning.names import KeptNames
 from controller.planning.steps import Resolvers
 from controller.text import some
 from flux.dataflow.flow import Flow
-from flux.dataflow.plan import ById, EdgePlan, FromSource, FromStage, Part, Plan, SourcePlan, StagePlan
+from flux.dataflow.plan import (
+    ById,
+    EdgePlan,
+    FromSource,
+    FromStage,
+    Part,
+    Plan,
+    SourcePlan,
+    StagePlan,
+    WorkerSourcePlan,
+)
 from flux.dataflow.sink import FlowTo, flow_of
 from flux.errors import UsageError
 from flux.settings import Settings
@@ -70,11 +80,14 @@ def compiled_again(
     addition = compiled_addition([flow for flow, _ in new], made, found)
     check_addition(addition)
     for edge in addition.change.edges:
-        if isinstance(edge, FromSource) and edge.source in made.plan.sources:
+        if not isinstance(edge, FromSource) or edge.source not in made.plan.sources:
+            continue
+        source = made.plan.sources[edge.source]
+        if not isinstance(source, WorkerSourcePlan):
             stage = addition.made.plan.stages[edge.consumer].name
             raise UsageError(
-                f"stage {stage} has failed, and it reads source {made.plan.sources[edge.source].name}, which goes on: the "
-                "location does not keep with which of its rows the stage would begin. Leave it out"
+                f"stage {stage} has failed, and it reads source {source.name}, which goes on and is read by Spark: its rows are "
+                "numbered for the stages of the start. Leave the stage out"
             )
     addition = addition.with_log_shares(workers)
     return addition.made, location.with_new(addition.made.plan, [stage.name for stage in addition.change.stages])

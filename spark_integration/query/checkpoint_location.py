@@ -23,6 +23,7 @@ from flux.shell.vault_process import Task
 from flux.vault.location import Place, forget, place_of
 from flux.vault.names import ABOUT
 from flux.vault.plan_without_code import for_a_vault
+from flux.wire.control import EdgeStored
 from spark_integration.growing.kept_versions import VERSIONS, PlanRecord
 from spark_integration.query.same_plan import dependants, description, difference, missing, other_destinations, without
 from spark_integration.query.source_setup import Kept
@@ -94,6 +95,11 @@ class CheckpointLocation:
     def versions(self) -> PlanRecord | None:
         """The versions of the plan; None: the directory is new, or an earlier release has written it."""
         return None if self.about is None else PlanRecord.read(self.about)
+
+    @property
+    def births(self) -> list[EdgeStored]:
+        """The births of streams that have come to running sources."""
+        return [] if (versions := self.versions) is None else [birth.stored() for birth in versions.births]
 
     @property
     def has_grown(self) -> bool:
@@ -216,21 +222,36 @@ class CheckpointLocation:
                 )
             self.place.write(ABOUT, json.dumps({**self.about, **news}, indent=1).encode())
 
-    def keep(self, plan: Plan, facts: Kept, failed: Iterable[str] = ()) -> CheckpointLocation:
+    def keep(
+        self, plan: Plan, facts: Kept, failed: Iterable[str] = (), births: Iterable[EdgeStored] = ()
+    ) -> CheckpointLocation:
         """Make another version of the plan the newest one, in one document: it is kept as a whole, or not at all. ``facts``:
-        those of sources and sinks, of which the present parts' are kept; ``failed``: the stages that have failed. Return the
-        location as it is then. UsageError: another program has written there; OSError: it cannot be written."""
+        those of sources and sinks, of which the present parts' are kept; ``failed``: the stages that have failed; ``births`` of
+        streams of running sources. Return the location as it is then. UsageError: another program has written there; OSError: it
+        cannot be written."""
         assert self.about is not None, "a query runs on a location that is its own"
+        kept = self.about.get("kept", {})
+        merged = {kind: {**facts.get(kind, {}), **kept.get(kind, {})} for kind in ("sources", "sinks")}
+        versions = PlanRecord.of(plan, self.versions, failed, births)
+        about = {**self.about, "plan": description(plan), "kept": merged, VERSIONS: versions.told()}
+        return self._written(_without_facts(about))
+
+    def keep_births(self, births: Iterable[EdgeStored]) -> CheckpointLocation:
+        """Keep the births of streams of running sources, beside those that are there. Streams that the newest version lacks are
+        left out. The rest is that of ``keep``."""
+        assert self.about is not None, "a query runs on a location that is its own"
+        versions = self.versions
+        assert versions is not None, "the start has written them"
+        return self._written({**self.about, VERSIONS: versions.with_births(births).told()})
+
+    def _written(self, about: dict[str, Any]) -> CheckpointLocation:
+        """Write a description in place of the present one, and return the location as it is then."""
+        data = json.dumps(about, indent=1)
         with self.place.locked():
             if self.read(self.place).about != self.about:
                 raise UsageError(
                     f"another program has written to checkpointLocation={str(self.place)!r} since the start"
                 )
-            kept = self.about.get("kept", {})
-            merged = {kind: {**facts.get(kind, {}), **kept.get(kind, {})} for kind in ("sources", "sinks")}
-            versions = PlanRecord.of(plan, self.versions, failed)
-            about = {**self.about, "plan": description(plan), "kept": merged, VERSIONS: versions.told()}
-            data = json.dumps(_without_facts(about), indent=1)
             self.place.write(ABOUT, data.encode())
         return CheckpointLocation(self.place, json.loads(data))
 

@@ -183,7 +183,7 @@ class QueryRun:
         """Start the run. Nothing is left running if this raises."""
         if self.keeper is not None:
             self.keeper.start(self.server.kept)
-            self.server.keep_versions(self.keeper.keep)
+            self.server.keep_versions(self.keeper.keep, self.keeper.births)
         self.rendezvous = self.server.start()
         try:
             put_bar_away(self._spark)

@@ -14,7 +14,7 @@ from tests.controller.test_plan_changes import growing, state, why
 
 def durable() -> Cluster:
     c = growing()
-    c.core.plans.keeps_versions = True
+    c.core.plans.keep_versions([])
     return c
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import flux
-from controller.course.plan_requests import VersionToKeep
+from controller.course.plan_requests import BirthsToKeep, LocationOrder, VersionToKeep
 from controller.course.removals import removal
 from controller.planning.additions import compiled_addition
 from controller.planning.compiled import CompiledPlan
@@ -24,6 +24,8 @@ from controller.planning.steps import Resolvers
 from flux.dataflow.plan import Plan
 from flux.errors import UsageError
 from flux.settings import Settings
+from flux.wire.control import EdgeStored
+from flux.wire.messages import Mark
 
 location = pytest.importorskip("spark_integration.query.checkpoint_location")
 regrown = pytest.importorskip("spark_integration.growing.regrown")
@@ -66,6 +68,8 @@ class Program:
         self.delays = stage("Delays", flux.source(ticks, ROWS, 2, "flights"))
         self.alarm = stage("Alarm", self.delays)
         self.page = stage("Page", self.alarm)
+        #: A second consumer of the source, if there is one.
+        self.other: Any = None
 
     def start(self, *names: str) -> list[Any]:
         return [getattr(self, name).to(Shown()) for name in names]
@@ -241,15 +245,76 @@ def test_a_stage_that_has_failed_begins_anew_with_another_number(tmp_path: Path)
     assert again(location.CheckpointLocation.open(tmp_path), "delays", "alarm").version == 3
 
 
-def test_a_failed_stage_behind_a_source_that_goes_on_cannot_begin_there_anew(tmp_path: Path) -> None:
+def behind_the_source(place: Path) -> tuple[CompiledPlan, Any, Any]:
+    """Add a stage behind the running source: the grown plan, the location without it, and the program."""
     program = Program()
-    other = stage("Other", program.delays.inputs[0])
-    made = compiled_plan([*program.start("delays"), other.to(Shown())], SETTINGS, FOUND, "q", b"s")
-    found = location.CheckpointLocation.open(tmp_path).take(durable(made.plan))
-    found.keep(removal(made.plan, 1, "Other", False).applied_to(made.plan), {}, ["Other"])
-    flows = [*program.start("delays"), other.to(Shown())]
-    with pytest.raises(UsageError, match=r"stage Other has failed, and it reads source flights, which goes on"):
-        regrown.compiled_again(flows, location.CheckpointLocation.open(tmp_path), SETTINGS, b"s", FOUND, 0, 3)
+    made = compiled_plan(program.start("delays"), SETTINGS, FOUND, "q", b"s")
+    live = made.with_plan(durable(made.plan))
+    found = location.CheckpointLocation.open(place).take(live.plan)
+    program.other = stage("Other", program.delays.inputs[0])
+    grown = compiled_addition(program.start("other"), live, FOUND).with_log_shares(3).made
+    return grown, found, program
+
+
+def born(edge: int, producer: int, number: int) -> EdgeStored:
+    mark = Mark(number - 1, 1 << 40, number - 2, b"\x00at", 1, -5, 2, 1, 7)
+    return EdgeStored(edge=edge, producer=producer, number=number, mark=mark)
+
+
+def test_a_stage_behind_a_running_source_keeps_its_births(tmp_path: Path) -> None:
+    grown, found, program = behind_the_source(tmp_path)
+    (edge,) = grown.plan.stages[1].edges_in
+    births = [born(edge, 0, 7), born(edge, 1, 3)]
+    found = found.keep(grown.plan, {})
+    assert location.CheckpointLocation.open(tmp_path).births == [], "it begins anew after a loss at this moment"
+    found = found.keep_births(births[:1]).keep_births([births[1], born(99, 0, 1)])
+    left = location.CheckpointLocation.open(tmp_path)
+    assert (left.births, left.about) == (births, found.about), "and none of a stream that the plan lacks"
+    compiled, taken = regrown.compiled_again(program.start("delays", "other"), left, SETTINGS, b"s", FOUND, 0, 3)
+    assert compiled.plan.stages[1].edges_in == (edge,)
+    assert compiled.plan.edges[edge].since == 1
+    taken.take(durable(compiled.plan))
+    left = location.CheckpointLocation.open(tmp_path)
+    assert left.births == births
+    assert left.given_up(["Other"]).births == []
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_births_are_there_or_not_wherever_the_process_is_lost(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown, found, _ = behind_the_source(tmp_path)
+    (edge,) = grown.plan.stages[1].edges_in
+    found = found.keep(grown.plan, {}, births=[born(edge, 0, 7)])
+    with monkeypatch.context() as patch, contextlib.suppress(Lost):
+        crashing_at(number, patch)
+        found.keep_births([born(edge, 1, 3)])
+    left = location.CheckpointLocation.open(tmp_path)
+    assert left.births in ([born(edge, 0, 7)], [born(edge, 0, 7), born(edge, 1, 3)])
+    assert left.about["plan"] == found.about["plan"]
+
+
+def test_births_outlive_a_removal_that_is_taken_back(tmp_path: Path) -> None:
+    grown, found, _ = behind_the_source(tmp_path)
+    (edge,) = grown.plan.stages[1].edges_in
+    births = [born(edge, 0, 7)]
+    found = found.keep(grown.plan, {}, births=births)
+    gone = found.keep(removal(grown.plan, 2, "Other", False).applied_to(grown.plan), {}, births=births)
+    assert gone.births == []
+    assert gone.keep(grown.plan, {}, births=births).births == births
+
+
+def test_a_failed_stage_behind_a_source_that_goes_on_begins_there_anew(tmp_path: Path) -> None:
+    grown, found, program = behind_the_source(tmp_path)
+    (edge,) = grown.plan.stages[1].edges_in
+    found = found.keep(grown.plan, {}, births=[born(edge, 0, 7)])
+    found.keep(removal(grown.plan, 2, "Other", False).applied_to(grown.plan), {}, ["Other"])
+    left = location.CheckpointLocation.open(tmp_path)
+    compiled, taken = regrown.compiled_again(program.start("delays", "other"), left, SETTINGS, b"s", FOUND, 0, 3)
+    (anew,) = compiled.plan.stages[2].edges_in
+    assert anew != edge
+    assert compiled.plan.edges[anew].since == 3 > compiled.plan.sources[0].since
+    assert taken.births == [], "its reader reports another birth"
 
 
 def test_versions_that_cannot_be_read_are_told(tmp_path: Path) -> None:
@@ -268,23 +333,27 @@ def test_orders_are_carried_out_one_after_the_other_and_answered(tmp_path: Path)
     live, found = begun(tmp_path)
     keeper, done, told = keeping.PlanKeeper(found), threading.Semaphore(0), []
 
-    def answer(order: VersionToKeep, error: str) -> None:
+    def answer(order: LocationOrder, error: str) -> None:
         told.append((order, error))
         done.release()
 
     keeper.start(answer)
     keeper.settle({"sinks": {"Alarm": {"id": 1}}})
-    orders = [VersionToKeep(1, added(live, "Alarm").plan), VersionToKeep(1, live.plan)]
+    orders: list[LocationOrder] = [
+        VersionToKeep(1, added(live, "Alarm").plan), BirthsToKeep((born(0, 0, 5),)), VersionToKeep(1, live.plan)
+    ]  # fmt: skip
     for order in orders:
         keeper.keep(order)
     assert all(done.acquire(timeout=LIMIT_S) for _ in orders)
-    assert told == [(orders[0], ""), (orders[1], "")]
-    assert not location.CheckpointLocation.open(tmp_path).has_grown
+    assert told == [(order, "") for order in orders]
+    left = location.CheckpointLocation.open(tmp_path)
+    assert not left.has_grown
+    assert left.births == [born(0, 0, 5)]
     (tmp_path / "flux.json").unlink()
     keeper.keep(orders[0])
     assert done.acquire(timeout=LIMIT_S)
-    assert told[2][0] is orders[0]
-    assert told[2][1]
+    assert told[3][0] is orders[0]
+    assert told[3][1]
     keeper.end(LIMIT_S)
 
 

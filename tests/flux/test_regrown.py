@@ -90,6 +90,10 @@ class World:
             self.made[name] = (None, partial(flux.source, ticks, ROWS, self.rng.choice([1, 2]), name))
             return name
         kinds = ["totals", "plain"] if origin.startswith("source") else ["totals", "plain", "chained", "rows"]
+        if origin.endswith(".rows"):
+            kinds.remove(
+                "rows"
+            )  # a running stage has the first conditions, and both together are a flow that it does not know
         kind = self.rng.choice(kinds)
         if kind == "rows":
             name = f"{origin}.rows" if origin + ".rows" not in self.made else self.name("unused")
@@ -125,6 +129,7 @@ class World:
     def add(self) -> None:
         # Nothing goes on from a flow into which another one was chained: the stage gives the rows of that one.
         given = {id(flow) for flow in self.live.flows.values()}
+        given |= {id(source) for source in self.live.sources.values()}
         running = [name for name in self.made if id(self.handles.get(name)) in given]
         origin = self.rng.choice([*running, "source"])
         name = self.declare(origin)
@@ -136,7 +141,7 @@ class World:
         if origin in there and not origin.endswith(".rows") and self.rng.random() < 0.5:
             self._flows[origin] = self.live.stage(origin, lambda: self.live)
         ends = [self.end(name)]
-        if self.rng.random() < 0.3 and origin in self.handles:
+        if self.rng.random() < 0.3 and origin in self.handles and not origin.startswith("source"):
             ends.append(self.end(origin))
         flows = [self.ended(self.flow(each), kind, place) for each, kind, place in ends]
         addition = compiled_addition(flows, self.live, FOUND).with_log_shares(WORKERS)

@@ -8,7 +8,7 @@ The laws are in ``growing_laws``.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,8 @@ import pyarrow as pa
 
 import flux
 from controller.course.plan_phases import PlanPhase
-from controller.course.plan_requests import PlanRequest, VersionToKeep
+from controller.course.plan_requests import BirthsToKeep, LocationOrder, PlanRequest
+from controller.course.source_births import stream_of
 from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import ById, EdgePlan, FromSource, FromStage, Plan, SourcePlan, StagePlan
@@ -51,6 +52,8 @@ BEHIND_SOURCE = 0.5
 CHANGES_MAX, CHANGES_S = 12, 4.0
 #: Longest time until a version is in the directory, and until the controller hears of that.
 KEEPS_S = 0.02
+#: The share of births that a directory does not keep at once, half of which are there all the same.
+FAILS = 0.15
 #: The classes of new stages, by a name that travels in place of the class: operators of the simulation hold its ledger.
 _made: dict[str, type[flux.Operator]] = {}
 #: Those of which no operator can be opened any more.
@@ -128,7 +131,7 @@ def _goes_on(flow: GrowingFlow, life: Life, seed: int, ledger: Ledger) -> flows.
         for stage in kept.stages
     )
     # Readers belong to the program.
-    sources = ById(first.sources[source.id] for source in kept.sources)
+    sources = ById(replace(first.sources[source.id], first_edges=source.first_edges) for source in kept.sources)
     plan = replace(
         first, stages=stages, sources=sources, edges=kept.edges, version=kept.version, used=kept.used,
         first_streams=kept.first_streams,
@@ -291,16 +294,23 @@ class GrowingSimulation(Simulation):
             reach=self._reach,
         )  # fmt: skip
         flow.clock = lambda: self.world.now
-        #: Decides which stages come behind the source; None: none do. A query with a directory refuses such stages.
-        self._behind = chosen if flow.kind and life is None else None
+        #: Decides which stages come behind the source; None: none do. In queries with a directory the mix says so.
+        self._behind = chosen if flow.kind and (life is None or mix.sources) else None
         self._rng, self._began = rng, self.world.now
         self._left = rng.randint(3, CHANGES_MAX)
         self._names = 0
         self._asked: list[PlanRequest] = []
         self._sealed = False
+        #: Orders that the directory has still to carry out, and those of which the controller has not heard.
+        self._orders: deque[LocationOrder] = deque()
+        self._results: deque[tuple[LocationOrder, str]] = deque()
+        self._fails = random.Random(f"growing failures {seed}")
         self.growing = GrowingLaws(self)
+        if life is not None:
+            self.controller.plans.births.begin(life.place.births.values())
         if life is not None and isinstance(life.earlier, GrowingSimulation):
             self._names = life.earlier._names
+            flow.read |= life.earlier.flow.read
             asked = life.earlier.controller.plans.current
             if asked is not None and asked.phase == PlanPhase.STORING:
                 there = life.place.plan is not None and life.place.plan.version == asked.version
@@ -323,17 +333,29 @@ class GrowingSimulation(Simulation):
 
     # ---- the directory
 
-    def _keep(self, order: VersionToKeep) -> None:
-        """Write a version, as a thread of the driver does: it is there some time before the controller hears of it."""
+    def _keep(self) -> None:
+        """Carry out the next order, as a thread of the driver does: it is there some time before the controller hears of it."""
         assert self.life is not None
-        self.life.place.plan = order.plan
-        self.counts["versions kept"] += 1
-        self.world.after(self._rng.random() * KEEPS_S, self._kept, order)
+        order, place, error = self._orders.popleft(), self.life.place, ""
+        if isinstance(order, BirthsToKeep):
+            fails = self._fails.random()
+            error = "no space left" if fails < FAILS else ""
+            births = order.births if fails > FAILS / 2 else ()
+            self.counts["births that were not kept at once"] += bool(error)
+        else:
+            place.plan, births = order.plan, order.births
+        self.counts["orders about births" if isinstance(order, BirthsToKeep) else "versions kept"] += 1
+        edges = self.first_plan.edges if place.plan is None else place.plan.edges
+        place.births |= {stream_of(birth): birth for birth in births}
+        place.births = {stream: birth for stream, birth in place.births.items() if stream.edge in edges}
+        self._results.append((order, error))
+        self.world.after(self._rng.random() * KEEPS_S, self._kept)
 
-    def _kept(self, order: VersionToKeep) -> None:
-        if self.server.sleeps(self._kept, order):
+    def _kept(self) -> None:
+        if self.server.sleeps(self._kept):
             return
-        self.controller.plans.kept(order, self.world.now)
+        order, error = self._results.popleft()
+        self.controller.plans.kept(order, self.world.now, error)
         self.server.perform(self.controller.board.take())
 
     # ---- changes
@@ -443,7 +465,8 @@ class GrowingSimulation(Simulation):
             self.plan = self.ledger.plan = self.end.plan = plan
         if self.life is not None:
             for order in self.controller.plans.to_keep():
-                self.world.after(self._rng.random() * KEEPS_S, self._keep, order)
+                self._orders.append(order)
+                self.world.after(self._rng.random() * KEEPS_S, self._keep)
 
     # ---- the course of a run
 

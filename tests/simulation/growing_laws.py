@@ -55,6 +55,7 @@ class GrowingLaws:
         """Begin another life of the query: edges that have begun begin at the same row again."""
         self._first, self.removed, self._edges = dict(earlier._first), dict(earlier.removed), set(earlier._edges)
         self._newest = dict(earlier._newest)
+        self._births, self._read = dict(earlier._births), dict(earlier._read)
 
     def follow(self, before: Plan, plan: Plan) -> None:
         self.removed |= {stage.id: stage for stage in before.stages if stage.id not in plan.stages}
@@ -124,7 +125,7 @@ class GrowingLaws:
                 continue
             for partition in range(edge.producers):
                 stream = StreamId(edge.id, partition)
-                stored = self._sim.controller.plans.birth(stream)
+                stored = self._sim.controller.plans.births.of(stream)
                 producer = core.producers.get(stream)
                 if stored is not None and self._births.setdefault(stream, stored.number) != stored.number:
                     raise Violation(
@@ -192,7 +193,7 @@ class GrowingLaws:
         sim, begun = self._sim, {}
         for partition in range(edge.producers):
             stream = StreamId(edge.id, partition)
-            stored = sim.controller.plans.birth(stream)
+            stored = sim.controller.plans.births.of(stream)
             if stored is None:
                 raise Violation(STORED, f"stream {stream} has no beginning at the end of the run")
             begun[partition] = sim.flow.first_row(partition, stored.number)

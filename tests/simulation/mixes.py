@@ -298,6 +298,8 @@ UPSTREAM_PROTECTED = replace(PROTECTED_UNEVEN, upstream=True)
 LIVES = Mix(lives=4)
 #: Stages come and go in each life, and the next one begins with the version of the plan that the directory has.
 GROWING_LIVES = Mix(lives=4, grows=True)
+#: The same with sources in workers, behind which stages come.
+GROWING_SOURCE_LIVES = Mix(lives=4, grows=True, sources=True)
 #: All workers are lost, and the vault is not.
 LIVES_WITHOUT_WORKERS = Mix(
     Faults(calm_after_s=3.0, delay_s=0.002, all_workers_per_s=2.0, crashes_per_s=1.0, deaths_per_s=1.0, read_s=0.01),

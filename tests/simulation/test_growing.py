@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from controller.course.source_births import SourceBirths, stream_of
 from controller.decide.plan_changes import PlanChanges
-from tests.simulation.mixes import GROWING_LIVES
+from flux.wire.control import EdgeStored
+from tests.simulation.growing_laws import ALIKE, EXACT, INCLUDED, STORED
+from tests.simulation.mixes import GROWING_LIVES, GROWING_SOURCE_LIVES
 from tests.simulation.run import GROWS_FROM, WIDE_GROWS_FROM, Result, run
 from tests.simulation.runs import LONG
 
@@ -68,7 +72,50 @@ def test_versions_that_no_directory_has_break_the_next_life(monkeypatch: pytest.
 
     def broken(self: PlanChanges, *given: Any) -> None:
         init(self, *given)
-        self.keeps_versions = False
+        self.births.keeps = False
 
     monkeypatch.setattr(PlanChanges, "__init__", broken)
     assert [run(seed, GROWING_LIVES).ok for seed in (1, 2, 5)] == [False] * 3
+
+
+#: Seeds of lives in which streams of running sources are born and kept, one for each kind of source.
+SOURCE_LIVES = (1, 2, 4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_streams_of_running_sources_begin_with_the_same_row_in_all_lives() -> None:
+    results = [run(seed, GROWING_SOURCE_LIVES) for seed in (*range(GROWS_FROM, GROWS_FROM + 9), *SOURCE_LIVES)]
+    assert [str(result) for result in results if not result.ok] == []
+    counts: Counter[str] = sum((result.counts for result in results), Counter())
+    assert counts["lives that went on"] > 12
+    assert counts["orders about births"] > 30
+    assert counts["births that were not kept at once"] > 3
+    assert counts["edges of the source that began behind rows"] > 10
+
+
+def tells_before_the_location_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A birth is told when it is reported, and kept later."""
+    report = SourceBirths.report
+
+    def broken(self: SourceBirths, birth: EdgeStored, now: float) -> tuple[EdgeStored, ...]:
+        report(self, birth, now)
+        return () if self.of(stream_of(birth)) is not None else (birth,)
+
+    monkeypatch.setattr(SourceBirths, "report", broken)
+    monkeypatch.setattr(SourceBirths, "of", lambda self, stream: {**self._reported, **self._stored}.get(stream))
+
+
+def begins_without_the_births_of_the_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SourceBirths, "begin", lambda self, births: None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", [tells_before_the_location_has_it, begins_without_the_births_of_the_location])
+def test_births_that_the_location_lacks_break_the_next_life(
+    variant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant(monkeypatch)
+    laws = {run(seed, GROWING_SOURCE_LIVES).law for seed in SOURCE_LIVES} - {None}
+    assert laws
+    assert laws <= {ALIKE, EXACT, INCLUDED, STORED}

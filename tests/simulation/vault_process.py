@@ -15,6 +15,7 @@ from flux.dataflow.plan import Plan
 from flux.state.standby import Standby
 from flux.vault.journal import Journal
 from flux.vault.vault import Vault
+from flux.wire.control import EdgeStored
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
 from partitioning.ids import PartitionKey, StreamId
@@ -48,6 +49,8 @@ class Place:
         self.fatal: int | None = None
         #: The newest version of a plan that grows.
         self.plan: Plan | None = None
+        #: The births of streams that have come to its running sources.
+        self.births: dict[StreamId, EdgeStored] = {}
         self.flushes = self.generation = 0
         self._rng = rng
         self._segment = bytearray()

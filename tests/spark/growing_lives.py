@@ -30,6 +30,8 @@ CONFIGURATION = {
     "spark.python.daemon.module": "spark_integration.daemon",
 }
 ROWS = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+#: The beginning of the names of stages that are added behind the source.
+BEHIND_SOURCE = "SinceRows"
 #: Most stages that are there beside the first one.
 STAGES_MAX = 4
 
@@ -65,6 +67,11 @@ def since(name: str, given: Any, folder: Path) -> Any:
     return counted.to_parquet(folder / name, roll_every="200ms")
 
 
+def origin(name: str, source: Any, seen: Any) -> Any:
+    """Return the flow behind which a stage is added, by its name: the source, or the first stage."""
+    return source if name.startswith(BEHIND_SOURCE) else seen
+
+
 def there(folder: Path) -> list[str]:
     """Return the added stages that the location has."""
     about = folder / "location" / "flux.json"
@@ -76,10 +83,11 @@ def main(folder: Path, ends: bool) -> None:
     faulthandler.enable()  # SIGABRT prints the stacks of all threads
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     spark = SparkSession.builder.master("local[4]").config(map=CONFIGURATION).getOrCreate()
-    seen = Seen(flux.source(read, ROWS, PARTITIONS, "rows"))
+    source = flux.source(read, ROWS, PARTITIONS, "rows")
+    seen = Seen(source)
     flows = [
         seen.to_parquet(folder / "Seen", roll_every="200ms"),
-        *(since(name, seen, folder) for name in there(folder)),
+        *(since(name, origin(name, source, seen), folder) for name in there(folder)),
     ]
     query = flux.start(*flows, spark=spark, checkpointLocation=folder / "location", workers=2, workers_timeout=300)
     query.wait_until_running(200)
@@ -92,7 +100,8 @@ def main(folder: Path, ends: bool) -> None:
             query.remove(rng.choice(names), timeout=100)
             print("removed", flush=True)
         else:
-            query.add(since(f"Since{number}", query["Seen"], folder), timeout=100)
+            name = f"{BEHIND_SOURCE if number % 2 else 'Since'}{number}"
+            query.add(since(name, origin(name, query.source("rows"), query["Seen"]), folder), timeout=100)
             number += 1
             print("added", flush=True)
     time.sleep(3)
