@@ -129,12 +129,14 @@ class GrowingQuery(Operations):
         been added to waits with that for the time of a progress report."""
         self._server.seal()
 
-    def failure_of(self, stage: StagePlan) -> QueryFailed | None:
-        """Return the error of a stage that has failed while the query goes on; None: it runs, or was removed."""
-        failed = self._server.look(lambda: self._server.core.plans.failed.get(stage.name))
-        if failed is None or failed.stage != stage.id:
+    def failure_of(self, stage: StagePlan | str) -> QueryFailed | None:
+        """Return the error of a stage that has failed while the query goes on, given by its name or as it was in the plan. None:
+        it runs, or was removed."""
+        name = stage if isinstance(stage, str) else stage.name
+        failed = self._server.look(lambda: self._server.core.plans.failed.get(name))
+        if failed is None or (isinstance(stage, StagePlan) and failed.stage != stage.id):
             return None
-        return QueryFailed(f"stage {stage.name} has failed: {failed.error}")
+        return QueryFailed(f"stage {name} has failed: {failed.error}")
 
     def _add_named(self, target: str) -> None:
         """Add the flows of ``module:name``, for the command line."""
@@ -166,6 +168,11 @@ class GrowingQuery(Operations):
             check_unchanged(texts_of(encoded), f"cannot add {stages} to the query")
             if self._run.keeper is not None:
                 self._run.keeper.settle(addition.facts)
+            if left() <= 0:
+                raise QueryTimeout(
+                    f"the time for the addition of {stages} is over, and only the program has checked it, where operators are "
+                    "made for that. Let their __init__ do less, or give a longer timeout. Nothing was changed"
+                )
             plan = self._server.add(addition.change, encoded, left())
         except FluxError:
             for stage in addition.change.stages:

@@ -152,7 +152,12 @@ class OpenIterators:
         self._read: dict[int, dict[int, int]] = {}  # stage -> partition -> batches below this number were handed out
 
     def rows(self, stage: str | None) -> QueryRows:
-        found = offered(self._query.plan, stage)
+        try:
+            found = offered(self._query.plan, stage)
+        except UsageError:
+            if stage is not None and (failed := self._query.failure_of(stage)) is not None:
+                raise failed from None
+            raise
         if (error := self._query.exception()) is not None:
             raise error
         with self._lock:

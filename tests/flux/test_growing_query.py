@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from flux.settings import Settings
 from spark_integration.growing import added_flows
 from spark_integration.growing.additions import GrowingQuery, flows_of
 from spark_integration.growing.running_plan import RunningPlan
+from spark_integration.query.output import OpenIterators
 from spark_integration.settings import OtherQueries
 
 SECRET = b"secret"
@@ -172,7 +174,7 @@ def test_an_addition_is_compiled_again_if_the_plan_has_changed_meanwhile() -> No
     query.add(alarm(query["Totals"]).to(Shown()))
     assert [stage.name for stage in query._plan.stages] == ["Totals", "Alarm"]
     query.stub.errors = [PlanHasChanged(f"no {number}") for number in range(1000)]
-    with pytest.raises(UsageError, match="no"):
+    with pytest.raises((UsageError, QueryTimeout), match=r"no |is over"):  # it ends between two checks, or in one
         query.add(alarm(query["Totals"]).withStage(name="B").to(Shown()), timeout=0.1)
 
 
@@ -485,3 +487,35 @@ def test_tables_of_a_location_stay_those_of_the_start() -> None:
     failing = replace(plan, settings=replace(plan.settings, on_failure="stage"))
     with pytest.raises(UsageError, match="onFailure=stage, and rows look up a table on their way to Totals"):
         check_failures_of_stages(failing)
+
+
+@flux.stage(name="Slow", partitions=2)
+class SlowToMake(flux.Operator):
+    schema = ROWS
+
+    def __init__(self) -> None:
+        time.sleep(0.02)
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+
+def test_an_addition_whose_check_takes_all_its_time_is_asked_of_no_worker() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    with pytest.raises(
+        QueryTimeout, match=r"the time for the addition of Slow.* is over, and only the program has checked it"
+    ):
+        query.add(SlowToMake(query["Totals"]).to(Shown()), timeout=0.01)
+    assert query.stub.asked == []
+    query.add(SlowToMake(query["Totals"]).to(Shown()))
+    assert len(query.stub.asked) == 1
+
+
+def test_rows_of_a_stage_that_has_failed_raise_its_error() -> None:
+    query = started(Totals(flights()).to(Shown()), alarm(flights("others")).to_readers(), on_failure="stage")
+    query.stub.fail("Alarm")
+    seen = SimpleNamespace(plan=query.stub.plan, failure_of=query.failure_of, exception=lambda: None)
+    with pytest.raises(QueryFailed, match="stage Alarm has failed: boom"):
+        OpenIterators(seen).rows("Alarm")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="keeps no output for readers"):
+        OpenIterators(seen).rows("Totals")  # type: ignore[arg-type]
