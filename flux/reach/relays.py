@@ -46,8 +46,9 @@ class RelayedWay:
     over: int = -1
     #: The time before which none goes over another worker, and none is repeated.
     next_at: float = -inf
-    #: The number of attempts without an answer.
+    #: The number of attempts without an answer, and link timeouts from the last one to the next.
     tries: int = 0
+    patience: float = LOOK
     #: An answer has come this way, the first one then.
     answers: bool = False
     since: float = inf
@@ -70,9 +71,10 @@ class RelayedWays:
         if now < way.next_at or not ring:
             return -1
         way.over = next((other for other in ring if other > way.over), ring[0])
-        later = LOOK if way.tries < min(len(ring), QUICK_TRIES) else 2.0 ** (way.tries - min(len(ring), QUICK_TRIES))
+        quick = way.tries < min(len(ring), QUICK_TRIES)
+        way.patience = LOOK if quick else min(max(2 * way.patience, 1.0), PATIENCE_MAX)
         way.tries, way.answers = way.tries + 1, False
-        way.next_at = now + self._link_s * min(later, PATIENCE_MAX)
+        way.next_at = now + self._link_s * way.patience
         return way.over
 
     def answered(self, to: int, over: int, now: float) -> None:

@@ -97,6 +97,7 @@ def test_attempts_go_over_all_workers_in_turn_and_then_seldom() -> None:
     assert max(gaps[:3]) < 0.5
     assert gaps[4:] == pytest.approx([2.0] * len(gaps[4:]))
     assert ways.next(2, [0, 2], 99.0) == -1
+    assert all(ways.next(2, workers, 100.0 + 3 * number) > 0 for number in range(2000)), "a link may be down for long"
 
 
 def read_in_a_worker(read: Iterator[pa.RecordBatch | None], log_bytes: int = 1 << 20) -> SeveralWorkers:
