@@ -163,7 +163,7 @@ def test_a_service_goes_on_where_it_was(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_query_with_a_damaged_result_fails_alone(spark: Any, tmp_path: Path) -> None:
+def test_queries_with_a_damaged_result_or_stream_fail_alone(spark: Any, tmp_path: Path) -> None:
     location = tmp_path / "location"
     location.mkdir(mode=0o700)
     options: dict[str, Any] = {"spark": spark, "workers": 2, "allow": ALLOWED}
@@ -174,15 +174,24 @@ def test_a_query_with_a_damaged_result_fails_alone(spark: Any, tmp_path: Path) -
         for name in ("broken", "sound"):
             register(client, name=name, sql="SELECT user FROM clicks")
         register(client, name="weak", **operator("unlucky", {}, "sound"))
-        client.push_events("clicks", [{"user": 1}])
-        for name in ("broken", "sound", "weak"):
+        client.register_stream("users", "user BIGINT")
+        register(client, name="people", sql="SELECT user FROM users")
+        for stream in ("clicks", "users"):
+            client.push_events(stream, [{"user": 1}])
+        for name in ("broken", "sound", "weak", "people"):
             until(lambda name=name: rows_of_output(location, name), f"rows of {name}")
-    of = OutputCatalogue(Folder(location)).get("broken")
-    for segment in (location / "outputs" / of.id / "log-0").glob("*-*"):
-        segment.write_bytes(b"no head" + segment.read_bytes()[7:])
+    output, stream = OutputCatalogue(Folder(location)).get("broken"), StreamCatalogue(Folder(location)).get("users")
+    for part in (f"outputs/{output.id}", f"streams/{stream.id}"):
+        for segment in (location / part / "log-0").glob("*-*"):
+            segment.write_bytes(b"no head" + segment.read_bytes()[7:])
     with flux.serve(location, address, **options) as service, Client(service.urls, token) as client:
         until(lambda: shown(client, "broken")["status"] == "FAILED", "the failure of one query is told")
         assert "Restore the log from a copy" in shown(client, "broken")["error"]
+        until(lambda: shown(client, "people")["status"] == "FAILED", "the failure of a stream is that of its query")
+        assert "Restore the log from a copy" in shown(client, "people")["error"]
+        until(
+            lambda: [each["readers"] for each in client.streams()] == [["service"], []], "the service leaves the stream"
+        )
         client.push_events("clicks", [{"user": 13}])
         until(lambda: len(rows_of_output(location, "sound")) == 2, "the other queries go on")
         until(lambda: shown(client, "weak")["status"] == "FAILED", "an error of its code ends a query")
