@@ -7,8 +7,7 @@ and otherwise with files; and the flights of each airport. A worker is killed du
 removed again. Then the query is stopped, and started again on its location with the stages that are left.
 
 Each row counts from one step of each partition on, so the output of each stage is compared with Spark's batch answer over the
-flights from its beginning on. The exit code is 0 only if all are equal. Not shown, because it cannot be done yet: a stage that is
-added behind the source of a query with a location.
+flights from its beginning on. The exit code is 0 only if all are equal. Not shown: a stage that is added behind the source.
 """
 
 from __future__ import annotations
