@@ -98,6 +98,15 @@ class Lasting:
         self._things[thing] += 1
         heapq.heappush(self._ends, (until, next(self._numbers), thing, end))
 
+    def over(self, thing: Hashable) -> None:
+        """End all faults of a thing now."""
+        ends = [entry[3] for entry in self._ends if entry[2] == thing]
+        self._ends = [entry for entry in self._ends if entry[2] != thing]
+        heapq.heapify(self._ends)
+        self._things[thing] = 0
+        if ends:
+            ends[0]()
+
     def end(self, now: float) -> None:
         """End the faults whose time has come."""
         while self._ends and self._ends[0][0] <= now:

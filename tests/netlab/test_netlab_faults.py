@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ def test_a_thing_with_two_faults_goes_on_when_the_last_is_over() -> None:
     assert (said, lasting.of(("w1", "w2")), bool(lasting)) == (["cut"], 1, True)
     lasting.end(5.0)
     assert (said, bool(lasting)) == (["cut", "healed"], False)
+
+
+def test_all_faults_of_a_thing_end_at_once() -> None:
+    lasting, said = Lasting(), list[str]()
+    for thing, until in ((1, 5.0), (2, 4.0), (1, 3.0)):
+        lasting.begin(thing, until, partial(said.append, f"stops {thing}"), partial(said.append, f"goes on {thing}"))
+    lasting.over(1)
+    lasting.over(3)
+    assert (said, lasting.of(1), lasting.of(2)) == (["stops 1", "stops 2", "goes on 1"], 0, 1)
+    lasting.end(4.0)
+    assert (said[3:], bool(lasting)) == (["goes on 2"], False)
 
 
 def test_the_same_results_are_exact_also_when_a_batch_has_come_again() -> None:
