@@ -116,13 +116,15 @@ class Gateway:
         limits: BodyLimits | None = None,
         document: Callable[[], dict[str, Any]] | None = None,
         host: str | None = None,
+        webhooks: WebhookActions | None = None,
     ) -> None:
-        """``host``: the host whose loopback it has; None: this one."""
+        """``host``: the host whose loopback it has; None: this one. ``webhooks``: the actions on webhooks; None: those
+        with public receivers alone."""
         self.limits = limits or BodyLimits()
         self.place = place
         self.address = address
         self._host = host or this_host()
-        self._webhooks = WebhookActions(place)
+        self._webhooks = webhooks or WebhookActions(place)
         self._document = document or dict
         self._catalogue = StreamCatalogue(place)
         self._queries = QueryCatalogue(place)

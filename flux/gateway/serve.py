@@ -74,6 +74,7 @@ def run(location: str, http: HttpOptions, attached: bool = False, webhooks_to: S
     from flux.gateway.connections import bounds
     from flux.gateway.gateway import Gateway
     from flux.gateway.openapi import document
+    from flux.gateway.webhooks.actions import WebhookActions
     from flux.gateway.webhooks.pusher import ReceiverNet
     from flux.gateway.webhooks.target import networks_of
 
@@ -92,8 +93,9 @@ def run(location: str, http: HttpOptions, attached: bool = False, webhooks_to: S
     if http.certificate is not None:
         tls = {"ssl_certfile": str(http.certificate), "ssl_keyfile": str(http.key)}
     verify: Any = True if http.trust is None else ssl.create_default_context(cafile=str(http.trust))
+    gateway = Gateway(place, address, document=document, webhooks=WebhookActions(place, receivers.allowed))
     config = uvicorn.Config(
-        application(Gateway(place, address, document=document), verify, receivers), http.host, http.port, log_level="warning",
+        application(gateway, verify, receivers), http.host, http.port, log_level="warning",
         timeout_graceful_shutdown=STOP_S, server_header=False, **bounds(), **tls,
     )  # fmt: skip
     if attached:

@@ -18,6 +18,7 @@ from flux.gateway.openapi import document
 from flux.gateway.problems import KINDS
 from flux.gateway.routes import METHODS
 from flux.gateway.tokens import Right, TokenRegister
+from flux.gateway.webhooks.actions import WebhookActions
 from flux.gateway.webhooks.pusher import ReceiverNet
 from flux.vault.location import Folder
 from tests.flux.json_schemas import mismatches
@@ -70,7 +71,8 @@ class HeldClient:
     ) -> None:  # fmt: skip
         folder.chmod(0o700)
         self.place = Folder(folder)
-        self.gateway = Gateway(self.place, address, limits, document, host)
+        webhooks = WebhookActions(self.place, net.allowed if net is not None else ())
+        self.gateway = Gateway(self.place, address, limits, document, host, webhooks)
         self.token = self.token_for("admin")
         self._http = TestClient(application(self.gateway, net=net), raise_server_exceptions=False)
         self._http.__enter__()

@@ -223,15 +223,46 @@ def test_a_webhook_that_is_removed_or_registered_at_the_newest_row_gets_no_older
 
 
 def test_private_receivers_are_refused_unless_they_are_allowed(tmp_path: Path, receiver: Receiver) -> None:
+    """A name is refused at the delivery; an address, below, when it is registered."""
     client = HeldClient(tmp_path)
     try:
         written(opened_sink(tmp_path), 0, results(1))
-        registered(client, receiver.url)
+        assert registered(client, receiver.url.replace("127.0.0.1", "localhost")).status_code == 201
         until(lambda: _shown(client)["status"] == "FAILING", "the refusal")
         assert "has no public address, and webhooks to others are refused" in _shown(client)["error"]
         assert receiver.attempts == []
     finally:
         client.close()
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254",
+        "127.0.0.1",
+        "[::1]",
+        "10.0.0.1:8080",
+        "[::ffff:127.0.0.1]",
+        "127.1",
+        "2130706433",
+        "0x7f.0.0.1",
+    ],
+)
+def test_a_literal_private_address_is_refused_when_it_is_registered(tmp_path: Path, host: str) -> None:
+    opened_sink(tmp_path)
+    client, allowed = (
+        HeldClient(tmp_path), HeldClient(tmp_path, net=ReceiverNet(networks_of(["0.0.0.0/0", "::/0"]))),
+    )  # fmt: skip
+    try:
+        refused = registered(client, f"http://{host}/hook")
+        assert problem(refused) == (422, "unfit_definition")
+        assert "has no public address" in refused.json()["error"]["message"]
+        assert "--webhooks-to NETWORK allows one" in refused.json()["error"]["message"]
+        assert client.call("GET", "/v1/outputs").json() == {"outputs": []}
+        assert registered(allowed, f"http://{host}/hook").status_code == 201
+    finally:
+        client.close()
+        allowed.close()
 
 
 def test_rights_are_those_of_the_query(client: HeldClient, tmp_path: Path, receiver: Receiver) -> None:

@@ -26,6 +26,7 @@ from flux.gateway.webhooks.catalogue import (
 from flux.gateway.webhooks.deliveries import WebhookDelivery
 from flux.gateway.webhooks.delivery_log import written_delivery
 from flux.gateway.webhooks.pusher import status_of
+from flux.gateway.webhooks.target import Network, TargetRefused
 from flux.outputs.catalogue import NoSuchOutput, OutputCatalogue
 from flux.outputs.cursor import CursorGone, OutputCursor
 from flux.outputs.reader import start_of
@@ -39,8 +40,10 @@ _request = msgspec.json.Decoder(WebhookRequest)
 class WebhookActions:
     """The actions of a gateway on webhooks. They may be called from any thread."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, allowed: Sequence[Network] = ()) -> None:
+        """``allowed``: private networks that receivers may be in."""
         self._place = place
+        self._allowed = allowed
         self._catalogue = WebhookCatalogue(place)
         self._outputs = OutputCatalogue(place)
 
@@ -95,7 +98,7 @@ class WebhookActions:
             check_right(grant, "query", wanted.query)
         try:
             output = self._outputs.get(wanted.query)
-            made = checked_webhook(wanted, output.id, start_of(self._place, output, wanted.after))
+            made = checked_webhook(wanted, output.id, start_of(self._place, output, wanted.after), self._allowed)
             found, new = self._catalogue.register(made, bool(wanted.secret))
         except (NoSuchOutput, CursorGone) as error:
             raise problem_of(error) from error
@@ -103,7 +106,7 @@ class WebhookActions:
             raise Problem("output_exists", str(error)) from error
         except WebhooksFull as error:
             raise Problem("no_room", str(error)) from error
-        except (UsageError, ValueError, OverflowError) as error:
+        except (UsageError, TargetRefused, ValueError, OverflowError) as error:
             raise Problem("unfit_definition", str(error)[:1000]) from error
         secret = found.secret if new and not wanted.secret else None
         return (201 if new else 200), self._described(found, secret)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Sequence
 
 import msgspec
 
 from flux.errors import FluxError, UsageError
 from flux.eventlog.documents import NamedEntries
 from flux.eventlog.streams import check_name
-from flux.gateway.webhooks.target import target_of
+from flux.gateway.webhooks.target import Network, check_target
 from flux.vault.location import Place
 from flux.windows.durations import microseconds
 
@@ -95,10 +96,13 @@ class WebhookDefinition(msgspec.Struct, frozen=True, kw_only=True):
         return microseconds(self.retry, "retry") / 1_000_000
 
 
-def checked_webhook(wanted: WebhookRequest, output: str, start: tuple[int, ...]) -> WebhookDefinition:
-    """Return the definition of a webhook. UsageError names the part that does not fit."""
+def checked_webhook(
+    wanted: WebhookRequest, output: str, start: tuple[int, ...], allowed: Sequence[Network]
+) -> WebhookDefinition:
+    """Return the definition of a webhook. ``allowed``: private networks that receivers may be in. UsageError names the part that
+    does not fit; TargetRefused: the receiver is a private address."""
     check_name(wanted.name)
-    target_of(wanted.url)
+    check_target(wanted.url, allowed)
     if wanted.secret and not (_SECRET_LEAST <= len(wanted.secret) <= _SECRET_MAX and wanted.secret.isprintable()):
         raise UsageError(
             f"secret: expected {_SECRET_LEAST} to {_SECRET_MAX} printable characters, or none; got {len(wanted.secret)}"

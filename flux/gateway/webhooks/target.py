@@ -7,6 +7,7 @@ the network of the gateway. So the delivery connects to the address that was che
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -75,6 +76,17 @@ def networks_of(texts: Iterable[str]) -> list[Network]:
         except ValueError as error:
             raise UsageError(f"--webhooks-to: expected a network, as in 10.1.0.0/16 or 127.0.0.1: {error}") from error
     return found
+
+
+def check_target(url: str, allowed: Sequence[Network]) -> None:
+    """Refuse a URL for its form alone. UsageError: it names no receiver. TargetRefused: its host is an address that is private
+    and not allowed. A name is resolved, and its addresses are checked, at each delivery."""
+    target = target_of(url)
+    try:  # without a request: short and hexadecimal forms of an address, such as 127.1, count as they would at the delivery
+        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return
+    chosen_address(target.host, [str(address[0]) for *_, address in found], allowed)
 
 
 def chosen_address(host: str, resolved: Sequence[str], allowed: Sequence[Network]) -> Address:
