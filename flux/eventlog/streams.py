@@ -25,6 +25,9 @@ from flux.vault.location import Place
 from flux.windows.durations import microseconds
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+#: The end of the name under which a query reads the late events of a stream with a time column: those of "clicks" are
+#: "clicks.late".
+LATE = ".late"
 #: More logs than that would be more open files and flushes than a gateway should have for one stream.
 PARTITIONS_MAX = 64
 #: Definitions that one document may have: it is read and written as a whole.
@@ -103,6 +106,7 @@ class StreamDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 def checked_definition(made: StreamDefinition) -> StreamDefinition:
     """Return a definition whose parts fit together. UsageError names the part that does not."""
     check_name(made.name)
+    check_not_late(made.name)
     if not 1 <= made.partitions <= PARTITIONS_MAX:
         raise UsageError(f"partitions: expected 1 to {PARTITIONS_MAX}, got {made.partitions}")
     check_retention(made.retain)
@@ -130,6 +134,20 @@ def check_name(name: str) -> None:
         raise UsageError(
             f"name: expected letters, digits, _, . and -, at most 100, beginning with a letter; got {name!r:.120}"
         )
+
+
+def check_not_late(name: str) -> None:
+    """Raise UsageError for a name that means the late events of a stream."""
+    if name.endswith(LATE):
+        raise UsageError(
+            f"name: {name!r:.120} would mean the late events of a stream; choose one that does not end in {LATE}"
+        )
+
+
+def stream_read(name: str, streams: Container[str]) -> str:
+    """Return the registered name that a name in a query means: that of the stream for its late events, itself otherwise."""
+    base = name.removesuffix(LATE)
+    return base if name not in streams and base in streams else name
 
 
 def check_retention(retain: Retention) -> None:

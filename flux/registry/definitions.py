@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from flux.errors import FluxError, UsageError
-from flux.eventlog.streams import Retention
+from flux.eventlog.streams import Retention, check_not_late
 from flux.windows.durations import microseconds
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
@@ -102,6 +102,7 @@ def checked_query(made: QueryDefinition) -> QueryDefinition:
         raise UsageError(
             f"name: expected letters, digits, _, . and -, at most 100, beginning with a letter; got {made.name!r:.120}"
         )
+    check_not_late(made.name)
     if bool(made.sql) == bool(made.operator):
         raise UsageError(f"expected 'sql' or 'operator', and got {'both' if made.sql else 'none of them'}")
     if len(made.sql) > TEXT_MAX:

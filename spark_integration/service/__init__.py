@@ -1,6 +1,7 @@
 """``flux serve``: streams, queries and outputs over HTTP, on one plan that grows (design: service).
 
 flows           Registered streams and queries as flows
+declared_flows  Flows of registered queries over a plan that runs
 service_plan    The one growing query, in which registered queries come and go
 registrar       Registrations and removals, carried out one after the other
 registry_port   The port on which gateways reach the service

@@ -25,7 +25,7 @@ from flux.dataflow.source import Source, source
 from flux.dataflow.source_reader import PartitionReader, SourceReader
 from flux.errors import FluxError, UsageError
 from flux.eventlog.source import service_events
-from flux.eventlog.streams import StreamDefinition
+from flux.eventlog.streams import LATE, StreamDefinition
 from flux.operators.user_code import described
 from flux.registry.definitions import QueryDefinition
 from spark_integration.query.start import unchecked
@@ -43,15 +43,28 @@ def owner_of(part: str) -> str:
     return part.partition("/")[0]
 
 
-def stream_flow(location: str, of: StreamDefinition) -> Flow:
-    """Return the stage that passes the events of a stream on, from now on."""
+def stream_events(location: str, of: StreamDefinition) -> RowFlow:
+    """Return the events of a stream from now on, with their event time. The flows of one addition that read a stream share it."""
     pushed = service_events(location, of.name, of.name + EVENTS)
     with unchecked():
         if of.time is not None:
-            timed = pushed.withWatermark(of.time, of.delay or "0 seconds", idle=of.idle)
-        else:
-            timed = pushed.withWatermark("arrived_at", "0 seconds", idle=_ARRIVAL_IDLE, advance=True)
-    return Flow(_passing(of.name, of.partitions, 0), [timed])
+            return pushed.withWatermark(of.time, of.delay or "0 seconds", idle=of.idle)
+        return pushed.withWatermark("arrived_at", "0 seconds", idle=_ARRIVAL_IDLE, advance=True)
+
+
+def stream_flow(of: StreamDefinition, events: RowFlow | Source) -> Flow:
+    """Return the stage that passes the events of a stream on."""
+    return Flow(_passing(of.name, of.partitions, 0), [events])
+
+
+def late_flow(of: StreamDefinition, events: RowFlow | Source) -> Flow:
+    """Return the stage that passes the late events of a stream on. UsageError: it has no time column, so none can be late."""
+    if of.time is None:
+        raise UsageError(
+            f"{of.name + LATE}: stream {of.name!r} has the time of arrival, by which no event is late. Register a stream with "
+            "'time' and 'delay'"
+        )
+    return Flow(_passing(of.name + LATE, of.partitions, 0), [events.late])
 
 
 def query_flow(definition: QueryDefinition, inputs: Mapping[str, Flow], allowed: Collection[str]) -> Flow:

@@ -53,7 +53,7 @@ class ServedPlan(Protocol):
     def read_by(self, definition: QueryDefinition) -> list[str]:
         """Return the names that a definition reads."""
 
-    def schema_of(self, definition: QueryDefinition, reads: list[str]) -> str:
+    def schema_of(self, definition: QueryDefinition) -> str:
         """Return the columns of its result, in DDL."""
 
     def parts(self) -> PlanParts:
@@ -157,7 +157,7 @@ class Registrar:
         reads = self._plan.read_by(wanted)
         for name in reads:
             check_right(grant, "read", name)
-        schema = self._plan.schema_of(wanted, reads)
+        schema = self._plan.schema_of(wanted)
         made, new = self._catalogue.begin(wanted, reads, schema)
         try:
             self.converge()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -15,14 +15,14 @@ from flux.dataflow.plan import FromStage, Plan, WorkerSourcePlan
 from flux.dataflow.sink import FlowTo, Sink
 from flux.dataflow.source_reader import SourceReader
 from flux.errors import FluxError, UsageError
-from flux.eventlog.streams import SERVICE_READER, NoSuchStream, ReaderPositions, StreamCatalogue
+from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue, stream_read
 from flux.registry.convergence import PlanParts
-from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
+from flux.registry.definitions import QueryDefinition, RegisteredQuery
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.query import Query
 from spark_integration.query.start import schema_of
-from spark_integration.service.flows import OUTPUT, idle_flow, owner_of, query_flow, stream_flow, with_output
-from spark_integration.sql.query import names_read
+from spark_integration.service.declared_flows import DeclaredFlows, FlowContext
+from spark_integration.service.flows import OUTPUT, idle_flow, owner_of
 
 log = logging.getLogger("flux")
 
@@ -45,8 +45,9 @@ class ServicePlan:
         allowed: Collection[str],
         sink_of: Callable[[RegisteredQuery], Sink],
     ) -> None:
-        self._spark, self._location, self._streams = spark, location, streams
-        self._allowed, self._sink_of = frozenset(allowed), sink_of
+        self._spark, self._location = spark, location
+        self._streams = streams
+        self._context = FlowContext(spark, location, streams, frozenset(allowed), sink_of)
         self._query: Query | None = None
 
     @property
@@ -54,43 +55,14 @@ class ServicePlan:
         assert self._query is not None, "the plan has been started"
         return self._query
 
-    # ---- from definitions to flows
-
     def read_by(self, definition: QueryDefinition) -> list[str]:
         """Return the names of the streams and queries that a definition reads. UsageError: the text does not parse."""
-        found = definition.inputs if definition.operator else names_read(definition.sql, self._spark)
-        if not found:
-            raise UsageError("the query reads no stream: name one in FROM")
-        return list(dict.fromkeys(found))
+        return self._context.read_by(definition)
 
-    def schema_of(self, definition: QueryDefinition, reads: Sequence[str]) -> str:
+    def schema_of(self, definition: QueryDefinition) -> str:
         """Return the columns of the result of a query, in DDL. UsageError: it does not fit; NoSuchInput: an input is not
         there."""
-        made = query_flow(definition, self._inputs(reads, {}), self._allowed)
-        return ddl(schema_of(made))
-
-    def _inputs(self, names: Iterable[str], known: dict[str, Flow]) -> dict[str, Flow]:
-        """Return flows by name: those of running stages, known ones, and new ones of streams, which become known."""
-        for name in names:
-            if name not in known:
-                known[name] = self._input(name)
-        return {name: known[name] for name in names}
-
-    def _input(self, name: str) -> Flow:
-        if self._query is not None and any(stage.name == name for stage in self._query.plan.stages):
-            return self._query[name]
-        try:
-            return stream_flow(self._location, self._streams.get(name))
-        except NoSuchStream as error:
-            raise NoSuchInput(f"there is no stream and no running query {name!r:.100}") from error
-
-    def _flow(self, query: RegisteredQuery, known: dict[str, Flow]) -> FlowTo:
-        made = query.definition
-        result = query_flow(made, self._inputs(query.reads, known), self._allowed)
-        known[query.name] = result
-        return with_output(result, query.name, made.partitions, made.replicas, self._sink_of(query))
-
-    # ---- the plan
+        return ddl(schema_of(DeclaredFlows(self._context, self._query).result(definition)))
 
     def start(self, registered: Iterable[RegisteredQuery], **options: Any) -> dict[str, str]:
         """Start with the queries that are in the plan of the location; others are added afterwards. Return the errors of those
@@ -99,19 +71,17 @@ class ServicePlan:
         checkpoint = f"{path.rstrip('/')}/{PLAN}{mark}{query}"
         kept = stages_kept(checkpoint)
         flows: list[Flow | FlowTo] = [idle_flow()]
-        known: dict[str, Flow] = {}
+        declared = DeclaredFlows(self._context, None)
         failed: dict[str, str] = {}
         for each in registered:
             if each.name + OUTPUT not in kept:
                 continue
-            before = dict(known)
             try:
-                flows.append(self._flow(each, known))
+                flows.append(declared.output(each))
             except FluxError as error:
-                known = before  # streams that it alone reads go with it
                 failed[each.name] = str(error)
                 log.warning("query %s cannot be made again: %s", each.name, error)
-        gone = [name for name in kept if owner_of(name) not in known and owner_of(name)]
+        gone = [name for name in kept if owner_of(name) not in declared.names and owner_of(name)]
         self._query = flux.start(
             *flows, queryName="serve", spark=self._spark, checkpointLocation=checkpoint, removed=gone, **options
         )
@@ -142,7 +112,7 @@ class ServicePlan:
     def add(self, query: RegisteredQuery) -> None:
         """Add a query: all of its stages, or nothing. FluxError: nothing has changed."""
         try:
-            self.query.add(self._flow(query, {}), timeout=CHANGE_S)
+            self.query.add(DeclaredFlows(self._context, self._query).output(query), timeout=CHANGE_S)
         except GroupsNeverGiven as error:  # whose remedies are those of a program
             self.forget_unread(query.reads)
             raise UsageError(
@@ -156,8 +126,9 @@ class ServicePlan:
 
     def forget_unread(self, names: Iterable[str]) -> None:
         """Forget this service as a reader of the streams among these names that its plan does not read: an addition that was
-        refused, or a service that was lost in one, has registered as a reader before, and a source that failed is gone."""
-        streams, (_, read) = self._streams.all(), parts_of(self.query.plan)
+        refused, or a service that was lost in one, has registered as a reader before."""
+        streams, (_, parts) = self._streams.all(), parts_of(self.query.plan)
+        read = {stream_read(name, streams) for name in parts}
         for name in names:
             if name in streams and name not in read:
                 ReaderPositions(self._streams.readers_place(streams[name])).forget(SERVICE_READER)
@@ -165,9 +136,10 @@ class ServicePlan:
     def take(self, name: str) -> None:
         """Remove all stages of a query or stream, which no other part reads, and their notes of failure."""
         while (root := _root(self.query.plan, name)) is not None:
-            before = self._readers_of(name)
+            stream = stream_read(name, self._streams.all())
+            before = self._readers_of(stream)
             self.query.remove(root, cascade=True, timeout=CHANGE_S)
-            after = self._readers_of(name)
+            after = self._readers_of(stream)
             for id_, reader in before.items():
                 if id_ not in after:
                     reader.forget()

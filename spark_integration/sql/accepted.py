@@ -174,7 +174,9 @@ def _any(text: QueryText, relation: Any, scope: NameScope) -> None:
 
 def _table(text: QueryText, relation: Any, scope: NameScope) -> None:
     name = ".".join(map(str, listed(relation.multipartIdentifier())))
-    if relation.multipartIdentifier().size() > 1 or name not in scope:
+    if relation.multipartIdentifier().size() > 1 and name in scope:
+        raise text.refused(relation, f"a name with a dot is written in quotes: `{name}`")
+    if name not in scope:
         known = ", ".join(sorted(scope.names)) or "none"
         raise text.refused(
             relation,

@@ -29,7 +29,7 @@ class HeldPlan:
     def read_by(self, definition: QueryDefinition) -> list[str]:
         return definition.sql.split()
 
-    def schema_of(self, definition: QueryDefinition, reads: list[str]) -> str:
+    def schema_of(self, definition: QueryDefinition) -> str:
         return "`n` BIGINT"
 
     def parts(self) -> PlanParts:

@@ -312,6 +312,7 @@ def test_a_second_service_of_a_location_is_refused(tmp_path: Path) -> None:
     ("wrong", "said"),
     [
         ({"name": "a b"}, "name: expected letters"),
+        ({"name": "a.late"}, "would mean the late events of a stream"),
         ({"sql": ""}, "'sql' or 'operator', and got none"),
         ({"operator": "m:n"}, "got both"),
         ({"sql": "x" * 20_001}, "at most 20,000 characters, got 20,001"),

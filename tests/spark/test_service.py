@@ -163,6 +163,49 @@ def test_a_service_goes_on_where_it_was(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_late_events_have_queries_of_their_own(spark: Any, tmp_path: Path) -> None:
+    location = tmp_path / "location"
+    location.mkdir(mode=0o700)
+    options: dict[str, Any] = {"spark": spark, "workers": 2}
+
+    def users(query: str) -> list[int]:
+        return [row["user"] for row in rows_of_output(location, query)]
+
+    def push(client: Client, user: int, second: int) -> None:
+        client.push_events("visits", [{"user": user, "at": f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"}])
+
+    address = f"127.0.0.1:{free_port()}"
+    with flux.serve(location, address, **options) as service:
+        token = service.token
+        with Client(service.urls, token, timeout=STARTS_S) as client:
+            client.register_stream("clicks", "user BIGINT")
+            client.register_stream("visits", "user BIGINT, at TIMESTAMP", time="at", delay="1 second")
+            with pytest.raises(GatewayRefused, match="'clicks' has the time of arrival, by which no event is late"):
+                register(client, name="wrong", sql="SELECT user FROM `clicks.late`")
+            with pytest.raises(GatewayRefused, match="would mean the late events of a stream"):
+                client.register_stream("visits.late", "user BIGINT")
+            made = register(client, name="too_late", sql="SELECT user FROM `visits.late`")
+            assert made["reads"] == ["visits"]
+            register(client, name="all", sql="SELECT user, at FROM visits")
+            for user, second in ((1, 100), (2, 200), (3, 100), (4, 201)):
+                push(client, user, second)
+            until(lambda: users("all") == [1, 2, 4], "the events that are not late")
+            until(lambda: users("too_late") == [3], "the late event")
+    with flux.serve(location, address, **options) as service:
+        with Client(service.urls, token, timeout=STARTS_S) as client:
+            push(client, 5, 120)
+            until(lambda: users("too_late") == [3, 5], "the late event of the next life")
+            client.remove_query("all")
+            push(client, 6, 130)
+            until(lambda: users("too_late") == [3, 5, 6], "late events without the others")
+            with pytest.raises(GatewayRefused, match="read by too_late"):
+                client.remove_stream("visits")
+            client.remove_query("too_late")
+            assert client.streams()[1]["readers"] == []
+        assert {stage.name for stage in service.plan.query.plan.stages} == {"/idle"}
+
+
+@pytest.mark.long
 def test_queries_with_a_damaged_result_or_stream_fail_alone(spark: Any, tmp_path: Path) -> None:
     location = tmp_path / "location"
     location.mkdir(mode=0o700)

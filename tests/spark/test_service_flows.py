@@ -19,7 +19,7 @@ from flux.vault.location import Folder
 from spark_integration.query.declarations import compiled, resolvers
 from spark_integration.query.lookup_tables import LookupTables
 from spark_integration.query.same_plan import description
-from spark_integration.service.flows import query_flow, stream_flow, with_output
+from spark_integration.service.flows import EVENTS, late_flow, query_flow, stream_events, stream_flow, with_output
 from spark_integration.service.service_plan import parts_of
 
 pytestmark = pytest.mark.spark
@@ -35,6 +35,7 @@ QUERIES = {
         "SELECT window.start AS since, id, count(*) AS n FROM both GROUP BY window(at, '1 minute'), id HAVING count(*) > 1",
         ["bids", "asks"],
     ),
+    "missed": ("SELECT id, price FROM `bids.late`", ["bids.late"]),
     "behind": (
         "SELECT window(at, '1 hour').end AS until, max(price) AS best FROM sold GROUP BY window(at, '1 hour')",
         ["sold"],
@@ -48,6 +49,7 @@ class Declared:
     def __init__(self, place: Folder) -> None:
         self.place, self.streams = place, StreamCatalogue(place)
         self.known: dict[str, Flow] = {}
+        self.events: dict[str, Any] = {}
 
     def flow(self, name: str, running: CompiledPlan | None = None) -> FlowTo:
         text, reads = QUERIES[name]
@@ -57,7 +59,13 @@ class Declared:
                 inputs[each] = running.stage(each, lambda: running)
                 continue
             if each not in self.known:
-                self.known[each] = stream_flow(str(self.place), self.streams.get(each))
+                of = self.streams.get(each.removesuffix(".late"))
+                source = of.name + EVENTS
+                if running is not None and any(there.name == source for there in running.plan.sources):
+                    self.events[of.name] = running.source(source, lambda: running)
+                if of.name not in self.events:
+                    self.events[of.name] = stream_events(str(self.place), of)
+                self.known[each] = (stream_flow if each == of.name else late_flow)(of, self.events[of.name])
             inputs[each] = self.known[each]
         result = query_flow(QueryDefinition(name=name, sql=text), inputs, ())
         self.known[name] = result
@@ -89,9 +97,10 @@ def test_the_same_definitions_give_the_same_stages(spark: Any, tmp_path: Path) -
     wanted = forms(whole)
     assert {"bids", "asks", "sold", "sold/1", "sold/output", "counts/2", "behind/output"} <= wanted.keys()
     assert parts_of(whole.plan) == (
-        {"early": {"bids"}, "sold": {"bids", "asks"}, "counts": {"bids", "asks"}, "behind": {"sold"}}, {"bids", "asks"},
+        {"early": {"bids"}, "sold": {"bids", "asks"}, "counts": {"bids", "asks"}, "missed": {"bids.late"}, "behind": {"sold"}},
+        {"bids", "bids.late", "asks"},
     )  # fmt: skip
-    for order in (["counts", "sold", "behind", "early"], ["sold", "early", "behind", "counts"]):
+    for order in (["counts", "missed", "sold", "behind", "early"], ["missed", "sold", "early", "behind", "counts"]):
         tables = LookupTables(settings.lookup_max_bytes)
         grown = compiled(spark, [Declared(place).flow(order[0])], settings, "query", tables=tables)
         for name in order[1:]:

@@ -1,0 +1,96 @@
+"""Flows of registered queries over a plan that runs: the ones of one start, or of one addition (design: service-plan)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from flux.dataflow.flow import Flow
+from flux.dataflow.row_flow import RowFlow
+from flux.dataflow.sink import FlowTo, Sink
+from flux.dataflow.source import Source
+from flux.errors import UsageError
+from flux.eventlog.streams import StreamCatalogue, StreamDefinition, stream_read
+from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
+from spark_integration.query.query import Query
+from spark_integration.service.flows import EVENTS, late_flow, query_flow, stream_events, stream_flow, with_output
+from spark_integration.sql.query import names_read
+
+
+class FlowContext(NamedTuple):
+    """The surroundings of registered queries."""
+
+    spark: SparkSession
+    location: str
+    streams: StreamCatalogue
+    #: The operators that a query may name.
+    allowed: frozenset[str]
+    #: Makes the sink of a query's output.
+    sink_of: Callable[[RegisteredQuery], Sink]
+
+    def names_in(self, definition: QueryDefinition) -> list[str]:
+        """Return the names in a definition, among them those of late events. UsageError: the text does not parse."""
+        found = definition.inputs if definition.operator else names_read(definition.sql, self.spark)
+        if not found:
+            raise UsageError("the query reads no stream: name one in FROM")
+        return list(dict.fromkeys(found))
+
+    def read_by(self, definition: QueryDefinition) -> list[str]:
+        """Return the names of the streams and queries that a definition reads. UsageError: the text does not parse."""
+        streams = self.streams.all()
+        return list(dict.fromkeys(stream_read(name, streams) for name in self.names_in(definition)))
+
+
+class DeclaredFlows:
+    """The flows of one change of the plan. ``running``: the query that it changes; None: it is the start."""
+
+    def __init__(self, context: FlowContext, running: Query | None) -> None:
+        self._context, self._running = context, running
+        #: The results of queries, and the stages of streams and of their late events.
+        self._flows: dict[str, Flow] = {}
+        #: The events of each stream, in front of its stages.
+        self._events: dict[str, RowFlow | Source] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Return the names of all flows."""
+        return self._flows.keys()
+
+    def output(self, query: RegisteredQuery) -> FlowTo:
+        """Return the flow of a query into its output. Errors are those of ``result``: none of its flows is there then."""
+        made, before = query.definition, dict(self._flows)
+        try:
+            result = self._flows[query.name] = self.result(made)
+        except BaseException:
+            self._flows = before
+            raise
+        return with_output(result, query.name, made.partitions, made.replicas, self._context.sink_of(query))
+
+    def result(self, definition: QueryDefinition) -> Flow:
+        """Return the flow of the result of a query. UsageError: it does not fit; NoSuchInput: an input is not there."""
+        names = self._context.names_in(definition)
+        for name in names:
+            if name not in self._flows:
+                self._flows[name] = self._input(name)
+        return query_flow(definition, {name: self._flows[name] for name in names}, self._context.allowed)
+
+    def _input(self, name: str) -> Flow:
+        """Return a running stage as a flow, or make the stage of a stream or of its late events."""
+        if self._running is not None and any(stage.name == name for stage in self._running.plan.stages):
+            return self._running[name]
+        streams = self._context.streams.all()
+        of = streams.get(stream_read(name, streams))
+        if of is None:
+            raise NoSuchInput(f"there is no stream and no running query {name!r:.100}")
+        if of.name not in self._events:
+            self._events[of.name] = self._events_of(of)
+        return (stream_flow if name == of.name else late_flow)(of, self._events[of.name])
+
+    def _events_of(self, of: StreamDefinition) -> RowFlow | Source:
+        """Return the events of a stream: from its running source, which another stage of the stream reads, or from a new one."""
+        source = of.name + EVENTS
+        if self._running is not None and any(each.name == source for each in self._running.plan.sources):
+            return self._running.source(source)
+        return stream_events(self._context.location, of)
