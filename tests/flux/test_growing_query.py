@@ -73,11 +73,13 @@ class StubServer:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.failed: dict[str, FailedStage] = {}
-        self.core = SimpleNamespace(places=SimpleNamespace(wanted=3), plans=SimpleNamespace(failed=self.failed))
+        plans = SimpleNamespace(failed=self.failed, newest=self.newest)
+        self.core = SimpleNamespace(places=SimpleNamespace(wanted=3), plans=plans)
         self.started = threading.Event()
         self.started.set()
         self.asked: list[tuple[PlanChange, bytes]] = []
         self.errors: list[Exception] = []
+        self.over = False
 
     def add(self, change: PlanChange, encoded: bytes, timeout: float) -> Plan:
         if self.errors:
@@ -85,6 +87,11 @@ class StubServer:
         self.asked.append((change, encoded))
         self.plan = change.applied_to(self.plan)
         return self.plan
+
+    def newest(self) -> tuple[Plan, int]:
+        if self.over:
+            raise UsageError("cannot add to the query: it has ended")
+        return self.plan, self.plan.version + 1
 
     def look(self, at: Any) -> Any:
         return at()
@@ -330,6 +337,31 @@ def test_a_dataframe_needs_a_task_slot_for_the_job_that_reads_it(monkeypatch: py
 def test_nothing_is_asked_for_without_flows() -> None:
     with pytest.raises(UsageError, match="takes flows, as in"):
         started(Totals(flights()).to(Shown())).add()
+
+
+def test_no_operator_is_made_for_a_query_that_has_ended() -> None:
+    made: list[int] = []
+
+    @flux.stage(key="k", partitions=2)
+    class Slow(flux.Operator):
+        schema = ROWS
+
+        def __init__(self) -> None:
+            made.append(1)
+
+        def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+            return batch
+
+    query = started(Totals(flights()).to(Shown()))
+    flow = Slow(query["Totals"]).to(Shown())
+    made.clear()
+    query.stub.over = True
+    with pytest.raises(UsageError, match="it has ended"):
+        query.add(flow)
+    assert not made
+    query.stub.over = False
+    query.add(flow)
+    assert made, "an addition makes its operators once, as a check"
 
 
 def test_one_change_waits_for_another_no_longer_than_its_limit() -> None:
