@@ -159,7 +159,8 @@ class GrowingQuery(Operations):
             self._one_at_a_time.release()
 
     def _add(self, flows: Sequence[Flow | FlowTo], left: Callable[[], float]) -> None:
-        self._server.look(self._server.core.plans.newest)  # refused before user code is called, where nothing can be added
+        # Refused here, before user code is called, where nothing can be added.
+        self._server.look(self._server.core.plans.newest)
         wanted, began_with = self._server.core.places.wanted, self._run.need.workers
         addition = checked_addition(self._spark, flows, self._running.compiled, wanted, began_with)
         try:
