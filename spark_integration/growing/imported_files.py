@@ -15,6 +15,15 @@ from collections.abc import Iterable
 
 from flux.errors import UsageError
 
+
+class ModuleHasChanged(UsageError):
+    """Refusal of an addition from a file that has changed since its import. ``module`` is the name of the module."""
+
+    def __init__(self, module: str, message: str) -> None:
+        super().__init__(message)
+        self.module = module
+
+
 #: By module, its file and the digest of it when the module was first seen here; all queries of a program share its modules.
 _seen: dict[str, tuple[str, bytes]] = {}
 #: The number of modules, and the name of the newest one, at the last call of ``note_imported``.
@@ -40,15 +49,16 @@ def note_imported() -> None:
 
 
 def check_unchanged(names: Iterable[str], what: str) -> None:
-    """Raise UsageError if the file of one of these modules is another one than when the module was noted. Other names are passed
-    over."""
+    """Raise ModuleHasChanged if the file of one of these modules is another one than when the module was noted. Other names are
+    passed over."""
     for name in sorted(_seen.keys() & set(names)):
         file, digest = _seen[name]
         if _digest(file) != digest:
-            raise UsageError(
+            raise ModuleHasChanged(
+                name,
                 f"{what}: {file} has changed since module {name} was imported. Program and workers keep the module as it was, "
                 "and a worker that starts later would import the new one. Put the new code into a module of another name and "
-                f"leave {name} as it was, or start the query anew in a new program"
+                f"leave {name} as it was, or start the query anew in a new program",
             )
 
 

@@ -41,6 +41,7 @@ from flux.registry.definitions import (
 )
 from flux.registry.query_catalogue import QueryCatalogue, dependants
 from flux.registry.service_calls import ServiceCall
+from spark_integration.growing.imported_files import ModuleHasChanged
 
 log = logging.getLogger("flux")
 
@@ -72,6 +73,10 @@ class ServedPlan(Protocol):
         """Return the bytes of state of each query that has some."""
 
 
+class ServiceIsOutdated(FluxError):
+    """Refusal of an addition because files of the service have changed since it was started."""
+
+
 class ServiceAnswer(NamedTuple):
     """An answer to a call."""
 
@@ -88,6 +93,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (HasDependants, "has_readers"),
     (InputFailed, "input_failed"),
     (QueriesFull, "no_room"),
+    (ServiceIsOutdated, "not_changed"),
     (QueryTimeout, "not_changed"),
     (QueryFailed, "not_changed"),
     (UsageError, "unfit_query"),
@@ -242,7 +248,7 @@ class Registrar:
     def _make(self, step: Step) -> None:
         match step:
             case AddToPlan(query):
-                self._plan.add(query)
+                self._add(query)
             case NoteRunning(query):
                 self._catalogue.note(query, "RUNNING")
             case NoteFailed(query, error):
@@ -253,6 +259,17 @@ class Registrar:
             case Forget(query):
                 self._forget_output(query.name)
                 self._catalogue.drop(query)
+
+    def _add(self, query: RegisteredQuery) -> None:
+        """Add a query to the plan. ServiceIsOutdated: no fault of its client, who learns no path."""
+        try:
+            self._plan.add(query)
+        except ModuleHasChanged as error:
+            log.error("no query can be added until the service is started again: %s", error)
+            raise ServiceIsOutdated(
+                f"query {query.name}: the file of module {error.module} has changed since the service was started. Its operator "
+                "starts it again"
+            ) from error
 
     def note_failed(self, failed: Mapping[str, str]) -> None:
         """Write down queries that could not be made again when the service was started."""

@@ -22,6 +22,8 @@ from flux.registry.definitions import RegisteredQuery
 from flux.registry.query_catalogue import QueryCatalogue
 from flux.registry.service_calls import PATH
 from flux.registry.service_hold import ServiceHold, address_of
+from spark_integration.growing import imported_files
+from spark_integration.growing.imported_files import check_unchanged
 from spark_integration.service import registry_port
 from spark_integration.service.registrar import Registrar
 from spark_integration.service.registry_port import RegistryPort
@@ -181,6 +183,28 @@ def test_a_plan_that_does_not_change_in_time_is_no_error_of_the_client(
     monkeypatch.setattr(served.plan, "add", add)
     assert problem(served.register(name="home", sql="clicks")) == (503, "not_changed")
     assert served.client.call("GET", "/v1/queries").json()["queries"] == []
+
+
+def test_files_of_the_service_that_have_changed_are_no_error_of_the_client(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(query: RegisteredQuery) -> None:
+        check_unchanged(["written_over"], f"cannot add {query.name}")
+
+    served.register(name="home", sql="clicks")
+    served.plan.failed["home"] = "boom"
+    file = tmp_path / "written_over.py"
+    monkeypatch.setitem(imported_files._seen, "written_over", (str(file), b"the digest of a file that is gone"))
+    monkeypatch.setattr(served.plan, "add", add)
+    for answer in (
+        served.register(name="more", sql="clicks"), served.client.call("POST", "/v1/queries/home/restart"),
+    ):  # fmt: skip
+        assert problem(answer) == (503, "not_changed")
+        assert "module written_over has changed since the service was started" in answer.json()["error"]["message"]
+        assert str(tmp_path) not in answer.text
+    shown = served.client.call("GET", "/v1/queries")
+    assert [each["name"] for each in shown.json()["queries"]] == ["home"]
+    assert str(tmp_path) not in shown.text
 
 
 def test_a_removal_that_takes_too_long_goes_on_later(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
