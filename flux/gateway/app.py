@@ -6,6 +6,7 @@ Work that parses, reads or writes goes to threads; the loop waits for sockets an
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,7 +17,6 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from flux.gateway.answers import error_answer
@@ -37,6 +37,8 @@ BODY_S, STORED_S = 60.0, 30.0
 #: Threads that parse.
 THREADS = 4
 _encoder = msgspec.json.Encoder()
+#: The part of a target in absolute form, "http://host:80/v1/streams", before its path.
+_ORIGIN = re.compile(r"https?://[^/]*", re.IGNORECASE)
 #: Seconds for which an answer of another gateway is awaited beyond that.
 _FORWARD_S = 5.0
 
@@ -72,6 +74,10 @@ class GatewayEndpoint:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
             return
+        origin = _ORIGIN.match(scope["path"])
+        if origin is not None:  # of a client that takes the gateway for a proxy
+            path = scope["path"][origin.end() :] or "/"
+            scope = {**scope, "path": path, "raw_path": path.encode()}
         response = await self._response(Request(scope, receive))
         await response(scope, receive, send)
 
@@ -169,4 +175,6 @@ def application(gateway: Gateway, verify: Any = True, net: ReceiverNet | None = 
         await asyncio.to_thread(gateway.close)
         await endpoint.close()
 
-    return Starlette(routes=[Mount("/", app=endpoint)], lifespan=lifespan)
+    made = Starlette(lifespan=lifespan)
+    made.router.default = endpoint  # and not a route, which needs a target that begins with /
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import decimal
 import errno
 import json
@@ -9,10 +10,12 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from flux.gateway.app import application
 from flux.gateway.bodies import text_bytes
 from flux.gateway.problems import Problem
 from flux.json_rows import has_null_row
@@ -25,6 +28,36 @@ def client(tmp_path: Path) -> Iterator[HeldClient]:
     made = HeldClient(tmp_path)
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "answered"),
+    [
+        ("GET", "http://x/v1/health", (200, "ok")),
+        ("GET", "HTTPS://x:8080/v1/health", (200, "ok")),
+        ("DELETE", "http://x/v1/health", (405, "wrong_method")),
+        ("CONNECT", "x:443", (404, "no_such_path")),
+        ("OPTIONS", "*", (404, "no_such_path")),
+    ],
+)
+def test_a_target_of_any_form_is_answered_in_the_one_form(
+    client: HeldClient, method: str, target: str, answered: tuple[int, str]
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {
+        "type": "http", "method": method, "path": target, "raw_path": target.encode(), "query_string": b"", "root_path": "",
+        "headers": [], "scheme": "http", "server": ("x", 80), "http_version": "1.1",
+    }  # fmt: skip
+    asyncio.run(application(client.gateway)(scope, receive, send))
+    content = json.loads(sent[1]["body"])
+    assert (sent[0]["status"], content.get("status") or content["error"]["code"]) == answered
 
 
 def arrow(batch: pa.RecordBatch) -> bytes:
