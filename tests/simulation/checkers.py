@@ -63,7 +63,8 @@ class Watch:
 
 class Ledger:
     def __init__(self) -> None:
-        self.plan: Plan
+        #: By edge, of removed ones as well: the source or the stage of its rows, as (from a stage, id).
+        self.origins: dict[int, tuple[bool, int]] = {}
         self.controller: Controller
         self.counts: Counter[str] = Counter()
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -105,6 +106,16 @@ class Ledger:
         #: The laws of streams with several feeds, of the run under way.
         self.feeds: FeedLaws = None  # type: ignore[assignment]
 
+    @property
+    def plan(self) -> Plan:
+        """The version of the plan by which the controller goes. Workers may still follow an earlier one."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        self._plan = plan
+        self.origins |= {edge.id: (edge.from_stage, plan.origin(edge).id) for edge in plan.edges}
+
     def newest_given(self, stream: StreamId) -> Any:
         """The last batch, row or end that a stream has given out; None if there is none."""
         rows = self._given_rows[stream]
@@ -133,7 +144,7 @@ class Ledger:
 
         def watched_append(entry: LogEntry) -> None:
             beyond = log.bytes >= log.bytes_max and isinstance(entry.element, Rows)
-            if beyond and not makes_again(self.plan, self._kept, producer):
+            if beyond and not makes_again(self.origins, self._kept, producer):
                 detail = f"stream {stream}: {log.bytes} of {log.bytes_max} bytes"
                 raise Violation("log bytes <= bound + one batch", detail)
             append(entry)

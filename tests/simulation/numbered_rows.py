@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,21 +93,18 @@ def last_of(entry: LogEntry, partition: int) -> int:
     return int(rows.column(rows.num_columns - 1)[-1].as_py())
 
 
-def makes_again(plan: Plan, watched: Iterable[Any], producer: Producer) -> bool:
+def makes_again(origins: Mapping[int, tuple[bool, int]], watched: Iterable[Any], producer: Producer) -> bool:
     """Tell whether the next element of a producer may have been there before, in its stream or in another one of the same reader.
 
     The reader learns the number of a row when it has read the row. So the first batch behind a gap goes beyond the bound, too:
-    rows 21 to 24 were gone from a log, all below 25 had been there, and row 25 was read to look for row 21."""
+    rows 21 to 24 were gone from a log, all below 25 had been there, and row 25 was read to look for row 21. ``origins`` are those
+    of all edges that the plan ever had: a worker feeds the stream of a removed edge until it hears of the removal."""
     stream = producer.stream
-    if stream.edge not in plan.edges:
-        return False
-    origin = plan.origin(plan.edges[stream.edge])
     fronts = [
         each.earlier.front
         for each in watched
         if isinstance(each, Producer)
-        and each.stream.edge in plan.edges
         and (each.stream.producer, each.incarnation) == (stream.producer, producer.incarnation)
-        and plan.origin(plan.edges[each.stream.edge]) is origin
+        and origins[each.stream.edge] == origins[stream.edge]
     ]
     return producer.next_sequence < max(fronts)

@@ -85,7 +85,7 @@ SOURCE_LIVES = (1, 2, 4)
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_streams_of_running_sources_begin_with_the_same_row_in_all_lives() -> None:
-    results = [run(seed, GROWING_SOURCE_LIVES) for seed in (*range(GROWS_FROM, GROWS_FROM + 9), *SOURCE_LIVES)]
+    results = [run(seed, GROWING_SOURCE_LIVES) for seed in (*range(GROWS_FROM, GROWS_FROM + 10), *SOURCE_LIVES)]
     assert [str(result) for result in results if not result.ok] == []
     counts: Counter[str] = sum((result.counts for result in results), Counter())
     assert counts["lives that went on"] > 12
