@@ -96,8 +96,8 @@ class QueryAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Phase
     error: str
     partitions: int
-    #: 0: as many as the service has.
-    replicas: int
+    #: null: as many as the service has.
+    replicas: int | None
     #: The time and bytes for which its results are kept.
     retain: Retention
     mode: Mode
@@ -166,7 +166,7 @@ def query_answer(of: RegisteredQuery, queries: Mapping[str, RegisteredQuery]) ->
     made = of.definition
     return QueryAnswer(
         of.name, of.id, made.sql, made.operator, made.arguments, made.inputs, of.reads, dependants(queries, of.name),
-        of.schema, of.phase, of.error, made.partitions, made.replicas, made.retain, made.mode,
+        of.schema, of.phase, of.error, made.partitions, made.replicas or None, made.retain, made.mode,
         datetime.fromtimestamp(of.registered_at / 1_000_000, UTC),
     )  # fmt: skip
 

@@ -83,9 +83,10 @@ def test_a_query_is_registered_shown_and_removed(served: Served) -> None:
         "`n` BIGINT",
         "clicks",
     )
+    assert found["replicas"] is None
     assert served.register(name="home", sql="clicks").status_code == 200
     assert problem(served.register(name="home", sql="clicks clicks")) == (409, "query_exists")
-    assert served.register(name="behind", sql="home").status_code == 201
+    assert served.register(name="behind", sql="home", replicas=2).json()["replicas"] == 2
     shown = client.call("GET", "/v1/queries").json()["queries"]
     assert [(each["name"], each["read_by"]) for each in shown] == [("home", ["behind"]), ("behind", [])]
     assert client.call("GET", "/v1/queries/behind").json()["reads"] == ["home"]
