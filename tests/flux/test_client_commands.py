@@ -12,7 +12,7 @@ import pytest
 from test_client import events, scripted
 from typer.testing import CliRunner
 
-from controller.operate.cli import app, queries
+from controller.operate.cli import app, gateways, queries
 
 HOT = {
     "name": "hot", "status": "FAILED", "error": "a stage has failed", "reads": ["clicks"], "schema": "`n` BIGINT",
@@ -91,6 +91,17 @@ def test_commands_that_do_not_fit_are_refused(
 ) -> None:
     done = run(*words)
     assert (done.exit_code, said in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"), [("{}\n", "1 event in 1 request on disk"), ("{}\n{}\n", "2 events in 1 request on disk")]
+)
+def test_a_push_says_how_much_is_on_disk(run: Run, monkeypatch: pytest.MonkeyPatch, lines: str, said: str) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"rows": request.content.count(b"\n")})
+
+    monkeypatch.setattr(gateways, "client_of", lambda *_: scripted(answer))
+    assert run("push", "clicks", input=lines).stdout.strip() == said
 
 
 def test_a_result_is_followed_row_by_row(asked: Asked, run: Run) -> None:

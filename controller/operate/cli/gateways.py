@@ -167,7 +167,8 @@ def push(
         if as_json:
             document({"stream": stream, "rows": pushed, "requests": requests})
         else:
-            show(f"{pushed:,} events in {requests:,} requests are on disk")
+            events, of_requests = ("event" if pushed == 1 else "events"), ("request" if requests == 1 else "requests")
+            show(f"{pushed:,} {events} in {requests:,} {of_requests} on disk")
 
 
 def client_of(url: str, token: str) -> Any:
