@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import hmac
@@ -18,9 +19,12 @@ from typing import Any
 import pytest
 
 from flux.errors import UsageError
+from flux.gateway.reads.tails import OutputTails
 from flux.gateway.webhooks import deliveries, pusher, runner
+from flux.gateway.webhooks.catalogue import WebhookRequest, checked_webhook
 from flux.gateway.webhooks.pusher import ReceiverNet
 from flux.gateway.webhooks.target import TargetRefused, chosen_address, networks_of, target_of
+from flux.vault.location import Folder
 from tests.flux.gateways import HeldClient, problem
 from tests.flux.results import opened_sink, results, written
 
@@ -219,6 +223,24 @@ def test_a_webhook_that_is_removed_or_registered_at_the_newest_row_gets_no_older
     until(lambda: receiver.values() == [2], "the delivery")
     assert client.call("DELETE", "/v1/outputs/alarm").status_code == 204
     assert client.call("GET", "/v1/outputs").json() == {"outputs": []}
+    assert not list(tmp_path.glob("webhooks/*"))
+
+
+def test_a_webhook_that_is_removed_while_it_opens_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "REST_S", 0.0)
+    tmp_path.chmod(0o700)
+    place = Folder(tmp_path)
+    tails = OutputTails(place)
+    held = runner.WebhookRunner(place, tails, "http://127.0.0.1:1", ReceiverNet())
+    removed = checked_webhook(WebhookRequest(name="alarm", query="delays", url="https://x/"), "b" * 32, (0,), ())
+    try:
+        asyncio.run_coroutine_threadsafe(held._pushed(removed), held._loop).result(60.0)
+    finally:
+        held.close()
+        tails.close()
+    assert "rests" not in caplog.text
     assert not list(tmp_path.glob("webhooks/*"))
 
 

@@ -91,6 +91,8 @@ class WebhookRunner:
             logger.info("webhook %s rests: %s", of.name, error)
             await asyncio.sleep(REST_S)
         except (FluxError, OSError) as error:  # also while a service starts, and its query has no output yet
+            if await self._loop.run_in_executor(self._pool, self._is_removed, of):
+                return  # its place went while it was opened
             logger.warning("webhook %s rests: %s", of.name, error)
             reason = described(error) if isinstance(error, OSError) else str(error)
             with contextlib.suppress(OSError):
@@ -99,3 +101,10 @@ class WebhookRunner:
         except Exception:
             logger.exception("webhook %s rests", of.name)
             await asyncio.sleep(REST_S)
+
+    def _is_removed(self, of: WebhookDefinition) -> bool:
+        """Return whether a webhook is known to be registered no longer."""
+        try:
+            return all(each.id != of.id for each in self._catalogue.all().values())
+        except (FluxError, OSError):
+            return False
