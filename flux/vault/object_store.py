@@ -96,7 +96,10 @@ class Bucket:
 
     def _claim(self) -> int:
         for _ in range(CLAIMS_MAX):
-            generation = max(self._claims().values(), default=0) + 1
+            taken = list(self._claims().values())
+            # Also where the claim of a generation is lost: its parts are not written over, or mixed with new ones.
+            taken += [generation for generation, _ in _by_segment(self._objects.sizes(_JOURNAL))]
+            generation = max(taken, default=0) + 1
             mine = f"{generation:08}-{uuid.uuid4().hex}"
             self._objects.write(f"{CLAIMS}/{mine}", b"")
             if [name for name, number in self._claims().items() if number >= generation] == [mine]:

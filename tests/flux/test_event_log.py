@@ -301,6 +301,16 @@ def test_a_segment_that_names_a_later_one_as_the_one_before_it_is_damage(previou
         read_chain(TwoSegments(), "the log", heads)  # type: ignore[arg-type]
 
 
+def test_events_are_not_written_over_where_the_claim_of_a_generation_is_lost() -> None:
+    objects = Objects()
+    push(owner(Bucket(objects, "the store", True, AtOnce(), keeps=True)), b"one")
+    for claim in objects.sizes("claims"):
+        if claim != "begun":
+            objects.remove(f"claims/{claim}")
+    push(owner(Bucket(objects.beside(), "the store", True, AtOnce(), keeps=True)), b"two")
+    assert content(Bucket(objects.beside(), "the store", False, AtOnce(), keeps=True)) == [(0, b"one"), (1, b"two")]
+
+
 def test_events_are_not_written_over_where_the_file_of_a_generation_is_lost(tmp_path: Path) -> None:
     first = owner(Directory(tmp_path, keeps=True))
     push(first, b"one")
