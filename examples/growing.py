@@ -3,11 +3,12 @@
 The flights of 2013 come at a steady pace, through a topic of Kafka, if a broker can start here, and otherwise from files. The
 query keeps the delays of each airport, on a checkpoint location. From a second terminal, by the commands that are shown, two
 stages are added behind it: the worst carrier of each airport, with a table of PostgreSQL as its sink, if a server can start here,
-and otherwise with files; and the flights of each airport. A worker is killed during the first addition. The first stage is
-removed again. Then the query is stopped, and started again on its location with the stages that are left.
+and otherwise with files; and the flights of each airport. A third one is a second consumer of the source itself. A worker is
+killed during the first addition. The first stage is removed again. Then the query is stopped, and started again on its location
+with the stages that are left.
 
 Each row counts from one step of each partition on, so the output of each stage is compared with Spark's batch answer over the
-flights from its beginning on. The exit code is 0 only if all are equal. Not shown: a stage that is added behind the source.
+flights from its beginning on. The exit code is 0 only if all are equal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,16 @@ class Airports(flux.Aggregate):
     longest = flux.max("arr_delay")
 
 
+@flux.stage(key="dest", partitions=2, replicas=2, output_mode="update")
+class Earliest(flux.Aggregate):
+    """The arrival of each airport that was early by the most minutes, since this stage began: a second consumer of the source."""
+
+    first = flux.min("id")
+    last = flux.max("id")
+    flights = flux.count()
+    delay = flux.min("arr_delay")
+
+
 class Newest(Additions):
     """A table with the newest row of each key."""
 
@@ -161,6 +173,11 @@ def airports(query: flux.Query) -> Any:
     return kept(Airports(query["Delays"]), "airports")
 
 
+def earliest(query: flux.Query) -> Any:
+    """A stage behind the running source: the topic is not read twice here, either."""
+    return kept(Earliest(query.source(TOPIC)), "earliest")
+
+
 def kept(flow: Any, name: str) -> Any:
     return flow.to_parquet(Path(os.environ[FOLDER]) / name, roll_every="500ms")
 
@@ -175,6 +192,8 @@ class Feed:
         self.flights, self.folder, self.address = flights, folder, address
         self.partition = flights.dest.map(lambda dest: zlib.crc32(dest.encode()) % PARTITIONS)
         self.brought = 0
+        #: Set when all stages are added. Two fifths of the flights come after that, however long the additions take.
+        self.added = threading.Event()
         for partition in range(PARTITIONS):
             (folder / str(partition)).mkdir(parents=True)
         if address:
@@ -189,6 +208,8 @@ class Feed:
         began, step = time.monotonic(), round(RATE * EVERY_S)
         for number, start in enumerate(range(0, len(self.flights), step)):
             time.sleep(max(began + number * EVERY_S - time.monotonic(), 0))
+            if self.brought >= len(self.flights) * 3 // 5:
+                self.added.wait(WAIT_S)
             rows = self.flights.iloc[start : start + step]
             for partition, some in rows.groupby(self.partition):
                 self._bring(int(partition), number, some)
@@ -283,8 +304,10 @@ def run(spark: SparkSession, feed: Feed, folder: Path, workers: int) -> int:
     finally:
         query.stop()
     console.print("[bold]Stopped. Starting again on the location, with the stages that were left[/bold]")
-    delays = Delays(feed.source())
-    query = flux.start(kept(delays, "delays"), kept(Airports(delays), "airports"), spark=spark, **options)
+    source = feed.source()
+    delays = Delays(source)
+    flows = kept(delays, "delays"), kept(Airports(delays), "airports"), kept(Earliest(source), "earliest")
+    query = flux.start(*flows, spark=spark, **options)
     try:
         go_on(query, feed, folder)
     finally:
@@ -294,7 +317,7 @@ def run(spark: SparkSession, feed: Feed, folder: Path, workers: int) -> int:
 
 
 def grow(query: flux.Query, feed: Feed, folder: Path, name: str) -> None:
-    """Add two stages while flights come, kill a worker, and remove a stage."""
+    """Add three stages while flights come, kill a worker, and remove a stage."""
     total = len(feed.flights)
     query.wait_until_running(WAIT_S)
     feed.start()
@@ -303,6 +326,9 @@ def grow(query: flux.Query, feed: Feed, folder: Path, name: str) -> None:
     command("add", "examples.growing:worst", "-q", name)
     until(lambda: feed.brought >= total * 2 // 5, query, "two fifths of the flights")
     command("add", "examples.growing:airports", "-q", name)
+    until(lambda: feed.brought >= total // 2, query, "half of the flights")
+    command("add", "examples.growing:earliest", "-q", name)
+    feed.added.set()
     command("plan", "-q", name)
     until(lambda: feed.brought >= total * 3 // 5, query, "three fifths of the flights")
     # A removal drops rows that the stage has not applied yet. On a slow machine these would be nearly all.
@@ -319,9 +345,18 @@ def go_on(query: flux.Query, feed: Feed, folder: Path) -> None:
     until(lambda: feed.brought == total, query, "all flights")
     query.processAllAvailable(WAIT_S)
     until(lambda: len(rows_of(folder / "delays")) == total, query, "all rows of Delays")
-    given = lambda: newest(rows_of(folder / "airports")).set_index("dest")["last"]  # noqa: E731
-    until(lambda: given().equals(last.loc[given().index]), query, "the last rows of Airports")
+    for stage in ("airports", "earliest"):
+        until(partial(has_last_rows, folder / stage, last), query, f"the last rows of {stage}")
     tell_events(query)
+
+
+def has_last_rows(folder: Path, last: pd.Series[int]) -> bool:
+    """Tell whether the newest row of each airport in a folder counts its last flight. ``last``: the id of that, by airport."""
+    rows = newest(rows_of(folder))
+    if rows.empty:
+        return False
+    given = rows.set_index("dest")["last"]
+    return given.equals(last.loc[given.index])
 
 
 def tell_events(query: flux.Query) -> None:
@@ -335,6 +370,7 @@ def tell_events(query: flux.Query) -> None:
 def compared(flights: DataFrame, folder: Path) -> Iterator[bool]:
     """Compare what each stage has given with Spark's batch answer over the flights from its beginning on."""
     delays, worst_, airports_ = rows_of(folder / "delays"), worst_rows(folder), newest(rows_of(folder / "airports"))
+    earliest_ = newest(rows_of(folder / "earliest"))
     of_all = flights.groupBy("dest").agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
     columns = ["dest", "flights", "delay"]
     yield equal("Delays", newest(delays)[columns], of_all) and delays.id.is_unique
@@ -350,6 +386,10 @@ def compared(flights: DataFrame, folder: Path) -> Iterator[bool]:
         F.count("*").alias("flights"), F.max("arr_delay").alias("longest")
     )  # fmt: skip
     yield equal("Airports", airports_[["dest", "flights", "longest"]], found)
+    found = since(flights, earliest_).groupBy("dest").agg(
+        F.count("*").alias("flights"), F.min("arr_delay").alias("delay")
+    )  # fmt: skip
+    yield equal("Earliest", earliest_[["dest", "flights", "delay"]], found)
 
 
 def worst_rows(folder: Path) -> pd.DataFrame:

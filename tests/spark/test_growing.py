@@ -83,7 +83,7 @@ def test_the_example_ends_well(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.growing", "--flights", "100000"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert " ".join(done.stdout.split()).count("Spark's batch answer: equal") == 3
+    assert " ".join(done.stdout.split()).count("Spark's batch answer: equal") == 4
 
 
 def add_while_an_executor_dies(query: Any, *flows: Any) -> None:
