@@ -121,13 +121,14 @@ class FurtherFeeds:
         feed = inbound.over(connection)
         assert feed is not None
         nbytes = message.nbytes if isinstance(message, Data) else 0
+        hedged = inbound.mode == HEDGED  # repetitions of a stream that reads all feeds are asked for, and no debt
         ended = isinstance(message, Data) and message.element is ElementKind.END
         if not news:
-            self._repeated(feed.worker, nbytes)
+            self._repeated(feed.worker, nbytes, hedged)
         else:
             self.of(feed.worker).firsts += 1
-            self._save(feed.worker, BUDGET * nbytes)
-        if inbound.mode == HEDGED:
+            self._save(feed.worker, BUDGET * nbytes * hedged)
+        if hedged:
             self._note(inbound, feed, news and nbytes > 0, ended, now)
             if news and inbound.others:
                 self._decide(inbound, feed, now)
@@ -150,9 +151,9 @@ class FurtherFeeds:
                 if offer == connection:
                     self._repeated(worker, nbytes)
 
-    def _repeated(self, worker: int, nbytes: int) -> None:
+    def _repeated(self, worker: int, nbytes: int, hedged: bool = True) -> None:
         self.of(worker).repeated_bytes += nbytes
-        self._save(worker, -nbytes)
+        self._save(worker, -nbytes * hedged)
 
     def _save(self, worker: int, nbytes: float) -> None:
         if worker != self._worker:  # rows of a replica here go over no link

@@ -266,6 +266,14 @@ def test_repetitions_cost_at_most_a_tenth_of_what_came_first() -> None:
     assert kinds(reader.later(0.031).get(OTHER, [])) == ["Resume"]
 
 
+def test_repetitions_of_a_stream_that_reads_all_feeds_are_no_debt_of_hedged_ones() -> None:
+    reader = Reader(ALL)
+    reader.send(PRIMARY, 0)
+    reader.send(OTHER, 0, decoded=False)
+    assert reader.feeds.of(OTHER).repeated_bytes > 0
+    assert reader.feeds.budget == 0.0
+
+
 def test_a_stream_whose_credit_is_used_up_here_is_not_hedged() -> None:
     reader = Reader(HEDGED)
     reader.lively()

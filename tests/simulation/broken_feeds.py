@@ -32,20 +32,6 @@ def feeds_share_a_number(patch: Patch) -> None:
     patch.setattr(Inbound, "take", broken)
 
 
-def repetitions_give_no_credit_back(patch: Patch) -> None:
-    """What had come over another feed is not counted as received: its sender stands still once its credit is used up."""
-    take = Inbound.take
-
-    def broken(self: Inbound, message: Any, *given: Any) -> Any:
-        repeats, feed = self.repeats(message), self._under(message.nonce)
-        taken = take(self, message, *given)
-        if repeats and feed is not None and feed is not self.feed:
-            feed.received_bytes -= message.nbytes
-        return taken
-
-    patch.setattr(Inbound, "take", broken)
-
-
 def repetitions_are_held(patch: Patch) -> None:
     """What had come over another feed counts as waiting, and nothing ever applies it."""
     take = Inbound.take

@@ -15,7 +15,6 @@ looked at, and not the code that chooses feeds.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,15 +64,12 @@ class FeedLaws:
         #: By worker and stream: the further feeds at the last look, by nonce, the least progress then, and the number of slices
         #: that the worker had been lent, which come over no feed.
         self._races: dict[tuple[int, StreamId], tuple[set[int], int, int]] = {}
-        #: By worker; and the further feeds that were opened, by worker, stream and nonce.
-        self._bytes: dict[int, LinkBytes] = defaultdict(LinkBytes)
-        self._opened: set[tuple[int, StreamId, int]] = set()
 
     def watch(self, core: WorkerCore) -> None:
         """Count the bytes of hedged streams that come to a worker, and look at the feeds that it opens then."""
         if not self._asked:
             return
-        take, hedge, mine = core.subscriptions.take, core.subscriptions.feeds.hedge, self._bytes[core.worker]
+        take, hedge, mine = core.subscriptions.take, core.subscriptions.feeds.hedge, LinkBytes()
 
         def taken(connection: Hashable, message: Data, *given: Any) -> Any:
             stream = StreamId(message.edge, message.producer)
@@ -83,27 +79,26 @@ class FeedLaws:
                 return take(connection, message, *given)
             number, least = feed.number, inbound.received.least
             slices = take(connection, message, *given)
-            if inbound.mode != ONE and feed.number > number:
+            if inbound.mode == HEDGED and feed.number > number:
                 news = inbound.received.least > least
                 mine.first += message.nbytes * news
                 mine.again += message.nbytes * (not news)
             return slices
 
         def hedged(now: float) -> None:
+            single = [inbound for inbound in core.subscriptions.streams.values() if not inbound.others]
             hedge(now)
-            for stream, inbound in core.subscriptions.streams.items():
-                for feed in inbound.others.values() if inbound.mode == HEDGED else ():
-                    self._check_budget(core.worker, stream, feed.nonce, mine)
+            for inbound in single:
+                if inbound.others and inbound.mode == HEDGED:
+                    self._check_budget(core.worker, inbound.stream, mine)
 
         core.subscriptions.take = taken  # type: ignore[method-assign]
         core.subscriptions.feeds.hedge = hedged  # type: ignore[method-assign]
 
-    def _check_budget(self, worker: int, stream: StreamId, nonce: int, known: LinkBytes) -> None:
-        if (worker, stream, nonce) not in self._opened:
-            self._opened.add((worker, stream, nonce))
-            self.sim.counts["second feeds within the budget"] += 1
-            if known.again > SHARE * known.first:
-                raise Violation(BUDGET, f"worker {worker} reads stream {stream} twice: {known}")
+    def _check_budget(self, worker: int, stream: StreamId, known: LinkBytes) -> None:
+        self.sim.counts["second feeds within the budget"] += 1
+        if known.again > SHARE * known.first:
+            raise Violation(BUDGET, f"worker {worker} reads stream {stream} twice: {known}")
 
     def check(self, core: WorkerCore) -> None:
         """Look at all streams of a worker."""

@@ -49,15 +49,15 @@ def test_streams_have_several_feeds(results: list[Result]) -> None:
     assert counts["looks at streams with several feeds"] > 100
     assert counts["bytes that came over several feeds"] > 1000
     assert counts["second feeds"] > 5
-    assert counts["races that second feeds won"] > 3
+    assert counts["races that second feeds won"] > 2
 
 
 def test_a_second_feed_while_repetitions_are_above_a_tenth_breaks_the_law() -> None:
     """The runs are too short for a debt, so the checker is tried alone, and the rule by itself in tests/flux/test_feeds.py."""
     laws = FeedLaws(Simulation(FEEDS_FROM))
-    laws._check_budget(1, StreamId(0, 0), 7, LinkBytes(first=1000, again=100))
+    laws._check_budget(1, StreamId(0, 0), LinkBytes(first=1000, again=100))
     with pytest.raises(Violation) as violation:
-        laws._check_budget(1, StreamId(0, 0), 8, LinkBytes(first=1000, again=101))
+        laws._check_budget(1, StreamId(0, 0), LinkBytes(first=1000, again=101))
     assert violation.value.law == BUDGET
 
 

@@ -48,7 +48,7 @@ from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.alignment import FOR_NOTHING, RUNS_AWAY
 from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, IN_FRONT, LATE, VERSIONS
-from tests.simulation.feed_laws import BUDGET, DECIDED, LISTED, NOT_READ, OF_LOSSES
+from tests.simulation.feed_laws import DECIDED, LISTED, NOT_READ, OF_LOSSES
 from tests.simulation.growing_laws import ALIKE as BEGINS_ALIKE
 from tests.simulation.growing_laws import EXACT, FED, SHARES, STORED
 from tests.simulation.known_seeds import OF_VARIANTS
@@ -626,7 +626,6 @@ VARIANTS = [
     Variant(marks.fires_marks_before_all_rows_below_are_applied, ALIKE | BELOW, MARKS_UNEVEN),
     Variant(marks.joins_results_of_all_marks_that_it_jumps_over, ALIKE, MARKS_UNEVEN),
     Variant(feeds.feeds_share_a_number, {OF_LOSSES}, FEEDS_OF_THREE),
-    Variant(feeds.repetitions_give_no_credit_back, {GOES_ON, BUDGET}, FEEDS),
     Variant(feeds.repetitions_are_held, STUCK | {"logs and queues drain"}, FEEDS),
     Variant(feeds.keeps_the_feed_of_a_dropped_replica, {LISTED}, FEEDS_REPAIRS),
     Variant(feeds.tells_a_further_feed_that_it_is_not_read, {NOT_READ}, FEEDS_UNEVEN),
