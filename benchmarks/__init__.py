@@ -38,6 +38,7 @@ arrivals        A sink that notes arriving rows and their times, and an evaluati
 operating       Progress of a running query, and requests of the flux command
 timeline        The picture of a benchmark: throughput and latency over time
 figures         The picture of the figures in README.md
+ports           Ports for servers that listen some seconds later
 session         The Spark session of the benchmarks: real executors on this machine
 machine         Speed of this machine and its Python at the moment
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import psutil
 import pyarrow as pa
 from rich.console import Console
 
+from benchmarks.ports import free_port
 from benchmarks.timeline import Report
 from flux.client import GatewayClient
 from flux.errors import FluxError
@@ -44,14 +44,6 @@ FLUSH_EVERY_S, FLUSH_BYTES = 0.05, 4096
 STARTS_S = 180.0
 #: Bodies of this many rows are JSON lines, or Arrow.
 ROWS = {"rows": 100, "arrow": 10_000}
-
-
-def free_port() -> int:
-    """Return a port of loopback that no process listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class GatewayUnderLoad:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.serve import free_port
+from benchmarks.ports import free_port
 from flux.errors import FluxError
 from flux.gateway.tokens import TokenRegister
 from flux.vault.location import place_of

@@ -7,12 +7,13 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.ports import free_port
 
 _START_S = 60.0
 
@@ -62,9 +63,7 @@ class Server:
         data = str(self._folder / "data")
         make = [_program("initdb"), "-D", data, "-U", "flux", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         subprocess.run(make, cwd="/", check=True, capture_output=True, timeout=_START_S, **user)
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
+        port = free_port()
         self._log = (self._folder / "log").open("w")
         serve = [_program("postgres"), "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", "", "-F"]
         self.process = subprocess.Popen(serve, cwd="/", stdout=self._log, stderr=self._log, **user)

@@ -217,7 +217,7 @@ def run(
     began: Callable[[WorkerCore], None] = lambda core: None,
     **options: Any,
 ) -> tuple[list[Any], Any]:
-    """What arrives behind an aggregate of so many partitions, and the worker. ``began`` is called with the worker before the
+    """Run an aggregate, and return the rows that arrive behind it, and the worker. ``began`` is called with the worker before the
     first step."""
     source = flux.source(lambda p: iter(batches), PAIRS, 1)
     behind = flux.stage(key="k" if sinks > 1 else None, partitions=sinks)(Newest)

@@ -24,6 +24,8 @@ from typing import Any
 
 import platformdirs
 
+from benchmarks.ports import free_ports
+
 HERE = Path(__file__).parent
 POM = HERE / "pom.xml"
 JAVA_MIN = 17
@@ -122,17 +124,6 @@ def jars(pom: Path = POM) -> Path:
     return kept
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 class Broker:
     """``address``: of the open door. ``secure``: of the other, ``certificate``: the file that a client checks it with.
 
@@ -189,7 +180,8 @@ class Broker:
         end = time.monotonic() + START_S
         while not self._open():
             if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the broker does not start:\n{(self._folder / 'broker.log').read_text()[-3000:]}")
+                said = (self._folder / "broker.log").read_text()[-3000:]
+                raise RuntimeError(f"the broker does not start (exit code {self.process.poll()}):\n{said}")
             time.sleep(0.02)
 
     def stop(self) -> None:

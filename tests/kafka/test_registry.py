@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ports import free_ports
 from flux.connectors.kafka.client.cluster import Passing
 from flux.connectors.kafka.errors import BadRecord, NotPermitted
 from flux.connectors.kafka.formats.schema_registry import Registry
-from tests.kafka.broker import Broker, free_ports
+from tests.kafka.broker import Broker
 from tests.kafka.test_avro import CLICK, framed, written
 from tests.kafka.topics import reader, reading, received, rows, send, until
 

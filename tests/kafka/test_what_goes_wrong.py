@@ -12,12 +12,13 @@ import cloudpickle
 import pytest
 
 import flux
+from benchmarks.ports import free_ports
 from flux.connectors.kafka.client import cluster as client
 from flux.connectors.kafka.errors import BrokerUnreachable, DataLost, NotPermitted
 from flux.connectors.kafka.read import partition_reader
 from flux.dataflow.source_reader import SourceSettings
 from flux.errors import UsageError
-from tests.kafka.broker import ADMIN, GUEST, PASSWORD, SCRAM_ADMIN, Broker, free_ports
+from tests.kafka.broker import ADMIN, GUEST, PASSWORD, SCRAM_ADMIN, Broker
 from tests.kafka.topics import read_all, reader, reading, send, until
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession, functions
 
 import flux
+from benchmarks.ports import free_port
 
 BATCHES, ROWS, TASKS, FEW = 3, 4_000, 4, 100
 WAIT_S = 120.0
@@ -105,7 +105,7 @@ def answer(spark: SparkSession, folder: Path) -> list[Any]:
 @contextlib.contextmanager
 def cluster(scratch: Path) -> Iterator[str]:
     """A master and two workers with addresses of their own: Spark speculates no task on the host that it is on already."""
-    home, (port,) = Path(pyspark.__file__).parent, _free_ports()
+    home, port = Path(pyspark.__file__).parent, free_port()
     master = f"spark://127.0.0.1:{port}"
     started = []
 
@@ -148,12 +148,6 @@ def cluster(scratch: Path) -> Iterator[str]:
         for process in started:
             process.kill()
             process.wait()
-
-
-def _free_ports() -> list[int]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1]]
 
 
 def main() -> int:

@@ -22,7 +22,8 @@ from gateway_process import Pusher
 from striking import until
 
 import flux
-from benchmarks.serve import STARTS_S, free_port
+from benchmarks.ports import free_port
+from benchmarks.serve import STARTS_S
 from benchmarks.serve_process import BEGINS_S
 from flux.client import Client, GatewayRefused
 from flux.errors import UsageError
