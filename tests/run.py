@@ -76,8 +76,8 @@ LAYERS = {
 }
 #: The share of the random examples of properties in ``make test`` (``tests/conftest.py``).
 EXAMPLES_SHARE = 0.4
-#: What ``make test-long`` runs: tests with the marker ``long``, all examples of properties, and every run of the simulation that
-#: a test has.
+#: The work of ``make test-long``: tests with the marker ``long``, all examples of properties, and every run of the simulation
+#: that a test has.
 LONG = {
     "jobs and benchmarks": [
         [*PYTEST, "tests/spark", "tests/flux", "tests/controller", "tests/netlab", "-m", "long", "--timeout=1200"],

@@ -56,7 +56,7 @@ KEEPS_S = 0.02
 FAILS = 0.15
 #: The classes of new stages, by a name that travels in place of the class: operators of the simulation hold its ledger.
 _made: dict[str, type[flux.Operator]] = {}
-#: Those of which no operator can be opened any more.
+#: Classes of new stages whose operators cannot be opened any more.
 _shut: set[type[flux.Operator]] = set()
 
 

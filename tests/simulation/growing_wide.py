@@ -76,7 +76,7 @@ class WideGrowing(GrowingSimulation):
 
     def _faults(self, seed: int, mix: mixes.Mix) -> faults_.Faults:
         found = faults_.with_pair_cuts(random.Random(f"growing pair cuts {seed}"), drawn_faults(seed, mix))
-        # What a replica gives otherwise by itself ends a query with a directory, if it is lost before that is noticed.
+        # A deviation of one replica ends a query with a directory, if the replica is lost before the deviation is noticed.
         return replace(found, divergences_per_s=0.0)
 
     def _stage(

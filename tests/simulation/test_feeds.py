@@ -30,7 +30,7 @@ EVENTFUL: dict[Mix, tuple[int, ...]] = {
     FEEDS_REPAIRS: (10,),
     FEEDS_IN_EVENT_TIME: (0,),
 }
-#: Those whose feeds are drawn with everything else; some hundred of them show each event.
+#: Seeds whose feeds are drawn with everything else; some hundred of these seeds show each event.
 AMONG = range(FEEDS_FROM, FEEDS_FROM + (300 if LONG else 0))
 
 
