@@ -20,9 +20,11 @@ from controller.replicas.additions import Moment
 from controller.replicas.kinds import wanted
 from flux.dataflow.plan import Plan
 from flux.wire.control import Goodbye
+from flux.wire.messages import Install
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
 from flux.worker.source_scheduler import IDLE_SOURCE_MAX_S, IDLE_SOURCE_S
+from partitioning.ids import PartitionKey
 from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators, timed_flows
 from tests.simulation.alignment import AlignmentLaws
@@ -59,7 +61,7 @@ from tests.simulation.worker_process import WorkerProcess, draw_limits
 from tests.simulation.world import World
 
 #: A run without any progress for so long after the last fault is stuck. The longest wait for something lost is a few
-#: seconds; a large state in tiny parts takes twenty.
+#: seconds.
 LIMIT_S = 30.0
 #: A run with so many events and no progress goes round in circles; ordinary ones have some thousands in all.
 EVENTS_MAX = 400_000
@@ -310,8 +312,11 @@ class Simulation:
         read = ((source.id, partition) for source, data in sources for partition in range(len(data.batches)))
         self._last_to_end = next(read, None)
         self._progress: tuple[int, ...] = ()
+        self._progress_copied = 0
         self._progress_at = self.strikes.calm_at
         self._progress_events = 0
+        #: The most bytes of a state that a copy of each partition has brought, since there was other progress.
+        self._copied: dict[PartitionKey, int] = {}
         self._look_at = self.world.now
         self.server.start()
         self.strikes.start()
@@ -348,14 +353,30 @@ class Simulation:
                 self._look_at = world.now + LOOK_S
                 self._look_for_progress()
 
+    def copied(self, part: Install) -> None:
+        """Note a part of a state that has come to a new replica.
+
+        A part further on than all parts of the partition is progress: a large state in tiny parts takes longer than LIMIT_S. A
+        copy that begins again and again is none.
+        """
+        key = PartitionKey(part.stage, part.partition)
+        self._copied[key] = max(self._copied.get(key, 0), part.offset)
+
     def _look_for_progress(self) -> None:
-        """A flow that multiplies its rows may take minutes with tiny logs: that is slow, and not stuck."""
+        """Raise Violation where nothing comes on.
+
+        A flow that multiplies its rows may take minutes with tiny logs: that is slow, and not stuck.
+        """
         repairs = self.controller.repairs
         rows = sum(replica.rows_in for core in self.hosts() for replica in core.replicas.values() if replica.leads)
         moves = self.counts["moves done"]
         progress = (rows, repairs.done, len(self.controller.unfinished), moves, self.fetches.answers)
+        copied = sum(self._copied.values())
         if progress != self._progress:
-            self._progress, self._progress_events = progress, self.world.events
+            self._copied.clear()
+            copied = 0
+        if (progress, copied) != (self._progress, self._progress_copied):
+            self._progress, self._progress_copied, self._progress_events = progress, copied, self.world.events
             self._progress_at = max(self.strikes.calm_at, self.world.now)
         elif self.world.now > self._progress_at + LIMIT_S or self.world.events > self._progress_events + EVENTS_MAX:
             raise Violation("every run comes to its end", self.how_it_stands())

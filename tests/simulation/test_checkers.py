@@ -22,6 +22,7 @@ from controller.report.events import Event
 from flux.dataflow.sink import TentativeUndo
 from flux.errors import QueryFailed
 from flux.operators.operator import Context
+from flux.wire.messages import Install
 from partitioning.table import ReplicaAt, Table
 from tests.simulation import test_kills, test_leaving
 from tests.simulation.checkers import VALIDATED_EVERY
@@ -221,6 +222,15 @@ def it_waits_for_ever(sim: Simulation) -> None:
     sim.run_until(lambda: False)
 
 
+def a_copy_begins_again_and_again(sim: Simulation) -> None:
+    def brings_its_first_parts() -> None:
+        sim.copied(Install(0, 0, 7, 1, sim.world.events % 3, 100))
+        sim.world.after(0.1, brings_its_first_parts)
+
+    brings_its_first_parts()
+    sim.run_until(lambda: False)
+
+
 def it_acks_more_than_it_applied(sim: Simulation) -> None:
     core = some_core(sim)
     stream, inbound = next(
@@ -314,6 +324,7 @@ SHOWN: dict[Tamper, str] = {
     a_change_is_said_to_be_done_and_a_replica_is_missing: "every wish comes true",
     a_query_fails: "no run fails",
     it_waits_for_ever: "every run comes to its end",
+    a_copy_begins_again_and_again: "every run comes to its end",
     it_acks_more_than_it_applied: "an ack never exceeds what was applied",
     a_worker_overlooks_what_is_ready: "a ready replica takes its step",
     a_worker_sleeps_for_too_long: "a worker wakes up for its timers",

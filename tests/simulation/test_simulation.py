@@ -110,6 +110,7 @@ BROKE_ONCE = {
     15582894868: "a source that had ended in an earlier life of the query waited with its end once more",
     40000001070: "the last worker was given up and lived, its task ended well, and no task was started for the slot in its place",
     500001976: "the law took it that the controller knows at once what a replica has said in a message that was lost",
+    520010943: "the law took a copy of a state of 130 kB in parts of 50 bytes for standing still",
     60000020093: "the law did not know of rows that were left out in an earlier life, by a stage that had ended in it",
 }
 

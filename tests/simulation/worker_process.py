@@ -249,6 +249,7 @@ class WorkerProcess(Process):
         if isinstance(message, Install):
             self.sim.counts["copies of state in several parts"] += message.offset > 0
             self.sim.stalls.copied()
+            self.sim.copied(message)
             self._installing(core, core.on_install, identity, message, batches)
             return
         if isinstance(message, Hello) and message.epoch > core.epoch:
