@@ -271,7 +271,7 @@ WIRING = {
     "flux/connectors/kafka/source.py",
     "flux/dataflow/flow.py",
     "flux/replica/replica.py",
-    "flux/shadows/hosting.py",
+    "flux/shadows/shadow_hosts.py",
     "flux/shell/worker_loop.py",
     "flux/worker/core.py",
     "flux/worker/replica_lifecycle.py",

@@ -15,7 +15,7 @@ from typing import Any
 
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion
 from controller.balance.policies import REGISTRY, Policy, PolicySettings
-from controller.balance.policies.planning import BURST_S, PlannedPlacement
+from controller.balance.policies.planned_moves import BURST_S, PlannedPlacement
 from flux.errors import ContractBroken, UsageError
 from partitioning.ids import PartitionKey
 

@@ -2,7 +2,7 @@
 
 compiler          A user's flow to a checked plan: names, schemas, keys, edges, topological order
 additions         Flows that are added to a running query: a change of its plan
-compiled          A plan together with facts about its declarations, which additions need
+compiled_plan     A plan together with facts about its declarations, which additions need
 parts             Parts of a plan that is being compiled, those of a running plan in front of new ones
 steps             Conditions and columns as steps
 inputs            Flows in the order of a plan, and the inputs of a stage that is being compiled

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from controller.planning.checks import check_added_tables, check_durable, check_ends, check_folders, check_taken
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.compiler import Compiler
 from controller.planning.names import KeptNames
 from controller.planning.steps import Resolvers

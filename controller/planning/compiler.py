@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from controller.planning.availability import set_availability
 from controller.planning.columns import leave_out_columns
-from controller.planning.compiled import CompiledPlan, StageRows, given_rows, is_joinable
+from controller.planning.compiled_plan import CompiledPlan, StageRows, given_rows, is_joinable
 from controller.planning.event_time_edges import (
     InputTime,
     check_window,
@@ -52,7 +52,7 @@ from flux.dataflow.plan import (
     Timed,
     WorkerSourcePlan,
 )
-from flux.dataflow.relations.joining import JoinFlow, LookupFlow, ResolvedJoin
+from flux.dataflow.relations.join_flow import JoinFlow, LookupFlow, ResolvedJoin
 from flux.dataflow.relations.lookups import VERSION, LookupSource, RefreshedFlow
 from flux.dataflow.relations.ranking import RankFlow, ToOrder
 from flux.dataflow.relations.running_flow import Running, RunningSource, RunningStage

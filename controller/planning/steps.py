@@ -12,7 +12,7 @@ import pyarrow as pa
 from controller.planning.names import check_cases, check_names, place_of_errors
 from controller.planning.relations.joins import ToJoin, ToTable
 from flux.dataflow.grouping import Grouping, ResolvedGrouping
-from flux.dataflow.relations.joining import Frame
+from flux.dataflow.relations.join_flow import Frame
 from flux.dataflow.relations.ranking import ToOrder
 from flux.dataflow.row_flow import Applied
 from flux.dataflow.row_operators import RowOperator

@@ -179,7 +179,7 @@ class RowOperators(FlowSchema):
         ttl  where there are no bounds, to be said: such as "1 day". With event time on both sides, rows match if their times are
              at most a day apart, whichever side is faster; otherwise a row waits for a day, by the event time of its side or by
              the clock, and the rows that it meets depend on when they come. None: rows wait for ever"""
-        from flux.dataflow.relations.joining import joined
+        from flux.dataflow.relations.join_flow import joined
 
         made = joined(self, other, on, how, ttl)  # type: ignore[arg-type]
         flux._check_columns(made)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as is_
 
-from flux.expressions.kernels import arithmetic, casts, formats, logic, nested, patterns, strings, times
+from flux.expressions.kernels import arithmetic, casts, formats, logic, nested_values, patterns, strings, times
 from flux.expressions.kernels.values import ANSI, Value
 
 Raises = Callable[[pa.DataType, Sequence[pa.DataType], Mapping[str, Any]], bool]
@@ -136,9 +136,9 @@ FUNCTIONS: dict[str, Function] = {
     "format_time": Function(formats.format_time),
     "format_seconds": Function(formats.format_seconds),
     "parse_time": Function(formats.parse_time, _in_ansi_mode),
-    "field": Function(nested.field),
-    "struct": Function(nested.struct, strict=False),
-    "array": Function(nested.array, strict=False),
-    "element": Function(nested.element, _in_ansi_mode),
-    "size": Function(nested.size, strict=False),
+    "field": Function(nested_values.field),
+    "struct": Function(nested_values.struct, strict=False),
+    "array": Function(nested_values.array, strict=False),
+    "element": Function(nested_values.element, _in_ansi_mode),
+    "size": Function(nested_values.size, strict=False),
 }

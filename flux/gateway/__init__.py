@@ -8,7 +8,7 @@ bodies       Bodies of requests as rows, within bounds
 misfits      The row, column and reason for which a body does not fit
 log_writer   A thread that owns a log: one flush for all requests that wait
 gateway      The actions of a gateway on its location
-forwarding   Pushes to logs of other gateways, passed on to these
+forwarder    Pushes to logs of other gateways, passed on to these
 openapi      The document that describes the API
 app          The gateway on Starlette
 connections  Connections within bounds: their number, the size of a head and the time for it

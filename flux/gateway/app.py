@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from flux.gateway.answers import error_answer
-from flux.gateway.forwarding import Forwarder, PassedBack
+from flux.gateway.forwarder import Forwarder, PassedBack
 from flux.gateway.gateway import Gateway, HttpAnswer, PendingCall
 from flux.gateway.problems import Problem, busy, failure_of
 from flux.gateway.reads.endpoint import ResultsEndpoint

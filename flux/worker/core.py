@@ -25,15 +25,15 @@ from flux.dataflow.plan import FromStage, Plan
 from flux.errors import Fenced, ProtocolError, RefusedError, UserCodeError
 from flux.exchange.feed import Counters
 from flux.exchange.producer import ToWorker, unread_due
-from flux.reach.lending import Lender
+from flux.reach.loans import Lender
 from flux.reach.relays import Relays
-from flux.reach.unreached import UnreachedPrimaries
+from flux.reach.unreached_primaries import UnreachedPrimaries
 from flux.replica.batched_steps import apply_together
 from flux.replica.event_clock import check_entries
 from flux.replica.order_exchange import OrderExchange
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
-from flux.shadows.hosting import ShadowHosting
+from flux.shadows.shadow_hosts import ShadowHosting
 from flux.state.sender import Aside, StateSender, ToSender
 from flux.state.standby import StandbyStore
 from flux.wire.control import CopyState, EdgeStored, PlanChanged, TableSeen

@@ -15,7 +15,7 @@ import numpy as np
 
 from flux.dataflow.plan import FromSource
 from flux.dataflow.source_reader import SILENCE_TOLD_S
-from flux.reach.lending import LentStream
+from flux.reach.loans import LentStream
 from flux.replica.kinds import keeps_checkpoints
 from flux.replica.replica import Replica
 from flux.state.standby import Standby

@@ -22,7 +22,7 @@ from flux.errors import QueryFailed
 from flux.exchange.feed import IN_ORDER, Counters
 from flux.exchange.inbound import Delivery, Inbound
 from flux.reach.hedging import FurtherFeeds
-from flux.reach.lending import Borrower
+from flux.reach.loans import Borrower
 from flux.reach.starvation import OwedRows, Starvation
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep

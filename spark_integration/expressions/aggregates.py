@@ -30,7 +30,7 @@ from flux.windows.window import Closing, SessionWindow, Window
 from partitioning.accumulators import accumulator
 from partitioning.clustering import check_key_type
 from partitioning.errors import ColumnTypeError, KeyTypeError
-from spark_integration.expressions.analysed import (
+from spark_integration.expressions.analysed_operators import (
     AnalysedPlan,
     chain_below,
     check_policy,

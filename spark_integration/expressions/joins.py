@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.planning.names import free_names
-from flux.dataflow.relations.joining import Joining, JoinInput, ResolvedJoin
+from flux.dataflow.relations.join_flow import Joining, JoinInput, ResolvedJoin
 from flux.errors import UsageError
 from flux.expressions.steps import MapRows, RowStep, RowSteps, Select, Where
 from flux.expressions.tree import And, Column, Expression, FunctionCall, With
@@ -27,7 +27,7 @@ from flux.joins.join_spec import EITHER, LEFT, RIGHT, JoinSpec, TimeBound
 from flux.windows.durations import words
 from partitioning.clustering import check_key_type
 from partitioning.errors import KeyTypeError
-from spark_integration.expressions.analysed import (
+from spark_integration.expressions.analysed_operators import (
     AnalysedPlan,
     check_policy,
     empty_like,

@@ -19,7 +19,13 @@ from flux.errors import UsageError
 from flux.expressions.steps import RowSteps, Select
 from flux.expressions.tree import Column, Expression
 from flux.ranks.top import OrderColumn
-from spark_integration.expressions.analysed import AnalysedPlan, chain_below, check_policy, empty, sparks_errors
+from spark_integration.expressions.analysed_operators import (
+    AnalysedPlan,
+    chain_below,
+    check_policy,
+    empty,
+    sparks_errors,
+)
 from spark_integration.expressions.classes import Translator
 
 #: The names of columns that only the order has, with a number behind.

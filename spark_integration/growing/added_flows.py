@@ -9,7 +9,7 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from controller.planning.additions import PlanAddition, check_addition, compiled_addition
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import ById, StreamSourcePlan
 from flux.dataflow.sink import FlowTo, QueryReaders
@@ -29,7 +29,7 @@ from spark_integration.settings import (
 )
 from spark_integration.streaming.flux_format import register
 from spark_integration.tasks.dataframe_partitions import with_cuts
-from spark_integration.tasks.shipping import check_outputs, check_shipping
+from spark_integration.tasks.shipping_checks import check_outputs, check_shipping
 
 
 def checked_addition(

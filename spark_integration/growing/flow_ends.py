@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from controller.course.plan_requests import FailedStage
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.text import some
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import Plan

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from controller.planning.additions import check_addition, compiled_addition, compiled_version
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.inputs import topological
 from controller.planning.names import KeptNames
 from controller.planning.steps import Resolvers

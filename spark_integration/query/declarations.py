@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.planning.additions import compiled_addition
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.compiler import compiled_plan
 from controller.planning.inputs import topological
 from controller.planning.steps import Resolvers
@@ -18,7 +18,7 @@ from flux.dataflow.sink import FlowTo, flow_of
 from flux.dataflow.source import DataFrameSource, Source, StreamSource
 from flux.errors import UsageError
 from flux.settings import Settings
-from spark_integration.expressions.remembered import KNOWN, Analyses
+from spark_integration.expressions.analyser_answers import KNOWN, Analyses
 from spark_integration.query.lookup_tables import LookupTables
 from spark_integration.session import session_stopped
 from spark_integration.settings import is_case_sensitive

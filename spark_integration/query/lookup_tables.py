@@ -13,7 +13,7 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from flux.dataflow.relations.joining import LookupFlow
+from flux.dataflow.relations.join_flow import LookupFlow
 from flux.dataflow.relations.lookups import RefreshedFlow
 from flux.errors import UsageError
 from flux.operators.user_code import text_of

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from controller.course.beginnings import incomplete
 from controller.operate.all_available import AllAvailable
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.explain import explain
 from controller.report.progress import QueryProgress
 from controller.text import count, technique

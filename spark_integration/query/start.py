@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from controller.planning.checks import check_durable, check_ends, check_failures_of_stages, check_folders, check_taken
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.explain import explain
 from controller.planning.inputs import topological
 from flux.dataflow.event_time import told_idleness
@@ -35,7 +35,7 @@ from flux.operators.schema import positions
 from flux.settings import Settings
 from flux.shell import liveness_thread
 from partitioning.warm_up import is_warm, warm_up
-from spark_integration.expressions.analysed import steps_of
+from spark_integration.expressions.analysed_operators import steps_of
 from spark_integration.growing.regrown import compiled_again
 from spark_integration.query import running_queries
 from spark_integration.query.checkpoint_location import CheckpointLocation
@@ -73,7 +73,7 @@ from spark_integration.settings import (
 from spark_integration.streaming.flux_format import register
 from spark_integration.streaming.stream_source import check_checkpoints
 from spark_integration.tasks.dataframe_partitions import with_cuts
-from spark_integration.tasks.shipping import check_outputs, check_shipping
+from spark_integration.tasks.shipping_checks import check_outputs, check_shipping
 
 log = logging.getLogger("flux")
 

@@ -1,11 +1,11 @@
 """``flux serve``: streams, queries and outputs over HTTP, on one plan that grows (design: service).
 
-flows           Registered streams and queries as flows
-declared_flows  Flows of registered queries over a plan that runs
-service_plan    The one growing query, in which registered queries come and go
-registrar       Registrations and removals, carried out one after the other
-registry_port   The port on which gateways reach the service
-attached        Gateways as processes of a service, started again when they end
-stream_service  The service: its plan, its port and its gateways
-command         The program of ``flux serve``
+flows              Registered streams and queries as flows
+declared_flows     Flows of registered queries over a plan that runs
+service_plan       The one growing query, in which registered queries come and go
+registrar          Registrations and removals, carried out one after the other
+registry_port      The port on which gateways reach the service
+attached_gateways  Gateways as processes of a service, started again when they end
+stream_service     The service: its plan, its port and its gateways
+command            The program of ``flux serve``
 """

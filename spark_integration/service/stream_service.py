@@ -26,7 +26,7 @@ from flux.registry.query_catalogue import QUERIES_MAX, QueryCatalogue, ServiceRe
 from flux.registry.service_hold import ServiceHold
 from flux.vault.location import place_of
 from spark_integration.query.declarations import session_of
-from spark_integration.service.attached import AttachedGateway, started_gateway
+from spark_integration.service.attached_gateways import AttachedGateway, started_gateway
 from spark_integration.service.registrar import Registrar
 from spark_integration.service.registry_port import RegistryPort
 from spark_integration.service.service_plan import ServicePlan

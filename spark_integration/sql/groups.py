@@ -17,7 +17,7 @@ from flux.dataflow.source import Source
 from flux.errors import UsageError
 from spark_integration.expressions.aggregates import WINDOW
 from spark_integration.expressions.windows import declared_window
-from spark_integration.sql.accepted import NameScope
+from spark_integration.sql.accepted_nodes import NameScope
 from spark_integration.sql.functions import AGGREGATES, CLOCKS, WINDOW_TIME, WINDOWS
 from spark_integration.sql.refusals import of_window
 from spark_integration.sql.text import QueryText

@@ -16,7 +16,7 @@ from flux.errors import UsageError
 from spark_integration.query.declarations import session_of, sources_of
 from spark_integration.query.start import check_columns, schema_of, unchecked
 from spark_integration.settings import is_case_sensitive
-from spark_integration.sql.accepted import NameScope, TextSize, check, named_relations
+from spark_integration.sql.accepted_nodes import NameScope, TextSize, check, named_relations
 from spark_integration.sql.analysis import TextSession
 from spark_integration.sql.relations import Relation, Relations
 from spark_integration.sql.text import QueryText

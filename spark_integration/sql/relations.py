@@ -17,7 +17,7 @@ from flux.dataflow.flow import Flow
 from flux.dataflow.row_operators import RowOperator
 from flux.dataflow.source import Source
 from flux.errors import UsageError
-from spark_integration.sql.accepted import NameScope, join_kind, named_relations
+from spark_integration.sql.accepted_nodes import NameScope, join_kind, named_relations
 from spark_integration.sql.analysis import TextSession
 from spark_integration.sql.functions import AGGREGATES
 from spark_integration.sql.groups import TextGroups

@@ -14,7 +14,7 @@ import pytest
 import flux
 from controller.course.removals import removal
 from controller.planning.additions import PlanAddition, check_addition, compiled_addition
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.compiler import compiled_plan
 from controller.planning.explain import explain
 from controller.planning.steps import Resolvers

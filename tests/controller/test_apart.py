@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.balance.load import Loads, ReplicaLoad, WorkerLoad
-from controller.balance.policies.planning import PlannedPlacement
+from controller.balance.policies.planned_moves import PlannedPlacement
 from controller.replicas.spread import Shared, Spread, WorkerPlace, shared
 from flux.errors import UsageError
 from flux.failure_domain import label, parse

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flux.errors import QueryFailed, UsageError
-from spark_integration.service.attached import AGAIN_MAX_S, AGAIN_S, STEADY_S, AttachedGateway
+from spark_integration.service.attached_gateways import AGAIN_MAX_S, AGAIN_S, STEADY_S, AttachedGateway
 from spark_integration.service.stream_service import addresses
 
 

@@ -16,7 +16,7 @@ from flux.client import Client
 from flux.errors import Unreachable
 from flux.eventlog.streams import StreamCatalogue
 from flux.gateway import app
-from flux.gateway.forwarding import Forwarder
+from flux.gateway.forwarder import Forwarder
 from flux.gateway.log_writer import OwnerLock
 from flux.gateway.tokens import TokenRegister
 from flux.vault.location import Folder

@@ -19,7 +19,7 @@ import flux
 from controller.course.plan_requests import FailedStage, PlanHasChanged
 from controller.course.removals import removal
 from controller.planning.checks import check_failures_of_stages
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.compiler import compiled_plan
 from controller.planning.steps import Resolvers
 from flux.dataflow.plan import ById, Plan

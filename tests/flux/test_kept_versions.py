@@ -18,7 +18,7 @@ import flux
 from controller.course.plan_requests import BirthsToKeep, LocationOrder, VersionToKeep
 from controller.course.removals import removal
 from controller.planning.additions import compiled_addition
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.compiler import compiled_plan
 from controller.planning.steps import Resolvers
 from flux.dataflow.plan import Plan

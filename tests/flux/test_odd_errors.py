@@ -24,7 +24,7 @@ from flux.shell.sink_threads import RETRY_LINE_S, SinkRetries, SinkThreads
 from flux.wire.codec import decode_report
 from flux.wire.frames import encode
 from flux.worker.effects import failure_of
-from spark_integration.tasks.shipping import check_shipping
+from spark_integration.tasks.shipping_checks import check_shipping
 
 NAME = os.fsdecode(b"/data/\xff.csv")  # half of a surrogate, for which UTF-8 has no bytes
 

@@ -18,7 +18,7 @@ from controller.planning.compiler import compile_plan
 from controller.planning.explain import explain
 from controller.planning.relations.lookups import refreshed_lookup
 from flux.dataflow.plan import FromMicroBatches, Plan, StreamSourcePlan
-from flux.dataflow.relations.joining import Joining, JoinInput, ResolvedJoin
+from flux.dataflow.relations.join_flow import Joining, JoinInput, ResolvedJoin
 from flux.dataflow.relations.lookups import VERSION
 from flux.dataflow.source import DataFrameSource
 from flux.errors import UsageError

@@ -25,7 +25,7 @@ from spark_integration.query import running_queries as active
 from spark_integration.query.operations import Operations, checked_timeout
 from spark_integration.query.source_setup import prepared
 from spark_integration.tasks.jobs import reason_of
-from spark_integration.tasks.shipping import check_shipping
+from spark_integration.tasks.shipping_checks import check_shipping
 
 SCHEMA = pa.schema([("k", pa.int64())])
 

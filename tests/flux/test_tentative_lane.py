@@ -11,7 +11,7 @@ import pytest
 from flux.dataflow.plan import ById, FromStage
 from flux.errors import ProtocolError
 from flux.exchange.feed import Counters
-from flux.shadows.hosting import LIVES_MAX, ShadowHosting, host_of
+from flux.shadows.shadow_hosts import LIVES_MAX, ShadowHosting, host_of
 from flux.wire.codec import decode_tentative
 from flux.wire.messages import Tentative, WantTentative
 from partitioning.ids import ACTIVE, STANDBY, PartitionKey

@@ -15,8 +15,8 @@ import flux
 from flux.errors import UserCodeError
 from flux.operators.operator import Operator
 from flux.replica.step_queue import ReplicaStep
-from flux.shadows.forked import ForkedOperator
-from flux.shadows.peeked import PeekedOperator
+from flux.shadows.forked_operator import ForkedOperator
+from flux.shadows.peeked_operator import PeekedOperator
 from flux.shadows.tentative_operator import OverlayRows
 from flux.windows.window import NEVER, SessionWindow, Window
 from flux.wire.messages import OrderEntry, StepKind

@@ -26,10 +26,10 @@ from flux.exchange.inbound import Inbound, PartitionProgress
 from flux.exchange.log import Log
 from flux.exchange.marks import Marks
 from flux.exchange.producer import Producer, ToWorker
-from flux.reach.lending import Lender
+from flux.reach.loans import Lender
 from flux.reach.relays import RelayedWays, Relays
 from flux.reach.starvation import Starvation
-from flux.reach.unreached import UnreachedPrimaries
+from flux.reach.unreached_primaries import UnreachedPrimaries
 from flux.replica.replica import Replica
 from flux.state.sender import StateSender
 from flux.tasks.output_fetch import OutputFetch, RemoteFile

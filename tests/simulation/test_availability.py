@@ -15,10 +15,10 @@ from flux.dataflow.availability import Availability
 from flux.dataflow.plan import ById
 from flux.exchange.producer import Producer
 from flux.operators.tentative import BARRIER, tentative_kind
-from flux.shadows.hosting import ShadowHosting
 from flux.shadows.overlay import Overlay
-from flux.shadows.peeked import PeekedOperator
+from flux.shadows.peeked_operator import PeekedOperator
 from flux.shadows.shadow import CorrectionDone, MarkOutput, Shadow, Undone
+from flux.shadows.shadow_hosts import ShadowHosting
 from flux.wire.messages import Tentative
 from flux.worker.core import WorkerCore
 from flux.worker.effects import Effect

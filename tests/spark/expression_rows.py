@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_integration.expressions.analysed import steps_of
+from spark_integration.expressions.analysed_operators import steps_of
 from spark_integration.schema import for_spark
 
 functions = pytest.importorskip("pyspark.sql.functions")

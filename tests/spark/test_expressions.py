@@ -16,7 +16,7 @@ from expression_rows import as_dataframe, comparable, differences, rows
 
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import Select, Where
-from spark_integration.expressions.analysed import steps_of
+from spark_integration.expressions.analysed_operators import steps_of
 
 pytestmark = pytest.mark.spark
 F = pytest.importorskip("pyspark.sql.functions")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.planning.additions import compiled_addition
-from controller.planning.compiled import CompiledPlan
+from controller.planning.compiled_plan import CompiledPlan
 from flux.dataflow.flow import Flow
 from flux.dataflow.sink import FlowTo
 from flux.eventlog.streams import StreamCatalogue, StreamDefinition

@@ -14,8 +14,8 @@ import pytest
 from sql_flows import flows
 
 import flux
-from spark_integration.sql import accepted, functions, refusals
-from spark_integration.sql.accepted import NameScope, check
+from spark_integration.sql import accepted_nodes, functions, refusals
+from spark_integration.sql.accepted_nodes import NameScope, check
 from spark_integration.sql.analysis import TextSession
 from spark_integration.sql.text import QueryText
 from spark_integration.sql.trees import class_of, fields_of, listed
@@ -231,15 +231,17 @@ def test_every_accepted_kind_has_a_text_and_each_other_kind_of_the_parser_a_refu
         parsed = session.parsed(text)
         check(text, parsed, NameScope(frozenset(("bids", "auctions")), False))
         _collect(parsed, *kinds)
-    assert set(accepted.RELATIONS) - kinds[0] == set()
-    assert set(accepted.EXPRESSIONS) - kinds[1] == set()
+    assert set(accepted_nodes.RELATIONS) - kinds[0] == set()
+    assert set(accepted_nodes.EXPRESSIONS) - kinds[1] == set()
 
     made = _made_by_the_parser()
     assert len(made) > 300
-    assert {kind for kind in made if kind in accepted.RELATIONS or kind in accepted.EXPRESSIONS} <= kinds[0] | kinds[1]
+    assert {kind for kind in made if kind in accepted_nodes.RELATIONS or kind in accepted_nodes.EXPRESSIONS} <= kinds[
+        0
+    ] | kinds[1]
     for kind in made - kinds[0] - kinds[1]:
         assert len(refusals.of_relation(kind)) > 30
-        wrong = accepted._wrong_with({"class": kind}, "Project", True)
+        wrong = accepted_nodes._wrong_with({"class": kind}, "Project", True)
         assert wrong is not None
         assert len(wrong) > 30
     named = set(refusals.RELATIONS) | set(refusals.EXPRESSIONS)
@@ -254,7 +256,7 @@ def _collect(relation: Any, relations: set[str], expressions: set[str]) -> None:
         expressions.update(fields["class"] for fields in fields_of(expression))
     below = listed(relation.children())
     if class_of(relation) == "UnresolvedWith":
-        below += [each for _, each in accepted.named_relations(relation)]
+        below += [each for _, each in accepted_nodes.named_relations(relation)]
     for each in below:
         _collect(each, relations, expressions)
 
@@ -291,7 +293,7 @@ def test_every_function_of_spark_is_listed_or_refused_by_name(spark: Any) -> Non
     assert len(known) > 400
     assert ours | special <= known
     for name in known:
-        wrong = accepted._wrong_with({"class": "UnresolvedFunction", "nameParts": f"[{name}]"}, "Project", True)
+        wrong = accepted_nodes._wrong_with({"class": "UnresolvedFunction", "nameParts": f"[{name}]"}, "Project", True)
         assert (wrong is None) == (name in ours)
         assert wrong is None or name in wrong
 
@@ -320,10 +322,10 @@ def test_parts_of_expressions_count_as_often_as_their_relation_is_named(spark: A
     def listed_in(values: int) -> str:
         return f"SELECT price FROM bids WHERE price IN ({', '.join(map(str, range(values)))})"
 
-    few = QueryText(listed_in(accepted.PARTS_MAX - 10))
-    assert accepted.PARTS_MAX - 10 < check(few, session.parsed(few), names).parts <= accepted.PARTS_MAX
-    often = f"WITH t AS ({listed_in(accepted.PARTS_MAX // 3)}) {' UNION ALL '.join(['SELECT * FROM t'] * 4)}"
-    for text in map(QueryText, (listed_in(accepted.PARTS_MAX), often)):
+    few = QueryText(listed_in(accepted_nodes.PARTS_MAX - 10))
+    assert accepted_nodes.PARTS_MAX - 10 < check(few, session.parsed(few), names).parts <= accepted_nodes.PARTS_MAX
+    often = f"WITH t AS ({listed_in(accepted_nodes.PARTS_MAX // 3)}) {' UNION ALL '.join(['SELECT * FROM t'] * 4)}"
+    for text in map(QueryText, (listed_in(accepted_nodes.PARTS_MAX), often)):
         with pytest.raises(flux.UsageError, match="more than 2,000 parts"):
             check(text, session.parsed(text), names)
 

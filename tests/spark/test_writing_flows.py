@@ -13,7 +13,7 @@ import flux
 from flux.connectors.files.parquet_sink import ParquetFiles
 from flux.dataflow.row_operators import RowOperator
 from flux.settings import Settings
-from spark_integration.expressions import remembered
+from spark_integration.expressions import analyser_answers
 from spark_integration.query import declarations
 from spark_integration.query.declarations import compiled
 
@@ -62,9 +62,9 @@ def asks(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(where, name, counted_ask)
 
     for name in ASKS:
-        counting(remembered, name)
+        counting(analyser_answers, name)
     counting(RowOperator, "of")
-    monkeypatch.setattr(declarations, "KNOWN", remembered.Answers())
+    monkeypatch.setattr(declarations, "KNOWN", analyser_answers.Answers())
     return counted
 
 

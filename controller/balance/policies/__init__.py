@@ -2,7 +2,7 @@
 registration.
 
 base           The contract of a policy: it looks at loads and suggests moves, and never acts
-planning       Limits of every policy: holders of partitions, budget of bytes, moves under way
+planned_moves  Limits of every policy: holders of partitions, budget of bytes, moves under way
 pair_extremes  ``pairing``: the busiest worker with the idlest, the second busiest with the second idlest
 even           ``even``: equal numbers of replicas, for workers that have joined
 drain          ``drain``: replicas of leaving workers go to the least loaded of the others

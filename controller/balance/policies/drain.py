@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion
 from controller.balance.policies.base import Policy, PolicySettings
-from controller.balance.policies.planning import Budget, PlannedPlacement
+from controller.balance.policies.planned_moves import Budget, PlannedPlacement
 from partitioning.ids import PartitionKey
 
 

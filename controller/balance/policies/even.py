@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion
 from controller.balance.policies.base import Policy, PolicySettings
-from controller.balance.policies.planning import Budget, MovesUnderWay, PlannedPlacement
+from controller.balance.policies.planned_moves import Budget, MovesUnderWay, PlannedPlacement
 from controller.replicas.additions import HolderCount
 from partitioning.ids import PartitionKey
 

@@ -13,7 +13,7 @@ import numpy as np
 from controller.balance.load import Loads, Move, Suggestion
 from controller.balance.policies.base import Policy, PolicySettings
 from controller.balance.policies.demand import Demand, DemandMeter, replica_key
-from controller.balance.policies.planning import Budget, MovesUnderWay, MoveUnderWay, PlannedPlacement
+from controller.balance.policies.planned_moves import Budget, MovesUnderWay, MoveUnderWay, PlannedPlacement
 from partitioning.ids import PartitionKey
 
 

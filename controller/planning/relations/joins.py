@@ -14,7 +14,7 @@ from controller.planning.parts import Nodes
 from controller.planning.relations.lookups import lookup_steps, refreshed_lookup, with_version
 from flux.dataflow.flow import Flow
 from flux.dataflow.plan import StagePlan
-from flux.dataflow.relations.joining import (
+from flux.dataflow.relations.join_flow import (
     FlowFrame,
     Frame,
     JoinFlow,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from controller.planning.inputs import PlanInput
 from controller.planning.names import free_names
 from flux.dataflow.plan import StreamSourcePlan
-from flux.dataflow.relations.joining import ResolvedJoin
+from flux.dataflow.relations.join_flow import ResolvedJoin
 from flux.dataflow.relations.lookups import VERSION
 from flux.errors import UsageError
 from flux.expressions.steps import MapRows, RowStep, RowSteps, Select, Where

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from flux.arguments import checked
 from flux.dataflow.flow import Flow, Stage, node
-from flux.dataflow.relations.joining import JoinFlow, Joining
+from flux.dataflow.relations.join_flow import JoinFlow, Joining
 from flux.dataflow.row_flow import RowFlow
 from flux.dataflow.source import DataFrameSource, Source, StreamSource
 from flux.errors import UsageError

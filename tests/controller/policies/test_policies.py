@@ -13,7 +13,7 @@ from policy_model import Cluster, policy
 
 from controller.balance.load import Loads, Move, Suggestion
 from controller.balance.policies import REGISTRY, Policy, PolicySettings, make
-from controller.balance.policies.planning import Budget
+from controller.balance.policies.planned_moves import Budget
 from controller.balance.rounds import Rounds, after, whole_plan
 from flux.errors import ContractBroken, UsageError
 from flux.settings import Settings

@@ -11,7 +11,7 @@ from policy_model import Cluster, zipf
 
 from controller.balance.load import Loads, Move, ReplicaLoad, Suggestion, WorkerLoad
 from controller.balance.policies import REGISTRY, Policy, PolicySettings
-from controller.balance.policies.planning import Budget, MovesUnderWay, PlannedPlacement
+from controller.balance.policies.planned_moves import Budget, MovesUnderWay, PlannedPlacement
 from flux.errors import ContractBroken, UsageError
 from flux.testing import check_policy
 

@@ -22,7 +22,7 @@ from flux.operators.batches import given_batches
 from flux.operators.operator import Operator, move_watermarks
 from flux.operators.tentative import TentativeRows, tentative_output
 from flux.replica.snapshot import decode_snapshot, encode_snapshot
-from flux.shadows.peeked import gives_at_ends, watermark_behind
+from flux.shadows.peeked_operator import gives_at_ends, watermark_behind
 from flux.windows.window import NEVER
 from flux.wire.messages import StepKind
 from partitioning.ids import StreamId

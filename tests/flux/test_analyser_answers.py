@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from flux.dataflow.row_operators import RowOperator
-from spark_integration.expressions import remembered
-from spark_integration.expressions.remembered import Answers
+from spark_integration.expressions import analyser_answers
+from spark_integration.expressions.analyser_answers import Answers
 
 SCHEMA = pa.schema({"k": pa.int64()})
 
@@ -62,7 +62,7 @@ def test_an_error_is_no_answer_and_an_object_without_weak_references_is_asked_ab
 
 
 def test_the_number_of_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST", 3)
+    monkeypatch.setattr(analyser_answers, "MOST", 3)
     answers = Answers()
     for number in range(10):
         asked(answers, ("a", number))

@@ -17,13 +17,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from flux.dataflow.grouping import Grouping, ResolvedGrouping
-from flux.dataflow.relations.joining import FlowFrame, Frame, Joining, JoinInput, ResolvedJoin
+from flux.dataflow.relations.join_flow import FlowFrame, Frame, Joining, JoinInput, ResolvedJoin
 from flux.dataflow.relations.ranking import ResolvedOrder
 from flux.dataflow.row_flow import Applied
 from flux.dataflow.row_operators import RowOperator
 from flux.expressions.steps import RowSteps
 from spark_integration.expressions.aggregates import groups_of
-from spark_integration.expressions.analysed import empty, steps_of, with_aliases
+from spark_integration.expressions.analysed_operators import empty, steps_of, with_aliases
 from spark_integration.expressions.joins import join_of
 from spark_integration.expressions.orders import order_of
 from spark_integration.schema import to_arrow

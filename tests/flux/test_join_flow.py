@@ -17,7 +17,7 @@ from controller.planning.compiler import compile_plan
 from controller.planning.explain import explain
 from controller.planning.relations.lookups import lookup_steps
 from flux.dataflow.plan import Plan
-from flux.dataflow.relations.joining import JoinFlow, Joining, JoinInput, LookupFlow, ResolvedJoin
+from flux.dataflow.relations.join_flow import JoinFlow, Joining, JoinInput, LookupFlow, ResolvedJoin
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import MapRows, RowSteps, Select
 from flux.expressions.tree import Column, FunctionCall, Literal

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from controller.planning.names import free_names
-from flux.dataflow.relations.joining import Frame
+from flux.dataflow.relations.join_flow import Frame
 from flux.errors import SchemaError, UsageError
 from flux.expressions.steps import RowStep, RowSteps, Select, Where
 from flux.expressions.tree import Column, Expression, FunctionCall

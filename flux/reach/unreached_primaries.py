@@ -5,7 +5,7 @@ Rows: the primary has got slices of a stream from a secondary alone. It reports 
 waited for an ack. The primary asks its secondaries, and one that has all acks of it makes the report. Both take long to be
 worth a report, because the other replica is to lead then.
 
-Left to others: the decision (the controller), and loans (``flux.reach.lending``).
+Left to others: the decision (the controller), and loans (``flux.reach.loans``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from flux.exchange.feed import Counters
 from flux.exchange.producer import Producer, ToWorker
-from flux.reach.lending import Borrower
+from flux.reach.loans import Borrower
 from flux.replica.replica import Replica
 from flux.wire.control import Unreached
 from flux.wire.messages import Unacked, UnackedElement

@@ -29,10 +29,10 @@ from flux.operators import operator
 from flux.operators.tentative import tentative_kind
 from flux.replica.replica import Replica
 from flux.replica.step_queue import ReplicaStep
-from flux.shadows.forked import ForkedOperator
+from flux.shadows.forked_operator import ForkedOperator
 from flux.shadows.lane import LaneOutput, rows_by_partition
 from flux.shadows.overlay import TentativeEntry, TentativeRoom
-from flux.shadows.peeked import PeekedOperator
+from flux.shadows.peeked_operator import PeekedOperator
 from flux.shadows.shadow import CorrectionDone, MarkOutput, Shadow, ShadowEffect, Undone, WantedMarks
 from flux.shadows.shown_rows import ShownRows
 from flux.shadows.tentative_operator import TentativeOperator
