@@ -80,3 +80,12 @@ def races_never_end(patch: Patch) -> None:
         self._streams[inbound.stream].since = now
 
     patch.setattr(FurtherFeeds, "_decide", broken)
+
+
+def repetitions_cost_nothing(patch: Patch) -> None:
+    """Second feeds open for any cost of those before."""
+
+    def broken(self: FurtherFeeds, worker: int, nbytes: float) -> None:
+        self.budget = 1.0
+
+    patch.setattr(FurtherFeeds, "_save", broken)

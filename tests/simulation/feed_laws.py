@@ -75,6 +75,9 @@ class FeedLaws:
             stream = StreamId(message.edge, message.producer)
             inbound = core.subscriptions.streams.get(stream)
             feed = None if inbound is None else inbound.over(connection)
+            if inbound is not None and feed is None and inbound.mode == HEDGED:
+                # It was on its way when the feed was closed.
+                mine.again += message.nbytes * (connection in inbound.offers.values())
             if inbound is None or feed is None or feed.worker == core.worker or feed.nonce != message.nonce:
                 return take(connection, message, *given)
             number, least = feed.number, inbound.received.least

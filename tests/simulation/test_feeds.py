@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from partitioning.ids import StreamId
-from tests.simulation.feed_laws import BUDGET, FeedLaws, LinkBytes
 from tests.simulation.mixes import (
     FAULTLESS,
     FEEDS,
@@ -18,9 +16,8 @@ from tests.simulation.mixes import (
     FEEDS_UNEVEN,
     Mix,
 )
-from tests.simulation.run import FEEDS_FROM, Result, Simulation, run
+from tests.simulation.run import FEEDS_FROM, Result, run
 from tests.simulation.runs import LONG
-from tests.simulation.violation import Violation
 
 #: By mix: seeds in which second feeds are opened, or streams have several feeds, and which take little time.
 EVENTFUL: dict[Mix, tuple[int, ...]] = {
@@ -50,15 +47,6 @@ def test_streams_have_several_feeds(results: list[Result]) -> None:
     assert counts["bytes that came over several feeds"] > 1000
     assert counts["second feeds"] > 5
     assert counts["races that second feeds won"] > 2
-
-
-def test_a_second_feed_while_repetitions_are_above_a_tenth_breaks_the_law() -> None:
-    """The runs are too short for a debt, so the checker is tried alone, and the rule by itself in tests/flux/test_feeds.py."""
-    laws = FeedLaws(Simulation(FEEDS_FROM))
-    laws._check_budget(1, StreamId(0, 0), LinkBytes(first=1000, again=100))
-    with pytest.raises(Violation) as violation:
-        laws._check_budget(1, StreamId(0, 0), LinkBytes(first=1000, again=101))
-    assert violation.value.law == BUDGET
 
 
 def test_without_a_fault_a_hedged_stream_keeps_its_feed() -> None:

@@ -48,7 +48,7 @@ from tests.simulation import broken_tables as tables
 from tests.simulation import broken_witnesses as witnesses
 from tests.simulation.alignment import FOR_NOTHING, RUNS_AWAY
 from tests.simulation.event_time_laws import AGREE, ANSWER, COMES, FALLS, HOLDS, IN_FRONT, LATE, VERSIONS
-from tests.simulation.feed_laws import DECIDED, LISTED, NOT_READ, OF_LOSSES
+from tests.simulation.feed_laws import BUDGET, DECIDED, LISTED, NOT_READ, OF_LOSSES
 from tests.simulation.growing_laws import ALIKE as BEGINS_ALIKE
 from tests.simulation.growing_laws import EXACT, FED, SHARES, STORED
 from tests.simulation.known_seeds import OF_VARIANTS
@@ -630,6 +630,7 @@ VARIANTS = [
     Variant(feeds.keeps_the_feed_of_a_dropped_replica, {LISTED}, FEEDS_REPAIRS),
     Variant(feeds.tells_a_further_feed_that_it_is_not_read, {NOT_READ}, FEEDS_UNEVEN),
     Variant(feeds.races_never_end, {DECIDED}, FEEDS),
+    Variant(feeds.repetitions_cost_nothing, {BUDGET}, FEEDS_UNEVEN),
     Variant(relations.takes_the_newest_table, ALIKE | {VERSIONS}, LOOKUPS_UNEVEN),
     Variant(growing.begins_edges_with_the_table, ALIKE | {BEGINS_ALIKE, EXACT}, GROWING),
     Variant(growing.numbers_a_new_edge_by_the_log_beside, ALIKE | STUCK, GROWING),
