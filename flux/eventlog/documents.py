@@ -29,10 +29,11 @@ class NamedEntries(Generic[T]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def all(self) -> dict[str, T]:
-        """Return all entries. QueryFailed: the document is damaged, or of another release."""
+        """Return all entries. QueryFailed: the document is damaged, lost, or of another release."""
         try:
             data = self.place.read(self._document)
         except FileNotFoundError:
+            check_not_lost(self.place, self._document, self._what)
             return {}
         try:
             parts = _parts.decode(data)
@@ -80,6 +81,20 @@ class NamedEntries(Generic[T]):
     def _write(self, entries: dict[str, T], leftover: list[str]) -> None:
         content = {"format": 1, self._what: entries, **({_LEFTOVER: leftover} if leftover else {})}
         self.place.write(self._document, msgspec.json.format(msgspec.json.encode(content)))
+
+
+def check_not_lost(place: Place, document: str, folder: str) -> None:
+    """Check that a document which is missing was never there. QueryFailed: the folder that it describes has something in it. The
+    document is written before anything comes into the folder."""
+    try:
+        is_used = place.below(folder).used()
+    except FileNotFoundError:
+        return
+    if is_used:
+        raise QueryFailed(
+            f"{place}/{document} is missing, and {place}/{folder} has what it describes: the location has lost it. Restore "
+            f"{document} from a copy of the location, or begin with another location"
+        )
 
 
 #: The part of a document with the ids of places without an entry.

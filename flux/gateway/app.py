@@ -26,7 +26,7 @@ from flux.gateway.problems import Problem, busy, failure_of
 from flux.gateway.reads.endpoint import ResultsEndpoint
 from flux.gateway.reads.event_stream import EventStream
 from flux.gateway.reads.tails import OutputTails
-from flux.gateway.routes import DIRECT_HEADER, HttpRequest, PushEvents, Reading, action_of
+from flux.gateway.routes import DIRECT_HEADER, HttpRequest, PushEvents, Reading, action_of, check_unambiguous
 from flux.gateway.webhooks.pusher import ReceiverNet
 from flux.gateway.webhooks.runner import WebhookRunner
 
@@ -95,6 +95,10 @@ class GatewayEndpoint:
 
     async def _answered(self, request: Request) -> HttpAnswer | PassedBack | Response | EventStream:
         loop = asyncio.get_running_loop()
+        check_unambiguous(
+            (name.decode("latin-1") for name, _ in request.scope["headers"]),
+            (name for name, _ in request.query_params.multi_items()),
+        )
         head = HttpRequest(request.method, request.scope["path"], request.headers, request.query_params)
         action = action_of(head)
         if not action.right:

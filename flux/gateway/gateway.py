@@ -40,7 +40,7 @@ from flux.gateway.answers import (
 )
 from flux.gateway.bodies import BodyLimits, check_times, rows_in, unpacked
 from flux.gateway.log_writer import LogWriter, NotStored, OwnedElsewhere
-from flux.gateway.problems import Problem, busy, unstored
+from flux.gateway.problems import Problem, busy, unread, unstored
 from flux.gateway.routes import (
     Action,
     Describe,
@@ -223,7 +223,7 @@ class Gateway:
         try:
             wanted = _registration.decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise Problem("unfit_definition", f"expected the definition of a stream as JSON: {error}") from error
+            raise Problem("unfit_definition", unread("a stream", StreamDefinition, error)) from error
         if grant is not None:
             check_right(grant, "admin", wanted.name)
         try:

@@ -9,6 +9,8 @@ import os
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from flux.errors import QueryFailed
 from flux.vault.directory_store import LocationGone, TakenOver
 
@@ -148,6 +150,14 @@ def unstored(error: BaseException, where: str, message: str = "") -> Problem:
     return Problem(
         "not_stored", message or described(error), failure=failure_of(error, where), headers={"Retry-After": "1"}
     )
+
+
+def unread(what: str, kind: type[msgspec.Struct], error: Exception) -> str:
+    """Return the message about a body that is no definition. It lists the parts that there are, if one is unknown."""
+    said = f"expected the definition of {what} as JSON: {error}"
+    if "unknown field" in said and "`$" not in said:
+        said += f"; there are {', '.join(each.encode_name for each in msgspec.structs.fields(kind))}"
+    return said
 
 
 def busy(message: str, after_s: int = 1) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,6 +32,14 @@ _UNNAMED = PushName()
 #: Rows of one answer, unless the request says so, and at most; seconds that a request may wait for the first one.
 ROWS, ROWS_MAX, WAIT_MAX_S = 1000, 100_000, 60.0
 _WAIT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(ms|s)?", re.ASCII)
+
+
+#: Headers that are refused if they come twice: of two values, a proxy may believe the first and the gateway the last.
+_ONCE = frozenset((
+    "authorization", "content-encoding", "content-length", "content-type", "last-event-id", "transfer-encoding", KEY_HEADER,
+    CLIENT_HEADER, NUMBER_HEADER, DIRECT_HEADER,
+))  # fmt: skip
+_CLOSE = {"Connection": "close"}
 
 
 @dataclass(frozen=True)
@@ -219,6 +227,13 @@ METHODS: dict[str, dict[str, type[Action]]] = {
     "/v1/outputs/{name}": {"GET": ShowOutput, "DELETE": RemoveOutput},
     "/v1/outputs/{name}/resume": {"POST": ResumeOutput},
 }
+#: By action, the parameters of its query.
+PARAMETERS: dict[type[Action], tuple[str, ...]] = {
+    RemoveStream: ("cascade",),
+    RemoveQuery: ("cascade",),
+    ReadRows: ("after", "limit", "wait"),
+    FollowRows: ("after",),
+}
 _TEMPLATES = [(template, template.split("/")) for template in METHODS]
 
 
@@ -234,6 +249,10 @@ def action_of(request: HttpRequest) -> Action:
         raise Problem(
             "wrong_method", f"{template} has {allowed}, and not {request.method[:20]}", headers={"Allow": allowed}
         )
+    known = PARAMETERS.get(kind, ())
+    if unknown := [name for name in request.query if name not in known]:
+        there = f"there are {', '.join(known)}" if known else "there are none"
+        raise Problem("malformed", f"{template} has no query parameter {unknown[0][:100]!r}; {there}")
     if kind is PushEvents:
         return PushEvents(stream, _content(request.headers), _encoding(request.headers), push_name(request.headers))
     if kind is RemoveStream or kind is RemoveQuery:
@@ -243,6 +262,26 @@ def action_of(request: HttpRequest) -> Action:
     if kind is FollowRows:
         return FollowRows(stream, request.headers.get("last-event-id") or request.query.get("after", "oldest"))
     return kind(name=stream) if issubclass(kind, OutputAction) else kind(stream, *others)
+
+
+def check_unambiguous(headers: Iterable[str], parameters: Iterable[str]) -> None:
+    """Refuse a head that two programs may read in two ways. ``headers``: their names in lower case, and ``parameters``: those of
+    the query, each as often as it came. Problem: one came twice, or there are two lengths of the body."""
+    seen: set[str] = set()
+    for name in headers:
+        if name in seen and name in _ONCE:
+            raise Problem("malformed", f"header {name.title()}: expected one, and got several", headers=_CLOSE)
+        seen.add(name)
+    if {"content-length", "transfer-encoding"} <= seen:
+        raise Problem(
+            "malformed", "expected Content-Length or Transfer-Encoding, and got both: the body would have two ends",
+            headers=_CLOSE,
+        )  # fmt: skip
+    asked: set[str] = set()
+    for name in parameters:
+        if name in asked:
+            raise Problem("malformed", f"query parameter {name[:100]!r}: expected one, and got several")
+        asked.add(name)
 
 
 def _template(path: str) -> tuple[str, list[str]]:

@@ -70,17 +70,24 @@ def run(location: str, http: HttpOptions, attached: bool = False, webhooks_to: S
         import uvicorn
     except ModuleNotFoundError as error:
         raise UsageError("a gateway needs more packages: pip install 'flux-exchange[serve]'") from error
+    from flux.eventlog.streams import StreamCatalogue
     from flux.gateway.app import application
     from flux.gateway.connections import bounds
     from flux.gateway.gateway import Gateway
     from flux.gateway.openapi import document
     from flux.gateway.webhooks.actions import WebhookActions
+    from flux.gateway.webhooks.catalogue import WebhookCatalogue
     from flux.gateway.webhooks.pusher import ReceiverNet
     from flux.gateway.webhooks.target import networks_of
+    from flux.outputs.catalogue import OutputCatalogue
+    from flux.registry.query_catalogue import QueryCatalogue
 
     check_port(http.host, http.port)
     receivers = ReceiverNet(networks_of(webhooks_to))
     place = place_of(location, "location")
+    catalogues = StreamCatalogue(place), OutputCatalogue(place), QueryCatalogue(place), WebhookCatalogue(place)
+    for each in catalogues:
+        each.all()  # a document that is lost is an error now, and not with the first request
     tokens = TokenRegister(place)
     if not tokens.all():
         token = tokens.make(["admin"], ["*"])

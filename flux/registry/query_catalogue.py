@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from flux.errors import QueryFailed
+from flux.eventlog.documents import check_not_lost
 from flux.eventlog.streams import SERVICE_READER, StreamCatalogue
 from flux.registry.definitions import (
     HasDependants,
@@ -28,6 +29,8 @@ from flux.registry.definitions import (
 from flux.vault.location import Place
 
 _DOCUMENT = "queries.json"
+#: The checkpoint location of the plan, below that of the service.
+PLAN = "plan"
 #: Queries of a location: the document is read and written as a whole, and each query has stages at every worker.
 QUERIES_MAX = 1000
 #: Names in a message.
@@ -213,6 +216,7 @@ class QueryCatalogue:
         try:
             return _decoder.decode(self._place.read(_DOCUMENT))
         except FileNotFoundError:
+            check_not_lost(self._place, _DOCUMENT, PLAN)  # a start without it would give up all state
             return _QueriesDocument(1)
         except msgspec.MsgspecError as error:
             raise QueryFailed(

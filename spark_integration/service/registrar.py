@@ -16,7 +16,7 @@ import msgspec
 from flux.errors import FluxError, QueryFailed, QueryTimeout, SchemaError, UsageError
 from flux.eventlog.streams import NoSuchStream, StreamCatalogue
 from flux.gateway.answers import QueryAnswer, query_answer
-from flux.gateway.problems import Problem
+from flux.gateway.problems import Problem, unread
 from flux.gateway.tokens import TokenGrant, check_right
 from flux.registry.convergence import (
     AddToPlan,
@@ -153,7 +153,7 @@ class Registrar:
         try:
             wanted = checked_query(_definition.decode(body))
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise Problem("unfit_query", f"expected the definition of a query as JSON: {error}") from error
+            raise Problem("unfit_query", unread("a query", QueryDefinition, error)) from error
         check_right(grant, "query", wanted.name)
         there = self._catalogue.all().get(wanted.name)
         if there is not None and there.definition == wanted and there.phase in ("RUNNING", "FAILED"):

@@ -17,7 +17,9 @@ import pytest
 
 from flux.gateway.app import application
 from flux.gateway.bodies import text_bytes
+from flux.gateway.openapi import document
 from flux.gateway.problems import Problem
+from flux.gateway.routes import METHODS, PARAMETERS, check_unambiguous
 from flux.json_rows import has_null_row
 from flux.vault.directory_store import Directory
 from tests.flux.gateways import HeldClient, problem
@@ -255,3 +257,42 @@ def test_many_signs_of_a_row_of_null_take_one_look(text: bytes) -> None:
     began = time.process_time()
     has_null_row(text)
     assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", "/v1/queries/early/rows?afer=oldest", "'afer'; there are after, limit, wait"),
+        ("GET", "/v1/queries/early/events?limit=1", "'limit'; there are after"),
+        ("DELETE", "/v1/streams/clicks?cascades=true", "'cascades'; there are cascade"),
+        ("GET", "/v1/streams?limit=1", "'limit'; there are none"),
+        ("GET", "/v1/queries/early/rows?limit=1&limit=2", "'limit': expected one, and got several"),
+    ],
+)
+def test_parameters_that_no_request_has_are_named(client: HeldClient, method: str, path: str, said: str) -> None:
+    answer = client.call(method, path)
+    assert problem(answer) == (400, "malformed")
+    assert said in answer.json()["error"]["message"]
+
+
+def test_the_document_has_the_parameters_that_are_known() -> None:
+    for path, methods in METHODS.items():
+        for method, action in methods.items():
+            listed = document()["paths"][path][method.lower()].get("parameters", [])
+            assert PARAMETERS.get(action, ()) == tuple(each["name"] for each in listed if each["in"] == "query")
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        (["idempotency-key", "content-type", "idempotency-key"], "Idempotency-Key: expected one"),
+        (["flux-number", "flux-number"], "Flux-Number: expected one"),
+        (["content-length", "transfer-encoding"], "the body would have two ends"),
+    ],
+)
+def test_heads_with_two_meanings_are_refused(headers: list[str], said: str) -> None:
+    check_unambiguous(["accept", "accept", "content-length", "idempotency-key"], ["after", "limit"])
+    with pytest.raises(Problem, match=said) as refused:
+        check_unambiguous(headers, [])
+    assert refused.value.code == "malformed"
+    assert refused.value.headers == {"Connection": "close"}, "what follows may be the body of another program's request"

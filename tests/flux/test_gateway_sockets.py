@@ -175,3 +175,27 @@ def test_a_key_that_is_no_ascii_is_passed_on_as_it_came(live: LiveGateway, tmp_p
         assert [answer.json()["repeated"] for answer in answers] == [False, True]
     finally:
         other.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("Idempotency-Key: a\r\nIdempotency-Key: b\r\nContent-Length: 8\r\n\r\n", "Idempotency-Key: expected one"),
+        ("Content-Length: 8\r\nTransfer-Encoding: chunked\r\n\r\n", "two ends"),
+    ],
+)
+def test_a_request_with_two_meanings_is_refused_and_its_connection_closed(
+    live: LiveGateway, token: str, more: str, said: str
+) -> None:
+    at = httpx.URL(live.url)
+    head = (
+        f"POST {EVENTS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Type: application/x-ndjson\r\n"
+    )
+    with socket.create_connection((at.host, at.port or 80), timeout=10) as connection:
+        connection.sendall((head + more).encode() + b'{"n": 1}')
+        answered = b""
+        while part := connection.recv(1 << 16):
+            answered += part
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert said.encode() in answered
+    assert answered.count(b"HTTP/1.1") == 1

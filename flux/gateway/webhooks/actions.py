@@ -10,7 +10,7 @@ import msgspec
 
 from flux.errors import UsageError
 from flux.gateway.answers import DeliveryState, OutputAnswer, OutputsAnswer
-from flux.gateway.problems import Problem
+from flux.gateway.problems import Problem, unread
 from flux.gateway.reads.endpoint import problem_of
 from flux.gateway.routes import ListOutputs, OutputAction, RegisterOutput, RemoveOutput, ResumeOutput, ShowOutput
 from flux.gateway.tokens import TokenGrant, check_right
@@ -93,7 +93,7 @@ class WebhookActions:
         try:
             wanted = _request.decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise Problem("unfit_definition", f"expected the definition of an output as JSON: {error}") from error
+            raise Problem("unfit_definition", unread("an output", WebhookRequest, error)) from error
         if grant is not None:
             check_right(grant, "query", wanted.query)
         try:
