@@ -236,10 +236,12 @@ class GatewayClient:
         import httpx
 
         end, wait, tried, said = time.monotonic() + self._timeout, _AGAIN_S, 0, ""
+        asked: set[str] = set()
         limits = httpx.Timeout(_ANSWER_S, read=_SILENCE_S)
         while True:
             url = self._urls[tried % len(self._urls)]
             tried += 1
+            wait = self._before(url, asked, wait, end, said)
             headers = {"Accept": "text/event-stream", **({"Last-Event-ID": cursor} if cursor else {})}
             try:
                 with self._http.stream("GET", url + path, headers=headers, timeout=limits) as answer:
@@ -259,8 +261,6 @@ class GatewayClient:
                         said = self._refused(answer, url, "")
             except self._failed as error:
                 said = f"{url}: {error}"
-            self._pause(wait, end, said)
-            wait = min(2 * wait, _AGAIN_MAX_S)
 
     def _check_end(self, event: ServerEvent) -> None:
         """Raise GatewayRefused if a stream of events has ended for a reason that another gateway has, too."""
@@ -283,10 +283,12 @@ class GatewayClient:
     ) -> dict[str, Any]:
         """Make a request until a gateway has answered it, and return the content of the answer."""
         end, wait, tried, said = time.monotonic() + self._timeout, _AGAIN_S, 0, ""
+        asked: set[str] = set()
         direct = bool(stream)  # the owner of the log is told, and later pushes go there at once
         while True:
             url = self._owners.get(stream) or self._urls[tried % len(self._urls)]
             tried += 1
+            wait = self._before(url, asked, wait, end, said)
             sent = {**(headers or {}), "Flux-Direct": "true"} if direct else headers
             try:
                 answer = self._http.request(method, url + path, content=body, headers=sent)
@@ -302,14 +304,21 @@ class GatewayClient:
                     return content
                 said = self._refused(answer, url, stream)
                 direct = direct and (answer.status_code != 421 or stream in self._owners)
-            self._pause(wait, end, said)
-            wait = min(2 * wait, _AGAIN_MAX_S)
 
-    def _pause(self, wait: float, end: float, said: str) -> None:
-        """Wait before the next try. Unreachable: there is no time for one."""
-        if time.monotonic() + wait > end:
-            raise Unreachable(f"no gateway has answered for {self._timeout:g} s; the last one said: {said}")
-        time.sleep(wait)
+    def _before(self, url: str, asked: set[str], wait: float, end: float, said: str) -> float:
+        """Wait before the next try at a gateway that has been asked since the last wait, and return the seconds of the next wait.
+        Another gateway is asked at once: a client goes over to it when its own one is killed. Unreachable: there is no time for a
+        try. ``asked``: the gateways since the last wait, which are noted here; ``said``: the failure of the last try."""
+        if said:
+            pause = wait if url in asked else 0.0
+            if time.monotonic() + pause > end:
+                raise Unreachable(f"no gateway has answered for {self._timeout:g} s; the last one said: {said}")
+            if url in asked:
+                asked.clear()
+                time.sleep(pause)
+                wait = min(2 * wait, _AGAIN_MAX_S)
+        asked.add(url)
+        return wait
 
     def _post(self, path: str, definition: Mapping[str, Any]) -> dict[str, Any]:
         return self._call("POST", path, json.dumps(definition).encode(), _JSON)

@@ -144,6 +144,32 @@ def test_an_answer_that_promises_nothing_is_asked_for_again_elsewhere() -> None:
     assert hosts == ["one", "other", "one", "other"]
 
 
+@pytest.mark.parametrize("kind", ["push", "follow"])
+def test_a_client_waits_when_all_gateways_have_been_asked_and_not_before(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two gateways the first one was killed, and the other one is busy at first."""
+    told: list[str] = []
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: told.append("wait"))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        told.append(request.url.host)
+        if request.url.host == "one":
+            raise httpx.ConnectError("refused")
+        if told.count("other") < 2:
+            return httpx.Response(503, json={"error": {"code": "not_stored", "message": "busy", "remedy": "Again."}})
+        if kind == "push":
+            return httpx.Response(200, json={"log": 0, "first": 0, "rows": 1, "arrival": "", "repeated": False})
+        return httpx.Response(200, content=b"id: 1\ndata: []\n\n", headers={"Content-Type": "text/event-stream"})
+
+    with scripted(answer) as client:
+        if kind == "push":
+            client.push_events("clicks", [{"n": 1}])
+        else:
+            next(client.follow("early"))
+    assert told == ["one", "other", "wait", "one", "other"]
+
+
 # ---- events
 
 
