@@ -302,15 +302,15 @@ def run(
         )
 
     with Live(console=console, get_renderable=lambda: told(feed, readers, receiver), refresh_per_second=2):
-        reached(0.3)
+        reached(0.5)
         client.register_query(*FOURTH)
         sure_from = feed.pushed + REQUEST  # the request before may have been on its way
         readers.append(Follower(FOURTH[0], Client(service.urls, service.token, timeout=WAIT_S)))
-        reached(0.5)
-        console.print(f"[bold]Killed a worker (process {service.kill_a_worker()})[/bold]")
         reached(0.6)
+        console.print(f"[bold]Killed a worker (process {service.kill_a_worker()})[/bold]")
+        reached(0.7)
         console.print(f"[bold]Killed a gateway (process {service.kill_a_gateway()})[/bold]")
-        reached(0.75)
+        reached(0.8)
         console.print("[bold]Stopping the service, and starting it again[/bold]")
         service.close()
         service.start()
