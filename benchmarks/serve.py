@@ -165,7 +165,8 @@ def lines(number: int) -> bytes:
     )
 
 
-def _arrow(number: int) -> pa.Table:
+def arrow(number: int) -> pa.Table:
+    """Return the rows of a request of Arrow."""
     first, rows = number * ROWS["arrow"], ROWS["arrow"]
     n = np.arange(first, first + rows)
     names, pages = pa.array([f"user {each}" for each in range(1000)]), pa.array([f"/page/{each}" for each in range(31)])
@@ -190,7 +191,7 @@ def run(rate: float, body: str, seconds: float, clients: int, fault: str | None,
             pushers[0].register_stream(STREAM, SCHEMA)
             pushers[0].push_events(STREAM, lines(-1))  # the first gateway owns the log
             flushes, used = BareFlushes(folder), gateways[0].cpu_s()
-            load = Load(lines if body == "rows" else _arrow, rate, seconds, pushers)
+            load = Load(lines if body == "rows" else arrow, rate, seconds, pushers)
             if fault is not None:
                 time.sleep(WARM_UP_S + seconds / 2)
                 gateways[0].process.send_signal(signal.SIGKILL)

@@ -41,12 +41,20 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start it, again if it has ended, and wait until all gateways answer. FluxError: it ended, or one does not answer."""
+        self.launch()
+        self.wait_until_it_answers()
+
+    def launch(self, told: int | None = None) -> None:
+        """Start its process, and wait for nothing. ``told``: the descriptor of a file for the lines that it prints."""
         there = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-        self.process = subprocess.Popen([sys.executable, "-m", "flux", *self.command], env=there)
+        self.process = subprocess.Popen([sys.executable, "-m", "flux", *self.command], env=there, stderr=told)
+
+    def wait_until_it_answers(self) -> None:
+        """Wait until all gateways and the service answer. FluxError: the process ended, or one of them does not answer."""
         end = time.monotonic() + BEGINS_S
         try:
             for url in self.urls:
-                while not answers(url):
+                while not self._answers(url):
                     if self.process.poll() is not None:
                         raise FluxError(f"the service ended with {self.process.returncode} before {url} answered")
                     if time.monotonic() > end:
@@ -55,6 +63,14 @@ class ServiceProcess:
         except BaseException:
             self.close()
             raise
+
+    def _answers(self, url: str) -> bool:
+        """Return whether the service answers behind a gateway. It alone can tell that a query is unknown."""
+        try:
+            found = httpx.delete(f"{url}/v1/queries/none", headers={"Authorization": f"Bearer {self.token}"})
+        except httpx.TransportError:
+            return False
+        return found.status_code == 404
 
     def kill_a_gateway(self) -> int:
         """Kill the first gateway, and return the id of its process. The service starts another one in its place."""
@@ -86,14 +102,6 @@ class ServiceProcess:
         _, left = psutil.wait_procs(started, timeout=10)
         for each in left:
             each.kill()
-
-
-def answers(url: str) -> bool:
-    """Return whether a gateway answers."""
-    try:
-        return httpx.get(f"{url}/v1/health").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def is_gateway(process: psutil.Process) -> bool:

@@ -294,10 +294,11 @@ def serve(
     options   those of ``spark.flux.*`` with underscores. Stages have one partition unless a registration says more
 
     UsageError: a service runs on the location, a port is taken, or something else does not fit; nothing runs then."""
+    from spark_integration.query.declarations import session_of
     from spark_integration.service.stream_service import serve
 
-    given = None if location is None else os.fspath(location)
-    return serve(given, http, gateways, spark, allow, state_bytes=state_bytes, **options)
+    given, session = None if location is None else os.fspath(location), session_of([]) if spark is None else spark
+    return serve(given, http, gateways, lambda: session, allow, state_bytes=state_bytes, **options)
 
 
 def _run_service(*arguments: Any) -> None:

@@ -14,6 +14,8 @@ from flux.errors import FluxError, UsageError
 from flux.eventlog.streams import Retention, check_not_late
 from flux.windows.durations import microseconds
 
+#: The checkpoint location of the plan, below that of the service.
+PLAN = "plan"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _OPERATOR = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 #: Characters of a text: Spark's parser takes seconds for longer ones, and all registrations wait for it.

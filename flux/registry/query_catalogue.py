@@ -16,6 +16,7 @@ from flux.errors import QueryFailed
 from flux.eventlog.documents import check_not_lost
 from flux.eventlog.streams import SERVICE_READER, StreamCatalogue
 from flux.registry.definitions import (
+    PLAN,
     HasDependants,
     InputFailed,
     NoSuchInput,
@@ -29,8 +30,6 @@ from flux.registry.definitions import (
 from flux.vault.location import Place
 
 _DOCUMENT = "queries.json"
-#: The checkpoint location of the plan, below that of the service.
-PLAN = "plan"
 #: Queries of a location: the document is read and written as a whole, and each query has stages at every worker.
 QUERIES_MAX = 1000
 #: Names in a message.

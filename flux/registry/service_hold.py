@@ -54,6 +54,10 @@ class ServiceHold:
                     f"a service runs on {place} already{which}: stop it first, or give this one a location of its own"
                 )
             self._hold = folder.hold()
+            #: Whether the service before was killed: its gateways end with it, and may need a moment.
+            self.after_a_kill = address_of(place) is not None
+            with suppress(OSError):  # so that no gateway calls a port that another program may have by now
+                place.remove(_DOCUMENT)
 
     def publish(self, url: str, gateways: Sequence[str] = ()) -> ServiceAddress:
         """Tell gateways where the service is. ``gateways``: the addresses of its own ones."""

@@ -8,8 +8,10 @@ to its length. A query that starts is compiled without them.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,8 +40,9 @@ class Answers:
     """Answers by question. A question is about values and about objects; an object is told from others by its identity, because
     Columns cannot be compared. The answers about an object are forgotten with it, so that nothing is kept alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         self._known: dict[Hashable, tuple[tuple[weakref.ref[Any], ...], Any]] = {}
+        self._most = most
 
     def __len__(self) -> int:
         return len(self._known)
@@ -62,7 +65,7 @@ class Answers:
             references = tuple(weakref.ref(each, gone) for each in objects)
         except TypeError:  # an object that knows no weak references
             return answer
-        if len(self._known) >= MOST:
+        if len(self._known) >= self._most:
             self.clear()
         self._known[key] = references, answer
         return answer
@@ -89,6 +92,48 @@ def _key(part: Any, objects: list[Any]) -> Hashable:
 KNOWN = Answers()
 
 
+class AnswerRecord:
+    """The questions of a compilation and their answers. Some answers are given beforehand: they were taken down when equal flows
+    were compiled in an earlier life of the program."""
+
+    def __init__(self) -> None:
+        self._given = Answers(sys.maxsize)
+        #: Each question without its session, and the answer.
+        self.asked: list[tuple[tuple[Any, ...], Any]] = []
+
+    def give(self, question: tuple[Any, ...], answer: Any) -> None:
+        """Give an answer beforehand."""
+        self._given.answer(question, lambda: answer)
+
+    def answer(self, question: tuple[Any, ...], ask: Callable[[], Answer]) -> Answer:
+        """Return the answer that was given beforehand, or else ask for it."""
+        answer = self._given.answer(question, ask)
+        if question[0] != "frame":  # a DataFrame is of this life alone
+            self.asked.append((question, answer))
+        return answer
+
+
+#: The record of a thread, while it compiles with one.
+_recording = threading.local()
+
+
+@contextmanager
+def recorded(record: AnswerRecord) -> Iterator[None]:
+    """Compile with a record in this thread. Queries that start, and additions, then take answers of it."""
+    before, _recording.now = getattr(_recording, "now", None), record
+    try:
+        yield
+    finally:
+        _recording.now = before
+
+
+def objects_of(question: tuple[Any, ...]) -> list[Any]:
+    """Return the objects that a question is about."""
+    objects: list[Any] = []
+    _key(question, objects)
+    return objects
+
+
 class Analyses:
     """The functions by which the compiler asks Spark. Answers hold for one session with one set of settings: time zone, ANSI mode
     and case sensitivity may change between two calls."""
@@ -96,6 +141,7 @@ class Analyses:
     def __init__(self, spark: SparkSession, answers: Answers | None) -> None:
         """``answers``: None, if Spark is asked each time, as for a query that starts."""
         self._spark, self._answers = spark, answers
+        self._record: AnswerRecord | None = getattr(_recording, "now", None) if answers is None else None
         self._session: tuple[str, ...] = ()
         if answers is not None:
             self._session = str(spark._jsparkSession.sessionUUID()), sys.intern(session_text(spark))
@@ -145,7 +191,9 @@ class Analyses:
         return self._answer(("join", sides, joining, behind.operators), ask)
 
     def _answer(self, question: tuple[Any, ...], ask: Callable[[], Answer]) -> Answer:
-        return ask() if self._answers is None else self._answers.answer((*self._session, *question), ask)
+        if self._answers is not None:
+            return self._answers.answer((*self._session, *question), ask)
+        return ask() if self._record is None else self._record.answer(question, ask)
 
 
 def _parts(side: JoinInput) -> Iterator[Any]:

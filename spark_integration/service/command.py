@@ -6,13 +6,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
 from controller.text import count
-from spark_integration.service.stream_service import StreamService, serve
+from spark_integration.service.start_times import StartTimes
+
+if TYPE_CHECKING:
+    from spark_integration.service.stream_service import StreamService
+
+log = logging.getLogger("flux")
 
 #: Options for JVMs that no row passes: optimising their code takes seconds of a processor at each start, and saves none.
 IDLE_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -37,21 +43,39 @@ def run(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     # Each text that does not fit would leave a hundred lines of the JVM in the log, and its client gets the reason.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    session = _session(master, conf)
-    try:
-        started = serve(location, http, gateways, session, allow, gateway_options, queries_max, give_up, **options)
-        with started as service:
-            for each in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(each, lambda *_: service.stop_asked.set())
-            _tell(service)
-            service.wait()
-    finally:
-        session.stop()
+    times = StartTimes()
+    with ThreadPoolExecutor(1, "flux-session") as alone:
+        made = alone.submit(_session, master, conf)  # the JVM begins while this process loads the rest
+        alone.submit(lambda: _load_workers(made.result()))  # and processes for tasks while the plan is made
+        try:
+            from spark_integration.service.stream_service import serve
+
+            times.end("programs loaded")
+            service = serve(
+                location,
+                http,
+                gateways,
+                made.result,
+                allow,
+                gateway_options,
+                queries_max,
+                give_up,
+                times=times,
+                **options,
+            )
+            with service:
+                for each in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(each, lambda *_: service.stop_asked.set())
+                _tell(service)
+                service.wait()
+        finally:
+            made.result().stop()
 
 
 def _tell(service: StreamService) -> None:
     """Print the facts with which a user begins."""
     said = [
+        service.start_times.told(),
         f"it holds {count(service.plan.query.tasks, 'task slot')} of Spark and leaves {service.slots_left}",
         f"serving {service.location} at {', '.join(service.urls)}",
     ]
@@ -61,6 +85,19 @@ def _tell(service: StreamService) -> None:
         said.insert(0, f"the first token, for everything; it is not shown again: {service.token}")
     for each in said:
         print(f"flux: {each}", file=sys.stderr, flush=True)
+
+
+def _load_workers(session: SparkSession) -> None:
+    """Have each executor start the process that forks Spark's Python workers, which loads for a second."""
+    context = session.sparkContext
+    try:
+        context.parallelize(range(context.defaultParallelism), context.defaultParallelism).foreachPartition(_nothing)
+    except Exception as error:  # the tasks of the service have the same error
+        log.info("processes of workers are not loaded beforehand: %s", error)
+
+
+def _nothing(_: Iterator[int]) -> None:
+    """Do nothing in a task."""
 
 
 def _session(master: str, conf: Mapping[str, str]) -> SparkSession:

@@ -16,6 +16,7 @@ from flux.eventlog.streams import StreamCatalogue, StreamDefinition, stream_read
 from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
 from spark_integration.query.query import Query
 from spark_integration.service.flows import EVENTS, late_flow, query_flow, stream_events, stream_flow, with_output
+from spark_integration.service.kept_flows import KeptFlows, ReadText
 from spark_integration.sql.query import names_read
 
 
@@ -44,10 +45,13 @@ class FlowContext(NamedTuple):
 
 
 class DeclaredFlows:
-    """The flows of one change of the plan. ``running``: the query that it changes; None: it is the start."""
+    """The flows of one change of the plan. ``running``: the query that it changes; None: it is the start. ``kept``: flows of
+    equal definitions, as an earlier life of the service made them; None: each text is read anew."""
 
-    def __init__(self, context: FlowContext, running: Query | None) -> None:
-        self._context, self._running = context, running
+    def __init__(self, context: FlowContext, running: Query | None, kept: KeptFlows | None = None) -> None:
+        self._context, self._running, self._kept = context, running, kept
+        #: The flows of texts that were read anew.
+        self.read_anew: list[ReadText] = []
         #: The results of queries, and the stages of streams and of their late events.
         self._flows: dict[str, Flow] = {}
         #: The events of each stream, in front of its stages.
@@ -70,11 +74,18 @@ class DeclaredFlows:
 
     def result(self, definition: QueryDefinition) -> Flow:
         """Return the flow of the result of a query. UsageError: it does not fit; NoSuchInput: an input is not there."""
-        names = self._context.names_in(definition)
+        kept = None if self._kept is None else self._kept.of(definition)
+        names = self._context.names_in(definition) if kept is None else kept.names
         for name in names:
             if name not in self._flows:
                 self._flows[name] = self._input(name)
-        return query_flow(definition, {name: self._flows[name] for name in names}, self._context.allowed)
+        inputs = {name: self._flows[name] for name in names}
+        if kept is not None:
+            return kept.flow(inputs)
+        made = query_flow(definition, inputs, self._context.allowed)
+        if definition.sql:
+            self.read_anew.append(ReadText(definition, inputs, made))
+        return made
 
     def _input(self, name: str) -> Flow:
         """Return a running stage as a flow, or make the stage of a stream or of its late events."""

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 import flux
 from controller.planning.checks import GroupsNeverGiven
-from flux.dataflow.flow import Flow
 from flux.dataflow.plan import FromStage, Plan, WorkerSourcePlan
-from flux.dataflow.sink import FlowTo, Sink
+from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
 from flux.errors import FluxError, UsageError
 from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue, stream_read
 from flux.registry.convergence import PlanParts
-from flux.registry.definitions import QueryDefinition, RegisteredQuery
+from flux.registry.definitions import PLAN, QueryDefinition, RegisteredQuery
+from spark_integration.expressions.analyser_answers import AnswerRecord, recorded
 from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.query import Query
-from spark_integration.query.start import schema_of
+from spark_integration.query.start import schema_of, unchecked
 from spark_integration.service.declared_flows import DeclaredFlows, FlowContext
 from spark_integration.service.flows import OUTPUT, idle_flow, owner_of
+from spark_integration.service.kept_flows import KeptFlows, NotKept
 
 log = logging.getLogger("flux")
 
-#: The checkpoint location of the plan, below that of the service.
-PLAN = "plan"
 #: Seconds that a change of the plan may take.
 CHANGE_S = 60.0
 
@@ -64,27 +64,48 @@ class ServicePlan:
         there."""
         return ddl(schema_of(DeclaredFlows(self._context, self._query).result(definition)))
 
-    def start(self, registered: Iterable[RegisteredQuery], **options: Any) -> dict[str, str]:
+    def start(
+        self, registered: Iterable[RegisteredQuery], ended: Callable[[str], None], **options: Any
+    ) -> dict[str, str]:
         """Start with the queries that are in the plan of the location; others are added afterwards. Return the errors of those
-        that cannot be made any more, by name: they, and what else is in that plan, are given up."""
+        that cannot be made any more, by name: they, and what else is in that plan, are given up. ``ended`` is told each part of
+        the start that has ended."""
         path, mark, query = self._location.partition("?")  # a URI may have options
         checkpoint = f"{path.rstrip('/')}/{PLAN}{mark}{query}"
         kept = stages_kept(checkpoint)
-        flows: list[Flow | FlowTo] = [idle_flow()]
-        declared = DeclaredFlows(self._context, None)
-        failed: dict[str, str] = {}
-        for each in registered:
-            if each.name + OUTPUT not in kept:
-                continue
-            try:
-                flows.append(declared.output(each))
-            except FluxError as error:
-                failed[each.name] = str(error)
-                log.warning("query %s cannot be made again: %s", each.name, error)
-        gone = [name for name in kept if owner_of(name) not in declared.names and owner_of(name)]
-        self._query = flux.start(
-            *flows, queryName="serve", spark=self._spark, checkpointLocation=checkpoint, removed=gone, **options
-        )
+        known = [each for each in registered if each.name + OUTPUT in kept]
+        self._kept = KeptFlows.open(self._spark, self._streams)
+        try:
+            failed = self._start_with(known, kept, checkpoint, self._kept, ended, options)
+        except (UsageError, NotKept) as error:  # read anew and checked one by one, an error is that of its query
+            log.info("the texts of all queries are read anew: %s", error)
+            failed = self._start_with(known, kept, checkpoint, None, ended, options)
+        self._kept.forget_others(each.name for each in known)
+        return failed
+
+    def _start_with(
+        self, known: Sequence[RegisteredQuery], in_plan: Sequence[str], checkpoint: str, kept: KeptFlows | None,
+        ended: Callable[[str], None], options: dict[str, Any],
+    ) -> dict[str, str]:  # fmt: skip
+        """Start with queries of the plan. ``kept``: flows of an earlier life; None: each text is read anew, and checked."""
+        flows, declared, failed = [idle_flow()], DeclaredFlows(self._context, None, kept), dict[str, str]()
+        with nullcontext() if kept is None else unchecked():  # the start compiles all of them in any case
+            for each in known:
+                try:
+                    flows.append(declared.output(each))
+                except FluxError as error:
+                    failed[each.name] = str(error)
+                    log.warning("query %s cannot be made again: %s", each.name, error)
+        ended("queries analysed")
+        gone = [name for name in in_plan if owner_of(name) not in declared.names and owner_of(name)]
+        record = AnswerRecord() if kept is None else kept.answers
+        with recorded(record):
+            self._query = flux.start(
+                *flows, queryName="serve", spark=self._spark, checkpointLocation=checkpoint, removed=gone, **options
+            )
+        ended("plan")
+        for text in declared.read_anew:
+            self._kept.keep(text, record.asked)
         return failed
 
     def parts(self) -> PlanParts:
@@ -112,7 +133,12 @@ class ServicePlan:
     def add(self, query: RegisteredQuery) -> None:
         """Add a query: all of its stages, or nothing. FluxError: nothing has changed."""
         try:
-            self.query.add(DeclaredFlows(self._context, self._query).output(query), timeout=CHANGE_S)
+            declared, record = DeclaredFlows(self._context, self._query), AnswerRecord()
+            flow = declared.output(query)
+            with recorded(record):
+                self.query.add(flow, timeout=CHANGE_S)
+            for text in declared.read_anew:
+                self._kept.keep(text, record.asked)
         except GroupsNeverGiven as error:  # whose remedies are those of a program
             self.forget_unread(query.reads)
             raise UsageError(

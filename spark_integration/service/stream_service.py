@@ -6,7 +6,8 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -25,11 +26,11 @@ from flux.registry.definitions import RegisteredQuery
 from flux.registry.query_catalogue import QUERIES_MAX, QueryCatalogue, ServiceReplaced
 from flux.registry.service_hold import ServiceHold
 from flux.vault.location import place_of
-from spark_integration.query.declarations import session_of
 from spark_integration.service.attached_gateways import AttachedGateway, started_gateway
 from spark_integration.service.registrar import Registrar
 from spark_integration.service.registry_port import RegistryPort
 from spark_integration.service.service_plan import ServicePlan
+from spark_integration.service.start_times import StartTimes
 from spark_integration.settings import live_slots
 
 log = logging.getLogger("flux")
@@ -38,6 +39,8 @@ log = logging.getLogger("flux")
 LOOK_S, LOOK_REMOTE_S = 0.5, 5.0
 #: Seconds for the workers to join, beyond the time-out of the query, and for steps that an earlier service has left.
 START_S = 600.0
+#: Seconds for gateways of a service that was killed to leave their ports, and between two looks.
+PORTS_S, _LOOK_PORT_S = 10.0, 0.05
 #: Gateways on ports that follow each other.
 GATEWAYS_MAX = 64
 
@@ -47,7 +50,7 @@ class StreamService:
 
     def __init__(
         self,
-        spark: SparkSession,
+        session: Callable[[], SparkSession],
         location: str | None,
         http: str,
         gateways: int,
@@ -56,11 +59,13 @@ class StreamService:
         queries_max: int,
         give_up: Sequence[str],
         state_max: int,
+        times: StartTimes,
         options: dict[str, Any],
     ) -> None:
-        """Start a service. Nothing of it runs if this raises. ``give_up``: streams whose queries are FAILED from now on, because
-        their logs cannot be read; ``state_max``: see ``Registrar``."""
-        self.spark = spark
+        """Start a service. Nothing of it runs if this raises. ``session`` may wait for one that is being made: gateways begin
+        meanwhile, and need none. ``give_up``: streams whose queries are FAILED from now on, because
+        their logs cannot be read; ``state_max``: see ``Registrar``; ``times`` takes down the parts of the start."""
+        self.start_times = times
         self.stop_asked = threading.Event()
         self._stopped = threading.Lock()
         self.error: FluxError | None = None
@@ -81,26 +86,34 @@ class StreamService:
             catalogue = QueryCatalogue(place, queries_max=queries_max)
             catalogue.claim()
             streams = StreamCatalogue(place)
-            self.plan = ServicePlan(spark, location, streams, allow, self._sink_of)
-            self._registrar = Registrar(catalogue, streams, self.plan, self._forget_output, state_max)
-            self._give_up(catalogue, give_up)
-            self._begin(catalogue, allow, options)
-            stack.callback(self._end_plan)
-            port = RegistryPort(self._registrar.answer, self._alone)
-            stack.callback(port.close)
+            for catalogue_read in (streams.all, OutputCatalogue(place).all):
+                catalogue_read()  # a document that is lost is an error now, and not with the first request
             found = addresses(http, gateways)
             self.urls = [
                 f"{'https' if '--certificate' in gateway_options else 'http'}://{address}" for address in found
             ]
-            port.open(hold.publish(port.url, self.urls).secret)
+            for address in found:
+                check_free(address, PORTS_S if hold.after_a_kill else 0.0)
             self._gateways = []
             for address in found:
                 made = AttachedGateway(address, partial(started_gateway, location, address, gateway_options))
                 self._gateways.append(made)
                 stack.callback(made.wait)
                 stack.callback(made.end)
+            times.end("location")
+            self.spark = session()
+            times.end("session")
+            self.plan = ServicePlan(self.spark, location, streams, allow, self._sink_of)
+            self._registrar = Registrar(catalogue, streams, self.plan, self._forget_output, state_max)
+            self._give_up(catalogue, give_up)
+            self._begin(catalogue, allow, options)
+            stack.callback(self._end_plan)
+            port = RegistryPort(self._registrar.answer, self._alone)
+            stack.callback(port.close)
+            port.open(hold.publish(port.url, self.urls).secret)
             for each in self._gateways:
                 each.wait_until_it_listens()
+            times.end("gateways")
             self._close = stack.pop_all()
         self._thread = threading.Thread(target=self._look_after, name="flux-service-look", daemon=True)
         self._thread.start()
@@ -124,12 +137,14 @@ class StreamService:
                     f"query {each.name} is registered with operator {operator}, which is not allowed any more: start the service "
                     f"with --allow {operator}"
                 )
-        failed = self.plan.start(running, **options)
+        failed = self.plan.start(running, self.start_times.end, **options)
         try:
             self.plan.query.wait_until_running(START_S)
+            self.start_times.end("workers and state")
             self._registrar.note_failed(failed)
             self._alone.submit(self._registrar.converge).result(START_S)
             self.plan.forget_unread(StreamCatalogue(self._place).all())
+            self.start_times.end("steps left")
         except BaseException:
             self._end_plan()
             raise
@@ -214,7 +229,7 @@ def _first_token(place: Any) -> str | None:
 
 
 def addresses(http: str, gateways: int) -> list[str]:
-    """Return the addresses of gateways, on ports that follow each other. UsageError: it is none, or a port is taken."""
+    """Return the addresses of gateways, on ports that follow each other. UsageError: it is none."""
     if not 1 <= gateways <= GATEWAYS_MAX:
         raise UsageError(f"gateways: expected 1 to {GATEWAYS_MAX}, got {gateways}")
     first = http_options(http)
@@ -222,21 +237,43 @@ def addresses(http: str, gateways: int) -> list[str]:
         raise UsageError(f"http: {gateways} ports from {first.port} on are wanted, and 65535 is the last one")
     found = []
     for port in range(first.port, first.port + gateways):
-        check_port(first.host, port)
         found.append(f"[{first.host}]:{port}" if ":" in first.host else f"{first.host}:{port}")
     return found
 
 
+def check_free(address: str, wait_s: float) -> None:
+    """Check that a port is free, or becomes free within some seconds. UsageError: it is taken."""
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            check_port(host.strip("[]"), int(port))
+            return
+        except UsageError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_LOOK_PORT_S)
+
+
 def serve(
-    location: str | Path | None, http: str, gateways: int, spark: SparkSession | None, allow: Sequence[str],
+    location: str | Path | None, http: str, gateways: int, session: Callable[[], SparkSession], allow: Sequence[str],
     gateway_options: Sequence[str] = (), queries_max: int = QUERIES_MAX,
-    give_up: Sequence[str] = (), state_bytes: int = 0, **options: Any,
+    give_up: Sequence[str] = (), state_bytes: int = 0, times: StartTimes | None = None, **options: Any,
 ) -> StreamService:  # fmt: skip
-    """Start a service (``flux.serve``)."""
+    """Start a service (``flux.serve``). ``times`` has the earlier parts of the start."""
     addresses(http, gateways)
-    session = session_of([]) if spark is None else spark
     given = None if location is None else str(location)
     made = {"partitions": 1, "on_failure": "stage", **options}
     return StreamService(
-        session, given, http, gateways, allow, gateway_options, queries_max, give_up, state_bytes, made
+        session,
+        given,
+        http,
+        gateways,
+        allow,
+        gateway_options,
+        queries_max,
+        give_up,
+        state_bytes,
+        times or StartTimes(),
+        made,
     )

@@ -1,4 +1,4 @@
-"""A session of its own for each text, in which it is parsed and analysed.
+"""A session for texts alone, in which they are parsed and analysed.
 
 The session has no temporary views, functions or variables of the user's, reads no variables out of texts, and takes no path for a
 table. The analyser gets nodes of the text over empty DataFrames, and never the name of a table: so it has nothing to look up in a
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -18,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from flux.errors import UsageError
 from spark_integration.jvm import frame_of, of_jvm, without_rows
+from spark_integration.settings import session_text
 from spark_integration.sql.text import QueryText
 from spark_integration.sql.trees import sequence_of
 
@@ -31,8 +33,22 @@ _SETTINGS = {
 }
 
 
+#: By session of a user, its settings and the session for texts that has them: making one takes longer than most texts.
+_MADE: WeakKeyDictionary[SparkSession, tuple[str, TextSession]] = WeakKeyDictionary()
+
+
+def text_session(user: SparkSession) -> TextSession:
+    """Return the session for texts with the settings that the user's session has now. Texts leave nothing in it, so texts share
+    one until a setting changes."""
+    settings = session_text(user)
+    found = _MADE.get(user)
+    if found is None or found[0] != settings:
+        found = _MADE[user] = settings, TextSession(user)
+    return found[1]
+
+
 class TextSession:
-    """A session in which one text is parsed and analysed, with the settings that the user's session has now."""
+    """A session in which texts are parsed and analysed, with the settings that the user's session has now."""
 
     def __init__(self, user: SparkSession) -> None:
         self.spark = user.newSession()

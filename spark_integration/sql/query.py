@@ -17,7 +17,7 @@ from spark_integration.query.declarations import session_of, sources_of
 from spark_integration.query.start import check_columns, schema_of, unchecked
 from spark_integration.settings import is_case_sensitive
 from spark_integration.sql.accepted_nodes import NameScope, TextSize, check, named_relations
-from spark_integration.sql.analysis import TextSession
+from spark_integration.sql.analysis import text_session
 from spark_integration.sql.relations import Relation, Relations
 from spark_integration.sql.text import QueryText
 from spark_integration.sql.trees import class_of, listed
@@ -39,7 +39,7 @@ def sql_flow(sql_query: Any, args: Any, flows: Mapping[str, Any]) -> Flow:
     names = NameScope(frozenset(nodes), is_case_sensitive(spark))
     if len(names.names) < len(nodes):
         raise UsageError(f"flux.sql: names of flows differ by more than capitals; got {', '.join(nodes)}")
-    text, session = QueryText(sql_query), TextSession(spark)
+    text, session = QueryText(sql_query), text_session(spark)
     parsed = session.parsed(text)
     check(text, parsed, names)
     known = {names.key(name): Relation(flow, session.empty(_columns_of(flow))) for name, flow in nodes.items()}
@@ -57,7 +57,7 @@ def names_read(sql_query: str, spark: SparkSession) -> list[str]:
     """Return the names of the flows that a text reads, in its order. UsageError, with its place: the text does not parse, or is
     one that reads none and is not accepted."""
     text, nothing = QueryText(sql_query), NameScope(frozenset(), is_case_sensitive(spark))
-    parsed = TextSession(spark).parsed(text)
+    parsed = text_session(spark).parsed(text)
     names = list(dict.fromkeys(_names_in(parsed, nothing)))
     if not names:
         check(text, parsed, nothing)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import socket
+import threading
 from typing import Any
 
 import pytest
 
+from benchmarks.ports import free_port
 from flux.errors import QueryFailed, UsageError
 from spark_integration.service.attached_gateways import AGAIN_MAX_S, AGAIN_S, STEADY_S, AttachedGateway
-from spark_integration.service.stream_service import addresses
+from spark_integration.service.stream_service import addresses, check_free
 
 
 class HeldProcess:
@@ -70,9 +73,24 @@ def test_a_gateway_that_ends_at_its_start_is_an_error() -> None:
         ("127.0.0.1", 1, "expected HOST:PORT"),
         ("127.0.0.1:8080", 0, "gateways: expected 1 to 64, got 0"),
         ("127.0.0.1:65535", 2, "65535 is the last one"),
-        ("192.0.2.77:8080", 1, "cannot be used"),
     ],
 )
 def test_an_address_that_gateways_cannot_have_is_refused(http: str, gateways: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         addresses(http, gateways)
+
+
+def test_a_port_that_is_taken_is_refused_unless_it_becomes_free() -> None:
+    """The gateways of a service that was killed end with it, and the next service may come before they have."""
+    with pytest.raises(UsageError, match="cannot be used"):
+        check_free("192.0.2.77:8080", 0.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port()))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UsageError, match="cannot be used"):
+            check_free(address, 0.1)
+        freed = threading.Timer(0.1, taken.close)
+        freed.start()
+        check_free(address, 30.0)
+        freed.join()

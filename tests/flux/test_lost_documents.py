@@ -9,7 +9,8 @@ import pytest
 from flux.errors import QueryFailed
 from flux.eventlog.streams import NoSuchStream, StreamCatalogue, StreamDefinition
 from flux.gateway.serve import http_options, run
-from flux.registry.query_catalogue import PLAN, QueryCatalogue
+from flux.registry.definitions import PLAN
+from flux.registry.query_catalogue import QueryCatalogue
 from flux.vault.location import Folder
 
 

@@ -306,6 +306,13 @@ def test_a_second_service_of_a_location_is_refused(tmp_path: Path) -> None:
     hold.close()
     assert address_of(place) is None
     ServiceHold(place).close()
+    killed = ServiceHold(place)
+    killed.publish("http://127.0.0.1:1")
+    killed._hold.close()  # as the system does when its process ends
+    later = ServiceHold(place)
+    assert (killed.after_a_kill, later.after_a_kill) == (False, True)
+    assert address_of(place) is None
+    later.close()
 
 
 @pytest.mark.parametrize(

@@ -581,21 +581,17 @@ def nexmark(
     ] = None,
     chaos: Annotated[
         bool,
-        typer.Option(
-            "--chaos", help="Kill workers, and stop and start each query, instead of measuring it; rows are compared."
-        ),
+        typer.Option("--chaos", help="Kill workers, stop and start each query, and compare rows; measure nothing."),
     ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the queries of Nexmark in events per second, and compare each answer with an oracle. With --json: a line for each
-    query, and a last one that tells whether all are equal."""
+    """Measure the queries of Nexmark, and compare each with an oracle. --json: a line for each query, and one of all."""
     from benchmarks.nexmark import bench as benchmark
     from benchmarks.nexmark.checkout import QUERIES
 
     chosen = [name.strip() for name in (queries or "").lower().split(",") if name.strip()]
-    unknown = [name for name in chosen if name not in QUERIES]
-    if unknown:
+    if unknown := [name for name in chosen if name not in QUERIES]:
         raise typer.BadParameter(f"--queries {unknown[0]}: there are {QUERIES[0]} to {QUERIES[-1]}")
     if chaos and (peer is not None or source != NexmarkSource.generator):
         raise typer.BadParameter("--chaos measures nothing: it takes neither --peer nor --source")
@@ -612,27 +608,31 @@ def nexmark(
 @bench.command()
 def serve(
     rate: Annotated[float, typer.Option(min=1, help="Requests per second over all clients.")] = 200,
-    body: Annotated[
-        BodyName, typer.Option(help="rows: 100 rows as JSON lines; arrow: 10,000 rows as Arrow IPC.")
-    ] = BodyName.rows,
+    body: Annotated[BodyName, typer.Option(help="rows: 100 lines of JSON; arrow: 10,000 rows.")] = BodyName.rows,
     seconds: Seconds = 10,
     clients: Annotated[int, typer.Option(min=1, max=256, help="Clients, each with one request at a time.")] = 16,
     fault: Annotated[ServeFault | None, typer.Option(help="Process of the service to kill half-way.")] = None,
     queries: Annotated[int, typer.Option(min=0, help="Queries registered at `flux serve`; 0: a gateway alone.")] = 0,
     readers: Annotated[int, typer.Option(min=1, help="With --queries: readers of a result; one never reads.")] = 1,
     master: Annotated[str, typer.Option(help="With --queries: the Spark master of the service.")] = "local[4,1000]",
+    restarts: Annotated[int, typer.Option(min=0, help="Stops and starts of a service with --queries.")] = 0,
+    state_mb: Annotated[int, typer.Option(min=1, help="With --restarts: MiB of state, and of events.")] = 64,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Events pushed over HTTP: until they are on disk, beside bare flushes; with --queries until they are at a reader."""
+    """Events pushed over HTTP: until they are on disk; with --queries at a reader, with --restarts after a stop and start."""
     from benchmarks import serve as benchmark
-    from benchmarks import serve_queries
+    from benchmarks import serve_queries, serve_restart
 
-    killed = None if fault is None else fault.value
+    killed = fault and fault.value
     if (queries and body is not BodyName.rows) or (not queries and (readers > 1 or killed == "kill-worker")):
         raise typer.BadParameter("--readers and --fault kill-worker take --queries N, and --queries takes --body rows")
+    if restarts and (queries < 3 or killed):
+        raise typer.BadParameter("--restarts takes --queries N, 3 or more, and no --fault")
     console = _prepare(as_json, out)
-    if queries:
+    if restarts:
+        report = serve_restart.run(queries, state_mb, restarts, master, console)
+    elif queries:
         report = serve_queries.run(rate, seconds, clients, queries, readers, killed, master, console)
     else:
         report = benchmark.run(rate, body.value, seconds, clients, killed, console)
