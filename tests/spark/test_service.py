@@ -79,6 +79,7 @@ def test_queries_come_and_go_over_http(spark: Any, tmp_path: Path) -> None:
             check_refusals(client)
             client.push_events("clicks", [{"user": user, "page": "/" if user % 2 else "x"} for user in range(20)])
             until(lambda: len(rows_of_output(location, "fifth")) == 2, "rows of the query behind a query")
+            until(lambda: len(rows_of_output(location, "home")) == 10, "rows in an output of their own")
             assert [row["user"] for row in rows_of_output(location, "home")] == list(range(1, 20, 2))
             assert rows_of_output(location, "fifth") == [{"user": 5}, {"user": 15}]
             until(lambda: len(rows_of_output(location, "late")) == 2, "rows of an operator")
