@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -169,8 +169,9 @@ class Server:
     def edge_complete(self, edge: int, producers: list[int]) -> None:
         self._post(lambda: self.core.driver.on_edge_complete(edge, producers))
 
-    def job_failed(self, what: str, reason: str) -> None:
-        self._post(lambda: self.core.driver.on_job_failed(what, reason))
+    def job_failed(self, what: str, reason: str, edges: Collection[int] = ()) -> None:
+        """Note that a Spark job, or another part of the driver, has failed. ``edges``: those that the job feeds."""
+        self._post(lambda: self.core.driver.on_job_failed(what, reason, edges))
 
     def tasks_ended(self, slots: Sequence[int], what: str, reason: str) -> None:
         self._post(lambda: self.core.driver.on_tasks_ended(slots, what, reason))

@@ -237,12 +237,20 @@ class CheckpointScheduler:
 
 
 class LastCheckpointWatch:
-    """The wait of one worker for its last checkpoints, once the query is stopped. ``due_at``: the time of the next look."""
+    """The wait of one worker for its last checkpoints, once the query is stopped. ``due_at``: the time of the next look;
+    ``tell_done`` tells readers and consumers which rows all have applied."""
 
-    def __init__(self, hosted: HostedReplicas, reading: SourceScheduler, checkpoints: CheckpointScheduler) -> None:
+    def __init__(
+        self,
+        hosted: HostedReplicas,
+        reading: SourceScheduler,
+        checkpoints: CheckpointScheduler,
+        tell_done: Callable[[], None],
+    ) -> None:
         self._hosted = hosted
         self._reading = reading
         self._checkpoints = checkpoints
+        self._tell_done = tell_done
         #: The end of the wait unless there is progress, and in any case.
         self.due_at = self._settles_until = self._settles_at_most = inf
         #: The number of elements that checkpoints lacked at the last look.
@@ -272,7 +280,7 @@ class LastCheckpointWatch:
         if now < self.due_at:
             return
         self.due_at = now + KEEP_LOOK_S
-        self._reading.tell_done()
+        self._tell_done()
         self._checkpoints.last()
         if self._reading.lacking != self._lacking:
             self._lacking = self._reading.lacking

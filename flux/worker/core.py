@@ -177,7 +177,7 @@ class WorkerCore:
             self.subscriptions.ack_soon, self._follow_orders, self._take_answer, self.counters,
         )  # fmt: skip
         self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._state_sender)
-        self._last_checkpoints = LastCheckpointWatch(self.hosted, self.reading, self.checkpoints)
+        self._last_checkpoints = LastCheckpointWatch(self.hosted, self.reading, self.checkpoints, self._tell_done)
 
     @property
     def epoch(self) -> int:
@@ -551,6 +551,10 @@ class WorkerCore:
         with self.failures.of_readers(self.plan, self.reading):
             return self.reading.read(idle or self.ticked, now, now + self.wall_ahead, self.note)
         return False
+
+    def _tell_done(self) -> None:
+        with self.failures.of_readers(self.plan, self.reading):
+            self.reading.tell_done()
 
     def set_pace(self, pace: Pacing) -> None:
         """Go at this pace from now on: in reading sources, in gathering slices, and in holding back orders and acks. None of

@@ -21,6 +21,7 @@ from flux.replica.replica import Replica
 from flux.state.standby import Standby
 from flux.wire.statistics import (
     TOLD_SHARE,
+    BadRecords,
     Detour,
     FeedRows,
     Forfeited,
@@ -35,6 +36,7 @@ from flux.wire.statistics import (
     RelayedLink,
     ReplicaWork,
     SilentStream,
+    SourceLag,
     StageStatistics,
     Statistics,
     Unapplied,
@@ -61,8 +63,7 @@ def stats(core: WorkerCore) -> Statistics:
             if streams.first is not None
         ],
         "pauses": [Pauses(*key, streams.pauses, streams.ended) for key, streams in core.sources.items()],
-        "lags": core.reading.lags(),
-        "bad_records": core.reading.bad_records(),
+        **of_readers(core),
         "not_compared": core.reading.not_compared(),
         "lost_rows": lost_rows(core),
         "times": core.reading.times(),
@@ -88,6 +89,18 @@ def stats(core: WorkerCore) -> Statistics:
         "order_bytes": core.written[1],
         "order_slices": core.written[2],
     }
+
+
+def of_readers(core: WorkerCore) -> Statistics:
+    """Return the counts that readers keep, which are the user's code. An error is one of the stages that read the source (design:
+    stage-fails), and the others are asked all the same."""
+    lags: list[SourceLag] = []
+    bad: list[BadRecords] = []
+    for key in list(core.reading.open):
+        with core.failures.of_readers(core.plan, core.reading):
+            lags += core.reading.lag(key)
+            bad += core.reading.bad_records(key)
+    return {"lags": lags, "bad_records": bad}
 
 
 def _of_shadows(core: WorkerCore) -> Statistics:

@@ -579,13 +579,12 @@ class SourceScheduler:
             raise self._failed(key, error) from error
         return source.pauses - before
 
-    def lags(self) -> list[SourceLag]:
-        """Return the lags of the partitions that are read here, if their readers know them."""
-        return [lag for key, source in self.open.items() for lag in self._lag(key, source.reader)]
-
-    def _lag(self, key: SourcePartition, reader: PartitionReader) -> Iterator[SourceLag]:
+    def lag(self, key: SourcePartition) -> Iterator[SourceLag]:
+        """Yield the lag of a partition that is read here, if its reader knows it."""
+        if self.sources[key].failed:
+            return
         try:
-            said = reader.lag()
+            said = self.open[key].reader.lag()
             if said is None:
                 return
             position, end = map(index, said)
@@ -616,10 +615,6 @@ class SourceScheduler:
             return ReaderState.SILENT
         return ReaderState.IDLE if streams.idle else ReaderState.READING
 
-    def bad_records(self) -> list[BadRecords]:
-        """Return the counts of bad records of the partitions that are read here and have had any."""
-        return [said for key, source in self.open.items() for said in self._bad_records(key, source.reader)]
-
     def not_compared(self) -> list[NotCompared]:
         """Return how often rows of partitions here could not be compared with an earlier reading, because some are gone."""
         return [
@@ -628,9 +623,12 @@ class SourceScheduler:
             if (count := max(producer.earlier.left_out for producer in streams.producers))
         ]
 
-    def _bad_records(self, key: SourcePartition, reader: PartitionReader) -> Iterator[BadRecords]:
+    def bad_records(self, key: SourcePartition) -> Iterator[BadRecords]:
+        """Yield the count of bad records of a partition that is read here and has had any."""
+        if self.sources[key].failed:
+            return
         try:
-            records = index(reader.bad_records())
+            records = index(self.open[key].reader.bad_records())
             if not 0 <= records <= _RECORDS_MAX:
                 raise ValueError(f"bad_records() must return a number from 0, got {records}")
         except BaseException as error:  # the user's, also sys.exit()

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -300,12 +300,16 @@ class QueryRun:
                 self.server.edge_complete(edge.id, partitions)
             self._unread.discard(index)
 
-        self._ingress.run(f"ingress of {name}", read, done, self._job_failed)
+        edges = [edge.id for edge in self._plan.edges_of_source(index)]
+        self._ingress.run(f"ingress of {name}", read, done, lambda what, why: self._job_failed(what, why, edges))
 
-    def _job_failed(self, what: str, reason: str) -> None:
-        if not self._cancelled and not reason.startswith(_OURS):
+    def _job_failed(self, what: str, reason: str, edges: Collection[int] = ()) -> None:
+        """Note that a job has failed. ``edges``: those that it feeds; if stages fail alone, the query goes on without their
+        stages."""
+        alone = bool(edges) and self._plan.settings.on_failure == "stage"
+        if not alone and not self._cancelled and not reason.startswith(_OURS):
             self._input_failed = f"the Spark job '{what}' failed: {reason}"
-        self.server.job_failed(f"the Spark job '{what}'", reason)
+        self.server.job_failed(f"the Spark job '{what}'", reason, edges)
 
     def _hopeless(self, what: str, reason: str) -> None:
         if not self._lacking:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,10 @@ class Streams:
         name: str | None,
         location: Place | None,
         server: Server,
-        failed: Callable[[str, str], None],
+        failed: Callable[[str, str, Collection[int]], None],
     ) -> None:
-        """``location`` is the checkpoint location of the query; ``failed`` is called with a description and a reason."""
+        """``location`` is the checkpoint location of the query; ``failed`` is called with a description, a reason, and the
+        edges that nothing feeds any more; none: it concerns the query."""
         self._plan = plan
         self._name = name
         self._location = location
@@ -144,7 +145,7 @@ class Streams:
                 table.start(rendezvous, context)
         except Exception as error:
             if not self._stopping.is_set():
-                self._failed("start of Spark's streaming query", reason_of(error))
+                self._failed("start of Spark's streaming query", reason_of(error), ())
         finally:
             self._started.set()
 
@@ -218,7 +219,9 @@ class Streams:
             del self._running[index]
             error = running.exception()
             if error is not None:
-                self._failed(f"Spark's streaming query for source {self._plan.sources[index].name}", reason_of(error))
+                edges = [edge.id for edge in self._plan.edges_of_source(index)]
+                name = self._plan.sources[index].name
+                self._failed(f"Spark's streaming query for source {name}", reason_of(error), edges)
             elif self._location is None:
                 for edge in self._plan.edges_of_source(index):
                     self._server.edge_complete(edge.id, [])

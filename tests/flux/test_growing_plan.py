@@ -316,6 +316,70 @@ def test_an_error_of_a_reader_ends_the_stages_behind_it_alone_where_stages_may(m
         assert core.producers[StreamId(plan.edges_of_source(1)[0].id, 0)].rows > read, "the other source is read on"
 
 
+class Complaining(flux.PartitionReader):
+    """A reader of which one method fails."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def _call(self, method: str, answer: Any) -> Any:
+        if method == self._method:
+            raise OSError("no such topic")
+        return answer
+
+    def next(self) -> Any:
+        return None
+
+    def pauses(self) -> int:
+        return int(self._call("pauses", 1))
+
+    def lag(self) -> tuple[int, int]:
+        return self._call("lag", (1, 2))  # type: ignore[no-any-return]
+
+    def bad_records(self) -> int:
+        return int(self._call("bad_records", 3))
+
+
+class Complaint(flux.SourceReader):
+    """The source whose readers these are."""
+
+    schema, partitions, positions = SCHEMA, 1, False
+
+    def __init__(self, method: str = "") -> None:
+        self._method = method
+
+    def read(self, partition: int, start: Any) -> flux.PartitionReader:
+        return Complaining(self._method)
+
+
+@pytest.mark.parametrize("method", ["pauses", "lag", "bad_records"])
+@pytest.mark.parametrize("on_failure", ["query", "stage"])
+def test_an_error_of_the_counts_of_a_reader_is_one_of_the_stages_behind_it(method: str, on_failure: str) -> None:
+    first, second = flux.source(Complaint(method), name="first"), flux.source(Complaint(), name="second")
+    sinks = [flux.stage(name=name)(Got) for name in ("one", "two", "three")]
+    flows = [sinks[0](first), sinks[1](first), sinks[2](second)]
+    plan = compile_plan(flows, replace(Settings.of(), on_failure=on_failure), lambda schema: schema, "q", SECRET)
+    core = worker(plan)
+    list(core.poll(0.0))
+
+    def look() -> Any:
+        for turn in range(8):
+            core.read(True, 1.0 + turn)
+        return stats(core)
+
+    if on_failure == "query":
+        with pytest.raises(UserCodeError, match=r"first, partition 0: .*no such topic"):
+            look()
+        return
+    look()
+    failures = [e.message for e in core.poll(9.0) if isinstance(e, ToController) and isinstance(e.message, Failure)]
+    assert [plan.stages[each.stage].name for each in failures] == ["one", "two"]
+    assert all("first, partition 0" in each.message for each in failures)
+    said = stats(core)
+    assert [(each.source, each.records) for each in said["bad_records"]] == [(1, 3)], "the other reader is asked on"
+    assert [each.source for each in said["lags"]] == [1]
+
+
 def test_a_removed_source_closes_its_reader_and_the_others_go_on() -> None:
     closed: list[int] = []
 

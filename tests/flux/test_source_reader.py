@@ -19,6 +19,7 @@ from flux.errors import UsageError, UserCodeError
 from flux.settings import Settings
 from flux.vault.plan_without_code import without_code
 from flux.worker.core import WorkerCore
+from flux.worker.report import of_readers
 from partitioning.table import ReplicaAt, Table
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -188,10 +189,10 @@ def test_a_worker_reads_a_partition_reader_and_calls_its_methods() -> None:
     while core.read(True, 1.0):
         core.work(1.0)
     assert core.sources[0, 0].rows == 30
-    assert core.reading.bad_records() == [], "it has ended"
+    assert of_readers(core)["bad_records"] == [], "it has ended"
     core = started(flux.source(Log(300)))
     assert core.read(True, 1.0)
-    assert [each[2:] for each in core.reading.bad_records()] == [(3,)]
+    assert [each[2:] for each in of_readers(core)["bad_records"]] == [(3,)]
     core.reading.close()
     assert told[-1] == "closed"
 
