@@ -143,9 +143,15 @@ def change_between(before: Table, after: Table) -> TableChange:
         [worker for worker in before.endpoints if worker not in after.endpoints],
         after.plan,
         [stage for stage, epoch in after.born.items() if before.born.get(stage) != epoch],
-        {stage: len(other) for stage, (one, other) in enumerate(stages) if len(one) != len(other)},
-        {source: len(other) for source, (one, other) in enumerate(sources) if len(one) != len(other)},
+        _widths(before.stages, after.stages),
+        _widths(before.sources, after.sources),
     )
+
+
+def _widths(before: Sequence[Sequence[T]], after: Sequence[Sequence[T]]) -> dict[int, int]:
+    """Return the numbers of partitions that have changed. Sources without any in the workers, such as DataFrames, are told when
+    they come: all processes have the same table."""
+    return {id_: len(row) for id_, row in enumerate(after) if id_ >= len(before) or len(row) != len(before[id_])}
 
 
 def _aligned(before: Sequence[T], after: Sequence[T]) -> list[tuple[T | tuple[()], T | tuple[()]]]:

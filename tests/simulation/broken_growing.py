@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from controller.course.removals import dependants
+from controller.decide import plan_changes
 from flux.dataflow.plan import EdgePlan, FromStage, Plan
 from flux.exchange.producer import Producer
 from flux.exchange.replay_check import Birth
@@ -16,7 +18,11 @@ from flux.replica.replica import Replica
 from flux.state.state_copy import StateCopy
 from flux.state.state_copy import fitted as fits
 from flux.worker import replica_lifecycle
+from flux.worker.core import WorkerCore
 from flux.worker.replica_lifecycle import ReplicaLifecycle
+from flux.worker.subscriptions import Credit
+from partitioning import table
+from tests.simulation import worker_process
 
 Patch = pytest.MonkeyPatch
 
@@ -93,9 +99,46 @@ def each_reader_begins_an_edge_anew(patch: Patch) -> None:
     patch.setattr(SourceStreams, "_begin_one", broken)
 
 
+def keeps_the_credit_of_removed_edges(patch: Patch) -> None:
+    """The streams of removed edges keep their part of a worker's credit."""
+    patch.setattr(Credit, "release", lambda self, stream: None)
+
+
+def tells_no_source_without_readers(patch: Patch) -> None:
+    """A change of the table says nothing of a source that comes and that no worker reads."""
+
+    def broken(before: Sequence[Sequence[Any]], after: Sequence[Sequence[Any]]) -> dict[int, int]:
+        known = [*before, *[()] * (len(after) - len(before))]
+        return {id_: len(row) for id_, row in enumerate(after) if len(row) != len(known[id_])}
+
+    patch.setattr(table, "_widths", broken)
+
+
+def asks_readers_as_if_nothing_failed(patch: Patch) -> None:
+    """An error of a method that is asked for counts is one of the worker, and not of the stages that read the source."""
+
+    def broken(core: WorkerCore) -> Any:
+        lags = [lag for key in core.reading.open for lag in core.reading.lag(key)]
+        return {
+            "lags": lags,
+            "bad_records": [bad for key in core.reading.open for bad in core.reading.bad_records(key)],
+        }
+
+    patch.setattr(worker_process, "of_readers", broken)
+
+
+def takes_all_later_stages_along(patch: Patch) -> None:
+    """With a failing stage go all that came after it."""
+
+    def broken(plan: Plan, stages: Sequence[int] = (), sources: Sequence[int] = ()) -> list[int]:
+        gone = dependants(plan, stages, sources)
+        return [stage.id for stage in plan.stages if gone and stage.since and stage.id >= gone[0]]
+
+    patch.setattr(plan_changes, "dependants", broken)
+
+
 def takes_changes_for_known(patch: Patch) -> None:
     """A process goes by a table without the plan that the table names."""
-    from flux.worker.core import WorkerCore
     from flux.worker.table_follower import PlanFollower
 
     go_by = WorkerCore._go_by

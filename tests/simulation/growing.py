@@ -8,13 +8,11 @@ The laws are in ``growing_laws``.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 import flux
@@ -23,9 +21,21 @@ from controller.course.plan_requests import BirthsToKeep, LocationOrder, PlanReq
 from controller.course.source_births import stream_of
 from controller.planning.compiler import compile_plan
 from flux.dataflow.flow import Flow
-from flux.dataflow.plan import ById, EdgePlan, FromSource, FromStage, Plan, SourcePlan, StagePlan
+from flux.dataflow.plan import (
+    ById,
+    DataFrameSourcePlan,
+    EdgePlan,
+    FromDataFrame,
+    FromMicroBatches,
+    FromSource,
+    FromStage,
+    Plan,
+    SourcePlan,
+    StagePlan,
+    StreamSourcePlan,
+)
 from flux.dataflow.plan_change import PlanChange, encode_change
-from flux.dataflow.source import DataFrameSource, RowStart
+from flux.dataflow.source import DataFrameSource
 from flux.errors import UsageError
 from flux.settings import Settings
 from partitioning.ids import ACTIVE, STANDBY
@@ -33,19 +43,15 @@ from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes, operators
 from tests.simulation.checkers import Ledger
 from tests.simulation.growing_laws import GrowingLaws
+from tests.simulation.growing_readers import SOURCES, PacedSource
 from tests.simulation.run import SOURCES_FROM, Simulation
 from tests.simulation.stage_kinds import ELSEWHERE, ROW, Double, Filter, Shatter, Sink, Watched
 from tests.simulation.vault_process import Life
 
-#: Seconds between two batches of a source's partition, and between two looks for something to change.
-BATCH_S, LOOK_S = 0.008, 0.03
+#: Seconds between two looks for something to change.
+LOOK_S = 0.03
 #: One run in this number has standbys in place of some secondaries.
 STANDBYS_OF = 3
-#: The kinds of sources behind which stages come in some runs: batches that are counted, with and without a beginning in the
-#: middle; rows that are counted; rows that bring their numbers.
-SOURCES = ("counted", "from the start", "numbered", "log")
-#: The number of the first row that brings its number, and the difference of two such numbers.
-FIRST_NUMBER, NUMBERS_OF = 2, 3
 #: The share of additions behind the source, where there are some.
 BEHIND_SOURCE = 0.5
 #: Changes in a run, at most; and seconds after which no more are asked for.
@@ -61,7 +67,7 @@ _shut: set[type[flux.Operator]] = set()
 
 
 class Grown(Watched):
-    """Keeps what arrives, by the partition that it comes from: the numbers that the origin gave its rows."""
+    """Keeps what arrives, by input and the partition that it comes from: the numbers that the origin gave its rows."""
 
     schema: Any = None
 
@@ -73,8 +79,9 @@ class Grown(Watched):
 
     def process(self, batch: pa.RecordBatch) -> Any:
         got = self.state["got"]
+        entrance = self.context.input * ELSEWHERE
         for hop, tick in zip(batch.column("hop").to_pylist(), batch.column("tick").to_pylist(), strict=True):
-            got.setdefault(hop % ELSEWHERE, []).append(tick)
+            got.setdefault(entrance + hop % ELSEWHERE, []).append(tick)
         return super().process(batch)
 
     def through(self, rows: list[Any]) -> Any:
@@ -88,6 +95,24 @@ class GrownPass(Grown):
 
     def through(self, rows: list[Any]) -> Any:
         return [self.stamped(rows)]
+
+
+class GrownTotals(flux.Operator):
+    """Keeps the results of an aggregate that arrive, by key."""
+
+    ledger: Ledger
+    stage_name: str
+
+    def open(self, context: flux.Context) -> None:
+        if type(self) in _shut:
+            raise OSError("no such table")
+        super().open(context)
+        self.state: dict[str, Any] = {"results": {}}
+
+    def process(self, batch: pa.RecordBatch) -> Any:
+        self.ledger.one_home(self.stage_name, self.context, batch)
+        for row in batch.to_pylist():
+            self.state["results"].setdefault(row["key"], []).append((row["n"], row["total"]))
 
 
 class GrownGiving(GrownPass):
@@ -106,7 +131,7 @@ def made(name: str) -> flux.Operator:
     return _made[name]()
 
 
-def _make(name: str, kind: type[Watched], seed: int, ledger: Ledger) -> None:
+def _make(name: str, kind: type[flux.Operator], seed: int, ledger: Ledger) -> None:
     _made[f"{name} of {seed}"] = type(name, (kind,), {"ledger": ledger, "stage_name": name, "transient": ("ledger",)})
 
 
@@ -124,14 +149,17 @@ def _goes_on(flow: GrowingFlow, life: Life, seed: int, ledger: Ledger) -> flows.
     for stage in kept.stages:
         if stage.since:
             kind = GrownGiving if stage.sink is not None else GrownPass if stage.output_schema is not None else Grown
-            _make(stage.name, kind, seed, ledger)
+            _make(stage.name, kind if ROW in stage.schemas else GrownTotals, seed, ledger)
             ledger.keys[stage.name] = life.earlier.ledger.keys[stage.name]
     stages = ById(
         stage if stage.since else replace(stage, make=first.stages[stage.id].make, sink=first.stages[stage.id].sink)
         for stage in kept.stages
     )
     # Readers belong to the program.
-    sources = ById(replace(first.sources[source.id], first_edges=source.first_edges) for source in kept.sources)
+    sources = ById(
+        source if source.since else replace(first.sources[source.id], first_edges=source.first_edges)
+        for source in kept.sources
+    )
     plan = replace(
         first, stages=stages, sources=sources, edges=kept.edges, version=kept.version, used=kept.used,
         first_streams=kept.first_streams,
@@ -148,25 +176,21 @@ class GrowingFlow:
         self.rng, self.kinds, self.standbys = (
             random.Random(f"growing flow {seed}"), random.Random(f"growing kinds {seed}"), standbys,
         )  # fmt: skip
-        #: The clock of the run, once there is one.
-        self.clock: Callable[[], float] = lambda: 0.0
-        self.kind, self.data = kind, flows.SourceData("source", [])
-        #: By partition of the source: the number of rows that any reader has given by now.
-        self.read: Counter[int] = Counter()
-        self._cuts = random.Random(f"growing cuts {seed}")
+        self.source = PacedSource(kind, flows.SourceData("source", []), random.Random(f"growing cuts {seed}"))
 
     def __call__(self, ledger: Ledger) -> flows.Dataflow:
         rng = self.rng
         copies = rng.choice([1, 2, 2, 3])
         builder = flows._Builder(rng, ledger, False, copies, copies)
         builder._spread = 50
-        in_spark = rng.random() < 0.3 and not self.kind
+        in_spark = rng.random() < 0.3 and not self.source.kind
         partitions, batches = rng.randint(1, 2), rng.choice([150, 400])
         data = flows.SourceData(
             "source", [[builder._rows(rng.choice([1, 3])) for _ in range(batches)] for _ in range(partitions)]
         )
-        source: Any = DataFrameSource("source", ROW) if in_spark else self._source(builder, data)
-        node, self.data = flows.Node(source, "source", data=data), data
+        self.source.data = data
+        source: Any = DataFrameSource("source", ROW) if in_spark else self.source.source()
+        node = flows.Node(source, "source", data=data)
         builder.nodes.append(node)
         for kind in rng.choice([[Watched], [Filter], [Double], [Shatter], [Watched, Filter]]):
             node = builder._stage(kind, [node], rng.choice([("key",), ("id",)]))
@@ -206,63 +230,17 @@ class GrowingFlow:
     def _settings(self, drawn: Settings) -> Settings:
         return drawn
 
-    def _source(self, builder: Any, data: flows.SourceData) -> flux.Source:
-        partitions = len(data.batches)
-        if self.kind in ("", "counted"):
-            return flux.source(partial(self._read, builder, data), ROW, partitions, "source")
-        if self.kind == "from the start":
-            return flux.source(lambda partition: self._read(builder, data, partition, 0), ROW, partitions, "source")
-        return flux.source(_Numbered(self, data, self.kind == "log"), ROW, partitions, "source", positions=True)
 
-    def _read(
-        self, builder: Any, data: flows.SourceData, partition: int, start: int
-    ) -> Iterator[pa.RecordBatch | None]:
-        began: float | None = None
-        for number, batch in enumerate(builder._seek(data, partition, start)):
-            began = self.clock() if began is None else began
-            while self.clock() < began + number * BATCH_S:
-                yield None
-            self.note_read(partition, batch)
-            yield batch
-
-    def note_read(self, partition: int, batch: pa.RecordBatch) -> None:
-        self.read[partition] = max(self.read[partition], int(batch.column("tick")[-1].as_py()) + 1)
-
-    def first_row(self, partition: int, number: int) -> int:
-        """Return the first row of a stream that begins with this element."""
-        if self.kind == "log":
-            return -((FIRST_NUMBER - number) // NUMBERS_OF)
-        if self.kind == "numbered":
-            return number
-        return sum(map(len, [rows for rows in self.data.batches[partition] if rows][:number]))
+def gives_rows(origin: StagePlan | SourcePlan) -> bool:
+    """Tell whether a part of the plan gives rows with numbers. Aggregates give results."""
+    return isinstance(origin, SourcePlan) or origin.output_schema == ROW
 
 
-class _Numbered:
-    """The reader of a source whose rows are numbered, or bring their numbers, with gaps between them. It cuts its rows elsewhere
-    each time, and gives positions now and then."""
-
-    def __init__(self, flow: GrowingFlow, data: flows.SourceData, row_numbers: bool) -> None:
-        self.row_numbers = row_numbers
-        self._flow, self._data = flow, data
-
-    def __call__(self, partition: int, start: Any) -> Iterator[Any]:
-        flow, rng = self._flow, self._flow._cuts
-        batches = list(self._data.read(partition))
-        rows = pa.Table.from_batches(batches, ROW).combine_chunks()
-        at = start[0] if start else 0
-        if isinstance(start, RowStart):
-            at = max(flow.first_row(partition, start.number), 0)
-        most, often, began = rng.choice([1, 3, 6]), rng.choice([0.0, 0.3, 1.0, 1.0]), flow.clock()
-        pieces = 0
-        while at < rows.num_rows:
-            while flow.clock() < began + pieces * BATCH_S:
-                yield None
-            taken = min(rng.randint(1, most), rows.num_rows - at)
-            (batch,) = rows.slice(at, taken).to_batches()
-            numbers = FIRST_NUMBER + NUMBERS_OF * np.arange(at, at + taken) if self.row_numbers else None
-            at, pieces = at + taken, pieces + 1
-            flow.note_read(partition, batch)
-            yield flux.Positioned(batch, [at] if rng.random() < often else None, numbers)
+def edge_kind(source: SourcePlan) -> type[FromSource]:
+    """Return the kind of the edges that leave a source."""
+    if isinstance(source, StreamSourcePlan):
+        return FromMicroBatches
+    return FromDataFrame if isinstance(source, DataFrameSourcePlan) else FromSource
 
 
 def drawn_faults(seed: int, mix: mixes.Mix) -> faults_.Faults:
@@ -293,9 +271,9 @@ class GrowingSimulation(Simulation):
             seed, self._faults(seed, mix), slots=rng.randint(3, 5), dataflow=drawn, habits=habits, life=life,
             reach=self._reach,
         )  # fmt: skip
-        flow.clock = lambda: self.world.now
-        #: Decides which stages come behind the source; None: none do. In queries with a directory the mix says so.
-        self._behind = chosen if flow.kind and (life is None or mix.sources) else None
+        flow.source.clock = lambda: self.world.now
+        #: Decides which stages come behind the source; None: none do.
+        self._behind = chosen if flow.source.kind else None
         self._rng, self._began = rng, self.world.now
         self._left = rng.randint(3, CHANGES_MAX)
         self._names = 0
@@ -310,7 +288,7 @@ class GrowingSimulation(Simulation):
             self.controller.plans.births.begin(life.place.births.values())
         if life is not None and isinstance(life.earlier, GrowingSimulation):
             self._names = life.earlier._names
-            flow.read |= life.earlier.flow.read
+            flow.source.read |= life.earlier.flow.source.read
             asked = life.earlier.controller.plans.current
             if asked is not None and asked.phase == PlanPhase.STORING:
                 there = life.place.plan is not None and life.place.plan.version == asked.version
@@ -391,19 +369,29 @@ class GrowingSimulation(Simulation):
             [stage for stage in plan.stages if stage.output_schema is not None]
         )
         if self._behind is not None and self._behind.random() < BEHIND_SOURCE:
-            (origin,) = plan.sources
+            origin = self._running_source(plan)
             self.counts["stages asked for behind the source"] += 1
         _, stage, edge = plan.next_ids()
-        if self._rng.random() < 0.4:
+        if self._rng.random() < 0.4 and gives_rows(origin):
             first, way = self._stage(plan, stage, edge, origin, GrownPass, (edge + 1,))
             last, on = self._stage(plan, stage + 1, edge + 1, first, Grown)
             stages, edges = (first, last), (way, on)
         else:
             last, way = self._stage(plan, stage, edge, origin, Grown)
             stages, edges = (last,), (way,)
-        change = PlanChange(version, stages=stages, edges=edges, base=plan.version)
+        self._ask(PlanChange(version, stages=stages, edges=edges, base=plan.version))
+
+    def _running_source(self, plan: Plan) -> SourcePlan:
+        """Return the source behind which a stage comes."""
+        return plan.sources[0]
+
+    def source_of(self, source: int) -> PacedSource:
+        """Return a source in workers that is or was there."""
+        return self.flow.source
+
+    def _ask(self, change: PlanChange) -> None:
         self._asked.append(self.controller.plans.add(change, encode_change(change, flows.SECRET), self.world.now))
-        self.counts["stages asked for"] += len(stages)
+        self.counts["stages asked for"] += len(change.stages)
 
     def _stage(
         self,
@@ -416,8 +404,11 @@ class GrowingSimulation(Simulation):
     ) -> tuple[StagePlan, EdgePlan]:
         rng, name = self._rng, f"grown{self._names}"
         self._names += 1
-        _make(name, kind, self.seed, self.ledger)
-        key = rng.choice([(), ("key",), ("id",)])
+        rows = gives_rows(origin)
+        schema = ROW if rows else origin.output_schema
+        assert schema is not None
+        _make(name, kind if rows else GrownTotals, self.seed, self.ledger)
+        key = rng.choice([(), ("key",), ("id",)]) if rows else ("key",)
         self.ledger.keys[name] = key
         partitions = rng.randint(1, 3)
         output = ROW if issubclass(kind, GrownPass) else None
@@ -430,20 +421,20 @@ class GrowingSimulation(Simulation):
             copies,
             key,
             partial(made, f"{name} of {self.seed}"),
-            (ROW,),
+            (schema,),
             output,
             (edge,),
             edges_out,
             recovery=STANDBY if stands_by else ACTIVE,
         )
-        places = tuple(ROW.get_field_index(column) for column in key)
+        places = tuple(schema.get_field_index(column) for column in key)
         log_bytes = rng.choice([400, 4000, 64 << 10])
         way: EdgePlan
         if isinstance(origin, SourcePlan):
             about = edge, stage, 0, places, ROW, partitions, origin.worker_partitions
-            way = FromSource(*about, log_bytes=log_bytes, source=origin.id)
+            way = edge_kind(origin)(*about, log_bytes=log_bytes, source=origin.id)
         else:
-            about = edge, stage, 0, places, ROW, partitions, origin.partitions
+            about = edge, stage, 0, places, schema, partitions, origin.partitions
             way = FromStage(*about, log_bytes=log_bytes, stage=origin.id)
         return made_stage, way
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from controller.course.plan_phases import PlanPhase
 from controller.course.plan_requests import PlanRequest
-from flux.dataflow.plan import EdgePlan, FromSource, FromStage, Plan, StagePlan
+from flux.dataflow.plan import EdgePlan, FromSource, Plan, StagePlan
 from flux.replica.replica import Replica
 from flux.worker.core import WorkerCore
 from partitioning.ids import StreamId
 from tests.simulation.replaying import STEP_ROWS, Replaying
+from tests.simulation.stage_kinds import ELSEWHERE, ROW
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class GrowingLaws:
         self._fed: dict[int, set[int]] = {}
         #: By stream: the share of the log.
         self._shares: dict[StreamId, int] = {}
-        #: Stages that are removed, and edges.
+        #: Stages that are removed, sources, and edges.
         self.removed: dict[int, StagePlan] = {}
+        self.unread: set[int] = set()
         self._edges: set[int] = set()
         #: By edge of a running source, the rows of each partition that had been read when its addition was answered.
         self._read: dict[int, Counter[int]] = {}
@@ -54,12 +56,13 @@ class GrowingLaws:
     def go_on(self, earlier: GrowingLaws) -> None:
         """Begin another life of the query: edges that have begun begin at the same row again."""
         self._first, self.removed, self._edges = dict(earlier._first), dict(earlier.removed), set(earlier._edges)
-        self._newest = dict(earlier._newest)
+        self._newest, self.unread = dict(earlier._newest), set(earlier.unread)
         self._births, self._read = dict(earlier._births), dict(earlier._read)
 
     def follow(self, before: Plan, plan: Plan) -> None:
         self.removed |= {stage.id: stage for stage in before.stages if stage.id not in plan.stages}
         self._edges |= {edge.id for edge in before.edges if edge.id not in plan.edges}
+        self.unread |= {source.id for source in before.sources if source.id not in plan.sources}
 
     def watch(self, replica: Replica) -> None:
         """Take the edges of a replica that comes to life as known."""
@@ -75,7 +78,8 @@ class GrowingLaws:
                     fed.add(outlet.edge.id)
                     began = True
                     # Rows of a stage that may begin empty are numbered by their steps.
-                    counted = replica.operator.state.get("tick")  # type: ignore[attr-defined]
+                    state = getattr(replica.operator, "state", None)
+                    counted = state.get("tick") if isinstance(state, dict) else None
                     number = replica.applied * STEP_ROWS if counted is None else counted
                     self._begun.append((replica, replica.applied - 1, outlet.edge.id, number))
                     self._newest[outlet.edge.id, replica.partition] = number
@@ -116,12 +120,12 @@ class GrowingLaws:
         for asked in requests:
             for edge in () if asked.phase != PlanPhase.RUNNING or asked.change is None else asked.change.edges:
                 if isinstance(edge, FromSource):
-                    self._read.setdefault(edge.id, Counter(self._sim.flow.read))
+                    self._read.setdefault(edge.id, Counter(self._sim.source_of(edge.source).read))
 
     def check_stored(self, core: WorkerCore) -> None:
         """Check the beginnings of streams of a running source: each is stored before others hear of it, and stays."""
         for edge in core.plan.edges:
-            if not isinstance(edge, FromSource) or not edge.since:
+            if not isinstance(edge, FromSource) or edge.since <= core.plan.sources[edge.source].since:
                 continue
             for partition in range(edge.producers):
                 stream = StreamId(edge.id, partition)
@@ -153,24 +157,36 @@ class GrowingLaws:
                 self.check_gone(core)
 
     def _check_rows(self, stage: StagePlan) -> None:
+        for entrance, edge in enumerate(stage.edges_in):
+            self._check_input(stage, entrance, self._sim.plan.edges[edge])
+
+    def _got(self, stage: StagePlan, entrance: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield what the partitions of a stage have got at an input: partitions of the origin, and numbers of rows."""
+        for state in self._sim.end.states(stage.name):
+            for key, ticks in state["got"].items():
+                if key // ELSEWHERE == entrance:
+                    yield key % ELSEWHERE, ticks
+
+    def _check_input(self, stage: StagePlan, entrance: int, edge: EdgePlan) -> None:
         sim = self._sim
-        edge = sim.plan.edges[stage.edges_in[0]]
         origin = sim.plan.origin(edge)
         if isinstance(origin, StagePlan) and isinstance(origin.make(), Replaying):
-            self._check_order(stage, edge, origin)
+            self._check_order(stage, entrance, edge, origin)
             return
-        if isinstance(edge, FromStage):
+        if isinstance(origin, StagePlan) and origin.output_schema != ROW:
+            self._check_results(stage, origin)
+            return
+        if not isinstance(edge, FromSource):
             given = {partition: state["tick"] for partition, state in enumerate(sim.end.states(origin.name))}
             begun = {p: self._first_of(edge, p) if edge.since > origin.since else 0 for p in given}
         else:
-            given = {partition: sum(map(len, rows)) for partition, rows in enumerate(sim.flow.data.batches)}
-            begun = self._begun_in_source(edge)
+            given = {partition: sum(map(len, rows)) for partition, rows in enumerate(sim.data[origin.id].batches)}
+            begun = self._begun_in_source(edge) if edge.since > origin.since else dict.fromkeys(given, 0)
         got: Counter[tuple[int, int]] = Counter()
-        for state in sim.end.states(stage.name):
-            for hop, ticks in state["got"].items():
-                if ticks != sorted(set(ticks)):
-                    raise Violation(EXACT, f"{stage.name}: rows {ticks} of {origin.name}/{hop}")
-                got.update((hop, tick) for tick in ticks)
+        for hop, ticks in self._got(stage, entrance):
+            if ticks != sorted(set(ticks)):
+                raise Violation(EXACT, f"{stage.name}: rows {ticks} of {origin.name}/{hop}")
+            got.update((hop, tick) for tick in ticks)
         expected = Counter((p, tick) for p, end in given.items() for tick in range(begun[p], end))
         sim.counts["rows at new stages"] += got.total()
         if got != expected:
@@ -179,16 +195,28 @@ class GrowingLaws:
                 EXACT, f"{stage.name} of {origin.name}, from {begun} to {given}: missing {missing}, too many {extra}"
             )
 
-    def _check_order(self, stage: StagePlan, edge: EdgePlan, origin: StagePlan) -> None:
-        """Check the rows behind a stage whose numbers have gaps: none comes twice, or from before the first step."""
-        for state in self._sim.end.states(stage.name):
-            for hop, ticks in state["got"].items():
-                first = self._first_of(edge, hop) if edge.since > origin.since else 0
-                if ticks != sorted(set(ticks)) or (ticks and ticks[0] < first):
-                    raise Violation(EXACT, f"{stage.name}: rows {ticks} of {origin.name}/{hop}, which begin at {first}")
-                self._sim.counts["rows at new stages behind upstream replicas"] += len(ticks)
+    def _check_results(self, stage: StagePlan, origin: StagePlan) -> None:
+        """Check the results of an aggregate: those of each key are the last ones of which a stage of the beginning has all."""
+        sim = self._sim
+        all_ = next((each.name for each in sim.plan.stages if not each.since and "history" in each.name), None)
+        if all_ is None:
+            return  # it has failed
+        known = {key: results for state in sim.end.states(all_) for key, results in state["history"].items()}
+        for state in sim.end.states(stage.name):
+            for key, got in state["results"].items():
+                sim.counts["results at new stages"] += len(got)
+                if got != known[key][-len(got) :]:
+                    raise Violation(EXACT, f"{stage.name} of {origin.name}: {got} of key {key}, which has {known[key]}")
 
-    def _begun_in_source(self, edge: EdgePlan) -> dict[int, int]:
+    def _check_order(self, stage: StagePlan, entrance: int, edge: EdgePlan, origin: StagePlan) -> None:
+        """Check the rows behind a stage whose numbers have gaps: none comes twice, or from before the first step."""
+        for hop, ticks in self._got(stage, entrance):
+            first = self._first_of(edge, hop) if edge.since > origin.since else 0
+            if ticks != sorted(set(ticks)) or (ticks and ticks[0] < first):
+                raise Violation(EXACT, f"{stage.name}: rows {ticks} of {origin.name}/{hop}, which begin at {first}")
+            self._sim.counts["rows at new stages behind upstream replicas"] += len(ticks)
+
+    def _begun_in_source(self, edge: FromSource) -> dict[int, int]:
         """Return the first row of each partition on an edge of the source, which has been read up to there at the answer."""
         sim, begun = self._sim, {}
         for partition in range(edge.producers):
@@ -196,7 +224,7 @@ class GrowingLaws:
             stored = sim.controller.plans.births.of(stream)
             if stored is None:
                 raise Violation(STORED, f"stream {stream} has no beginning at the end of the run")
-            begun[partition] = sim.flow.first_row(partition, stored.number)
+            begun[partition] = sim.source_of(edge.source).first_row(partition, stored.number)
             sim.counts["edges of the source that began"] += 1
             sim.counts["edges of the source that began behind rows"] += begun[partition] > 0
             read = self._read.get(edge.id)
@@ -234,5 +262,7 @@ class GrowingLaws:
             for key, read in core.sources.items()
             if any(each.id in self._edges for each in read.edges)
         ]
+        read: dict[str, Any] = {"sources": core.sources, "readers": core.reading.open, "turns": core.reading._rotation}
+        found += [name for name, there in read.items() if any(key.source in self.unread for key in there)]
         if found:
             raise Violation(GONE, f"worker {core.worker} has {', '.join(found)} of {sorted(self.removed)}")

@@ -17,7 +17,8 @@ from flux.dataflow.sink import QueryReaders
 from flux.settings import Settings
 from tests.simulation import faults as faults_
 from tests.simulation import flows, mixes
-from tests.simulation.growing import SOURCES, GrowingFlow, GrowingSimulation, Grown, GrownGiving, drawn_faults
+from tests.simulation.growing import GrowingFlow, GrowingSimulation, Grown, GrownGiving, drawn_faults, gives_rows
+from tests.simulation.growing_readers import SOURCES
 from tests.simulation.outside import Goes
 from tests.simulation.stage_kinds import Delay, Giving, Sink, Watched
 
@@ -88,7 +89,7 @@ class WideGrowing(GrowingSimulation):
         kind: type[Watched],
         edges_out: tuple[int, ...] = (),
     ) -> tuple[StagePlan, EdgePlan]:
-        goes = kind is Grown and self._sinks.random() < SINK_SHARE
+        goes = kind is Grown and self._sinks.random() < SINK_SHARE and gives_rows(origin)
         made, way = super()._stage(plan, stage, edge, origin, GrownGiving if goes else kind, edges_out)
         if goes:
             self.counts["sinks asked for"] += 1

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from flux.dataflow.plan import Plan
 from flux.errors import FluxError, NonDeterministicInputError, RefusedError
 from flux.tasks.ingress import IngressTask
+from flux.tasks.micro_batches import MicroBatch
 from flux.wire.control import Failure, Goodbye, NewTable, PlanChanged, TableSeen
 from partitioning.table import Table
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process
@@ -21,10 +23,19 @@ class IngressProcess(Process):
     """One attempt of one task of the Spark job that reads a source."""
 
     def __init__(
-        self, sim: Simulation, source: int, partition: int, attempt: int, batches: Iterator[pa.RecordBatch]
+        self,
+        sim: Simulation,
+        source: int,
+        partition: int,
+        attempt: int,
+        batches: Iterator[pa.RecordBatch],
+        plan: Plan,
+        micro_batch: MicroBatch | None = None,
     ) -> None:
+        """``plan``: the one that travels with the task; ``micro_batch``: the one to which the partition belongs."""
         super().__init__(sim, "ingress", partition, attempt)
-        self.edges = [edge.id for edge in sim.plan.edges_of_source(source)]
+        self.edges = [edge.id for edge in plan.edges_of_source(source)]
+        self._plan, self._micro_batch = plan, micro_batch
         self.source = source
         self.core: IngressTask | None = None  # type: ignore[assignment]
         self.drained = False
@@ -39,7 +50,7 @@ class IngressProcess(Process):
 
     def welcomed(self, incarnation: int, workers: int) -> None:
         if self.core is None:
-            self.core = IngressTask(self.sim.first_plan, self.source, self.index, incarnation)
+            self.core = IngressTask(self._plan, self.source, self.index, incarnation, self._micro_batch)
             for producer in self.core.producers.values():
                 self.sim.ledger.watch_producer(producer, self._current, self.careless)
 
@@ -76,6 +87,12 @@ class IngressProcess(Process):
         for asked in () if self.core is None else self.core.plans.asks(self.node, now):
             self.report(asked)
         super().beat(now)
+
+    def on_stop(self) -> None:
+        """A source that nothing reads any more ends; Spark may try the task again before its job is cancelled."""
+        if self.source not in self.sim.plan.sources:
+            self.sim.counts["tasks told that nothing reads their source"] += 1
+            self.sim.spark.failed(self)
 
     def on_rejected(self) -> None:
         self.sim.counts["attempts that came after a newer one"] += 1

@@ -31,7 +31,7 @@ class Mix:
     aggregates have replicas without a common order; ``reach``: streams go over links that bring nothing for ``link.timeout``, as
     they do in seeds of their own; ``unreached_s``: the time after which a primary counts as unreached then, where not 0;
     ``feeds``: copies of stages are read over one feed, hedged, or over all; ``grows``: stages come and go; ``sources``: some
-    behind the running source."""
+    behind the running source; ``all_kinds``: in queries of all kinds; ``comes``: and sources come and go."""
 
     faults: Faults | None = None
     copies: int = 0
@@ -54,6 +54,8 @@ class Mix:
     reach: bool = False
     marks: bool = False
     grows: bool = False
+    all_kinds: bool = False
+    comes: bool = False
     sources: bool = False
     unreached_s: float = 0.0
     feeds: bool = False
@@ -418,6 +420,9 @@ MIXES = {
 GROWING = Mix(grows=True)
 #: Some stages come behind the running source, and nothing or much fails.
 GROWING_SOURCES = Mix(grows=True, sources=True)
+#: The same in queries of all kinds, and there with sources that come and go.
+GROWING_WIDE = Mix(grows=True, sources=True, all_kinds=True)
+GROWING_COMING = Mix(grows=True, sources=True, all_kinds=True, comes=True)
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:

@@ -12,13 +12,15 @@ import math
 import random
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from controller.decide.controller import Controller
 from controller.replicas.additions import Moment
 from controller.replicas.kinds import wanted
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import Plan, WorkerSourcePlan
+from flux.dataflow.source_reader import PartitionReader
 from flux.wire.control import Goodbye
 from flux.wire.messages import Install
 from flux.wire.parts import PartLimits
@@ -99,6 +101,8 @@ GROWS_FROM = 100_000_000_000
 SOURCES_FROM = 110_000_000_000
 #: From here on they come and go in queries of all kinds.
 WIDE_GROWS_FROM = 120_000_000_000
+#: From here on sources come and go there, too, and some readers and stages fail.
+SOURCES_COME_FROM = 130_000_000_000
 #: In this range they have none, and aggregates whose replicas have no common order.
 MARKS_FROM, MARKS_END = 85_000_000_000, 90_000_000_000
 #: One of so many of those from there on has logs that lose records, where it has sources with positions.
@@ -130,6 +134,8 @@ class Simulation:
     growing: GrowingLaws | None = None
     #: How often a source that has nothing yet is asked again.
     idle_source_s = IDLE_SOURCE_S
+    #: By id: the data of sources that have come to the plan in an earlier life.
+    came: Mapping[int, flows.SourceData] = MappingProxyType({})
 
     def __init__(
         self,
@@ -258,6 +264,13 @@ class Simulation:
         if feeds or (faults is None and seed >= FEEDS_FROM):
             self.plan = self.ledger.plan = flows.with_feeds(self.plan, random.Random(f"feeds {seed}"))
         self.ledger.feeds = FeedLaws(self)
+        #: By id: the data of all sources.
+        self.data = {
+            source.id: data
+            for source, data in zip(
+                (source for source in self.plan.sources if not source.since), self.dataflow.sources, strict=True
+            )
+        } | dict(self.came)
         #: The plan that travels with the tasks of processes, which ask for later versions.
         self.first_plan = self.plan
         if self.dataflow.event_time is not None:
@@ -308,8 +321,7 @@ class Simulation:
         self.worker_attempts = itertools.count(slots)
         self.returning = 0
         self.sources_may_end = not self.faults.patient
-        sources = zip(self.plan.sources, self.dataflow.sources, strict=True)
-        read = ((source.id, partition) for source, data in sources for partition in range(len(data.batches)))
+        read = ((source, partition) for source, data in self.data.items() for partition in range(len(data.batches)))
         self._last_to_end = next(read, None)
         self._progress: tuple[int, ...] = ()
         self._progress_copied = 0
@@ -482,6 +494,10 @@ class Simulation:
                 self.sources_may_end = True
         return self.sources_may_end and self.stand_still.may_end(source, partition)
 
+    def opened(self, about: WorkerSourcePlan, partition: int, reader: PartitionReader) -> PartitionReader:
+        """Return the reader of a source that has been opened in a worker, perhaps changed."""
+        return reader
+
     # ---- tasks of workers
 
     def crash(self, victim: WorkerProcess, seen: bool = True, back: bool = True) -> None:
@@ -590,9 +606,12 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
     """Make the simulation of a seed under the faults of a mix; ``life``: of a query with a directory."""
     if mix.grows or (mix is ANY and seed >= GROWS_FROM):
         from tests.simulation.growing import GrowingSimulation
+        from tests.simulation.growing_sources import SourcesComing
         from tests.simulation.growing_wide import WideGrowing
 
-        if mix is ANY and seed >= WIDE_GROWS_FROM:
+        if mix.comes or (mix is ANY and seed >= SOURCES_COME_FROM):
+            return SourcesComing(seed, mix, life)
+        if mix.all_kinds or (mix is ANY and seed >= WIDE_GROWS_FROM):
             return WideGrowing(seed, mix, life)
         return GrowingSimulation(seed, mix, life)
     return Simulation(

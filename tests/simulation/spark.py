@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flux.dataflow.plan import DataFrameSourcePlan
+from flux.dataflow.plan import DataFrameSourcePlan, Plan
 from partitioning.ids import StreamId
 from tests.simulation.ingress_process import IngressProcess
 
@@ -25,10 +25,23 @@ class SparkJob:
     source: int
     waiting: list[int]
     partitions: int
+    #: The plan that travels with its tasks.
+    plan: Plan
     running: dict[int, list[IngressProcess]] = field(default_factory=dict)
     attempts: Counter[int] = field(default_factory=Counter)
     done: set[int] = field(default_factory=set)
     over: bool = False
+
+    def task(self, sim: Simulation, partition: int, attempt: int, version: int) -> IngressProcess:
+        """Make an attempt of a task."""
+        batches = sim.data[self.source].read(partition, version)
+        return IngressProcess(sim, self.source, partition, attempt, batches, self.plan)
+
+    def ends(self, sim: Simulation) -> None:
+        """Say what comes of it that all its tasks have ended well."""
+        for edge in self.plan.edges_of_source(self.source):
+            if edge.id in sim.plan.edges:
+                sim.server.perform(sim.controller.driver.on_edge_complete(edge.id, list(range(self.partitions))))
 
 
 class Spark:
@@ -36,21 +49,39 @@ class Spark:
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.world, self.plan, self.controller = sim.world, sim.plan, sim.controller
+        self.world, self.controller = sim.world, sim.controller
         self.jobs: list[SparkJob] = []
         self.attempts: list[IngressProcess] = []
         self.versions: dict[tuple[str, int], set[int]] = {}
         self._attempt_ids = itertools.count()
 
     def start(self) -> None:
-        for source, data in zip(self.plan.sources, self.sim.dataflow.sources, strict=True):
+        for source in self.sim.plan.sources:
             if isinstance(source, DataFrameSourcePlan):
-                job = SparkJob(source.id, list(range(len(data.batches))), len(data.batches))
-                self.jobs.append(job)
-                for partition in data.other:
-                    for edge in self.plan.edges_of_source(source.id):
-                        self.sim.ledger.unsteady.add(StreamId(edge.id, partition))
-                self._fill(job)
+                self.read(source.id)
+
+    def read(self, source: int) -> None:
+        """Begin the job that reads a DataFrame."""
+        plan, data = self.sim.plan, self.sim.data[source]
+        for partition in data.other:
+            for edge in plan.edges_of_source(source):
+                self.sim.ledger.unsteady.add(StreamId(edge.id, partition))
+        # The plan with which the simulation began is the one that its first tasks have.
+        carried = self.sim.first_plan if source in self.sim.first_plan.sources else plan
+        self.begin(SparkJob(source, list(range(len(data.batches))), len(data.batches), carried))
+
+    def begin(self, job: SparkJob) -> None:
+        self.jobs.append(job)
+        self._fill(job)
+
+    def cancel(self, source: int) -> None:
+        """End the jobs of a source that nothing reads any more."""
+        for job in self.jobs:
+            if job.source == source and not job.over:
+                job.over = True
+                for attempt in [attempt for some in job.running.values() for attempt in some]:
+                    attempt.die()
+                job.running.clear()
 
     def _fill(self, job: SparkJob) -> None:
         while job.waiting and len(job.running) < TASKS_MAX:
@@ -62,24 +93,21 @@ class Spark:
             self.world.after(delay, self._edges_complete, job)
 
     def _edges_complete(self, job: SparkJob) -> None:
-        for edge in self.plan.edges_of_source(job.source):
-            self.sim.server.perform(self.controller.driver.on_edge_complete(edge.id, list(range(job.partitions))))
+        job.ends(self.sim)
 
     def attempt(self, job: SparkJob, partition: int) -> None:
-        if self.controller.phase == "ended" or partition in job.done:
+        if self.controller.phase == "ended" or partition in job.done or job.over:
             return
-        sources = zip(self.plan.sources, self.sim.dataflow.sources, strict=True)
-        data = next(data for source, data in sources if source.id == job.source)
+        data = self.sim.data[job.source]
         version = min(job.attempts[partition], 1) if self.world.chance(0.8) else 0
         self.versions.setdefault((data.name, partition), set()).add(version)
         job.attempts[partition] += 1
-        batches = data.read(partition, version)
-        attempt = IngressProcess(self.sim, job.source, partition, next(self._attempt_ids), batches)
+        attempt = job.task(self.sim, partition, next(self._attempt_ids), version)
         job.running.setdefault(partition, []).append(attempt)
         self.attempts.append(attempt)
 
     def job_of(self, attempt: IngressProcess) -> SparkJob:
-        return next(job for job in self.jobs if job.source == attempt.source)
+        return next(job for job in reversed(self.jobs) if job.source == attempt.source)
 
     def finished(self, attempt: IngressProcess) -> None:
         job = self.job_of(attempt)

@@ -71,8 +71,7 @@ class StallWatch:
         self._given_way: dict[
             int, int
         ] = {}  # id of a full replica -> how far those have got that read from it, as of this look
-        sources = zip(sim.plan.sources, sim.dataflow.sources, strict=True)
-        partitions = {source.id: len(data.batches) for source, data in sources}
+        partitions = {source: len(data.batches) for source, data in sim.data.items()}
         self._producers = {
             edge.id: partitions[edge.source] if isinstance(edge, FromSource) else edge.producers
             for edge in sim.plan.edges

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flux.dataflow.plan import FromStage
+from flux.dataflow.plan import FromSource, FromStage
 from flux.errors import FluxError
 from flux.exchange.inbound import RowSlice
 from flux.exchange.log import End
@@ -109,9 +109,9 @@ class Story:
 
     def concerned(self, detail: str) -> set[str]:
         """Partitions and streams that the detail of a broken law names, with the streams that the partitions give."""
-        plan, keys = self.sim.plan, set[Key]()
-        ids = {stage.name: stage.id for stage in plan.stages}
-        keys.update((int(s), int(p)) for s, p in re.findall(r"\((\d+), (\d+)\)", detail) if int(s) < len(plan.stages))
+        plan, words, keys = self.sim.plan, self.words, set[Key]()
+        ids = {name: stage for stage, name in words.stages.items()}
+        keys.update((int(s), int(p)) for s, p in re.findall(r"\((\d+), (\d+)\)", detail) if int(s) in words.stages)
         for name, partition in re.findall(r"(\w+)(?:/|, partition )(\d+)", detail):
             if name in ids:
                 keys.add((ids[name], int(partition)))
@@ -120,7 +120,7 @@ class Story:
                 if stage.name in (name, f"{name}.toDF"):
                     keys.update((stage.id, partition) for partition in range(stage.partitions))
         streams = {StreamId(int(edge), int(producer)) for edge, producer in re.findall(r"stream (\d+)\.(\d+)", detail)}
-        made = [edge for edge in plan.edges if isinstance(edge, FromStage)]
+        made = [edge for edge in words.edges.values() if isinstance(edge, FromStage)]
         keys |= {(edge.stage, stream.producer) for edge in made for stream in streams if edge.id == stream.edge}
         streams |= {StreamId(edge.id, partition) for edge in made for stage, partition in keys if edge.stage == stage}
         return {key_tag(key) for key in keys} | {str(stream) for stream in streams}
@@ -286,8 +286,8 @@ class Story:
         now_full = log.bytes >= log.bytes_max
         self._logs[id(producer)] = log.base, log.end, now_full
         name = f"{self.name(process):<24}"
-        consumer = self.sim.plan.edges[stream.edge].consumer
-        if not self.sim.plan.edges[stream.edge].from_stage:
+        consumer = self.words.edges[stream.edge].consumer
+        if not self.words.edges[stream.edge].from_stage:
             for sequence in range(max(end, log.base), log.end):
                 entry = log[sequence]
                 touched = sorted(entry.touches.tolist())
@@ -312,27 +312,27 @@ class Story:
 
     def _watch_replica(self, inner: Callable[..., None], core: WorkerCore, replica: Replica) -> None:
         inner(core, replica)
-        began: list[list[int]] = []  # where its output begins, of a step that has just begun
+        began: list[dict[StreamId, int]] = []  # where its output begins, of a step that has just begun
 
         def begins(now: float) -> None:
             self._look_at_replicas(core)
-            began[:] = [[outlet.producer.next_sequence for outlet in replica.outlets]]
+            began[:] = [_ends(replica)]
 
         def ends(step: ReplicaStep, applied: bool | None) -> None:
-            starts = began.pop() if began else [outlet.producer.next_sequence for outlet in replica.outlets]
-            self._stepped(core, replica, step, starts)
+            self._stepped(core, replica, step, began.pop() if began else _ends(replica))
 
         watch_steps(replica, begins, ends)
 
-    def _stepped(self, core: WorkerCore, replica: Replica, step: ReplicaStep, starts: list[int]) -> None:
+    def _stepped(self, core: WorkerCore, replica: Replica, step: ReplicaStep, starts: dict[StreamId, int]) -> None:
         key, number = (*step.key,), step.number
         text = f"applies step {number} of {self.words.key(key)}: {self._what(step)}"
         if replica.applied == number:
             text = f"is in step {number} of {self.words.key(key)} and waits for room in its logs"
-        for outlet, start in zip(replica.outlets, starts, strict=True):
-            stream, end = outlet.producer.stream, outlet.producer.next_sequence
+        for stream, end in _ends(replica).items():
+            start = starts.get(stream, end)
+            text += "" if stream in starts else f"; begins stream {stream}"
             if end > start:
-                held = ", held back until it is committed" if outlet.producer.release_from <= start else ""
+                held = ", held back until it is committed" if core.producers[stream].release_from <= start else ""
                 text += f"; gives {numbers('batch', range(start, end))} of stream {stream}{held}"
         self.note(f"{f'worker {core.worker}':<24}{text}", [key_tag(key)])
         self._look_at_commit(core.worker, key, replica)
@@ -344,6 +344,8 @@ class Story:
             return f"watermarks {', '.join(map(str, step.entry.watermarks))}"
         if step.entry.kind is StepKind.FINISH:
             return "the end of its input"
+        if step.entry.kind is StepKind.CHANGE:
+            return "edges that come with the plan"
         if any(slice_.ends_stream for slice_ in step.slices):
             return f"the end of stream {step.slices[0].stream}"
         rows = sum(slice_.batch.num_rows for slice_ in step.slices if isinstance(slice_, RowSlice))
@@ -353,6 +355,7 @@ class Story:
     # ---- the controller
 
     def _performing(self, inner: Callable[..., None], effects: list[Any]) -> None:
+        self.words.know(self.sim.controller.board.plan)
         for effect in effects:
             if isinstance(effect.command, NewTable):
                 self._look_at_table(effect.command.table)
@@ -376,15 +379,21 @@ class Story:
         self.note(f"{'controller':<24}makes the table of epoch {table.epoch}")
         for stage, partitions in enumerate(table.stages):
             for partition, listed in enumerate(partitions):
-                if before is None or before.stages[stage][partition] != listed:
+                if before is None or before.row(stage, partition) != listed:
                     key = stage, partition
                     self.note(f"{'':<24}{self.words.key(key)}: {_listed(listed)}", [key_tag(key)])
         for source, readers in enumerate(table.sources):
             for partition, worker in enumerate(readers):
-                if before is None or before.sources[source][partition] != worker:
-                    streams = [f"{edge.id}.{partition}" for edge in self.sim.plan.edges_of_source(source)]
-                    name = self.sim.plan.sources[source].name
+                if before is None or source >= len(before.sources) or before.sources[source][partition] != worker:
+                    edges = (each for each in self.words.edges.values() if isinstance(each, FromSource))
+                    streams = [f"{edge.id}.{partition}" for edge in edges if edge.source == source]
+                    name = self.words.sources[source]
                     self.note(f"{'':<24}{name}/{partition} is read by worker {worker}", streams)
+
+
+def _ends(replica: Replica) -> dict[StreamId, int]:
+    """Return the numbers of the next batches of a replica's streams."""
+    return {outlet.producer.stream: outlet.producer.next_sequence for outlet in replica.outlets}
 
 
 def _listed(replicas: tuple[ReplicaAt, ...]) -> str:

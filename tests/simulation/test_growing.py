@@ -12,9 +12,12 @@ import pytest
 from controller.course.source_births import SourceBirths, stream_of
 from controller.decide.plan_changes import PlanChanges
 from flux.wire.control import EdgeStored
-from tests.simulation.growing_laws import ALIKE, EXACT, INCLUDED, STORED
+from tests.simulation import broken_growing as broken
+from tests.simulation.growing_laws import ALIKE, EXACT, GONE, INCLUDED, STORED
+from tests.simulation.growing_readers import SOURCES
+from tests.simulation.growing_sources import ALONE
 from tests.simulation.mixes import GROWING_LIVES, GROWING_SOURCE_LIVES
-from tests.simulation.run import GROWS_FROM, WIDE_GROWS_FROM, Result, run
+from tests.simulation.run import GROWS_FROM, SOURCES_COME_FROM, WIDE_GROWS_FROM, Result, run
 from tests.simulation.runs import LONG
 
 #: In ``make test`` seeds in which much happens in little time.
@@ -76,6 +79,43 @@ def test_versions_that_no_directory_has_break_the_next_life(monkeypatch: pytest.
 
     monkeypatch.setattr(PlanChanges, "__init__", broken)
     assert [run(seed, GROWING_LIVES).ok for seed in (1, 2, 5)] == [False] * 3
+
+
+#: Seeds with sources that come and go, and stages that fail alone: in ``make test`` cheap ones.
+COMING = range(SOURCES_COME_FROM, SOURCES_COME_FROM + 100) if LONG else [SOURCES_COME_FROM + 109]
+
+
+@pytest.mark.timeout(7200)
+def test_sources_come_and_go_and_stages_fail_alone() -> None:
+    results = list(map(run, COMING))
+    assert [str(result) for result in results if not result.ok] == []
+    counts: Counter[str] = sum((result.counts for result in results), Counter())
+    if LONG:
+        assert counts["stages that failed"] > 30
+        assert counts["micro-batches"] > 100
+        assert counts["sources that went"] > 30
+        assert counts["results at new stages"] > 1000
+        for kind in (*SOURCES, "frame", "stream"):
+            assert counts[f"sources asked for: {kind}"] > 3, kind
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("variant", "laws"),
+    [
+        (broken.keeps_the_credit_of_removed_edges, {GONE}),
+        (broken.tells_no_source_without_readers, {"a table is what the controller made"}),
+        (broken.asks_readers_as_if_nothing_failed, {"no unhandled exception"}),
+        (broken.takes_all_later_stages_along, {ALONE}),
+    ],
+)
+def test_a_rule_of_plans_that_grow_is_missed_in_queries_of_all_kinds(
+    variant: Callable[[pytest.MonkeyPatch], None], laws: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant(monkeypatch)
+    results = (run(seed) for seed in range(SOURCES_COME_FROM, SOURCES_COME_FROM + 40))
+    assert next(result.law for result in results if not result.ok) in laws
 
 
 #: Seeds of lives in which streams of running sources are born and kept, one for each kind of source.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flux.dataflow.plan import Plan
+from flux.dataflow.plan import EdgePlan, Plan
 from flux.wire import control, messages
 from tests.simulation.violation import Key
 
@@ -42,11 +42,21 @@ class Wording:
     """Puts messages into words. ``said``: how the product's own text, such as the reason of a refusal, is told."""
 
     def __init__(self, plan: Plan, said: Callable[[str], str] = str) -> None:
-        self.plan = plan
         self.said = said
+        #: By id: the names of stages and sources of any version of the plan, and its edges.
+        self.stages: dict[int, str] = {}
+        self.sources: dict[int, str] = {}
+        self.edges: dict[int, EdgePlan] = {}
+        self.know(plan)
+
+    def know(self, plan: Plan) -> None:
+        """Take the parts of another version of the plan as known."""
+        self.stages |= {stage.id: stage.name for stage in plan.stages}
+        self.sources |= {source.id: source.name for source in plan.sources}
+        self.edges |= {edge.id: edge for edge in plan.edges}
 
     def key(self, key: Key) -> str:
-        return f"{self.plan.stages[key[0]].name}/{key[1]}"
+        return f"{self.stages[key[0]]}/{key[1]}"
 
     def of(self, message: Any, payload: Any) -> Lines:
         """``payload``: what travels with it."""
@@ -82,7 +92,7 @@ class Wording:
 
     def _Data(self, m: messages.Data, _: Any) -> Lines:  # noqa: N802
         at = f"{m.edge}.{m.producer}"
-        consumer = self.plan.edges[m.edge].consumer
+        consumer = self.edges[m.edge].consumer
         rows = ", ".join(f"{number_of('row', n)} for partition {p}" for p, n in zip(m.partitions, m.rows, strict=True))
         what = f"the end of the stream{', ' + rows if rows else ''}" if m.element is messages.ElementKind.END else rows
         return [

@@ -34,7 +34,7 @@ from flux.wire.messages import Chunk, Data, Hello, Install, Pulled, Tentative
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, UnneededLinks, needed_workers
-from flux.worker.report import behind, unapplied
+from flux.worker.report import behind, of_readers, unapplied
 from flux.worker.source_scheduler import open_reader
 from partitioning.ids import ACTIVE, PartitionKey
 from partitioning.table import Table
@@ -141,7 +141,8 @@ class WorkerProcess(Process):
         told = converges or self.sim.plan.settings.watermark_drift
         times = {"times": self.core.reading.times()} if told else {}
         self.sim.alignment.look(self.core)
-        return {"behind": behind(self.core), "unapplied": unapplied(self.core), **load, **times}
+        counts = {} if self.sim.growing is None else of_readers(self.core)
+        return {"behind": behind(self.core), "unapplied": unapplied(self.core), **load, **times, **counts}
 
     def on_heartbeat_seen(self, order: HeartbeatSeen) -> None:
         if self.core is not None:
@@ -413,7 +414,8 @@ class WorkerProcess(Process):
         self.sim.counts["sources read again from the middle"] += position not in (0, None)
         streams = self.core.sources[about.id, partition]
         self.sim.counts["sources read by another worker"] += streams.producers[0].incarnation > 0
-        return IteratorReader(self._patiently((about.id, partition), open_reader(about, partition, position)))
+        reader = IteratorReader(self._patiently((about.id, partition), open_reader(about, partition, position)))
+        return self.sim.opened(about, partition, reader)
 
     def _patiently(self, key: tuple[int, int], reader: PartitionReader) -> Iterator[pa.RecordBatch | None]:
         """With nothing to read at the end, as long as the sources may not end."""
