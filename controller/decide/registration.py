@@ -115,6 +115,10 @@ class Registration:
             return
         if message.role == "worker" and self._is_started_elsewhere(connection, message, now):
             return
+        if message.role == "ingress" and not any(edge in board.plan.edges for edge in message.edges):
+            # Repairs and changes wait for each process that takes part, and nothing tells of the death of this one.
+            board.answer(connection, Stop(reason="nothing reads its source any more"))
+            return
         member = board.members.admit(connection, message, now)
         if goes_on(board.plan, message):
             member.left = False  # it may have rows of another batch than the attempt before

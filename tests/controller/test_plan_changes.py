@@ -546,6 +546,9 @@ def test_a_spark_task_that_feeds_nothing_any_more_is_told_to_stop() -> None:
     c.remove("more", cascade=True)
     assert [stop.reason for stop in c.stops("i")] == ["nothing reads its source any more"]
     assert not c.core.members.ingress
+    c.take(c.core.on_report("late", register(1, "ingress", edges=[2]), c.now))
+    assert [stop.reason for stop in c.stops("late")] == ["nothing reads its source any more"]
+    assert not c.core.members.ingress, "its death would hold up each later change"
     assert c.core.board.complete == {}
 
 
