@@ -139,8 +139,8 @@ class ShadowHosting:
         self._stages: dict[int, StagePlan] = {}
         self._outputs: dict[int, LaneOutput] = {}
         self._shadows: dict[PartitionKey, HostedShadow] = {}
+        self.room = TentativeRoom(0)
         self.go_by(plan)
-        self.room = TentativeRoom(plan.settings.availability_max_bytes if self._stages else 0)
         #: Partitions whose tentative work has failed, with the replica of the time.
         self._given_up: dict[PartitionKey, GivenUp] = {}
         #: Partitions that had a shadow here before.
@@ -158,6 +158,7 @@ class ShadowHosting:
         """Go by this version of the plan, whose table comes next."""
         self._plan = plan
         self._stages = {stage.id: stage for stage in plan.stages if stage.availability is not None}
+        self.room.bytes_max = plan.settings.availability_max_bytes if self._stages else 0
         self._lanes = {edge.id for edge in plan.edges if isinstance(edge, FromStage) and edge.stage in self._stages}
         self._outputs = {edge: self._outputs.get(edge) or LaneOutput(plan.edges[edge]) for edge in self._lanes}
         for key in [key for key in self._shadows if key.stage not in self._stages]:

@@ -117,3 +117,13 @@ def test_the_host_is_the_primary_in_front_of_a_sink_and_else_the_last_live_repli
     assert host_of(SimpleNamespace(sink=object(), recovery=ACTIVE), row) == 3  # type: ignore[arg-type]
     assert host_of(SimpleNamespace(sink=None, recovery=STANDBY), row) == 3  # type: ignore[arg-type]
     assert host_of(stage, []) is None
+
+
+def test_shadows_that_come_with_a_later_version_of_the_plan_have_room_for_rows() -> None:
+    """A service begins without any stage that has availability. With no room their rows would go as they come."""
+    found, later = hosting(None), hosting(object())
+    assert found.room.bytes_max == 0
+    room = found.room
+    found.go_by(later._plan)
+    assert found.room is room
+    assert room.bytes_max == 1000
