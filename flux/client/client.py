@@ -17,10 +17,11 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import quote, urlencode
 
 from flux.client.event_stream import EventStreamParser, ServerEvent
+from flux.client.result_news import FollowedNews, ResultRows, TentativeResults, tentative_of
 from flux.errors import FluxError, Unreachable, UsageError
 
 if TYPE_CHECKING:
@@ -37,17 +38,6 @@ _ARROW = "application/vnd.apache.arrow.stream"
 _JSON = {"Content-Type": "application/json"}
 #: Seconds for an answer, and without any byte on a stream of events: a gateway shows more often that it is there.
 _ANSWER_S, _SILENCE_S = 35.0, 45.0
-
-
-class ResultRows(NamedTuple):
-    """Rows of the result of a query."""
-
-    rows: list[dict[str, Any]]
-    #: The place behind these rows, with which the next call goes on.
-    cursor: str
-    #: Rows before these that were removed after ``retain``: "partition", the "first" of their positions, and the "next" one
-    #: behind.
-    missed: list[dict[str, int]] = []
 
 
 class GatewayRefused(FluxError):
@@ -158,8 +148,8 @@ class GatewayClient:
         again, under its name.
 
         sql      a SELECT over streams and results of other queries
-        options  ``partitions``, ``replicas``, ``retain``; in place of ``sql``: ``operator`` as "MODULE:NAME", ``arguments`` and
-                 ``inputs``
+        options  ``partitions``, ``replicas``, ``retain``, ``availability`` as "3s"; in place of ``sql``: ``operator`` as
+                 "MODULE:NAME", ``arguments`` and ``inputs``
 
         GatewayRefused: the text is not accepted (with its place), or another definition has the name."""
         return self._post("/v1/queries", {"name": name, **({"sql": sql} if sql else {}), **options})
@@ -206,30 +196,56 @@ class GatewayClient:
 
     # ---- results
 
-    def rows(self, query: str, after: str | None = None, *, wait: str = "0s", limit: int | None = None) -> ResultRows:
+    def rows(
+        self,
+        query: str,
+        after: str | None = None,
+        *,
+        wait: str = "0s",
+        limit: int | None = None,
+        tentative: bool = False,
+    ) -> ResultRows:
         """Return rows of a result behind a cursor, in the order in which the query gave them.
 
         after  the cursor of the call before; "newest": rows that come from now on; None: from the first row that is kept
         wait   a duration for which the gateway waits if there are no rows yet, as in "10s"
         limit  the most rows; default: 1000
+        tentative  with the rows that may still change, as they stand now, in ``tentative`` of the result. ``wait`` ends when
+                   these change, too
 
         GatewayRefused with status 410: the cursor is of an earlier query of this name."""
-        asked = {"after": after, "wait": wait, "limit": limit}
+        asked = {"after": after, "wait": wait, "limit": limit, "tentative": "true" if tentative else None}
         given = urlencode({name: value for name, value in asked.items() if value is not None})
         answer = self._call("GET", f"/v1/queries/{quote(query, safe='')}/rows?{given}")
-        return ResultRows(answer["rows"], answer["cursor"], answer["missed"])
+        standing = [TentativeResults.of(each) for each in answer.get("tentative", ())]
+        return ResultRows(answer["rows"], answer["cursor"], answer["missed"], standing)
 
-    def follow(self, query: str, after: str | None = None) -> Iterator[ResultRows]:
+    @overload
+    def follow(
+        self, query: str, after: str | None = None, *, tentative: Literal[False] = False
+    ) -> Iterator[ResultRows]: ...
+
+    @overload
+    def follow(self, query: str, after: str | None = None, *, tentative: Literal[True]) -> Iterator[FollowedNews]: ...
+
+    def follow(self, query: str, after: str | None = None, *, tentative: bool = False) -> Iterator[FollowedNews]:
         """Yield rows of a result as they come, without an end. ``after``: as for ``rows``.
+
+        ``tentative``: with ``TentativeResults``, ``UndoneResults`` and ``CorrectedResults`` among them; ``ResultView`` makes a
+        table of all. A stable row may come a moment before the undo of the tentative one in its place. A cursor counts stable
+        rows alone.
 
         When a gateway is lost, it goes on at another one behind the newest cursor: each row once. Rows that were removed
         meanwhile are told in ``missed``. Unreachable: no gateway has answered for ``timeout`` seconds. GatewayRefused: as
         ``rows`` raises it, or the query was removed."""
-        for event in self._events(f"/v1/queries/{quote(query, safe='')}/events", after or ""):
+        asked = "?tentative=true" if tentative else ""
+        for event in self._events(f"/v1/queries/{quote(query, safe='')}/events{asked}", after or ""):
             if event.kind == "message":
                 yield ResultRows(json.loads(event.data), event.id)
             elif event.kind == "missed":
                 yield ResultRows([], event.id, [json.loads(event.data)])
+            elif (found := tentative_of(event)) is not None:
+                yield found
 
     def _events(self, path: str, cursor: str) -> Iterator[ServerEvent]:
         """Yield the events of a path, from one gateway after the other. Each goes on behind the newest id."""

@@ -101,6 +101,8 @@ class QueryAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: The time and bytes for which its results are kept.
     retain: Retention
     mode: Mode
+    #: The bound within which its readers get tentative results while something is missing; "": it has none.
+    availability: str
     registered_at: datetime
 
 
@@ -108,6 +110,32 @@ class QueriesAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All registered queries that the token may see."""
 
     queries: list[QueryAnswer]
+
+
+class TentativeEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Results that may still change: those of event time before ``through``, beyond earlier ones."""
+
+    partition: int
+    #: In UTC, with six digits behind the second; null: the end of time.
+    through: str | None
+    #: An object each, with the names of the columns.
+    rows: msgspec.Raw
+
+
+class UndoEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """End of all tentative results of a partition with ``start`` before ``through``, and ``through`` not behind ``end``."""
+
+    partition: int
+    #: null: without that bound.
+    start: str | None
+    end: str | None
+
+
+class CorrectedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """End of a failure: all results of a partition before ``through`` are stable."""
+
+    partition: int
+    through: str | None
 
 
 class RowsAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +150,8 @@ class RowsAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: str
     #: Rows before these that were removed after ``retain``.
     missed: list[MissedRows]
+    #: With ``tentative=true``: the results that may still change, as far as they stand now. The next answer has them anew.
+    tentative: list[TentativeEvent] | msgspec.UnsetType = msgspec.UNSET
 
 
 DeliveryState = Literal["RUNNING", "FAILING", "PAUSED"]
@@ -166,7 +196,7 @@ def query_answer(of: RegisteredQuery, queries: Mapping[str, RegisteredQuery]) ->
     made = of.definition
     return QueryAnswer(
         of.name, of.id, made.sql, made.operator, made.arguments, made.inputs, of.reads, dependants(queries, of.name),
-        of.schema, of.phase, of.error, made.partitions, made.replicas or None, made.retain, made.mode,
+        of.schema, of.phase, of.error, made.partitions, made.replicas or None, made.retain, made.mode, made.availability,
         datetime.fromtimestamp(of.registered_at / 1_000_000, UTC),
     )  # fmt: skip
 

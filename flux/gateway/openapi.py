@@ -10,6 +10,7 @@ import msgspec
 import flux
 from flux.eventlog.streams import StreamDefinition
 from flux.gateway.answers import (
+    CorrectedEvent,
     ErrorAnswer,
     HealthAnswer,
     OutputAnswer,
@@ -20,6 +21,8 @@ from flux.gateway.answers import (
     RowsAnswer,
     StreamAnswer,
     StreamsAnswer,
+    TentativeEvent,
+    UndoEvent,
 )
 from flux.gateway.problems import KINDS
 from flux.gateway.routes import (
@@ -120,8 +123,8 @@ PROBLEMS: dict[type[Action], tuple[str, ...]] = {
         "log_full",
         "over_quota",
     ),
-    ReadRows: (*_OF_TOKENS, "no_such_query", "cursor_gone", "not_readable"),
-    FollowRows: (*_OF_TOKENS, "no_such_query", "cursor_gone", "not_readable"),
+    ReadRows: (*_OF_TOKENS, "no_such_query", "no_tentative", "cursor_gone", "not_readable"),
+    FollowRows: (*_OF_TOKENS, "no_such_query", "no_tentative", "cursor_gone", "not_readable"),
     ListOutputs: _OF_TOKENS,
     ShowOutput: (*_OF_TOKENS, "no_such_output"),
     RegisterOutput: (*_OF_TOKENS, "no_such_query", "cursor_gone", "output_exists", "unfit_definition", "no_room"),
@@ -129,8 +132,8 @@ PROBLEMS: dict[type[Action], tuple[str, ...]] = {
     ResumeOutput: (*_OF_TOKENS, "no_such_output"),
 }
 _CLASSES = (
-    ErrorAnswer, HealthAnswer, OutputAnswer, OutputsAnswer, PushAnswer, QueryAnswer, QueriesAnswer, RowsAnswer, StreamAnswer,
-    StreamsAnswer, StreamDefinition, QueryDefinition, WebhookRequest,
+    CorrectedEvent, ErrorAnswer, HealthAnswer, OutputAnswer, OutputsAnswer, PushAnswer, QueryAnswer, QueriesAnswer, RowsAnswer,
+    StreamAnswer, StreamsAnswer, StreamDefinition, QueryDefinition, TentativeEvent, UndoEvent, WebhookRequest,
 )  # fmt: skip
 #: The names in paths.
 _NAMES = {
@@ -139,6 +142,10 @@ _NAMES = {
 _OF_ROWS = {
     "limit": ("query", f"The most rows, from 1 to {ROWS_MAX:,}; {ROWS:,} unless given."),
     "wait": ("query", f"Time to wait for the first row, as in 10s or 500ms; up to {WAIT_MAX_S:g}s, 0s unless given."),
+}
+_OF_READERS = {
+    "after": "A cursor from an answer; oldest (default) or newest.",
+    "tentative": "true: with results that may still change. The query needs availability.",
 }
 _OF_EVENTS = {"Last-Event-ID": ("header", "The id of the last event that came: goes on behind it, in place of after.")}
 _HEADERS = {
@@ -191,7 +198,7 @@ def _operation(action: type[Action]) -> dict[str, Any]:
         made["requestBody"] = {"required": True, "content": {kind: {"schema": {}} for kind in CONTENT}}
         made["parameters"] = [_parameter(name, "header", text) for name, text in _HEADERS.items()]
     elif action in (ReadRows, FollowRows):
-        made["parameters"] = [_parameter("after", "query", "A cursor from an answer; oldest (default) or newest.")]
+        made["parameters"] = [_parameter(name, "query", text) for name, text in _OF_READERS.items()]
         more = _OF_ROWS if action is ReadRows else _OF_EVENTS
         made["parameters"] += [_parameter(name, place, text) for name, (place, text) in more.items()]
     return made

@@ -36,6 +36,9 @@ KINDS = {
         ProblemKind(
             400, "unfit_query", "Correct the part of the query that the message names; docs/sql.md lists the parts."
         ),
+        ProblemKind(
+            400, "no_tentative", "Leave out 'tentative', or register the query anew with 'availability', as in \"3s\"."
+        ),
         ProblemKind(401, "no_token", "Send a token, Authorization: Bearer TOKEN; flux token makes one."),
         ProblemKind(401, "unknown_token", "Use another token; this one was never made, or was revoked."),
         ProblemKind(403, "no_right", "Use a token with this right on this stream."),

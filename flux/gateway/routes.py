@@ -154,6 +154,8 @@ class Reading(Action):
 
     #: The cursor behind which they are, "oldest" or "newest".
     after: str = "oldest"
+    #: With tentative rows, too.
+    tentative: bool = False
     right = "read"
 
 
@@ -231,8 +233,8 @@ METHODS: dict[str, dict[str, type[Action]]] = {
 PARAMETERS: dict[type[Action], tuple[str, ...]] = {
     RemoveStream: ("cascade",),
     RemoveQuery: ("cascade",),
-    ReadRows: ("after", "limit", "wait"),
-    FollowRows: ("after",),
+    ReadRows: ("after", "tentative", "limit", "wait"),
+    FollowRows: ("after", "tentative"),
 }
 _TEMPLATES = [(template, template.split("/")) for template in METHODS]
 
@@ -256,11 +258,12 @@ def action_of(request: HttpRequest) -> Action:
     if kind is PushEvents:
         return PushEvents(stream, _content(request.headers), _encoding(request.headers), push_name(request.headers))
     if kind is RemoveStream or kind is RemoveQuery:
-        return kind(stream, _cascade(request.query))
+        return kind(stream, _switch(request.query, "cascade"))
     if kind is ReadRows:
         return _rows(stream, request)
     if kind is FollowRows:
-        return FollowRows(stream, request.headers.get("last-event-id") or request.query.get("after", "oldest"))
+        after = request.headers.get("last-event-id") or request.query.get("after", "oldest")
+        return FollowRows(stream, after, _switch(request.query, "tentative"))
     return kind(name=stream) if issubclass(kind, OutputAction) else kind(stream, *others)
 
 
@@ -306,7 +309,12 @@ def _rows(query: str, request: HttpRequest) -> ReadRows:
             "malformed", f"wait: expected 0s to {WAIT_MAX_S:g}s, as in 10s or 500ms; got {given['wait'][:100]!r}"
         )
     arrow = ARROW in request.headers.get("accept", "")
-    return ReadRows(query, given.get("after", "oldest"), int(limit), wait_s, arrow)
+    tentative = _switch(given, "tentative")
+    if arrow and tentative:
+        raise Problem(
+            "malformed", "tentative: tentative rows come as JSON, and Accept asks for Arrow; leave one of them out"
+        )
+    return ReadRows(query, given.get("after", "oldest"), tentative, int(limit), wait_s, arrow)
 
 
 def _content(headers: Mapping[str, str]) -> str:
@@ -323,10 +331,10 @@ def _encoding(headers: Mapping[str, str]) -> str:
     return given
 
 
-def _cascade(query: Mapping[str, str]) -> bool:
-    given = query.get("cascade", "false")
+def _switch(query: Mapping[str, str], name: str) -> bool:
+    given = query.get(name, "false")
     if given not in ("true", "false"):
-        raise Problem("malformed", f"cascade: expected true or false, got {given[:100]!r}")
+        raise Problem("malformed", f"{name}: expected true or false, got {given[:100]!r}")
     return given == "true"
 
 

@@ -3,6 +3,7 @@
 outputs.json           all definitions: one document, so that it is changed as a whole
 outputs/ID/log-0       the log of the first partition; ID is of its own for each registration, so an output of the same name
                        that comes later has nothing of an earlier one, and a cursor tells one from the other
+outputs/ID/tentative-0 the side channel of the first partition, if the query has availability
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class OutputDefinition(msgspec.Struct, frozen=True, kw_only=True):
     retain: Retention = Retention()
     #: The number of its logs, one for each partition of the stage.
     partitions: int = 1
+    #: Whether each partition has a side channel with tentative rows.
+    tentative: bool = False
     #: Given when it is registered.
     id: str = ""
 
@@ -61,7 +64,12 @@ class OutputDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def output_of(
-    name: str, columns: pa.Schema, partitions: int, retain: Retention, mode: OutputMode = "append"
+    name: str,
+    columns: pa.Schema,
+    partitions: int,
+    retain: Retention,
+    mode: OutputMode = "append",
+    tentative: bool = False,
 ) -> OutputDefinition:
     """Return the definition of an output. UsageError names the part that cannot be."""
     check_name(name)
@@ -78,7 +86,7 @@ def output_of(
             )
     return OutputDefinition(
         name=name, schema=ddl_text(plain), columns_ipc=plain.serialize().to_pybytes(), mode=mode, retain=retain,
-        partitions=partitions,
+        partitions=partitions, tentative=tentative,
     )  # fmt: skip
 
 
@@ -113,13 +121,14 @@ class OutputCatalogue:
                 self._entries.begin_place(made.id)
                 for partition in range(made.partitions):
                     self._place_of(made, partition, new=True)
+                    if made.tentative:
+                        self.channel_place(made, partition, new=True)
             else:
                 made = msgspec.structs.replace(wanted, id=there.id)
                 if msgspec.structs.replace(there, retain=made.retain) != made:
                     raise OutputExists(
-                        f"output {wanted.name!r} is registered at {self.place} with columns {there.schema}, mode {there.mode} "
-                        f"and {there.partitions} partitions, and not with {wanted.schema}, {wanted.mode} and "
-                        f"{wanted.partitions}. Use another name, or remove the query that had it"
+                        f"output {wanted.name!r} is registered at {self.place} {_described(there)}, and not "
+                        f"{_described(wanted)}. Use another name, or remove the query that had it"
                     )
             found[made.name] = made
         return made
@@ -141,5 +150,14 @@ class OutputCatalogue:
     def log_place(self, of: OutputDefinition, partition: int) -> Place:
         return self._place_of(of, partition)
 
+    def channel_place(self, of: OutputDefinition, partition: int, new: bool = False) -> Place:
+        """Return the place of the side channel of a partition."""
+        return self.place.below(f"outputs/{of.id}/tentative-{partition}", new)
+
     def _place_of(self, of: OutputDefinition, partition: int, new: bool = False) -> Place:
         return self.place.below(f"outputs/{of.id}/log-{partition}", new)
+
+
+def _described(of: OutputDefinition) -> str:
+    tentative = ", with tentative rows" if of.tentative else ""
+    return f"with columns {of.schema}, mode {of.mode} and {of.partitions} partitions{tentative}"

@@ -40,6 +40,8 @@ class OutputLogSink(Sink):
 
     #: Batches that wait for a flush go together with the next one.
     traits = SinkTraits(exactly_once=True, joins_bytes=4 << 20)
+    #: Whether readers get tentative rows, too.
+    _tentative = False
 
     def __init__(
         self, location: str | Place, name: str, retain: Retention | None = None, mode: OutputMode = "append"
@@ -69,7 +71,7 @@ class OutputLogSink(Sink):
         """Register the output. OutputExists: the name has an output with other columns."""
         if self._schema is None:
             raise UsageError(f"{self!r}: the columns of its query are not known; declare the schema of the last stage")
-        wanted = output_of(self.name, self._schema, partitions, self._retain, self._mode)
+        wanted = output_of(self.name, self._schema, partitions, self._retain, self._mode, self._tentative)
         made = self._output = OutputCatalogue(self._place).register(wanted)
         if kept is not None and kept["output"] != made.id:
             raise UsageError(

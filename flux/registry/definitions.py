@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from flux.dataflow.availability import bound_of_stage
 from flux.errors import FluxError, UsageError
 from flux.eventlog.streams import Retention, check_not_late
 from flux.windows.durations import microseconds
@@ -71,6 +72,9 @@ class QueryDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     replicas: int = 0
     #: "update": aggregates without a window give each group again when it has changed.
     mode: Mode = "append"
+    #: The longest time from an event to a result with it, as "3s", also while something is missing: results are tentative then.
+    #: "": results wait.
+    availability: str = ""
     #: The time and bytes for which results are kept for readers.
     retain: Retention = Retention(time="10 minutes", bytes=64 << 20)
 
@@ -117,6 +121,8 @@ def checked_query(made: QueryDefinition) -> QueryDefinition:
         )
     if made.operator:
         _check_operator(made)
+    if made.availability:
+        bound_of_stage(made.availability)
     if not 1 <= made.partitions <= PARTITIONS_MAX:
         raise UsageError(f"partitions: expected 1 to {PARTITIONS_MAX}, got {made.partitions}")
     if not 0 <= made.replicas <= 3:

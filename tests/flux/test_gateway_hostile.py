@@ -262,7 +262,7 @@ def test_many_signs_of_a_row_of_null_take_one_look(text: bytes) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "said"),
     [
-        ("GET", "/v1/queries/early/rows?afer=oldest", "'afer'; there are after, limit, wait"),
+        ("GET", "/v1/queries/early/rows?afer=oldest", "'afer'; there are after, tentative, limit, wait"),
         ("GET", "/v1/queries/early/events?limit=1", "'limit'; there are after"),
         ("DELETE", "/v1/streams/clicks?cascades=true", "'cascades'; there are cascade"),
         ("GET", "/v1/streams?limit=1", "'limit'; there are none"),

@@ -327,6 +327,10 @@ def test_a_second_service_of_a_location_is_refused(tmp_path: Path) -> None:
         ({"sql": "", "operator": "os.system"}, "expected MODULE:NAME"),
         ({"sql": "", "operator": "m:n"}, "1 to 16 names of streams"),
         ({"partitions": 0}, "partitions: expected 1 to 64"),
+        ({"availability": "soon"}, "cannot read 'soon'"),
+        ({"availability": "2 days"}, "up to 1 day"),
+        ({"availability": "0s"}, "above zero"),
+        ({"availability": "-1s"}, "availability"),
         ({"replicas": 4}, "replicas: expected 1 to 3"),
     ],
 )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from controller.operate.cli.gateways import LOCAL, Json, Token, Url, client_of
 from controller.operate.cli.output import document, outcome, show
+from flux.client.result_news import CorrectedResults, FollowedNews, ResultRows, TentativeResults, UndoneResults
 from flux.errors import UsageError
 
 
@@ -23,6 +26,9 @@ def queries(
         str | None, typer.Option("--sql", help="With --register: its text, or a file with it; - is standard input.")
     ] = None,
     partitions: Annotated[int, typer.Option("--partitions", min=1, help="With --register: its partitions.")] = 1,
+    availability: Annotated[
+        str, typer.Option("--availability", help="With --register: tentative results within this time, as 3s.")
+    ] = "",
     restart: Annotated[
         str | None,
         typer.Option("--restart", metavar="NAME", help="Start a query that has failed again, with empty state."),
@@ -36,9 +42,10 @@ def queries(
     """List the registered queries of a service, register one, start one again that has failed, or remove one."""
     with outcome(as_json), client_of(url, token) as client:
         if register is not None:
-            client.register_query(register, _text(sql), partitions=partitions)
-        elif sql is not None:
-            raise UsageError("--sql belongs to --register NAME")
+            more = {"availability": availability} if availability else {}
+            client.register_query(register, _text(sql), partitions=partitions, **more)
+        elif sql is not None or availability:
+            raise UsageError(f"--{'sql' if sql is not None else 'availability'} belongs to --register NAME")
         if restart is not None:
             client.restart_query(restart)
         if remove is not None:
@@ -79,22 +86,50 @@ def tail(
     cursors: Annotated[
         bool, typer.Option("--cursors", help="Print the cursor behind each piece to standard error.")
     ] = False,
+    tentative: Annotated[
+        bool, typer.Option("--tentative", help="With results that may still change: each line has a kind.")
+    ] = False,
 ) -> None:
-    """Print rows of a result as they come, each as a line of JSON, until Ctrl-C."""
+    """Print rows of a result as they come, each as a line of JSON, until Ctrl-C. With --tentative a line has the kind "row",
+    "tentative", "undo" or "corrected"."""
     with outcome(False), client_of(url, token) as client:
         printed = 0
-        for rows, cursor, missed in client.follow(query, after):
-            for gone in missed:
+        following = client.follow(query, after, tentative=True) if tentative else client.follow(query, after)
+        for news in following:
+            if not isinstance(news, ResultRows):
+                _print(_lines(news))
+                continue
+            for gone in news.missed:
                 rest = f"rows {gone['first']:,} to {gone['next'] - 1:,} of partition {gone['partition']}"
                 print(f"flux: {rest} were removed before they were read", file=sys.stderr, flush=True)
-            wanted = rows if limit is None else rows[: limit - printed]
-            sys.stdout.write("".join(f"{json.dumps(row)}\n" for row in wanted))
-            sys.stdout.flush()
-            if cursors and rows:
-                print(cursor, file=sys.stderr, flush=True)
+            wanted = news.rows if limit is None else news.rows[: limit - printed]
+            _print([{"kind": "row", "row": row} for row in wanted] if tentative else wanted)
+            if cursors and news.rows:
+                print(news.cursor, file=sys.stderr, flush=True)
             printed += len(wanted)
             if printed == limit:
                 return
+
+
+def _print(lines: Iterable[Any]) -> None:
+    sys.stdout.write("".join(f"{json.dumps(line)}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _lines(news: FollowedNews) -> list[dict[str, Any]]:
+    """Return news about tentative rows as the content of lines."""
+    if isinstance(news, TentativeResults):
+        about = {"partition": news.partition, "through": _text_of(news.through)}
+        return [{"kind": "tentative", **about, "row": row} for row in news.rows]
+    if isinstance(news, UndoneResults):
+        return [{"kind": "undo", "partition": news.partition, "start": _text_of(news.start), "end": _text_of(news.end)}]
+    if isinstance(news, CorrectedResults):
+        return [{"kind": "corrected", "partition": news.partition, "through": _text_of(news.through)}]
+    raise AssertionError("stable rows have lines of their own")
+
+
+def _text_of(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def outputs(

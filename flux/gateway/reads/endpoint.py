@@ -17,6 +17,7 @@ from flux.gateway.reads.event_stream import EventStream, events_of
 from flux.gateway.reads.follower import ResultFollower
 from flux.gateway.reads.rows_answer import arrow_answer, arrow_headers, json_answer
 from flux.gateway.reads.tails import OutputTail, OutputTails
+from flux.gateway.reads.tentative_tail import TentativeFollower
 from flux.gateway.routes import ARROW, Reading, ReadRows
 from flux.outputs.catalogue import NoSuchOutput
 from flux.outputs.cursor import CursorGone
@@ -46,7 +47,12 @@ class ResultsEndpoint:
             stack.callback(self._has_left)
             with failures():
                 tail, positions = await loop.run_in_executor(self._pool, self._begun, action, stack)
-                follower = ResultFollower(tail, positions, self._pool)
+                way = (
+                    TentativeFollower(tail.tentative, tail.of.partitions)
+                    if tail.tentative and action.tentative
+                    else None
+                )
+                follower = ResultFollower(tail, positions, self._pool, way)
                 stack.callback(follower.close)
                 if isinstance(action, ReadRows):
                     return await self._rows(action, tail, follower)
@@ -56,17 +62,25 @@ class ResultsEndpoint:
 
     def _begun(self, action: Reading, stack: ExitStack) -> tuple[OutputTail, tuple[int, ...]]:
         of = self._tails.output(action.stream)
+        if action.tentative and not of.tentative:
+            raise Problem("no_tentative", f"query {of.name!r} has no availability, so it gives stable rows alone")
         positions = start_of(self._tails.place, of, action.after)
-        return stack.enter_context(self._tails.reading(of)), positions
+        tail = stack.enter_context(self._tails.reading(of, action.tentative))
+        if action.tentative and tail.tentative is not None:
+            tail.tentative.poll()
+        return tail, positions
 
     async def _rows(self, action: ReadRows, tail: OutputTail, follower: ResultFollower) -> Response:
+        if follower.tentative is not None:
+            follower.tentative.skip()
         found = await follower.read(action.limit, action.wait_s)
         cursor = follower.cursor
         loop = asyncio.get_running_loop()
         if action.arrow:
             body = await loop.run_in_executor(self._pool, arrow_answer, tail.of, found)
             return Response(body, 200, arrow_headers(found, cursor), ARROW)
-        body = await loop.run_in_executor(self._pool, json_answer, tail.of, found, cursor)
+        standing = tail.tentative if follower.tentative is not None else None
+        body = await loop.run_in_executor(self._pool, json_answer, tail.of, found, cursor, standing)
         return Response(body, 200, media_type="application/json")
 
     def _has_left(self) -> None:

@@ -1,7 +1,8 @@
 """Results as server-sent events (design: result-events).
 
 The form is that of browsers: ``data`` has a JSON array of rows, and ``id`` the cursor behind them, which a browser sends in
-``Last-Event-ID`` when it comes back. Events of other kinds have names: "missed" with positions, and "end" with an error.
+``Last-Event-ID`` when it comes back. Events of other kinds have names: "missed" with positions, and "end" with an error. The
+kinds "tentative", "undo" and "corrected" are about tentative rows and have no id: a cursor counts stable rows alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 
 import msgspec
@@ -18,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from flux.errors import FluxError
 from flux.gateway.problems import Problem
 from flux.gateway.reads.follower import ResultFollower
-from flux.gateway.reads.ring import ENTRY_ROWS
+from flux.gateway.reads.ring import ENTRY_ROWS, Positions
 from flux.outputs.cursor import OutputCursor
 
 logger = logging.getLogger("flux.gateway")
@@ -55,16 +56,28 @@ async def events_of(
             for missed in found.missed:
                 yield event(msgspec.json.encode(missed), follower.cursor_at(start), "missed")
             for entry in found.entries:
+                for data in _tentative(follower, entry.before):
+                    yield data
                 if not entry.has_json:
                     await loop.run_in_executor(pool, entry.make_json)
                 yield event(entry.json, follower.cursor_at(entry.after))
+            news = list(_tentative(follower, follower.positions))
+            for data in news:
+                yield data
             if loop.time() - checked_at >= HEARTBEAT_S:
                 checked_at = loop.time()
                 await loop.run_in_executor(pool, check)
-            if not found.entries and not found.missed:
+            if not found.entries and not found.missed and not news:
                 yield b":\n\n"
     except (FluxError, OSError, Problem) as error:
         yield event(told(error), kind="end")
+
+
+def _tentative(follower: ResultFollower, positions: Positions) -> Iterator[bytes]:
+    """Yield the events about tentative rows that are due at a place."""
+    if follower.tentative is not None:
+        for change in follower.tentative.take(positions):
+            yield event(change.data, kind=change.kind)
 
 
 class EventStream:

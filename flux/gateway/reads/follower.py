@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from flux.gateway.reads.ring import Positions, RingEntry, entries_of
 from flux.gateway.reads.tails import OutputTail
+from flux.gateway.reads.tentative_tail import TentativeFollower
 from flux.outputs.cursor import OutputCursor
 from flux.outputs.reader import MissedRows, OutputScan
 
@@ -26,8 +27,12 @@ class FoundRows(NamedTuple):
 class ResultFollower:
     """A reader of one output, in a loop. ``positions`` is its place behind the rows that it was given."""
 
-    def __init__(self, tail: OutputTail, positions: Positions, pool: Executor) -> None:
+    def __init__(
+        self, tail: OutputTail, positions: Positions, pool: Executor, tentative: TentativeFollower | None = None
+    ) -> None:
         self.positions = positions
+        #: The way of the same reader through tentative rows; None: it has asked for stable ones alone.
+        self.tentative = tentative
         self._tail = tail
         self._pool = pool
         #: The way through the disk, unless a thread reads there: a reader may leave meanwhile.
@@ -43,7 +48,7 @@ class ResultFollower:
         return OutputCursor(self._tail.of.id, positions)
 
     async def read(self, rows_max: int, wait_s: float) -> FoundRows:
-        """Return the next rows, up to ``rows_max``; none if none have come for ``wait_s`` seconds.
+        """Return the next rows, up to ``rows_max``; none if none have come for ``wait_s`` seconds, or if there is tentative news.
 
         NoSuchOutput: the output was removed; FluxError, OSError: it cannot be read."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -60,6 +65,8 @@ class ResultFollower:
                     found = await loop.run_in_executor(self._pool, self._from_disk, rows_max)
                     if found.entries or found.missed:
                         return found
+                if self.tentative is not None and self.tentative.has_news(self.positions):
+                    return FoundRows([], [])
                 try:
                     await asyncio.wait_for(changed.wait(), max(end - loop.time(), 0.0))
                 except TimeoutError:
@@ -91,6 +98,8 @@ class ResultFollower:
                 scan.close()
             else:
                 self._scan, self.positions = scan, found.cursor.positions
+        if self.tentative is not None and self._tail.tentative is not None:
+            self._tail.tentative.poll()  # the disk may be ahead of the tail
         return FoundRows(entries_of(found), found.missed)
 
     def close(self) -> None:

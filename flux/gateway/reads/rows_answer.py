@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pyarrow as pa
 
 from flux.gateway.answers import RowsAnswer
 from flux.gateway.reads.follower import FoundRows
+from flux.gateway.reads.tentative_tail import TentativeTail
 from flux.outputs.catalogue import OutputDefinition
 from flux.outputs.cursor import OutputCursor
 
@@ -14,9 +17,17 @@ from flux.outputs.cursor import OutputCursor
 CURSOR_HEADER, MISSED_HEADER = "Flux-Cursor", "Flux-Missed"
 
 
-def json_answer(of: OutputDefinition, found: FoundRows, cursor: OutputCursor) -> bytes:
+def json_answer(
+    of: OutputDefinition, found: FoundRows, cursor: OutputCursor, tentative: TentativeTail | None = None
+) -> bytes:
+    """Return an answer. ``tentative``: the tentative rows of the output. They are read behind the stable ones, or an answer would
+    have both for one place."""
     rows = b",".join(entry.json[1:-1] for entry in found.entries)
-    answer = RowsAnswer(of.name, of.mode, msgspec.Raw(b"[" + rows + b"]"), str(cursor), found.missed)
+    standing: Any = msgspec.UNSET
+    if tentative is not None:
+        tentative.poll()
+        standing = [msgspec.Raw(each.data) for each in tentative.standing()[1]]
+    answer = RowsAnswer(of.name, of.mode, msgspec.Raw(b"[" + rows + b"]"), str(cursor), found.missed, standing)
     return msgspec.json.encode(answer)
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from flux.errors import FluxError
 from flux.gateway.reads.ring import Positions, ResultRing, RingEntry
+from flux.gateway.reads.tentative_tail import TentativeTail
 from flux.outputs.catalogue import NoSuchOutput, OutputCatalogue, OutputDefinition
 from flux.outputs.reader import ASK_MAX_S, ASK_REMOTE_S, ASK_S, OutputScan, near_end
 from flux.vault.location import Place
@@ -43,6 +44,9 @@ class OutputTail:
         self.of = of
         self.place = place
         self.readers = 0
+        #: Its tentative rows; None: its query has no availability. Readers of these, without which they are not asked for.
+        self.tentative = TentativeTail(place, of) if of.tentative else None
+        self.tentative_readers = 0
         #: The time when it has lost its last reader.
         self.idle_since = time.monotonic()
         #: The reason of its end.
@@ -62,8 +66,12 @@ class OutputTail:
             with self._lock:
                 self._ring = ResultRing(self._scan.cursor.positions, RING_BYTES)
         found = self._scan.rows(_READ_ROWS, _READ_BYTES)
+        # Behind the look at stable rows, so that readers get these behind earlier changes of tentative ones.
+        changed = self.tentative is not None and self.tentative_readers > 0 and self.tentative.poll()
         if not found.pieces and not found.missed:
-            return False
+            if changed:
+                self.wake()
+            return changed
         with self._lock:
             assert self._ring is not None
             self._ring.add(found)
@@ -127,6 +135,8 @@ class OutputTail:
         with self._lock:
             self._closed = True
             scans, self._scans = list(self._scans.values()), OrderedDict()
+        if self.tentative is not None:
+            self.tentative.close()
         for scan in (self._scan, *scans):
             if scan is not None:
                 scan.close()
@@ -157,8 +167,8 @@ class OutputTails:
         return self._catalogue.get(name)
 
     @contextmanager
-    def reading(self, of: OutputDefinition) -> Iterator[OutputTail]:
-        """Keep the tail of an output going."""
+    def reading(self, of: OutputDefinition, tentative: bool = False) -> Iterator[OutputTail]:
+        """Keep the tail of an output going. ``tentative``: with its tentative rows."""
         with self._changed:
             tail = self._tails.get(of.name)
             if tail is None or tail.error is not None or tail.of.id != of.id:
@@ -167,11 +177,13 @@ class OutputTails:
                 if len(self._threads) < min(THREADS, len(self._tails)):
                     self._start_thread()
             tail.readers += 1
+            tail.tentative_readers += tentative
         try:
             yield tail
         finally:
             with self._changed:
                 tail.readers -= 1
+                tail.tentative_readers -= tentative
                 tail.idle_since = time.monotonic()
 
     # ---- threads
