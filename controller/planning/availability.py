@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from controller.planning.checks import NothingWaits
 from controller.planning.event_time_edges import window_of
 from controller.planning.parts import Parts
 from flux.dataflow.availability import FORFEIT, HOP_US, PACE_US, STOP, Availability, of_settings
@@ -192,7 +193,7 @@ def _check(
                 "workers: flux.kafka, flux.files, flux.datasource"
             )
     if not any(edge.states for edge in mine):
-        raise UsageError(
+        raise NothingWaits(
             f"stage {stage.name}: {asks} asks for availability, which bounds the time to results that wait for a watermark, and "
             f"no input of the stage {_lacks(mine, sources, stages)}"
         )

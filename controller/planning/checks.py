@@ -20,6 +20,10 @@ from flux.operators.operator import chain_of
 from flux.operators.windowed_rows import WindowFunction
 
 
+class NothingWaits(UsageError):
+    """Refusal of availability for a stage that waits for no watermark before its end."""
+
+
 class GroupsNeverGiven(UsageError):
     """Refusal of groups that are given when all input has ended, of an input that never ends."""
 

@@ -18,7 +18,14 @@ from flux.errors import QueryFailed, UsageError
 from flux.eventlog.log_reader import LogReader
 from flux.eventlog.log_store import open_log
 from flux.eventlog.records import EventRecord, rows_of
-from flux.eventlog.streams import SERVICE_READER, NoSuchStream, ReaderPositions, StreamCatalogue, StreamDefinition
+from flux.eventlog.streams import (
+    SERVICE_READER,
+    NoSuchStream,
+    ReaderPositions,
+    StreamCatalogue,
+    StreamDefinition,
+    reader_of,
+)
 from flux.vault.location import Place, there
 
 #: Seconds until a log that had nothing is asked again: at first, and at most. An object store has a request each time.
@@ -195,9 +202,11 @@ def events(
     return _source(location, stream, arrival, name or stream, start)
 
 
-def service_events(location: str, stream: str, name: str) -> Source:
-    """Make the source of a stream in the plan of its service. Arguments as for ``events``; it begins behind the newest event."""
-    return _source(location, stream, "arrived_at", name, "latest", SERVICE_READER)
+def service_events(location: str, stream: str, name: str, query: str = "") -> Source:
+    """Make the source of a stream in the plan of its service. Arguments as for ``events``; it begins behind the newest event.
+    ``query``: the only query that reads it; "": several may."""
+    reader = reader_of(query) if query else SERVICE_READER
+    return _source(location, stream, "arrived_at", name, "latest", reader)
 
 
 def _source(location: str, stream: str, arrival: str | None, name: str, start: Start, reader: str = "") -> Source:

@@ -260,8 +260,19 @@ def _described(of: StreamDefinition) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields.items() if name != "id")
 
 
-#: The reader of the service of a location: it reads each stream once, so one name is enough, and a later service knows it.
-SERVICE_READER = "service"
+#: The reader of the service of a location, for all queries without availability: it reads each stream once for them, so one name
+#: is enough, and a later service knows it. A query with availability has a reader of its own, with its name behind the other one.
+SERVICE_READER, _OF_QUERY = "service", "service."
+
+
+def reader_of(query: str) -> str:
+    """Return the name of the reader of a query with availability."""
+    return _OF_QUERY + query
+
+
+def query_of(reader: str) -> str:
+    """Return the query that has a reader of its own; "": the reader is another one."""
+    return reader.removeprefix(_OF_QUERY) if reader.startswith(_OF_QUERY) else ""
 
 
 class ReaderPositions:

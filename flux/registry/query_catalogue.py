@@ -14,7 +14,7 @@ import msgspec
 
 from flux.errors import QueryFailed
 from flux.eventlog.documents import check_not_lost
-from flux.eventlog.streams import SERVICE_READER, StreamCatalogue
+from flux.eventlog.streams import SERVICE_READER, StreamCatalogue, query_of
 from flux.registry.definitions import (
     PLAN,
     HasDependants,
@@ -248,9 +248,11 @@ def _check_name(definition: QueryDefinition, queries: Mapping[str, RegisteredQue
 def served_queries(reader: str, stream: str, queries: Mapping[str, RegisteredQuery]) -> list[str]:
     """Return the queries for which a reader of a stream reads it; none, unless the reader is the service. The reader cannot be
     forgotten while there are some: events that they still need would be removed."""
-    if reader != SERVICE_READER:
+    own = query_of(reader)
+    if reader != SERVICE_READER and not own:
         return []
-    return [each.name for each in queries.values() if stream in each.reads and each.phase in ("REGISTERING", "RUNNING")]
+    reading = [each for each in queries.values() if stream in each.reads and each.phase in ("REGISTERING", "RUNNING")]
+    return [each.name for each in reading if own in ("", each.name)]
 
 
 def _remove(document: _QueriesDocument, names: Sequence[str], cascade: bool, what: str) -> None:

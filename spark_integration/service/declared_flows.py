@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from pyspark.sql import SparkSession
@@ -15,7 +15,15 @@ from flux.errors import UsageError
 from flux.eventlog.streams import StreamCatalogue, StreamDefinition, stream_read
 from flux.registry.definitions import NoSuchInput, QueryDefinition, RegisteredQuery
 from spark_integration.query.query import Query
-from spark_integration.service.flows import EVENTS, late_flow, query_flow, stream_events, stream_flow, with_output
+from spark_integration.service.flows import (
+    EVENTS,
+    late_flow,
+    query_flow,
+    stream_events,
+    stream_flow,
+    with_output,
+    with_tentative_output,
+)
 from spark_integration.service.kept_flows import KeptFlows, ReadText
 from spark_integration.sql.query import names_read
 
@@ -62,18 +70,25 @@ class DeclaredFlows:
         """Return the names of all flows."""
         return self._flows.keys()
 
-    def output(self, query: RegisteredQuery) -> FlowTo:
-        """Return the flow of a query into its output. Errors are those of ``result``: none of its flows is there then."""
+    def output(self, query: RegisteredQuery) -> list[FlowTo]:
+        """Return the flow of a query into its output, and with availability another one. Errors are those of ``result``: none
+        of its flows is there then."""
         made, before = query.definition, dict(self._flows)
         try:
             result = self._flows[query.name] = self.result(made)
         except BaseException:
             self._flows = before
             raise
-        return with_output(result, query.name, made.partitions, made.replicas, self._context.sink_of(query))
+        sink = self._context.sink_of(query)
+        if made.availability:
+            return with_tentative_output(result, made, sink)
+        return [with_output(result, query.name, made.partitions, made.replicas, sink)]
 
     def result(self, definition: QueryDefinition) -> Flow:
         """Return the flow of the result of a query. UsageError: it does not fit; NoSuchInput: an input is not there."""
+        if definition.availability:  # its flow is not kept: it begins with sources, which belong to one life
+            names = self._context.names_in(definition)
+            return query_flow(definition, self._own_inputs(definition, names), self._context.allowed)
         kept = None if self._kept is None else self._kept.of(definition)
         names = self._context.names_in(definition) if kept is None else kept.names
         for name in names:
@@ -86,6 +101,29 @@ class DeclaredFlows:
         if definition.sql:
             self.read_anew.append(ReadText(definition, inputs, made))
         return made
+
+    def _own_inputs(self, definition: QueryDefinition, names: Iterable[str]) -> dict[str, Flow]:
+        """Return the inputs of a query with availability, by sources of its own: the bound reaches back to these, and running
+        stages keep the bounds of their start (design: service-availability)."""
+        streams, query = self._context.streams.all(), definition.name
+        events: dict[str, RowFlow] = {}
+        found: dict[str, Flow] = {}
+        for name in names:
+            of = streams.get(stream_read(name, streams))
+            if of is None:
+                raise NoSuchInput(
+                    f"there is no stream {name!r:.100}. A query with availability reads streams alone, because its bound "
+                    "reaches back to the events: write the text of another query into its own, as WITH name AS (SELECT ...)"
+                )
+            if of.time is None:
+                raise UsageError(
+                    f"availability: stream {of.name!r} has the time of arrival, which goes on with the clock, so no result "
+                    "waits for it. Register a stream with 'time' and 'delay', or leave 'availability' out"
+                )
+            if of.name not in events:
+                events[of.name] = stream_events(self._context.location, of, query)
+            found[name] = events[of.name] if name == of.name else late_flow(of, events[of.name], query)
+        return found
 
     def _input(self, name: str) -> Flow:
         """Return a running stage as a flow, or make the stage of a stream or of its late events."""

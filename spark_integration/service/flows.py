@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 import flux
+from flux.dataflow.availability import bound_of_stage
 from flux.dataflow.flow import ChangedStage, Flow, Stage
 from flux.dataflow.relations.running_flow import RunningStage
 from flux.dataflow.row_flow import RowFlow
@@ -32,6 +33,10 @@ from spark_integration.query.start import unchecked
 
 #: Ends of names of a query's or stream's own parts, which no registered name can have.
 OUTPUT, EVENTS = "/output", "/events"
+#: The end of the name of the stage that keeps the result of a query with availability, beside its output.
+KEPT = "/kept"
+#: Between the names of a query and of a stream that the query reads by a source of its own.
+OWN = "/from/"
 #: The stage and the source that are always there: a query needs one, and a service may begin without registrations.
 IDLE = "/idle"
 #: The time after which the watermark of a stream without a time column goes on with the clock while nothing is pushed.
@@ -43,9 +48,10 @@ def owner_of(part: str) -> str:
     return part.partition("/")[0]
 
 
-def stream_events(location: str, of: StreamDefinition) -> RowFlow:
-    """Return the events of a stream from now on, with their event time. The flows of one addition that read a stream share it."""
-    pushed = service_events(location, of.name, of.name + EVENTS)
+def stream_events(location: str, of: StreamDefinition, query: str = "") -> RowFlow:
+    """Return the events of a stream from now on, with their event time. The flows of one addition that read a stream share it.
+    ``query``: the only query that reads it; "": several may."""
+    pushed = service_events(location, of.name, own_name(query, of.name + EVENTS), query)
     with unchecked():
         if of.time is not None:
             return pushed.withWatermark(of.time, of.delay or "0 seconds", idle=of.idle)
@@ -57,14 +63,20 @@ def stream_flow(of: StreamDefinition, events: RowFlow | Source) -> Flow:
     return Flow(_passing(of.name, of.partitions, 0), [events])
 
 
-def late_flow(of: StreamDefinition, events: RowFlow | Source) -> Flow:
-    """Return the stage that passes the late events of a stream on. UsageError: it has no time column, so none can be late."""
+def own_name(query: str, part: str) -> str:
+    """Return the name of a part of a stream, which a query may have for itself."""
+    return f"{query}{OWN}{part}" if query else part
+
+
+def late_flow(of: StreamDefinition, events: RowFlow | Source, query: str = "") -> Flow:
+    """Return the stage that passes the late events of a stream on, to one query or to several. UsageError: it has no time column,
+    so none can be late."""
     if of.time is None:
         raise UsageError(
             f"{of.name + LATE}: stream {of.name!r} has the time of arrival, by which no event is late. Register a stream with "
             "'time' and 'delay'"
         )
-    return Flow(_passing(of.name + LATE, of.partitions, 0), [events.late])
+    return Flow(_passing(own_name(query, of.name + LATE), of.partitions, 0), [events.late])
 
 
 def query_flow(definition: QueryDefinition, inputs: Mapping[str, Flow], allowed: Collection[str]) -> Flow:
@@ -81,6 +93,16 @@ def with_output(result: Flow, name: str, partitions: int, replicas: int, sink: S
     """Return the flow that brings the result of a query into its output. It has a stage of its own: a sink at the stage of the
     result would be at another one as soon as a further query reads that."""
     return Flow(_passing(name + OUTPUT, partitions, replicas), [result]).to(sink)
+
+
+def with_tentative_output(result: Flow, of: QueryDefinition, sink: Sink) -> list[FlowTo]:
+    """Return the flow that brings stable and tentative results of a query into its output, and the flow that keeps the stage of
+    the result, for queries that come later. The output is beside that stage: the columns of a result may lack its event time,
+    and then no watermark, which tells the end of tentative rows, goes on behind that stage (design: service-availability)."""
+    last = _passing(of.name + OUTPUT, of.partitions, of.replicas)
+    last.availability = bound_of_stage(of.availability)
+    kept = Flow(_passing(of.name + KEPT, of.partitions, of.replicas), [result])
+    return [Flow(last, result.inputs).to(sink), kept.foreach_batch(nothing)]
 
 
 def _passing(name: str, partitions: int, replicas: int) -> Stage:

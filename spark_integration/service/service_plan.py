@@ -10,12 +10,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import flux
-from controller.planning.checks import GroupsNeverGiven
+from controller.planning.checks import GroupsNeverGiven, NothingWaits
 from flux.dataflow.plan import FromStage, Plan, WorkerSourcePlan
 from flux.dataflow.sink import Sink
 from flux.dataflow.source_reader import SourceReader
 from flux.errors import FluxError, UsageError
-from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue, stream_read
+from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue, query_of, stream_read
 from flux.registry.convergence import PlanParts
 from flux.registry.definitions import PLAN, QueryDefinition, RegisteredQuery
 from spark_integration.expressions.analyser_answers import AnswerRecord, recorded
@@ -92,7 +92,7 @@ class ServicePlan:
         with nullcontext() if kept is None else unchecked():  # the start compiles all of them in any case
             for each in known:
                 try:
-                    flows.append(declared.output(each))
+                    flows += declared.output(each)
                 except FluxError as error:
                     failed[each.name] = str(error)
                     log.warning("query %s cannot be made again: %s", each.name, error)
@@ -134,9 +134,9 @@ class ServicePlan:
         """Add a query: all of its stages, or nothing. FluxError: nothing has changed."""
         try:
             declared, record = DeclaredFlows(self._context, self._query), AnswerRecord()
-            flow = declared.output(query)
+            flows = declared.output(query)
             with recorded(record):
-                self.query.add(flow, timeout=CHANGE_S)
+                self.query.add(*flows, timeout=CHANGE_S)
             for text in declared.read_anew:
                 self._kept.keep(text, record.asked)
         except GroupsNeverGiven as error:  # whose remedies are those of a program
@@ -146,6 +146,13 @@ class ServicePlan:
                 'Register the query with "mode": "update", which gives each group again when it has changed, or group by '
                 "window(TIME, DURATION), whose groups are final when the watermark has passed them"
             ) from error
+        except NothingWaits as error:
+            self.forget_unread(query.reads)
+            raise UsageError(
+                f"query {query.name}: availability bounds the time to results that wait for a watermark, and its result waits "
+                "for none. Group by window(TIME, DURATION) or session_window(TIME, GAP), join with bounds, or leave "
+                "'availability' out"
+            ) from error
         except FluxError:
             self.forget_unread(query.reads)
             raise
@@ -153,11 +160,17 @@ class ServicePlan:
     def forget_unread(self, names: Iterable[str]) -> None:
         """Forget this service as a reader of the streams among these names that its plan does not read: an addition that was
         refused, or a service that was lost in one, has registered as a reader before."""
-        streams, (_, parts) = self._streams.all(), parts_of(self.query.plan)
+        streams, (queries, parts) = self._streams.all(), parts_of(self.query.plan)
         read = {stream_read(name, streams) for name in parts}
         for name in names:
-            if name in streams and name not in read:
-                ReaderPositions(self._streams.readers_place(streams[name])).forget(SERVICE_READER)
+            if name not in streams:
+                continue
+            positions = ReaderPositions(self._streams.readers_place(streams[name]))
+            if name not in read:
+                positions.forget(SERVICE_READER)
+            for reader in positions.names():
+                if (query := query_of(reader)) and query not in queries:
+                    positions.forget(reader)
 
     def take(self, name: str) -> None:
         """Remove all stages of a query or stream, which no other part reads, and their notes of failure."""

@@ -22,6 +22,7 @@ from flux.gateway.serve import check_port, http_options
 from flux.gateway.tokens import TokenRegister
 from flux.outputs.catalogue import NoSuchOutput, OutputCatalogue
 from flux.outputs.sink import OutputLogSink
+from flux.outputs.tentative_sink import TentativeOutputSink
 from flux.registry.definitions import RegisteredQuery
 from flux.registry.query_catalogue import QUERIES_MAX, QueryCatalogue, ServiceReplaced
 from flux.registry.service_hold import ServiceHold
@@ -150,7 +151,9 @@ class StreamService:
             raise
 
     def _sink_of(self, query: RegisteredQuery) -> OutputLogSink:
-        return OutputLogSink(self._place, query.name, query.definition.retain, query.definition.mode)
+        made = query.definition
+        kind = TentativeOutputSink if made.availability else OutputLogSink
+        return kind(self._place, query.name, made.retain, made.mode)
 
     def _forget_output(self, name: str) -> None:
         with suppress(NoSuchOutput):

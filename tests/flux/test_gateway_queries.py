@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from controller.operate.cli import app
 from flux.errors import QueryTimeout, UsageError
-from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue
+from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue, query_of, reader_of
 from flux.gateway import gateway
 from flux.gateway.tokens import Allowance, TokenRegister
 from flux.registry.definitions import RegisteredQuery
@@ -280,6 +280,23 @@ def test_the_service_is_not_forgotten_while_queries_read_the_stream(served: Serv
     assert client.call("DELETE", "/v1/queries/home").status_code == 204
     assert CliRunner().invoke(app, command).exit_code == 0
     assert positions.names() == []
+
+
+def test_the_reader_of_one_query_is_kept_as_long_as_that_query(served: Served) -> None:
+    """A query with availability reads its streams by itself."""
+    client = served.client
+    for name in ("home", "soon"):
+        assert served.register(name=name, sql="clicks").status_code == 201
+    streams = StreamCatalogue(client.place)
+    positions = ReaderPositions(streams.readers_place(streams.get("clicks")))
+    positions.note(reader_of("soon"), 0, 7)
+    refused = client.call("DELETE", "/v1/streams/clicks/readers/service.soon")
+    assert problem(refused) == (409, "has_readers")
+    assert refused.json()["error"]["message"].endswith("for soon")
+    assert client.call("DELETE", "/v1/queries/soon").status_code == 204
+    assert client.call("DELETE", "/v1/streams/clicks/readers/service.soon").status_code == 204
+    assert positions.names() == []
+    assert [query_of(each) for each in ("service", "query-1", "service.soon")] == ["", "", "soon"]
 
 
 def test_a_name_that_is_taken_is_refused_before_the_plan_sees_it(

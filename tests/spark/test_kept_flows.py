@@ -70,7 +70,7 @@ class Location:
     ) -> tuple[str, DeclaredFlows]:
         """Return the plan of queries in words, and their flows."""
         declared = DeclaredFlows(self.context, None, kept)
-        flows = [declared.output(each) for each in queries]
+        flows = [flow for each in queries for flow in declared.output(each)]
         with recorded(record):
             made = compiled(self.spark, flows, Settings.of({}), tables=LookupTables(1 << 20)).plan
         columns = [(stage.name, stage.output_schema) for stage in made.stages]

@@ -13,13 +13,22 @@ from flux.dataflow.flow import Flow
 from flux.dataflow.sink import FlowTo
 from flux.eventlog.streams import StreamCatalogue, StreamDefinition
 from flux.outputs.sink import OutputLogSink
+from flux.outputs.tentative_sink import TentativeOutputSink
 from flux.registry.definitions import QueryDefinition
 from flux.settings import Settings
 from flux.vault.location import Folder
 from spark_integration.query.declarations import compiled, resolvers
 from spark_integration.query.lookup_tables import LookupTables
 from spark_integration.query.same_plan import description
-from spark_integration.service.flows import EVENTS, late_flow, query_flow, stream_events, stream_flow, with_output
+from spark_integration.service.flows import (
+    EVENTS,
+    late_flow,
+    query_flow,
+    stream_events,
+    stream_flow,
+    with_output,
+    with_tentative_output,
+)
 from spark_integration.service.service_plan import parts_of
 
 pytestmark = pytest.mark.spark
@@ -40,7 +49,15 @@ QUERIES = {
         "SELECT window(at, '1 hour').end AS until, max(price) AS best FROM sold GROUP BY window(at, '1 hour')",
         ["sold"],
     ),
+    "soon": (
+        "WITH both AS (SELECT id, at FROM bids UNION ALL SELECT id, at FROM asks) "
+        "SELECT window.start AS since, count(*) AS n FROM both GROUP BY window(at, '1 minute')",
+        ["bids", "asks"],
+    ),
+    "later": ("SELECT n FROM soon WHERE n > 1", ["soon"]),
 }
+#: The bounds of queries that have one.
+BOUNDS = {"soon": "10s"}
 
 
 class Declared:
@@ -51,9 +68,14 @@ class Declared:
         self.known: dict[str, Flow] = {}
         self.events: dict[str, Any] = {}
 
-    def flow(self, name: str, running: CompiledPlan | None = None) -> FlowTo:
+    def flows(self, name: str, running: CompiledPlan | None = None) -> list[FlowTo]:
         text, reads = QUERIES[name]
-        inputs = {}
+        inputs: dict[str, Flow] = {}
+        if name in BOUNDS:
+            inputs = {each: stream_events(str(self.place), self.streams.get(each), name) for each in reads}
+            made = QueryDefinition(name=name, sql=text, availability=BOUNDS[name])
+            self.known[name] = query_flow(made, inputs, ())
+            return with_tentative_output(self.known[name], made, TentativeOutputSink(self.place, name))
         for each in reads:
             if running is not None and any(stage.name == each for stage in running.plan.stages):
                 inputs[each] = running.stage(each, lambda: running)
@@ -69,7 +91,7 @@ class Declared:
             inputs[each] = self.known[each]
         result = query_flow(QueryDefinition(name=name, sql=text), inputs, ())
         self.known[name] = result
-        return with_output(result, name, 1, 0, OutputLogSink(self.place, name))
+        return [with_output(result, name, 1, 0, OutputLogSink(self.place, name))]
 
 
 def forms(made: CompiledPlan) -> dict[str, Any]:
@@ -89,7 +111,7 @@ def test_the_same_definitions_give_the_same_stages(spark: Any, tmp_path: Path) -
     at_once = Declared(place)
     whole = compiled(
         spark,
-        [at_once.flow(name) for name in QUERIES],
+        [flow for name in QUERIES for flow in at_once.flows(name)],
         settings,
         "query",
         tables=LookupTables(settings.lookup_max_bytes),
@@ -97,12 +119,23 @@ def test_the_same_definitions_give_the_same_stages(spark: Any, tmp_path: Path) -
     wanted = forms(whole)
     assert {"bids", "asks", "sold", "sold/1", "sold/output", "counts/2", "behind/output"} <= wanted.keys()
     assert parts_of(whole.plan) == (
-        {"early": {"bids"}, "sold": {"bids", "asks"}, "counts": {"bids", "asks"}, "missed": {"bids.late"}, "behind": {"sold"}},
+        {
+            "early": {"bids"}, "sold": {"bids", "asks"}, "counts": {"bids", "asks"}, "missed": {"bids.late"}, "behind": {"sold"},
+            "soon": set(), "later": {"soon"},
+        },
         {"bids", "bids.late", "asks"},
     )  # fmt: skip
-    for order in (["counts", "missed", "sold", "behind", "early"], ["missed", "sold", "early", "behind", "counts"]):
+    bounded = [stage.name for stage in whole.plan.stages if stage.availability is not None]
+    assert bounded == ["soon/2", "soon/output"]
+    assert {source.name for source in whole.plan.sources if source.may_be_silent} == {
+        f"soon/from/{stream}/events" for stream in ("bids", "asks")
+    }
+    for order in (
+        ["counts", "missed", "soon", "sold", "behind", "later", "early"],
+        ["soon", "missed", "sold", "early", "behind", "counts", "later"],
+    ):
         tables = LookupTables(settings.lookup_max_bytes)
-        grown = compiled(spark, [Declared(place).flow(order[0])], settings, "query", tables=tables)
+        grown = compiled(spark, Declared(place).flows(order[0]), settings, "query", tables=tables)
         for name in order[1:]:
-            grown = compiled_addition([Declared(place).flow(name, grown)], grown, resolvers(spark, tables)).made
+            grown = compiled_addition(Declared(place).flows(name, grown), grown, resolvers(spark, tables)).made
         assert forms(grown) == wanted
