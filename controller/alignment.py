@@ -4,7 +4,8 @@ Workers report the watermark of each partition that they read. The answer to a r
 that other workers read. So a lost answer is repeated, and no further message is needed. The driver alone hears
 of all partitions.
 
-``StateStop`` lets all readers stand still that are ahead, while the state of some worker is beyond its limit.
+``StateStop`` lets all readers stand still that are ahead, while an input is missing and the state of some worker is beyond its
+limit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flux.windows.window import END_OF_TIME, NEVER
-from flux.wire.statistics import SourceTime, holds_back
+from flux.wire.statistics import ReaderState, SourceTime, holds_back
 
 
 class Alignment:
@@ -48,9 +49,12 @@ class Alignment:
 
 
 class StateStop:
-    """The event time at which readers stand still, while the state of a worker is beyond ``spark.flux.availability.maxState``
-    (design: state-stop). It is that of the foremost partition when the limit was reached, so that the missing ones, when they are
-    back, may come up to it without a stop."""
+    """The event time at which readers stand still, while an input is missing and the state of a worker is beyond
+    ``spark.flux.availability.maxState`` (design: state-stop). It is that of the foremost partition when the limit was reached, so
+    that the missing ones, when they are back, may come up to it without a stop.
+
+    Law: it begins only while a partition does not answer, and ends when none is behind it. A state that is too large by itself
+    stops nothing, because no window would close then, and the state would never fall."""
 
     def __init__(self) -> None:
         #: ``END_OF_TIME``: all go on.
@@ -58,8 +62,13 @@ class StateStop:
 
     def look(self, workers: Sequence[Mapping[str, Any]]) -> None:
         """Take the newest statistics of all workers."""
-        if not any(stats.get("state_full") for stats in workers):
+        times = [SourceTime(*told) for stats in workers for told in stats.get("times", ())]
+        if not any(stats.get("state_full") for stats in workers) or not any(map(self._is_behind, times)):
             self.at = END_OF_TIME
         elif self.at == END_OF_TIME:
-            times = [SourceTime(*told).watermark for stats in workers for told in stats.get("times", ())]
-            self.at = max((time for time in times if NEVER < time < END_OF_TIME), default=END_OF_TIME)
+            known = [time.watermark for time in times if NEVER < time.watermark < END_OF_TIME]
+            self.at = max(known, default=END_OF_TIME)
+
+    def _is_behind(self, time: SourceTime) -> bool:
+        """Tell whether others wait for a partition: it does not answer, or has answered again and comes up to them."""
+        return time.state == ReaderState.SILENT or (holds_back(time) and time.watermark < self.at < END_OF_TIME)

@@ -185,11 +185,21 @@ class Server:
         self._bell.ring()
 
     def look(self, at: Callable[[], T]) -> T:
-        """Make a call in the controller's thread, and return its result or raise its FluxError. No other thread may use the
-        core while this one lives.
+        """Make a call in the controller's thread, and return its result or raise its error, which changes nothing there. No other
+        thread may use the core while this one lives.
 
         QueryTimeout: that thread does not make the call in time."""
-        return self._call(lambda _: (at(), []))
+
+        def looked() -> tuple[T, None] | tuple[None, Exception]:
+            try:
+                return at(), None
+            except Exception as error:
+                return None, error
+
+        result, error = self._call(lambda _: (looked(), []))
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
 
     def command(self, act: Callable[[float], list[Tell]]) -> None:
         """Make a change in the controller's thread: ``act(now)`` returns the commands that the change leads to."""

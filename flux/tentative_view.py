@@ -103,7 +103,7 @@ class TentativeView:
 
         class Board(flux.Sink):
             def open(self, context):
-                self.view = flux.TentativeView(["window", "site"])
+                self.view = flux.TentativeView(["window_start", "site"])
 
             def tentative(self, batch, through):
                 self.show(self.view.tentative(batch, through))

@@ -93,7 +93,7 @@ def incomplete(stages: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = []
     for stage in stages:
         if begun := stage.get("begunEmpty"):
-            through, watermark = stage.get("incompleteThrough"), stage.get("watermark")
+            through, watermark = stage.get("incompleteThrough"), stage.get("eventTime", {}).get("watermark")
             if through is not None and watermark is not None and watermark >= through:
                 continue
             until = "for a time that is not known yet" if through is None else f"up to {through}"

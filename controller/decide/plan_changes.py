@@ -130,7 +130,7 @@ class PlanChanges:
         impossible. None: it was a stage that has failed, which is not listed any more."""
         self._board.require_running("remove a stage")
         if self._is_gone(name):
-            del self.failed[name]
+            self._delist(name)
             return None
         asked = PlanRequest(
             f"removal of {name}", lambda plan, version: removal(plan, version, name, cascade), now, request, name
@@ -142,6 +142,14 @@ class PlanChanges:
     def _is_gone(self, name: str) -> bool:
         """Tell whether a stage has failed, and no stage has its name."""
         return name in self.failed and all(stage.name != name for stage in self._board.plan.stages)
+
+    def _delist(self, name: str) -> str:
+        """List a stage that has failed no more, nor those that went with it: they cannot be begun anew without it. Returns the
+        name of the stage whose failure it was."""
+        because = self.failed.pop(name).because_of
+        if because == name:
+            self.failed = {other: each for other, each in self.failed.items() if each.because_of != name}
+        return because
 
     def give_up(self, asked: PlanRequest, limit_s: float, now: float) -> bool:
         """Give up a change whose time is over. False: a table has named it already, or it is over."""
@@ -263,7 +271,7 @@ class PlanChanges:
         if self._is_gone(asked.removes):
             asked.on(PlanEvent.GONE, now)
             self.current, self.quiet_since = None, now
-            because = self.failed.pop(asked.removes).because_of
+            because = self._delist(asked.removes)
             self._board.note(f"{asked.what}, which went with the failure of {because}", now, "plan", asked.request)
             return True
         try:

@@ -15,6 +15,9 @@ from flux.dataflow.plan import SourcePlan, StagePlan
 from flux.dataflow.source import DataFrameSource, Source
 from flux.errors import SchemaError, UsageError
 
+#: Characters of the name of a stage or source, at most.
+NAME_MAX = 200
+
 
 def check_names(schema: pa.Schema, what: str) -> None:
     """Raise SchemaError unless there is a column, and each has a name of its own: steps find columns by their names."""
@@ -37,6 +40,15 @@ def check_cases(schema: pa.Schema, what: str) -> None:
                 f"{what}: columns {other!r} and {name!r} differ only in case, and Spark does not tell them apart; rename one of "
                 "them, or set spark.sql.caseSensitive to true"
             )
+
+
+def check_part_name(name: str, what: str) -> None:
+    """Raise UsageError unless reports, events and commands can show the name of a stage or source within a line."""
+    if not name.strip() or len(name) > NAME_MAX or not name.isprintable():
+        raise UsageError(
+            f"name of a {what}: expected printable text of up to {NAME_MAX} characters, got {name!r:.250}; give it another "
+            "one, name=..."
+        )
 
 
 def free_names(wanted: Sequence[str], taken: Sequence[str]) -> list[str]:
@@ -96,8 +108,9 @@ class PlanNames:
         return stage in self._kept.sinkless
 
     def of_stage(self, flow: Flow) -> str:
-        """Return a name for the stage of a flow. UsageError: the program has given it that of a running stage."""
+        """Return a name for the stage of a flow. UsageError: the program has given it that of a running stage or source."""
         name, stage = flow.stage.name, flow.stage
+        check_part_name(name, "stage")
         # Stages of Flux's own, as those that gather files for a sink, are named after the stage before them.
         own = str(getattr(stage.target, "__module__", "")).startswith("flux.")
         given = (type(flow) is Flow and not own) or (isinstance(stage, ChangedStage) and "name" in stage.changes)
@@ -106,10 +119,17 @@ class PlanNames:
                 f"stage {name}: a stage of that name runs. query[{name!r}] is its flow; a second one needs a name of its own, as "
                 "in flow.withStage(name=...)"
             )
+        if given and name in self._sources:
+            raise UsageError(
+                f"stage {name}: a source of that name runs. Give the stage another one: flow.withStage(name=...)"
+            )
         return self.unique(name)
 
     def of_source(self, given: Source) -> str:
         """Return a name for a source. UsageError: one of that name runs; a DataFrame is read by a job of its own each time."""
+        check_part_name(str(given.name), "source")
+        if given.name in self._stages and not isinstance(given, DataFrameSource):
+            raise UsageError(f"source {given.name}: a stage of that name runs. Give the source another one: name=...")
         if given.name in self._sources and not isinstance(given, DataFrameSource):
             raise UsageError(
                 f"source {given.name}: a source of that name runs. query.source({given.name!r}) is its rows from now on; another "

@@ -95,12 +95,12 @@ def _keeps_from_converging(plan: Plan, stage: StagePlan) -> str:
     if stage.edges_out or stage.collects or stage.sink is None or isinstance(stage.sink, QueryReaders):
         return (
             "its output would go on behind rows that are lost, and only a sink can say how many these were: end the flow in a "
-            "sink right behind it, such as to_parquet() or to(sink)"
+            "sink right behind it, to(sink); to_parquet() writes by a stage of its own"
         )
     if note_of_output(operator) is not None:
         return (
-            f"sink {stage.sink!r} knows rows by numbers that are a part of the lost state: use one that knows batches, such as "
-            "to_parquet() or to(sink)"
+            f"sink {stage.sink!r} knows rows by numbers that are a part of the lost state: use one that knows batches, "
+            "such as to(sink) with a sink that defines committed()"
         )
     edges = [plan.edges[number] for number in stage.edges_in]
     if not all(isinstance(edge, FromSource) and edge.producers_known and edge.states for edge in edges):

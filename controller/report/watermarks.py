@@ -98,7 +98,8 @@ class EventTimes:
                         stages[stage, at.partition] = at
         self._sources |= sources
         self._stages |= stages
-        self._full = any(stats.get("state_full") for stats in told_by)
+        missing = any(time.state == ReaderState.SILENT for time in sources.values())
+        self._full = missing and any(stats.get("state_full") for stats in told_by)
         for stats in told_by:
             for counts in self._known(stats):
                 for told in counts.get("forfeits", ()):

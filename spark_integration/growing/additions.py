@@ -110,6 +110,8 @@ class GrowingQuery(Operations):
 
         UsageError: the stage has not failed, or another one has failed first; the message names it. Errors and timeout are those
         of ``add``."""
+        if not isinstance(name, str):
+            raise UsageError(f"restart takes the name of a stage that has failed, got {type(name).__name__}")
         limit = self._plan.settings.change_timeout if timeout is None else checked_timeout(timeout)
         end = time.monotonic() + limit
         group = self._server.look(lambda: failed_with(name, self._server.core.plans.failed))
@@ -122,7 +124,12 @@ class GrowingQuery(Operations):
         flows = self._ends.anew(group, self._server.plan)
         if not flows:
             raise UsageError(f"stage {name} ends in no flow of this program: add its flow again (query.add)")
-        self.add(*flows, timeout=max(end - time.monotonic(), 0.0))
+        left = end - time.monotonic()
+        if left <= 0:
+            raise QueryTimeout(
+                f"after {limit:g} s {name} was not begun anew. Nothing was changed: give a longer timeout"
+            )
+        self.add(*flows, timeout=left)
 
     def seal(self) -> None:
         """Accept no more additions, so that the query finishes as soon as all its input has ended. Without it, a query that has
@@ -132,6 +139,8 @@ class GrowingQuery(Operations):
     def failure_of(self, stage: StagePlan | str) -> QueryFailed | None:
         """Return the error of a stage that has failed while the query goes on, given by its name or as it was in the plan. None:
         it runs, or was removed."""
+        if not isinstance(stage, str | StagePlan):
+            raise UsageError(f"failure_of takes the name of a stage, got {type(stage).__name__}")
         name = stage if isinstance(stage, str) else stage.name
         failed = self._server.look(lambda: self._server.core.plans.failed.get(name))
         if failed is None or (isinstance(stage, StagePlan) and failed.stage != stage.id):

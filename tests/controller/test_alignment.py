@@ -87,15 +87,30 @@ def test_the_last_report_of_a_lost_reader_stands_until_another_one_reports() -> 
 
 
 def test_readers_stand_still_at_the_foremost_partition_until_no_worker_has_too_much_state() -> None:
-    stop = StateStop()
-    reading = {"times": [at(100), at(20, 1)]}
+    stop, full = StateStop(), {"state_full": True}
+    reading = {"times": [at(100), at(20, 1, ReaderState.SILENT)]}
     stop.look([reading, {"times": [at(90, 2)], "state_full": False}])
     assert stop.at == END_OF_TIME
-    stop.look([{**reading, "state_full": True}, {"times": [at(110, 2)]}])
+    stop.look([reading | full, {"times": [at(110, 2)]}])
     assert stop.at == 110 * S
-    stop.look([{**reading, "state_full": True}, {"times": [at(150, 2)]}])
+    stop.look([reading | full, {"times": [at(150, 2)]}])
     assert stop.at == 110 * S, "those that were missing come up to it"
+    stop.look([{"times": [at(100), at(60, 1)]} | full, {"times": [at(150, 2)]}])
+    assert stop.at == 110 * S, "it answers, and comes up to the others"
     stop.look([reading])
     assert stop.at == END_OF_TIME
-    stop.look([{"state_full": True}])
+    stop.look([{"times": [at(None, 1, ReaderState.SILENT)]} | full])
     assert stop.at == END_OF_TIME, "no partition has a watermark"
+
+
+def test_a_state_that_is_too_large_stops_no_reader_while_all_partitions_answer() -> None:
+    """Without rows no window closes, and the state would never fall."""
+    stop, full = StateStop(), {"state_full": True}
+    stop.look([{"times": [at(100), at(20, 1)]} | full])
+    assert stop.at == END_OF_TIME
+    stop.look([{"times": [at(100), at(20, 1, ReaderState.SILENT)]} | full])
+    assert stop.at == 100 * S
+    stop.look([{"times": [at(101), at(100, 1)]} | full])
+    assert stop.at == END_OF_TIME, "it has come up to the others, and the state is as large as it is"
+    stop.look([{"times": [at(101), at(100, 1)]} | full])
+    assert stop.at == END_OF_TIME

@@ -106,14 +106,14 @@ def test_results_are_whole_behind_the_newest_row_that_any_reader_had_given_and_a
     [
         ({}, []),
         (
-            {"begunEmpty": 1, "incompleteThrough": None, "watermark": "1970-01-01T00:00:09.000Z"},
+            {"begunEmpty": 1, "incompleteThrough": None, "eventTime": {"watermark": "1970-01-01T00:00:09.000Z"}},
             [
                 "results of stage counts lack rows for a time that is not known yet: 1 partition of it has begun empty, because "
                 "the last replica was lost"
             ],
         ),
         (
-            {"begunEmpty": 2, "incompleteThrough": "1970-01-01T00:00:12.000Z", "watermark": None},
+            {"begunEmpty": 2, "incompleteThrough": "1970-01-01T00:00:12.000Z", "eventTime": {"watermark": None}},
             [
                 "results of stage counts lack rows up to 1970-01-01T00:00:12.000Z: 2 partitions of it have begun empty, because "
                 "the last replica was lost"
@@ -123,7 +123,7 @@ def test_results_are_whole_behind_the_newest_row_that_any_reader_had_given_and_a
             {
                 "begunEmpty": 2,
                 "incompleteThrough": "1970-01-01T00:00:12.000Z",
-                "watermark": "1970-01-01T00:00:12.000Z",
+                "eventTime": {"watermark": "1970-01-01T00:00:12.000Z"},
             },
             [],
         ),

@@ -65,6 +65,14 @@ def test_a_defect_in_the_controller_fails_the_query_and_says_what_it_was(
         assert not thread.is_alive()
 
 
+def test_a_question_that_fails_is_the_error_of_its_caller_alone(query: ThreadQuery) -> None:
+    """A name of an odd type, as restart(["Count"]), ended the query."""
+    known: dict[Any, Any] = {}
+    with pytest.raises(TypeError, match="unhashable type"):
+        query.server.look(lambda: known.get([]))
+    assert query.server.look(lambda: query.server.core.phase) == "running"
+
+
 def test_a_controller_that_cannot_even_send_everybody_home_still_ends(
     query: ThreadQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,8 +113,9 @@ def test_a_worker_reports_watermarks_late_rows_and_the_stream_that_is_waited_for
 def test_windows_that_closed_without_an_input_are_told_once_and_counted() -> None:
     seen = times(SourceTime(0, 0, 90 * S, 0, NEVER, 10, ReaderState.READING), stages=[[StageTime(0, 60 * S, 0, 0)]])
 
-    def note(*told: Forfeited, full: bool = False) -> list[tuple[str, str]]:
-        seen.note([{"stages": [{"stage": 0, "forfeits": list(told)}], "state_full": full}])
+    def note(*told: Forfeited, full: bool = False, state: ReaderState = ReaderState.SILENT) -> list[tuple[str, str]]:
+        time = SourceTime(0, 0, 90 * S, 0, NEVER, 10, state)
+        seen.note([{"stages": [{"stage": 0, "forfeits": list(told)}], "state_full": full, "times": [time]}])
         return seen.warnings([10, 0], 30.0, 0.0)
 
     ((stage, text),) = note(Forfeited(0, 10 * S, 20 * S, 3), Forfeited(1, 10 * S, 30 * S, 4))
@@ -125,6 +126,7 @@ def test_windows_that_closed_without_an_input_are_told_once_and_counted() -> Non
     assert about["incomplete"] == {"from": "1970-01-01T00:00:10.000Z", "to": "1970-01-01T00:00:30.000Z"}
     assert about["forfeitedRows"] == 9
     assert len(note(Forfeited(1, 50 * S, 60 * S, 4))) == 1, "another one"
+    assert note(full=True, state=ReaderState.READING) == [], "nothing is missing"
     ((_, text),) = note(full=True)
     assert "the other inputs stand still until it is back" in text
     assert note(full=True) == []

@@ -475,6 +475,14 @@ def test_a_failed_stage_begins_anew_with_the_stages_that_depended_on_it() -> Non
         query.restart("Alarm")
 
 
+def test_names_of_stages_are_texts() -> None:
+    query = started(Totals(flights()).to(Shown()))
+    for name in (["Totals"], {}, None, 1):
+        for call, what in ((query.restart, "restart"), (query.remove, "remove"), (query.failure_of, "failure_of")):
+            with pytest.raises(UsageError, match=f"{what} takes the name of a stage.*, got {type(name).__name__}"):
+                call(name)  # type: ignore[operator]
+
+
 def test_a_failed_stage_of_the_start_begins_anew_too_once_it_is_gone() -> None:
     given = [Totals(flights()).to(Shown()), alarm(flights("b")).withStage(name="Other").to(Shown())]
     query = started(*given)
