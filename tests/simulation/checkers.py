@@ -65,6 +65,8 @@ class Ledger:
     def __init__(self) -> None:
         #: By edge, of removed ones as well: the source or the stage of its rows, as (from a stage, id).
         self.origins: dict[int, tuple[bool, int]] = {}
+        #: Edges of numbered rows, removed ones as well: a worker that still follows an earlier version goes on with them.
+        self.numbered: set[int] = set()
         self.controller: Controller
         self.counts: Counter[str] = Counter()
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -115,6 +117,7 @@ class Ledger:
     def plan(self, plan: Plan) -> None:
         self._plan = plan
         self.origins |= {edge.id: (edge.from_stage, plan.origin(edge).id) for edge in plan.edges}
+        self.numbered |= {edge.id for edge in plan.edges if plan.numbered(edge)}
 
     def newest_given(self, stream: StreamId) -> Any:
         """The last batch, row or end that a stream has given out; None if there is none."""
