@@ -5,14 +5,19 @@ A request is known to its requester from the beginning to the end, and only ``co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from controller.course.plan_phases import PlanEvent, PlanPhase, after
+from controller.text import some
 from flux.dataflow.plan import Plan
 from flux.dataflow.plan_change import PlanChange
 from flux.errors import FluxError, UsageError
 from flux.wire.control import EdgeStored
+
+#: Stages that are named in a line about a failure, at most.
+WENT_WITH = 5
 
 
 class PlanHasChanged(UsageError):
@@ -104,6 +109,18 @@ class FailedStage:
     because_of: str
     error: str
     traceback: str = ""
+
+
+def failures(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Put into words which stages have failed, each with those that depended on it. ``stages``: those of a progress report."""
+    lines = []
+    for each in stages:
+        name = each["stage"]
+        if each["becauseOf"] == name:
+            went = [other["stage"] for other in stages if other["becauseOf"] == name and other["stage"] != name]
+            also = f", and with it {some(went, WENT_WITH)}" if went else ""
+            lines.append(f"stage {name} has failed{also}: {each['error']:.300}")
+    return lines
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from controller.course.beginnings import incomplete
+from controller.course.plan_requests import failures
 from controller.operate.all_available import AllAvailable
 from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.explain import explain
@@ -149,9 +150,10 @@ class Query(GrowingQuery):
         return str(progress.get("availability", {}).get("message", ""))
 
     def _notices(self) -> list[str]:
-        """Describe stages with results that lack rows, because partitions have begun empty, and partitions that wait because a
-        sink, or a reader, is slower than their stage."""
-        stages = (self.lastProgress or QueryProgress()).get("stages", ())
+        """Describe stages that have failed, stages with results that lack rows, because partitions have begun empty, and
+        partitions that wait because a sink, or a reader, is slower than their stage."""
+        progress = self.lastProgress or QueryProgress()
+        stages = progress.get("stages", ())
         waiting = [(stage["name"], stage.get("waitForSink", 0)) for stage in stages]
         read = {stage.name for stage in self._plan.stages if isinstance(stage.sink, QueryReaders)}
         slow = [
@@ -160,7 +162,7 @@ class Query(GrowingQuery):
             for name, number in waiting
             if number
         ]
-        return incomplete(stages) + slow
+        return [*failures(progress.get("plan", {}).get("failedStages", ())), *incomplete(stages), *slow]
 
     @property
     def lastProgress(self) -> QueryProgress | None:  # noqa: N802
@@ -188,8 +190,10 @@ class Query(GrowingQuery):
         return self._run.error()
 
     def explain(self) -> None:
-        """Print the plan that runs: sources, stages with keys, partitions and replicas, and policies."""
-        print(explain(self._plan, self._run.need.workers))
+        """Print the plan that runs: sources, stages with keys, partitions and replicas, and policies; and the stages that have
+        failed."""
+        failed = (self.lastProgress or QueryProgress()).get("plan", {}).get("failedStages", ())
+        print("\n".join([explain(self._plan, self._run.need.workers), *failures(failed)]))
 
     def __repr__(self) -> str:
         return f"<flux query {self._name or self.id}: {self.status['message']}>"

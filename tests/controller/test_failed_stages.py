@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.course.plan_requests import failures
 from controller.decide.request_book import State
 from controller.replicas.addition_limits import CONFIRM_MAX_S
 from controller.replicas.spread import closest
@@ -162,6 +163,7 @@ def test_a_stage_that_reads_a_failing_one_and_comes_meanwhile_goes_too() -> None
     assert [stage.name for stage in c.core.plan.stages] == ["s0", "A"]
     c.tick(0.01)
     assert set(c.core.plans.failed) == {"s1", "Sums", "B"}
+    assert failures(c.core.plans.report()["failedStages"]) == ["stage s1 has failed, and with it Sums, B: boom"]
 
 
 def test_a_stage_that_is_removed_by_hand_while_it_fails_is_not_listed_nor_are_those_that_went_with_it() -> None:
