@@ -66,7 +66,7 @@ def test_it_says_which_output_of_which_stage() -> None:
 def test_what_cannot_be_read_is_refused_with_what_can() -> None:
     rows = DataFrameSource("rows", SCHEMA)
     for of, stage, why in (
-        (plan(first(rows)), None, r"keeps no output for readers: end the flow with to_readers\(\)"),
+        (plan(first(rows)), None, r"keeps no output for readers now: end a flow with to_readers\(\)"),
         (
             plan(first(rows).to_readers(), second(rows).to_readers()),
             None,
