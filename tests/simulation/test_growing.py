@@ -114,7 +114,7 @@ def test_a_rule_of_plans_that_grow_is_missed_in_queries_of_all_kinds(
     variant: Callable[[pytest.MonkeyPatch], None], laws: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variant(monkeypatch)
-    results = (run(seed) for seed in range(SOURCES_COME_FROM, SOURCES_COME_FROM + 40))
+    results = (run(SOURCES_COME_FROM + seed) for seed in (0, 16, 23))
     assert next(result.law for result in results if not result.ok) in laws
 
 
