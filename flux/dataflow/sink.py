@@ -524,7 +524,9 @@ def offered(plan: Plan, stage: str | None) -> StagePlan:
     found = [each for each in plan.stages if isinstance(each.sink, QueryReaders)]
     names = ", ".join(each.name for each in found)
     if not found:
-        raise UsageError("the query keeps no output for readers now: end a flow with to_readers(), at the start or in query.add()")
+        raise UsageError(
+            "the query keeps no output for readers now: end a flow with to_readers(), at the start or in query.add()"
+        )
     if stage is not None:
         found = [each for each in found if stage in (each.name, each.name.removesuffix(".sink"))]
         if not found:
