@@ -290,12 +290,8 @@ class Producer:
         begin, last = numbers or (begin, begin + rows - 1)
         if position:
             self._mark = Mark(last, checksum, begin, position, rows, self.watermark, *self.judged)
-        self._push(
-            LogEntry(
-                last, Rows(data, read), data.by_rank, data.nbytes, checksum, created, begin, self._mark,
-                self.watermark, *self.judged,
-            )
-        )  # fmt: skip
+        given = last, Rows(data, read), data.by_rank, data.nbytes, checksum, created
+        self._push(LogEntry(*given, begin, self._mark, self.watermark, *self.judged))
 
     def adopt(self, entries: Sequence[LogEntry], gone: np.ndarray, finished: bool) -> None:
         """Begin with the log of a copied replica. ``gone``: by partition, the highest element with rows for it that has left the
@@ -593,9 +589,8 @@ class Producer:
                 cursor.unread_look |= cursor.phase is STANDING_BY and cursor.looks_for_unread
         if self._presses:
             assert self._consumers is not None
-            for worker, press in self._pressing.look(
-                self.log, self.finished or self.resting, self._acks, self._consumers, now
-            ):
+            ended = self.finished or self.resting
+            for worker, press in self._pressing.look(self.log, ended, self._acks, self._consumers, now):
                 yield ToWorker(worker, press)
         if now >= self._idle_at:
             yield from self._press_idle(now)
@@ -635,8 +630,7 @@ class Producer:
     def _has_passed(self, cursor: ConsumerProgress) -> bool:
         """Tell whether a worker has been sent all rows below its front that this life has, or will have (design:
         rows-that-are-gone)."""
-        end = self.log.end
-        return cursor.next >= min(cursor.front, end) and (end >= cursor.front or self._at_end)
+        return cursor.next >= min(cursor.front, self.log.end) and (self.log.end >= cursor.front or self._at_end)
 
     @property
     def _presses(self) -> bool:
@@ -648,9 +642,8 @@ class Producer:
         earlier life that were for other partitions, and would never show that they need none of these."""
         self._idle_at = np.inf
         consumers = self._consumers
-        if not (
-            self.earlier.numbered and self.reads_again and self._first and consumers is not None and consumers.kept
-        ):
+        again = self.earlier.numbered and self.reads_again and self._first
+        if not again or consumers is None or not consumers.kept:
             return
         partitions = idle(self._acks, consumers.keeps, self._last, self._first)
         if partitions:
@@ -693,6 +686,13 @@ def state_watermark(producer: Producer, sequence: int, watermark: int, idle: boo
     if producer.bounds is not None:
         producer.bounds.note(sequence, watermark, idle)
         producer.dirty = True
+
+
+def owing(producer: Producer) -> dict[int, int]:
+    """Return the sum of the acks of each worker that has answered a greeting and has still to ack elements. It changes with every
+    ack of something new."""
+    cursors = producer._cursors.items()
+    return {worker: int(c.acked.sum()) for worker, c in cursors if c.answered and producer._owes(c)}
 
 
 def unread_due(producer: Producer) -> float:

@@ -1,14 +1,12 @@
 """The settled point of a stream of numbered rows: no row before it is needed any more (design: needed-no-more).
 
-``Settling`` knows the point, ``CheckpointRequests`` asks for checkpoints if rows are kept only for these, and ``owing`` names the
-workers whose acks are lacking.
+``Settling`` knows the point, and ``CheckpointRequests`` asks for checkpoints if rows are kept only for these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +15,6 @@ from flux.exchange.consumer_progress import NOBODY
 from flux.exchange.log import Log
 from flux.wire.messages import Mark, Press, Settled
 from partitioning.ids import StreamId
-
-if TYPE_CHECKING:
-    from flux.exchange.producer import Producer
 
 #: A log that is fuller than this part of its bound asks for checkpoints.
 PRESSED_SHARE = 1 / 2
@@ -136,11 +131,3 @@ class Settling:
         if reads or self.mark.sequence >= self.kept.sequence:
             return self.mark, self.epoch
         return self.kept, self._kept_epoch
-
-
-def owing(producer: Producer) -> Iterator[tuple[int, int]]:
-    """Yield the workers that have answered a greeting of a producer and have still to ack elements, each with the sum of its
-    acks, which changes with every ack of something new."""
-    for worker, cursor in producer._cursors.items():
-        if cursor.answered and producer._owes(cursor):
-            yield worker, int(cursor.acked.sum())

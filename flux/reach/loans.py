@@ -38,8 +38,8 @@ Streams = Mapping[StreamId, Inbound]
 
 @dataclass(slots=True)
 class UnorderedHead:
-    """The oldest pending slice of a stream at a secondary: its first number, the time since which it is the oldest, and the time
-    until the primary is told of the slices behind the last order."""
+    """The oldest pending slice of a stream at a secondary that no order names: its first number, the time since which it is the
+    oldest, and the time until the primary is told of the slices behind the last order."""
 
     first: int
     since: float
@@ -50,9 +50,18 @@ class Lender:
     """The secondaries of a worker as lenders to their primaries. Nothing is sent before it is asked for, because a primary that
     orders nothing may have the rows, and wait for room."""
 
-    def __init__(self, worker: int, link_s: float, replicas: Replicas, streams: Streams) -> None:
-        """Begin without slices. ``replicas`` and ``streams``: those of the worker, live mappings."""
+    def __init__(
+        self,
+        worker: int,
+        link_s: float,
+        replicas: Replicas,
+        streams: Streams,
+        out_of_reach: Callable[[int], bool] = lambda worker: False,
+    ) -> None:
+        """Begin without slices. ``replicas`` and ``streams``: those of the worker, live mappings; ``out_of_reach`` tells of a
+        worker whose primaries borrow over a third one: these are told of new slices with the next look."""
         self._worker = worker
+        self._out_of_reach = out_of_reach
         self._link_s = link_s
         self._replicas = replicas
         self._streams = streams
@@ -75,25 +84,30 @@ class Lender:
         told: dict[int, list[UnorderedRows]] = {}
         for key, replica in self._replicas.items():
             for stream, slices in () if replica.primary else replica.waits.by_stream.items():
-                first = slices[0].first
+                primary, ordered = table.replicas(*key)[0].worker, replica.order.ordered_below(stream)
+                if slices[-1].sequence < ordered:
+                    continue
+                # Slices in front of it may wait long: for rows of their step that do not come, or for its commit.
+                first = next(slice_.first for slice_ in slices if slice_.sequence >= ordered)
                 head = known.get((key, stream))
                 if head is None or head.first != first:
-                    head = UnorderedHead(first, now, FIRST * self._link_s)
-                elif now >= head.since + head.patience_s and slices[-1].sequence >= replica.order.ordered_below(stream):
-                    head.since, head.patience_s = now, min(2 * head.patience_s, LONGEST * self._link_s)
+                    patience = LOOK if self._out_of_reach(primary) else FIRST
+                    head = UnorderedHead(first, now, patience * self._link_s)
+                elif now >= head.since + head.patience_s:
+                    head.since = now
+                    head.patience_s = min(2 * max(head.patience_s, FIRST * self._link_s), LONGEST * self._link_s)
                     rows = UnorderedRows(*key, replica.incarnation, *stream, slices[-1].sequence + 1)
-                    told.setdefault(table.replicas(*key)[0].worker, []).append(rows)
+                    told.setdefault(primary, []).append(rows)
                 self._heads[key, stream] = head
         for worker, items in told.items():
             yield ToWorker(worker, Unordered(self._worker, items))
 
     def lend(self, worker: int, message: Borrow) -> None:
         """Lend slices to a primary on a worker, which ``poll`` yields."""
-        self._lent.extend(self._slices(worker, message))
+        self._lent.extend(ToWorker(worker, *lent) for lent in self.slices(message))
 
-    def _slices(self, worker: int, message: Borrow) -> Iterator[ToWorker]:
-        """Yield the slices that a primary on a worker asks for, up to its room, and the statement about the stream behind
-        them."""
+    def slices(self, message: Borrow) -> Iterator[tuple[Data | Bound, tuple[pa.RecordBatch, ...]]]:
+        """Yield the slices that a primary asks for, up to its room, and the statement about the stream behind them."""
         key, stream = PartitionKey(message.stage, message.partition), StreamId(message.edge, message.producer)
         replica, inbound = self._replicas.get(key), self._streams.get(stream)
         if replica is None or inbound is None or replica.primary or replica.incarnation != message.incarnation:
@@ -106,12 +120,12 @@ class Lender:
             if room <= 0:
                 return
             lent, batches = _lent(slice_, message, number, first, mark)
-            yield ToWorker(worker, lent, batches)
+            yield lent, batches
             number, first, room = number + 1, slice_.sequence + 1, room - lent.nbytes
         said = inbound.said
         if said.watermark != NEVER and inbound.received[partition] >= said.sequence:
             last = max(first, said.sequence)
-            yield ToWorker(worker, Bound(*stream, message.nonce, number, first, last, said.watermark))
+            yield Bound(*stream, message.nonce, number, first, last, said.watermark), ()
 
 
 def _lent(

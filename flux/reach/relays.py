@@ -1,29 +1,47 @@
 """Ways over a third worker, for messages of two workers that cannot reach each other (design: relayed-answers).
 
-Two kinds of messages have answers without which work stands still: orders of steps, whose answers commit these steps, and rows of
-a source, whose acks empty its log. A worker that lacks such an answer for ``link.timeout`` sends the order, or a question for the
-acks, over a third worker. The answer takes the same way back. Once an answer has come so, orders take this way at once, until
+Three kinds of messages have answers without which work stands still: orders of steps, whose answers commit these steps, rows of
+a source, whose acks empty its log, and statements of a secondary about rows that its primary may lack. A worker that lacks such
+an answer for long sends the order, a question for the acks, or the statement, over a third worker. The answer takes the same way
+back, and so do rows that are borrowed in it. Once an answer has come so, orders and statements take this way at once, until
 another one comes directly.
 
-Law: nothing is believed that would not be believed on the direct way. Orders have a term, a life and numbers, acks an epoch, and
-a question for acks the life of the producer. All of them may be lost, late and repeated.
+Law: nothing is believed that would not be believed on the direct way. Orders have a term, a life and numbers, acks an epoch, a
+question for acks the life of the producer, and lent rows the nonce of their loan, of which there is one for the way. All of them
+may be lost, late and repeated. The worker in between keeps no row: a loan has no more bytes than its borrower has credit for.
 
-Left to others: the messages themselves (``flux.replica.order_exchange``, ``flux.exchange.producer``).
+Left to others: the messages themselves (``flux.replica.order_exchange``, ``flux.exchange.producer``, ``flux.reach.loans``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from flux.exchange.feed import Counters
 from flux.exchange.inbound import Inbound
-from flux.exchange.producer import Producer, ToWorker
-from flux.exchange.retention import owing
+from flux.exchange.producer import Producer, ToWorker, owing
 from flux.exchange.source_streams import SourceStreams
+from flux.reach.loans import LONGEST, Lender
 from flux.replica.replica import Replica
-from flux.wire.messages import Ack, Acks, Answered, Orders, OrdersSeen, PartitionSeen, Relayed, WantAck
+from flux.wire.messages import (
+    Ack,
+    Acks,
+    Answered,
+    Borrow,
+    Bound,
+    Data,
+    Orders,
+    OrdersSeen,
+    Relayed,
+    Unordered,
+    UnorderedRows,
+    WantAck,
+)
 from partitioning.ids import PartitionKey, SourcePartition, StreamId
 from partitioning.table import Table
 
@@ -34,8 +52,20 @@ LOOK = 1 / 3
 QUICK_TRIES, PATIENCE_MAX = 4, 2.0
 #: In link timeouts: the time for which a question asks for acks. The next one comes after one.
 LEASE = 3.0
+#: In link timeouts: the time after its last message for which the way of statements counts. They come at least as often while
+#: rows wait, so none is left for a link that is up again.
+STATED = LONGEST + 2
+#: In link timeouts: the time for which a worker counts as out of reach after something has come from it over a third one.
+KNOWN = 2.0
 #: Seconds after its last message for which a link is kept open.
 KEPT_S = 5.0
+
+
+class RelayedFrom(NamedTuple):
+    """The way of a message over a third worker, in place of the connection of a direct one: answers take it back."""
+
+    origin: int
+    over: int
 
 
 @dataclass(slots=True)
@@ -54,6 +84,8 @@ class RelayedWay:
     since: float = inf
     #: The time of the next message that goes directly as well, to find out whether the link is up again.
     direct_at: float = -inf
+    #: The time of the last message or answer.
+    used: float = -inf
 
 
 class RelayedWays:
@@ -74,18 +106,20 @@ class RelayedWays:
         quick = way.tries < min(len(ring), QUICK_TRIES)
         way.patience = LOOK if quick else min(max(2 * way.patience, 1.0), PATIENCE_MAX)
         way.tries, way.answers = way.tries + 1, False
-        way.next_at = now + self._link_s * way.patience
+        way.next_at, way.used = now + self._link_s * way.patience, now
         return way.over
 
     def answered(self, to: int, over: int, now: float) -> None:
         """Note that an answer has come over a third worker."""
         if (way := self.ways.get(to)) is not None:
-            way.over, way.answers, way.tries, way.next_at = over, True, 0, -inf
+            way.over, way.answers, way.tries, way.next_at, way.used = over, True, 0, -inf, now
             way.since = min(way.since, now)
 
-    def keep(self, workers: Collection[int]) -> None:
-        """Forget ways to and over workers that are gone."""
-        self.ways = {to: way for to, way in self.ways.items() if to in workers and way.over in workers}
+    def keep(self, workers: Collection[int], used_after: float = -inf) -> None:
+        """Forget ways to and over workers that are gone, and those that were last used before a time."""
+        self.ways = {
+            to: way for to, way in self.ways.items() if to in workers and way.over in workers and way.used >= used_after
+        }
 
 
 @dataclass(slots=True)
@@ -95,6 +129,14 @@ class Lease:
     origin: int
     over: int
     until: float
+
+
+@dataclass(slots=True)
+class Statements:
+    """Statements of the secondaries here to the primaries on one worker that have had no answer, the first one made ``at``."""
+
+    at: float
+    rows: dict[Hashable, UnorderedRows] = field(default_factory=dict)
 
 
 class Relays:
@@ -108,25 +150,33 @@ class Relays:
         sources: Mapping[SourcePartition, SourceStreams],
         streams: Mapping[StreamId, Inbound],
         ack_soon: Callable[[Inbound], None],
-        follow: Callable[[Orders], list[PartitionSeen]],
+        lender: Lender,
+        knows: Callable[[Hashable, Data | Bound], bool],
+        take: Callable[[Hashable, Any, Sequence[pa.RecordBatch], float], None],
         on_answer: Callable[[int, Answered, float], None],
         counters: Counters,
     ) -> None:
-        """Begin without any. ``replicas``, ``sources`` and ``streams``: those of the worker, live mappings; ``follow`` takes
-        orders and returns answers, ``on_answer`` takes the answer of a worker, ``ack_soon`` makes acks of a stream."""
+        """Begin without any. ``replicas``, ``sources`` and ``streams``: those of the worker, live mappings; ``take`` takes a
+        message as if it had come on a connection, and ``knows`` tells whether it is lent there; ``on_answer`` takes the answer of
+        a worker, ``ack_soon`` makes acks of a stream."""
         self._worker, self._link_s = worker, link_s
         self._replicas = replicas
         self._sources = sources
         self._streams = streams
         self._ack_soon = ack_soon
-        self._follow = follow
+        self._lender, self._knows, self._take = lender, knows, take
         self._on_answer = on_answer
         self._counters = counters
         self._table: Table | None = None
         #: The time of the last call of ``ask``. If it was long before that of this one, answers wait to be read here.
         self._now, self._late = -inf, False
-        #: Ways of orders to secondaries, and of questions for acks to consumers.
+        #: Ways of orders to secondaries, of questions for acks to consumers, and of statements about rows to primaries.
         self._orders, self._questions = RelayedWays(worker, link_s), RelayedWays(worker, link_s)
+        self._loans = RelayedWays(worker, link_s)
+        #: By the worker of the primaries: the statements that go over a third worker unless these borrow something before.
+        self._stated: dict[int, Statements] = {}
+        #: By worker: the time of the last message that has come from there over a third one.
+        self._heard: dict[int, float] = {}
         #: By stream and consumer: its acks at the last looks, and the first look that found these.
         self._owed: dict[tuple[StreamId, int], tuple[int, float]] = {}
         self._leases: dict[StreamId, Lease] = {}
@@ -142,7 +192,7 @@ class Relays:
     def links(self) -> list[tuple[int, int, float]]:
         """List the workers whose answers come over others, with these, and the time since which."""
         found: dict[tuple[int, int], float] = {}
-        for ways in self._orders.ways, self._questions.ways:
+        for ways in self._orders.ways, self._questions.ways, self._loans.ways:
             for to, way in ways.items():
                 if way.answers:
                     found[to, way.over] = min(way.since, found.get((to, way.over), inf))
@@ -150,24 +200,40 @@ class Relays:
 
     # ---- messages that come
 
-    def take(self, message: Relayed, table: Table | None, now: float) -> Iterator[ToWorker]:
-        """Send a message on, or take it and yield the answer."""
+    def take(
+        self, message: Relayed, batches: Sequence[pa.RecordBatch], table: Table | None, now: float
+    ) -> Iterator[ToWorker]:
+        """Send a message on, or take it and yield the answer. ``batches``: its payload."""
         ends = {message.origin, message.over, message.to}
         if table is None or len(ends) < 3 or not ends <= table.endpoints.keys() or self._worker == message.origin:
             self._counters.stale += 1
         elif self._worker == message.over:
-            yield self._to(message.to, message, now)
+            if isinstance(message.message, Data) and len(message.message.runs) != len(batches):
+                self._counters.stale += 1  # of an edge that the plan here does not have
+            else:
+                yield self._to(message.to, message, now, batches)
         elif self._worker == message.to:
-            yield from self._deliver(message, now)
+            self._heard[message.origin] = now
+            yield from self._deliver(message, batches, now)
         else:
             self._counters.misrouted += 1
 
-    def _deliver(self, relayed: Relayed, now: float) -> Iterator[ToWorker]:
+    def _deliver(self, relayed: Relayed, batches: Sequence[pa.RecordBatch], now: float) -> Iterator[ToWorker]:
         message, origin, over = relayed.message, relayed.origin, relayed.over
+        way = RelayedFrom(origin, over)
         match message:
-            case Orders():
-                if answers := self._follow(message):
-                    yield self._to(over, Relayed(self._worker, over, origin, OrdersSeen(answers)), now)
+            case Orders() | Unordered():
+                self._take(way, message, (), now)
+            case Data() | Bound():
+                if self._knows(way, message):
+                    self._take(way, message, batches, now)
+                else:
+                    self._counters.stale += 1
+            case Borrow():
+                self._loans.answered(origin, over, now)
+                self._stated.pop(origin, None)
+                for lent, rows in self._lender.slices(message):
+                    yield self._to(over, Relayed(self._worker, over, origin, lent), now, rows)
             case OrdersSeen():
                 self._orders.answered(origin, over, now)
                 self._on_answer(origin, message, now)
@@ -183,14 +249,49 @@ class Relays:
                 self._leases[stream] = Lease(origin, over, now + LEASE * self._link_s)
                 self._ack_soon(inbound)
 
+    def answer(self, way: RelayedFrom, message: Answered) -> ToWorker:
+        """Return an answer to a message that has come over a third worker."""
+        assert isinstance(message, OrdersSeen | Borrow), f"{type(message).__name__} answers nothing that is relayed"
+        return self._to(way.over, Relayed(self._worker, way.over, way.origin, message), self._now)
+
     def came_directly(self, worker: int, message: Answered) -> None:
         """Note an answer that has come directly: the link is up, in both directions."""
         if isinstance(message, OrdersSeen):
             self._orders.ways.pop(worker, None)
         elif isinstance(message, Ack | Acks):
             self._questions.ways.pop(worker, None)
+        elif isinstance(message, Borrow):
+            self._loans.ways.pop(worker, None)
+            self._stated.pop(worker, None)
 
     # ---- messages that go
+
+    def borrows_over_a_third(self, worker: int) -> bool:
+        """Tell whether primaries on a worker have borrowed rows over a third one lately, and not directly since then."""
+        way = self._loans.ways.get(worker)
+        return way is not None and way.answers
+
+    def loans(self, lent: Iterable[ToWorker], now: float) -> Iterator[ToWorker]:
+        """Yield lent rows and statements about such, and statements once more over a third worker: at once if their primary is
+        known to be out of reach, else if it has borrowed nothing until some time has passed."""
+        for effect in lent:
+            yield effect
+            if isinstance(effect.message, Unordered) and self._link_s < inf:
+                stated = self._stated.setdefault(effect.worker, Statements(now))
+                for rows in effect.message.items:
+                    stated.rows[rows.stage, rows.partition, rows.edge, rows.producer] = rows
+        for worker, stated in list(self._stated.items()) if self._table is not None else ():
+            assert self._table is not None
+            known = now <= self._heard.get(worker, -inf) + KNOWN * self._link_s
+            way, over = self._loans.ways.get(worker), -1
+            if way is not None and way.answers:
+                over, way.used = way.over, now
+            elif known or now >= stated.at + LOOK * self._link_s:
+                over = self._loans.next(worker, self._table.endpoints, now)
+            if over >= 0:
+                del self._stated[worker]
+                message = Unordered(self._worker, list(stated.rows.values()))
+                yield self._to(over, Relayed(self._worker, over, worker, message), now)
 
     def ways(self, orders: Iterable[ToWorker], now: float) -> Iterator[ToWorker]:
         """Yield orders, each on its way: directly, or over a third worker, or both."""
@@ -231,6 +332,9 @@ class Relays:
         self._look_at = now + LOOK * self._link_s
         self._orders.keep(table.endpoints)
         self._questions.keep(table.endpoints)
+        self._loans.keep(table.endpoints, now - STATED * self._link_s)
+        self._stated = {worker: stated for worker, stated in self._stated.items() if worker in table.endpoints}
+        self._heard = {worker: at for worker, at in self._heard.items() if now <= at + KNOWN * self._link_s}
         for worker, producers in self._lacking(now).items():
             way = self._questions.ways.get(worker)
             stands = any(now >= self._owed[p.stream, worker][1] + self._link_s for p in producers)
@@ -249,7 +353,7 @@ class Relays:
         found: dict[int, list[Producer]] = {}
         for source in self._sources.values():
             for producer in source.producers:
-                for worker, acked in owing(producer):
+                for worker, acked in owing(producer).items():
                     owed = known.get((producer.stream, worker), (acked, now))
                     self._owed[producer.stream, worker] = owed if owed[0] == acked else (acked, now)
                     if worker != self._worker:
@@ -268,6 +372,6 @@ class Relays:
         for (origin, over), acks in found.items():
             yield self._to(over, Relayed(self._worker, over, origin, Acks(acks)), self._now)
 
-    def _to(self, worker: int, message: Relayed, now: float) -> ToWorker:
+    def _to(self, worker: int, message: Relayed, now: float, batches: Sequence[pa.RecordBatch] = ()) -> ToWorker:
         self._used[worker] = now
-        return ToWorker(worker, message)
+        return ToWorker(worker, message, tuple(batches))

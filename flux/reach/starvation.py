@@ -169,7 +169,10 @@ class OwedRows:
                 yield way, since
 
     def note(self, inbound: Inbound, worker: int, end: int) -> None:
-        """Note that a worker has the elements of a stream below ``end``, and that some of them have not come."""
+        """Note that a worker has the elements of a stream below ``end``, and that some of them have not come. If the stream is
+        read from there already, the worker has not heard of it; others that have the rows do not wait for that one."""
+        if worker == inbound.feed.worker:
+            return
         owed = self._streams.get(inbound.stream)
         if owed is None or owed.taken != inbound.taken:
             owed = OwedStream({}, inbound.taken, self._link_s * GRACE)

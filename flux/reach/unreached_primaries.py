@@ -55,16 +55,23 @@ class UnreachedPrimaries:
         self._borrower = borrower
         self._counters = counters
         self._oldest: dict[StreamId, OldestElement] = {}
+        #: By primary: committed steps at the last look. A secondary that has not applied these by now lacks rows itself, and
+        #: would stand still as primary.
+        self._committed: dict[PartitionKey, int] = {}
         #: The time of the next look.
         self.look_at = 0.0
 
     def look(self, now: float) -> Iterator[ToWorker | Unreached]:
         """Look at the primaries here: yield reports about rows, and questions about acks."""
         self.look_at = now + LOOK * self._unreached_s
+        before, self._committed = (
+            self._committed,
+            {r.key: r.order.committed for r in self._replicas.values() if r.leads},
+        )
         for key, stream, lender in self._borrower.alone(now - self._unreached_s):
             replica = self._replicas.get(key)
             peer = replica.order.peers.get(lender) if replica is not None and replica.leads else None
-            if replica is not None and peer is not None:
+            if replica is not None and peer is not None and peer.applied >= before.get(key, peer.applied + 1):
                 yield Unreached(
                     node=self._worker, stage=key.stage, partition=key.partition, primary=self._worker,
                     leader=replica.incarnation, worker=lender, incarnation=peer.incarnation, edge=stream.edge,
@@ -103,7 +110,7 @@ class UnreachedPrimaries:
             asks = table is not None and secondary and table.replicas(*key)[0].worker == message.worker
             if replica is None or producer is None or not asks or not _gives(replica, producer):
                 self._counters.stale += 1
-            elif producer.log.base > element.sequence:
+            elif producer.log.base > element.sequence and not replica.missing():
                 yield Unreached(
                     node=self._worker, stage=key.stage, partition=key.partition, primary=message.worker,
                     leader=element.leader, worker=self._worker, incarnation=replica.incarnation, edge=element.edge,

@@ -61,7 +61,7 @@ from flux.wire.control import (
     Welcome,
 )
 from flux.wire.frames import encode
-from flux.wire.messages import Data, Install, Tentative
+from flux.wire.messages import Install, Relayed, Tentative
 from flux.wire.pulse import KIND, TURN, TURNS, WAITS
 from flux.wire.statistics import Statistics
 from flux.worker.core import WorkerCore
@@ -271,11 +271,13 @@ class WorkerLoop:
                 core.on_install(connection, message, _only(frames[1:]), now)
                 return
             batches: list[pa.RecordBatch] = []
-            if isinstance(message, Data) and core.knows(connection, message):
+            if (data := core.rows_of(connection, message)) is not None:
                 try:
-                    batches = decode_batches(message, frames[1:], self._travels[message.edge])
+                    batches = decode_batches(data, frames[1:], self._travels[data.edge])
                 except ProtocolError as error:
-                    core.on_undecodable(connection, message, str(error))
+                    if isinstance(message, Relayed):
+                        raise
+                    core.on_undecodable(connection, data, str(error))
                     return
             elif isinstance(message, Tentative) and core.shadows.knows(message):
                 batches = decode_tentative(message, frames[1:], self._travels[message.edge])

@@ -612,13 +612,14 @@ class WantAck(Message, frozen=True):
 
 class Relayed(Message, frozen=True):
     """Message of one worker to another that travels over a third, because it, or its answer, does not come directly (design:
-    relayed-answers). The worker between the two sends it on as it is, and answers nothing."""
+    relayed-answers). The worker between the two sends it on as it is, and answers nothing. The payload of Data, one frame at
+    most, travels with it."""
 
     origin: Id
     #: The worker between the two. An answer goes the same way back.
     over: Id
     to: Id
-    message: Orders | OrdersSeen | WantAck | Acks
+    message: Orders | OrdersSeen | WantAck | Acks | Unordered | Borrow | Data | Bound
 
 
 #: Messages of a worker to the data port of another.

@@ -26,7 +26,7 @@ from flux.errors import Fenced, ProtocolError, RefusedError, UserCodeError
 from flux.exchange.feed import Counters
 from flux.exchange.producer import ToWorker, unread_due
 from flux.reach.loans import Lender
-from flux.reach.relays import Relays
+from flux.reach.relays import RelayedFrom, Relays
 from flux.reach.unreached_primaries import UnreachedPrimaries
 from flux.replica.batched_steps import apply_together
 from flux.replica.event_clock import check_entries
@@ -50,7 +50,6 @@ from flux.wire.messages import (
     Installed,
     Orders,
     OrdersSeen,
-    PartitionSeen,
     Passed,
     Press,
     Pull,
@@ -168,13 +167,17 @@ class WorkerCore:
             self.lifecycle, plan.secret, plan.settings.resend_timeout, clock, parts, self.counters
         )
         self._state_receiver = self._state_sender.incoming
-        self.lender = Lender(worker, plan.settings.link_timeout, self.replicas, self.subscriptions.streams)
+        self.lender = Lender(
+            worker, plan.settings.link_timeout, self.replicas, self.subscriptions.streams,
+            lambda worker: self.relays.borrows_over_a_third(worker),
+        )  # fmt: skip
         self.unreached = UnreachedPrimaries(
             worker, plan.settings.link_unreached, self.replicas, self.producers, self.subscriptions.borrower, self.counters
         )  # fmt: skip
         self.relays = Relays(
             worker, plan.settings.link_timeout, self.replicas, self.sources, self.subscriptions.streams,
-            self.subscriptions.ack_soon, self._follow_orders, self._take_answer, self.counters,
+            self.subscriptions.ack_soon, self.lender, self.subscriptions.borrower.knows, self.on_data_plane, self._take_answer,
+            self.counters,
         )  # fmt: skip
         self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._state_sender)
         self._last_checkpoints = LastCheckpointWatch(self.hosted, self.reading, self.checkpoints, self._tell_done)
@@ -298,7 +301,7 @@ class WorkerCore:
             case Orders():
                 self._on_orders(connection, message)
             case Relayed():
-                self._effects.extend(self.relays.take(message, self.table, now))
+                self._effects.extend(self.relays.take(message, batches, self.table, now))
             case Press():
                 self._on_press(connection, message)
             case Unordered():
@@ -344,9 +347,15 @@ class WorkerCore:
         else:
             self.turns.wake_all(self.subscriptions.on_passed(connection, message))
 
-    def knows(self, connection: Hashable, message: Data) -> bool:
-        """Tell whether this stream is read from this connection; only then is a payload worth decoding."""
-        return self.subscriptions.knows(connection, message)
+    def rows_of(self, connection: Hashable, message: Any) -> Data | None:
+        """Return the header of the rows in a message whose payload is worth decoding: their stream is read from this connection,
+        or they are to be sent on. None: there are no such rows."""
+        if isinstance(message, Relayed):
+            connection, data = RelayedFrom(message.origin, message.over), message.message
+            if isinstance(data, Data) and message.over == self.worker:
+                return data if data.edge in self.plan.edges and len(data.runs) <= 1 else None
+            message = data if message.to == self.worker else None
+        return message if isinstance(message, Data) and self.subscriptions.knows(connection, message) else None
 
     def on_undecodable(self, connection: Hashable, message: Data, reason: str) -> None:
         """Ask again for a message whose payload cannot be decoded, from a connection that has proved the secret for its stream. A
@@ -392,15 +401,12 @@ class WorkerCore:
     # ---- order of steps
 
     def _on_orders(self, connection: Hashable, message: Orders) -> None:
-        if answers := self._follow_orders(message):
-            self._answer(connection, OrdersSeen(answers))
-
-    def _follow_orders(self, message: Orders) -> list[PartitionSeen]:
-        """Follow the orders of primaries, and return the answers of the replicas here."""
+        """Follow the orders of primaries, and answer for the replicas here."""
         for item in message.items:
             if item.stage in self.plan.stages:  # no replica takes other items
                 check_entries(self.plan.stages[item.stage], item)
-        return self.order_exchange.on_orders(message)
+        if answers := self.order_exchange.on_orders(message):
+            self._answer(connection, OrdersSeen(answers))
 
     def _on_orders_seen(self, worker: int, message: OrdersSeen, now: float) -> None:
         for report in self.order_exchange.on_orders_seen(worker, message, now):
@@ -618,8 +624,8 @@ class WorkerCore:
             yield ToController(asked)
         yield from self._assigned.reports(now)
         yield from self._revivals.poll(now)
-        yield from self.lender.poll(self.table, now)
         yield from self.relays.ask(self.table, now)
+        yield from self.relays.loans(self.lender.poll(self.table, now), now)
         self.subscriptions.borrower.forget(now)
         if now >= self.unreached.look_at:
             for told in self.unreached.look(now):
@@ -674,6 +680,9 @@ class WorkerCore:
         return min(at, self._unread_at)
 
     def _answer(self, connection: Hashable, message: Answered) -> None:
+        if isinstance(connection, RelayedFrom):
+            self._effects.append(self.relays.answer(connection, message))
+            return
         self._effects.append(ToConnection(connection, message))
         if isinstance(message, Ack | Acks):
             self._effects.extend(self.relays.copies(message))

@@ -195,6 +195,12 @@ ASKED = [
     Unacked(0, [UnackedElement(0, 1, 2, 3, 4, 5)]),
     Relayed(0, 1, 2, OrdersSeen([PartitionSeen(0, 0, 1, 1, 5, 5, 5, CHECKSUM)])),
     Relayed(0, 1, 2, WantAck(3, 4, 5)),
+    Relayed(
+        0, 1, 2, Data(0, 1, 2, 0, 0, 9, [0, 1], [4, 6], [2], 1000, checksum=CHECKSUM, mark=Mark(8, CHECKSUM, 0, b"at"))
+    ),
+    Relayed(0, 1, 2, Bound(0, 1, 2, 3, 4, 5, NEVER)),
+    Relayed(0, 1, 2, Unordered(0, [UnorderedRows(0, 1, 2, 3, 4, 5)])),
+    Relayed(0, 1, 2, Borrow(0, 1, 2, 3, 4, 5, 6, 7)),
     Restore(0, 1, 2, 3),
     Pull(0, 1, 2, 3, 4, True),
 ]

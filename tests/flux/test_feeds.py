@@ -59,7 +59,7 @@ class Reader:
         about = self.nonce[worker], self.number[worker], self.first[worker], sequence
         message = Data(*STREAM, *about, [0], [1], [1], 100)
         self.number[worker], self.first[worker] = self.number[worker] + 1, sequence + 1
-        known = self.core.knows(worker, message)
+        known = self.core.rows_of(worker, message) is not None
         assert known == decoded
         self.core.on_data_plane(worker, message, [rows(sequence)] if known else [], self.now)
         return self.answers()

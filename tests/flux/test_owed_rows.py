@@ -240,3 +240,11 @@ def test_a_statement_that_does_not_come_from_who_has_offered_the_stream_changes_
         reader.core.on_data_plane(connection, Unread(*STREAM, worker, 5), [], 1.0)
     assert reader.resumed(2.0) == []
     assert reader.core.counters.stale == stale + 3
+
+
+def test_a_statement_of_the_replica_that_is_read_delays_no_other(reader: Reader) -> None:
+    """It has not heard that it is read."""
+    present = reader.core.subscriptions.streams[STREAM].feed.worker
+    reader.unread(present, 1.0, end=5)
+    reader.unread(3, 1.01, end=5)
+    assert reader.resumed(1.07) == [3]

@@ -11,9 +11,11 @@ from several_workers import SeveralWorkers
 
 import flux
 from flux.dataflow.source import WorkerSource
+from flux.exchange.producer import ToWorker
 from flux.reach.relays import RelayedWays
-from flux.wire.messages import Acks, Orders, OrdersSeen, Relayed, WantAck
+from flux.wire.messages import Acks, Borrow, Bound, Data, Orders, OrdersSeen, Relayed, Unordered, WantAck
 from flux.wire.statistics import RelayedLink
+from flux.worker.core import WorkerCore
 from flux.worker.report import stats
 from partitioning.table import ReplicaAt, Table
 
@@ -154,3 +156,91 @@ def test_nothing_is_relayed_while_links_are_well() -> None:
         fed(workers, number, 1.0 + number / 10)
         workers.go_on(1.0 + number / 10, 1.1 + number / 10)
     assert workers.of(Relayed) == []
+
+
+class Cut:
+    """A reader on worker 0, the primary of its only partition on worker 1, and the secondary on the worker of the reader."""
+
+    def __init__(self, endpoints: dict[int, str] = THREE) -> None:
+        self.given: list[pa.RecordBatch] = []
+        source = WorkerSource(
+            "rows", lambda partition: iter(lambda: self.given.pop(0) if self.given else None, 0), 1, SCHEMA
+        )
+        plan = planned(flux.stage(partitions=1, replicas=2)(Kept), source=source)
+        table = Table(0, (((ReplicaAt(1, 0), ReplicaAt(0, 0)),),), ((0,),), endpoints)
+        self.workers = SeveralWorkers(plan, table, fed=())
+
+    def go_on(self, begin: float, end: float) -> None:
+        for tick in range(round((end - begin) * 20)):
+            self.workers.cores[0].read(True, begin + tick / 20)
+            self.workers.pass_on(begin + tick / 20)
+
+    @property
+    def kept(self) -> list[list[list[int]]]:
+        """The rows that primary and secondary have applied."""
+        return [kept_by(self.workers.cores[worker]) for worker in (1, 0)]
+
+
+def kept_by(core: WorkerCore) -> list[list[int]]:
+    operator = core.replicas[0, 0].operator
+    assert isinstance(operator, Kept)
+    return operator.batches
+
+
+@pytest.mark.parametrize("cut", DIRECTIONS, ids=["rows", "questions", "both"])
+def test_rows_are_borrowed_over_a_third_worker(cut: set[tuple[int, int]]) -> None:
+    both = Cut()
+    both.given = [rows(1)]
+    both.go_on(1.0, 1.5)
+    assert both.kept == [[[1]], [[1]]]
+    both.workers.cut = cut
+    both.workers.sent.clear()
+    both.given = [rows(2)]
+    both.go_on(1.5, 1.5 + LINK_S - 0.1)
+    assert relayed(both.workers, Unordered) == []
+    both.go_on(1.5 + LINK_S - 0.1, 2.6)
+    lent = (0, 1) in cut
+    assert both.kept == [[[1], [2]], [[1], [2]]]
+    assert {(m.origin, m.over, m.to) for m in relayed(both.workers, Data)} == ({(0, 2, 1)} if lent else set())
+    assert {(m.origin, m.over, m.to) for m in relayed(both.workers, Borrow)} == ({(1, 2, 0)} if lent else set())
+    if lent:
+        assert RelayedLink(1, 2, pytest.approx(1.9, abs=0.15)) in stats(both.workers.cores[0])["relays"]
+
+
+def test_later_rows_wait_for_one_look_and_the_first_direct_loan_ends_the_way() -> None:
+    both = Cut()
+    both.workers.cut = {(0, 1)}
+    both.go_on(1.0, 1.3)
+    both.workers.cut = set()
+    both.go_on(1.3, 2.0)
+    both.workers.cut = {(0, 1)}
+    both.given = [rows(1)]
+    both.go_on(2.0, 2.7)
+    assert both.kept[0] == [[1]]
+    both.given = [rows(2)]
+    both.go_on(2.7, 2.7 + LINK_S)
+    assert both.kept[0] == [[1], [2]]
+    assert stats(both.workers.cores[0])["relays"]
+    both.workers.cut = set()
+    both.go_on(3.0, 9.0)
+    assert "relays" not in stats(both.workers.cores[0]), "no statement has gone that way for long"
+
+
+def test_rows_that_nobody_has_borrowed_are_stale() -> None:
+    both = Cut()
+    core = both.workers.cores[1]
+    before = core.counters.stale
+    data = Data(0, 0, 77, 0, 0, 0, [0], [1], [1], 100)
+    for message in Relayed(0, 2, 1, data), Relayed(0, 2, 1, Bound(0, 0, 77, 0, 0, 1, 5)):
+        assert core.rows_of("worker 2", message) is None
+        core.on_data_plane("worker 2", message, [], 1.0)
+    assert core.counters.stale - before == 2
+    third = both.workers.cores[2]
+    assert third.rows_of("worker 0", Relayed(0, 2, 1, data)) == data, "they are decoded to be sent on"
+    assert third.rows_of("worker 0", Relayed(0, 2, 1, Data(9, 0, 77, 0, 0, 0, [0], [1], [1], 100))) is None
+    third.on_data_plane("worker 0", Relayed(0, 2, 1, data), [rows(1)], 1.0)
+    third.on_data_plane("worker 0", Relayed(0, 2, 1, data), [], 1.0)
+    sent = [effect for effect in third.poll(1.0) if isinstance(effect, ToWorker)]
+    assert [(effect.worker, effect.batches) for effect in sent if isinstance(effect.message, Relayed)] == [
+        (1, (rows(1),))
+    ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from msgspec.structs import replace
-from one_worker import Kept, Split, planned
+from one_worker import Feeder, Kept, Split, kept, planned
 from several_workers import SeveralWorkers
 
 import flux
@@ -62,6 +64,27 @@ def test_rows_that_are_seldom_lent_are_no_reason() -> None:
         feed(workers, (1,), 1.0 + 5 * number, 1.5 + 5 * number, first=number)
         workers.go_on(1.5 + 5 * number, 6.0 + 5 * number)
     assert workers.told(Unreached) == []
+
+
+def test_a_secondary_that_lacks_rows_itself_is_not_told_and_its_primary_goes_on_with_what_it_lends() -> None:
+    """A reader on the worker of each replica, and nothing comes over the link between them."""
+    plan = planned(flux.stage(partitions=1, replicas=2)(Kept))
+    workers = SeveralWorkers(plan, Table(0, ((BOTH,),), (), {0: "", 1: "", 2: ""}), fed=())
+    feeders = [Feeder(workers.cores[producer], producer=producer) for producer in (0, 1)]
+    for feeder in feeders:
+        feeder.hello()
+        feeder.answers = lambda now=0.0: []
+    workers.cut = {(0, 1), (1, 0)}
+    for number in range(16):
+        now = 1.0 + number / 2
+        for feeder in feeders:
+            feeder.send(number, number, now=now)
+        workers.go_on(now, now + 0.5)
+    workers.go_on(9.0, 9.5)
+    assert workers.told(Unreached) == []
+    assert sorted(chain.from_iterable(kept(workers.cores[0]))) == sorted([*range(16), *range(16)])
+    assert workers.cores[0].replicas[0, 0].order.committed == 32
+    assert workers.cores[1].replicas[0, 0].missing()
 
 
 def test_acks_that_come_to_a_secondary_alone_are_told_by_it_after_five_seconds() -> None:

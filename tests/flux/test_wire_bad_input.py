@@ -16,6 +16,7 @@ from flux.wire.messages import (
     Ack,
     Acks,
     Borrow,
+    Data,
     Fetch,
     Install,
     OrderEntry,
@@ -184,13 +185,14 @@ def test_tentative_rows_and_loans_of_strangers_are_counted_and_change_nothing() 
         Tentative(0, 0, -1, 1, 0, 5, 0, 1.0, [], []), WantTentative(0, 0, -2, 0), Unread(0, 0, 0, -1),
         Unordered(0, [UnorderedRows(0, 0, 0, 0, 0, -1)]), Borrow(0, 0, 0, 0, 0, 1, 0, 1),
         Unacked(0, [UnackedElement(0, 0, 0, 0, 0, -1)]), Relayed(0, 1, -2, Acks([])), Relayed(0, 1, 2, WantAck(0, 0, -2)),
+        Relayed(0, 1, 2, Data(0, 0, -1, 0, 0, 1, [], [], [], 1)),
     )  # fmt: skip
     stale = (
         Unread(0, -1, 0, 1), Unread(0, 12345, -1, 1 << 62), Unread(0, QUIET, 1, 1),
         Unordered(99, [UnorderedRows(0, 0, 0, 0, 0, 1)]), Unordered(-1, [UnorderedRows(-1, -1, -1, -1, -1, 1 << 62)]),
         Unordered(0, [UnorderedRows(0, 1 << 30, 0, 99, 0, 1)]), Unacked(99, [UnackedElement(0, 0, 0, 0, 0, 1)]),
         Unacked(-1, [UnackedElement(-1, -1, -1, -1, -1, 1 << 62)]), Relayed(97, 98, 99, Acks([])),
-        Relayed(-1, -1, -1, Orders([])),
+        Relayed(-1, -1, -1, Orders([])), Relayed(97, 98, 99, Data(0, 0, 1, 0, 0, 1, [], [], [], 1)),
     )  # fmt: skip
     with attacked_half_way() as query, Peer(query.ports()[0]) as peer:
         before = query.counters().get("stale", 0)

@@ -1,8 +1,8 @@
 """``python -m tests.netlab.cuts --seconds 30``: each link between two of three hosts is cut in one direction, one by one.
 
 Rows that a function makes by the clock are read in the workers, and pass a stage with two replicas, without ``availability``.
-The sink writes down when each row has come. It prints, for each link, the longest time that a row of the cut took, and a total as
-JSON in the end. Exit code 0: each row has come once.
+The sink writes down when each row has come. Each cut begins when all partitions have their two replicas. It prints, for each
+link, the longest time that a row of the cut took, and a total as JSON in the end. Exit code 0: each row has come once.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ SOURCES, RATE = 6, 50
 PARTITIONS, REPLICAS, WORKERS = 6, 2, 3
 #: Seconds until the query runs, without a cut before and behind each one, and until all rows are there in the end.
 START_S, CALM_S, DRAIN_S = 240.0, 3.0, 240.0
+#: Seconds until all partitions have all replicas before a cut. A worker that was out of reach rests for half a minute.
+WHOLE_S = 90.0
 LOOK_S = 0.01
 
 
@@ -133,8 +135,19 @@ def counted(found: Iterable[Arrival], end: int) -> tuple[int, int]:
 # ---- the cuts
 
 
-def cut_each(lab: Lab, folder: Path, began: float, seconds: float) -> Iterator[Cut]:
+def until_whole(query: Query) -> None:
+    """Wait until each partition has its replicas: the cut before may have cost one of them, and the only one of a partition has
+    nothing to go over to."""
+    limit = time.monotonic() + WHOLE_S
+    while not query.is_whole():
+        if time.monotonic() > limit:
+            raise TimeoutError(f"some partition lacks a replica {WHOLE_S:g} s after a cut")
+        time.sleep(0.1)
+
+
+def cut_each(lab: Lab, query: Query, folder: Path, began: float, seconds: float) -> Iterator[Cut]:
     for a, b in lab.pairs():
+        until_whole(query)
         time.sleep(CALM_S)
         first = int((time.time() - began) * RATE) + 1
         lab.cut(a, b)
@@ -174,7 +187,7 @@ def main(
         try:
             query.wait_until_running(START_S)
             cuts = []
-            for cut in cut_each(lab, folder, began, seconds):
+            for cut in cut_each(lab, query, folder, began, seconds):
                 cuts.append(cut)
                 console.print(f"{cut.link}: {cut.rows:,} rows, p50 {cut.p50_ms:g} ms, longest {cut.longest_ms:g} ms")
             lost, doubled = through(query, folder, began)

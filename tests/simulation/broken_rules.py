@@ -234,9 +234,9 @@ def answers_relayed_orders_over_the_cut_link(patch: Patch) -> None:
     """An answer goes directly, however the orders have come."""
     to = Relays._to
 
-    def broken(self: Relays, worker: int, message: Relayed, now: float) -> ToWorker:
+    def broken(self: Relays, worker: int, message: Relayed, *given: Any) -> ToWorker:
         direct = isinstance(message.message, OrdersSeen) and message.origin == self._worker
-        return to(self, message.to if direct else worker, message, now)
+        return to(self, message.to if direct else worker, message, *given)
 
     patch.setattr(Relays, "_to", broken)
 
@@ -244,6 +244,22 @@ def answers_relayed_orders_over_the_cut_link(patch: Patch) -> None:
 def asks_nobody_for_the_acks_of_a_source(patch: Patch) -> None:
     """Orders are relayed, and questions for acks are not."""
     patch.setattr(Relays, "_lacking", lambda *given: {})
+
+
+def lends_nothing_over_a_third_worker(patch: Patch) -> None:
+    """Orders and acks are relayed, and rows that a secondary has wait for the link."""
+    patch.setattr(Relays, "loans", lambda self, lent, now: lent)
+
+
+def lends_rows_over_the_cut_link(patch: Patch) -> None:
+    """Lent rows go directly, however the question for them has come."""
+    to = Relays._to
+
+    def broken(self: Relays, worker: int, message: Relayed, *given: Any) -> ToWorker:
+        direct = isinstance(message.message, Data) and message.origin == self._worker
+        return to(self, message.to if direct else worker, message, *given)
+
+    patch.setattr(Relays, "_to", broken)
 
 
 def leaves_the_lead_to_a_primary_out_of_reach(patch: Patch) -> None:
@@ -254,6 +270,17 @@ def leaves_the_lead_to_a_primary_out_of_reach(patch: Patch) -> None:
 def asks_no_secondary_for_acks(patch: Patch) -> None:
     """A primary does not find out that acks which it lacks have come to a secondary."""
     patch.setattr(UnreachedPrimaries, "_unacked", lambda *given: ())
+
+
+def lets_a_replica_lead_that_lacks_rows(patch: Patch) -> None:
+    """A secondary that lends rows leads, though it cannot get those of another reader, which are ordered."""
+    look = UnreachedPrimaries.look
+
+    def broken(self: UnreachedPrimaries, now: float) -> Any:
+        self._committed = dict.fromkeys(self._committed, 0)
+        return look(self, now)
+
+    patch.setattr(UnreachedPrimaries, "look", broken)
 
 
 def lets_any_replica_follow_an_unreached_primary(patch: Patch) -> None:

@@ -121,6 +121,8 @@ class Faults:
     pair_cut_s: float = 0.0
     #: One link at a time, in one direction, for the whole of that time.
     pair_cuts_alone: bool = False
+    #: In both directions, because TCP sends no more than a window without acks of its own.
+    pair_cuts_both: bool = False
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:

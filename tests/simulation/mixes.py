@@ -375,6 +375,10 @@ CUT_ALONE = replace(
     slots=3,
 )
 CUT_ALONE_OF_READERS = replace(CUT_ALONE, numbered=1.0)
+#: The same in both directions: primaries and secondaries lack rows of each other's readers.
+CUT_APART_OF_READERS = replace(
+    CUT_ALONE_OF_READERS, faults=replace(CUT_ALONE.faults or Faults(), pair_cuts_both=True), unreached_s=1.0
+)
 #: The same, and a primary that is cut off for a second leaves the lead.
 UNREACHED = replace(CUT_LINKS, unreached_s=1.0)
 UNREACHED_BY_READERS = replace(CUT_LINKS_OF_READERS, unreached_s=1.0)

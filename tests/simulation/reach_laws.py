@@ -10,12 +10,16 @@ what a third worker can relay does not wait
                             orders do not wait for an answer, nor a source for acks of rows that are applied, for longer than
                             ``link.timeout`` and two thirds of it, and a third of it for each other worker that may be tried,
                             while links between both ends and a third worker let everything through. If several links are cut
-                            at once, an attempt over a worker that was out of reach is repeated two timeouts later
+                            at once, an attempt over a worker that was out of reach is repeated two timeouts later.
+                            Rows that a secondary has do not stay away from their primary for longer than that and another
+                            third, if a third worker reaches both
 out of reach means following
                             a primary does not lead for longer than ``link.unreached`` and a half of it to which rows, or acks of
                             its output, do not come, and which can reach a replica that has them and could lead
 a safe replica follows an unreached primary
                             the replica that leads then was there, and safe, before
+no replica follows that lacks rows
+                            nor has it lacked rows of its next step for longer than two fifths of ``link.unreached``
 
 The replicas with such rows are looked up in the processes, and the cut links in the network; the code that keeps the rule is
 asked for neither. It is looked at in runs in which links are cut and nothing else fails: any other fault may cost time by
@@ -50,6 +54,7 @@ GOES_ON = "reachable means going on"
 RELAYED = "what a third worker can relay does not wait"
 FOLLOWS = "out of reach means following"
 SAFE = "a safe replica follows an unreached primary"
+HAS_ROWS = "no replica follows that lacks rows"
 #: How often it is looked at, in virtual time.
 LOOK_S = 0.01
 #: In link timeouts, for each replica that may be tried: the timeout, its sixth for rows that are on their way, and a sixth for
@@ -57,6 +62,8 @@ LOOK_S = 0.01
 TIMES = 4 / 3
 #: The same for rows that a secondary has: two thirds of a timeout, two looks of a third each, and a third for the messages.
 LENT_TIMES = 5 / 3
+#: In link timeouts: the time for a direct answer of the primary, before its secondary tells it of the rows over a third worker.
+ANSWER_TIMES = 1 / 3
 #: In link timeouts: the longest time between two attempts to relay, where those before could not succeed.
 AGAIN_TIMES = 2.0
 #: In times of ``link.unreached``: the time itself, a look before its begin and one after its end, of a fifth each, and a tenth.
@@ -64,6 +71,8 @@ AGAIN_TIMES = 2.0
 FOLLOWS_TIMES, FOLLOWS_S = 3 / 2, 0.3
 #: Seconds between two loans after which the first has been forgotten, with some to spare.
 LOANS_S = 2.5
+#: In times of ``link.unreached``: the longest time for which the next primary may have lacked rows of its next step, two looks.
+LACKED_TIMES = 2 / 5
 
 
 @dataclass
@@ -87,18 +96,21 @@ class Unreached:
 
 class ReachWatch:
     """``worst``: the longest time for which rows waited that a reachable replica of their producer had, in seconds;
-    ``worst_lent``: the same for rows that a secondary had; ``worst_unreached``: the longest time for which a primary led that
+    ``worst_lent``: the same for rows that a secondary had; ``worst_lent_over``: the same where a third worker had to bring
+    them; ``worst_unreached``: the longest time for which a primary led that
     was out of reach, as a share of ``link.unreached``; ``worst_relayed``: the longest wait for an answer that could be
     relayed."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.worst = self.worst_lent = self.worst_unreached = self.worst_relayed = 0.0
+        self.worst = self.worst_lent = self.worst_lent_over = self.worst_unreached = self.worst_relayed = 0.0
         self._stops: dict[Hashable, Stop] = {}
         #: By primary and stream: since when it gets nothing but loans, or no acks.
         self._unreached: dict[Hashable, Unreached] = {}
         #: By partition: the lives of its safe replicas after the last decision.
         self._safe: dict[Key, set[Life]] = {}
+        #: Since when replicas have lacked rows of their next step.
+        self._starved: dict[Hashable, float] = {}
         #: The partitions whose primaries have left the lead with the last decision.
         self.left: set[Key] = set()
         if sim.faults.pair_cuts_per_s and only_cuts(sim.faults):
@@ -135,15 +147,9 @@ class ReachWatch:
             if stop is None or stop.got != got:
                 stop = Stop(got, now)
             self._stops[*key, stream] = stop
-            self.worst_lent = max(self.worst_lent, now - stop.since)
-            sim.counts["looks at primaries that lack rows of a secondary"] += 1
-            if now - stop.since > self.link_s * LENT_TIMES:
-                raise Violation(
-                    GOES_ON,
-                    f"partition {tuple(key)} at worker {worker} lacks rows of stream {stream} for {now - stop.since:.3f} s at "
-                    f"{now - 1000:.2f} s, which its secondary at worker {lender} has",
-                )
-
+            self._judge_lent(key, worker, stream, lender, now - stop.since)
+        starved = ((c.worker, key) for c in sim.hosts() for key, replica in c.replicas.items() if replica.missing())
+        self._starved = {name: self._starved.get(name, now) for name in starved}
         self._look_for_unanswered(known, now)
         self._look_for_unreached(now)
 
@@ -162,9 +168,7 @@ class ReachWatch:
                 waited = now - stop.since
                 self.worst_relayed = max(self.worst_relayed, waited)
                 self.sim.counts["looks at answers that could be relayed"] += 1
-                times = LENT_TIMES + max(len(self.sim.hosts()) - 3, 0) / 3
-                times += 0.0 if self.sim.faults.pair_cuts_alone else AGAIN_TIMES
-                if waited > self.link_s * times:
+                if waited > self.link_s * (LENT_TIMES + self._attempts):
                     raise Violation(
                         RELAYED, f"{key}: for {waited:.3f} s at {now - 1000:.2f} s, though workers {thirds} reach both"
                     )
@@ -243,6 +247,10 @@ class ReachWatch:
             heir = table.replicas(stage, partition)[0]
             if (heir.worker, heir.incarnation) not in self._safe.get((stage, partition), ()):
                 raise Violation(SAFE, f"{stage}/{partition}: {heir}")
+            now = self.sim.world.now
+            lacked = now - self._starved.get((heir.worker, PartitionKey(stage, partition)), now)
+            if lacked > LACKED_TIMES * self.sim.plan.settings.link_unreached + FOLLOWS_S:
+                raise Violation(HAS_ROWS, f"{stage}/{partition}: {heir} has lacked them for {lacked:.3f} s")
         self._safe = {
             (stage, partition): {(r.worker, r.incarnation) for r in replicas if safety.is_safe(stage, partition, r)}
             for stage, partitions in enumerate(table.stages)
@@ -281,6 +289,7 @@ class ReachWatch:
                 here is not None
                 and not cut
                 and key in here.replicas
+                and not here.replicas[key].missing()
                 and controller.repairs.safety.keeps_up(*key, other)
             ):
                 yield here
@@ -315,23 +324,46 @@ class ReachWatch:
                         yield (core.worker, replica.key, stream, "acks"), oldest, None
 
     def _lacking(self) -> Iterator[tuple[PartitionKey, int, StreamId, int, int]]:
-        """Primaries that lack rows which a secondary has, that they can reach: partition, worker, stream, the element that comes
-        next, and the worker of the secondary."""
-        network = self.sim.network
+        """Primaries that lack rows which a secondary has, that they can reach, perhaps over a third worker: partition, worker,
+        stream, the element that comes next, and the worker of the secondary."""
         for core in self.sim.hosts():
             for key, replica in core.replicas.items():
                 for worker in replica.order.peers if replica.primary and not replica.finished else ():
                     other = self.sim.core_of(worker)
-                    cut = network.cut_off(core.worker, worker) or network.cut_off(worker, core.worker)
+                    cut = not self._between(core.worker, worker)
                     lender = None if other is None or cut else other.replicas.get(key)
                     for stream, slices in () if lender is None else lender.waits.by_stream.items():
                         inbound = core.subscriptions.streams.get(stream)
                         at = 0 if inbound is None else inbound.received[key.partition]
                         room = inbound is None or inbound.held_bytes < inbound.credit
-                        if slices[0].first < replica.order.ordered_below(stream):
+                        if (
+                            slices[0].first < replica.order.ordered_below(stream)
+                            and not self.sim.faults.pair_cuts_alone
+                        ):
                             continue  # two cuts overlap: older rows wait for the commit of their step, and others behind them
                         if room and slices[-1].sequence >= at >= replica.order.ordered_below(stream):
                             yield key, core.worker, stream, at, worker
+
+    def _judge_lent(self, key: PartitionKey, worker: int, stream: StreamId, lender: int, stood: float) -> None:
+        thirds = [third for third in self._between(worker, lender) if third not in (worker, lender)]
+        self.sim.counts["looks at primaries that lack rows of a secondary"] += 1
+        if thirds:
+            self.sim.counts["looks at primaries that lack rows which a third worker could bring"] += 1
+            self.worst_lent_over = max(self.worst_lent_over, stood)
+        else:
+            self.worst_lent = max(self.worst_lent, stood)
+        if stood > self.link_s * (LENT_TIMES + (ANSWER_TIMES + self._attempts if thirds else 0.0)):
+            over = f", and workers {thirds} reach both" if thirds else ""
+            raise Violation(
+                RELAYED if thirds else GOES_ON,
+                f"partition {tuple(key)} at worker {worker} lacks rows of stream {stream} for {stood:.3f} s at "
+                f"{self.sim.world.now - 1000:.2f} s, which its secondary at worker {lender} has{over}",
+            )
+
+    @property
+    def _attempts(self) -> float:
+        """In link timeouts: the time for attempts over other workers than the first."""
+        return max(len(self.sim.hosts()) - 3, 0) / 3 + (0.0 if self.sim.faults.pair_cuts_alone else AGAIN_TIMES)
 
     def _judge(self, core: WorkerCore, stream: StreamId, inbound: Inbound, stood: float, others: list[int]) -> None:
         if stood > self.worst:
@@ -386,4 +418,4 @@ def has_rows(producer: Producer, inbound: Inbound, hosted: list[int]) -> bool:
 def only_cuts(faults: Faults) -> bool:
     """Whether links between workers are cut, and nothing else fails."""
     slow = replace(faults, calm_after_s=0.0, delay_s=Faults().delay_s, read_s=0.0, pair_cuts_per_s=0.0, pair_cut_s=0.0)
-    return replace(slow, patient=False, pair_cuts_alone=False) == Faults()
+    return replace(slow, patient=False, pair_cuts_alone=False, pair_cuts_both=False) == Faults()

@@ -122,6 +122,8 @@ class Strikes:
             if all(until <= self.world.now for until in self.network.severed.values()):
                 self.counts["links cut between two workers"] += 1
                 self.network.sever(sender, receiver, self.sim.faults.pair_cut_s)
+                if self.sim.faults.pair_cuts_both:
+                    self.network.sever(receiver, sender, self.sim.faults.pair_cut_s)
             return
         seconds = self.world.random.random() * self.sim.faults.pair_cut_s
         self.counts["links cut between two workers"] += 1

@@ -66,6 +66,7 @@ from tests.simulation.mixes import (
     CHANGES,
     CONTROL,
     CUT_ALONE_OF_READERS,
+    CUT_APART_OF_READERS,
     CUT_LINKS,
     CUT_LINKS_OF_READERS,
     DEPOSED,
@@ -116,7 +117,7 @@ from tests.simulation.mixes import (
     Mix,
 )  # fmt: skip
 from tests.simulation.outside import AHEAD_OF_ALL
-from tests.simulation.reach_laws import FOLLOWS, GOES_ON, RELAYED, SAFE
+from tests.simulation.reach_laws import FOLLOWS, GOES_ON, HAS_ROWS, RELAYED, SAFE
 from tests.simulation.timed_kinds import LEFT_OUT
 from tests.simulation.timed_relations import ONCE_IN
 
@@ -589,8 +590,11 @@ VARIANTS = [
     Variant(rules.relays_nothing, {RELAYED}, CUT_ALONE_OF_READERS),
     Variant(rules.answers_relayed_orders_over_the_cut_link, {RELAYED}, CUT_ALONE_OF_READERS),
     Variant(rules.asks_nobody_for_the_acks_of_a_source, {RELAYED}, CUT_ALONE_OF_READERS),
+    Variant(rules.lends_nothing_over_a_third_worker, {RELAYED}, CUT_ALONE_OF_READERS),
+    Variant(rules.lends_rows_over_the_cut_link, {RELAYED}, CUT_ALONE_OF_READERS),
     Variant(rules.leaves_the_lead_to_a_primary_out_of_reach, {FOLLOWS}, UNREACHED),
     Variant(rules.asks_no_secondary_for_acks, {FOLLOWS}, UNREACHED),
+    Variant(rules.lets_a_replica_lead_that_lacks_rows, {HAS_ROWS}, CUT_APART_OF_READERS),
     Variant(rules.lets_any_replica_follow_an_unreached_primary, {SAFE}, UNREACHED_AMONG_CRASHES),
     Variant(rules.says_the_last_word_once, STUCK),
     Variant(rules.keeps_marks_as_if_what_has_come_were_applied, OWN),

@@ -30,7 +30,7 @@ from flux.wire.control import (
     PartitionFinished,
     PlanChanged,
 )
-from flux.wire.messages import Chunk, Data, Hello, Install, Pulled, Tentative
+from flux.wire.messages import Chunk, Data, Hello, Install, Pulled, Relayed, Tentative
 from flux.wire.parts import PartLimits
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, UnneededLinks, needed_workers
@@ -240,10 +240,10 @@ class WorkerProcess(Process):
             message = self.decoded(message)
             if message is None:
                 return
-            if isinstance(message, Data):
-                known = core.knows(identity, message)
-                schema = core.plan.travels(core.plan.edges[message.edge]) if known else None
-                batches = decode_batches(message, batches, schema) if schema is not None else []
+            if (data := core.rows_of(identity, message)) is not None:
+                batches = decode_batches(data, batches, core.plan.travels(core.plan.edges[data.edge]))
+            elif isinstance(message, Data | Relayed):
+                batches = []
             elif isinstance(message, Tentative):
                 known = core.shadows.knows(message)
                 batches = decode_tentative(message, batches, core.plan.edges[message.edge].schema) if known else []
