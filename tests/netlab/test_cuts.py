@@ -40,13 +40,13 @@ def test_a_batch_that_comes_again_at_its_position_counts_once_and_a_torn_line_no
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can be made here")
 @pytest.mark.long
 @pytest.mark.starts_spark
-def test_most_rows_go_on_while_a_link_is_cut_in_one_direction_and_each_comes_once() -> None:
-    """Rows of a reader wait for the link to a primary whose secondary is on the worker of the reader (design:
-    relayed-answers)."""
+def test_no_row_waits_for_a_link_that_is_cut_in_one_direction_and_each_comes_once() -> None:
+    """Rows of a reader come over a third worker to a primary whose secondary is on the worker of the reader (design:
+    relayed-answers). A row that waits for its link waits for ten seconds; half a second is what it should take."""
     seconds = 12.0
     command = [sys.executable, "-m", "tests.netlab.cuts", "--seconds", f"{seconds:g}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["lost"], found["doubled"], len(found["cuts"])) == (0, 0, 6)
-    assert max(cut["p50_ms"] for cut in found["cuts"]) < 1e3, "half of the rows have waited for the link"
+    assert max(cut["longest_ms"] for cut in found["cuts"]) < 2e3, done.stdout
