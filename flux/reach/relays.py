@@ -333,7 +333,11 @@ class Relays:
         self._orders.keep(table.endpoints)
         self._questions.keep(table.endpoints)
         self._loans.keep(table.endpoints, now - STATED * self._link_s)
-        self._stated = {worker: stated for worker, stated in self._stated.items() if worker in table.endpoints}
+        self._stated = {
+            worker: stated
+            for worker, stated in self._stated.items()
+            if worker in table.endpoints and now <= stated.at + STATED * self._link_s
+        }
         self._heard = {worker: at for worker, at in self._heard.items() if now <= at + KNOWN * self._link_s}
         for worker, producers in self._lacking(now).items():
             way = self._questions.ways.get(worker)
