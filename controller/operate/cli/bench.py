@@ -616,7 +616,7 @@ def serve(
     readers: Annotated[int, typer.Option(min=1, help="With --queries: readers of a result; one never reads.")] = 1,
     master: Annotated[str, typer.Option(help="With --queries: the Spark master of the service.")] = "local[4,1000]",
     restarts: Annotated[int, typer.Option(min=0, help="Stops and starts of a service with --queries.")] = 0,
-    state_mb: Annotated[int, typer.Option(min=1, help="With --restarts: MiB of state, and of events.")] = 64,
+    state_mb: Annotated[int, typer.Option(min=1, help="With --restarts: MiB of state.")] = 64,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
