@@ -182,8 +182,8 @@ class ServicePlan:
             for id_, reader in before.items():
                 if id_ not in after:
                     reader.forget()
-        for stage in self._failed_of(name):
-            self.query.remove(stage, timeout=CHANGE_S)
+        while failed := self._failed_of(name):  # those that went with one are off the list with it
+            self.query.remove(failed[0], timeout=CHANGE_S)
 
     def _readers_of(self, name: str) -> dict[int, SourceReader]:
         """Return the readers of the sources of a query or stream, by the id of their source."""

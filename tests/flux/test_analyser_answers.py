@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from flux.dataflow.row_operators import RowOperator
-from spark_integration.expressions import analyser_answers
 from spark_integration.expressions.analyser_answers import Answers
 
 SCHEMA = pa.schema({"k": pa.int64()})
@@ -61,9 +60,8 @@ def test_an_error_is_no_answer_and_an_object_without_weak_references_is_asked_ab
     assert asked(answers, ("a",), (1.5,), (1.5,)) == [0, 1, 2]
 
 
-def test_the_number_of_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyser_answers, "MOST", 3)
-    answers = Answers()
+def test_the_number_of_answers_is_bounded() -> None:
+    answers = Answers(3)
     for number in range(10):
         asked(answers, ("a", number))
         assert len(answers) <= 3

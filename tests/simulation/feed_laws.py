@@ -75,9 +75,11 @@ class FeedLaws:
             stream = StreamId(message.edge, message.producer)
             inbound = core.subscriptions.streams.get(stream)
             feed = None if inbound is None else inbound.over(connection)
-            if inbound is not None and feed is None and inbound.mode == HEDGED:
-                # It was on its way when the feed was closed.
-                mine.again += message.nbytes * (connection in inbound.offers.values())
+            lent = core.subscriptions.borrower.knows(connection, message)
+            if inbound is not None and feed is None and inbound.mode == HEDGED and not lent:
+                # It was on its way when the feed was closed. Rows of a replica here go over no link.
+                came_from = {worker for worker, offer in inbound.offers.items() if offer == connection}
+                mine.again += message.nbytes * len(came_from - {core.worker})
             if inbound is None or feed is None or feed.worker == core.worker or feed.nonce != message.nonce:
                 return take(connection, message, *given)
             number, least = feed.number, inbound.received.least

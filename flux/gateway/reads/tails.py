@@ -63,9 +63,10 @@ class OutputTail:
         """Read from the disk once. Return whether there was something. Called by one thread at a time."""
         if self._scan is None:
             self._scan = OutputScan(self.place, self.of, near_end(self.place, self.of))
-            with self._lock:
-                self._ring = ResultRing(self._scan.cursor.positions, RING_BYTES)
+        began = self._scan.cursor.positions
         found = self._scan.rows(_READ_ROWS, _READ_BYTES)
+        with self._lock:  # not before the read, or a reader would take rows that are there for rows to come
+            self._ring = self._ring or ResultRing(began, RING_BYTES)
         # Behind the look at stable rows, so that readers get these behind earlier changes of tentative ones.
         changed = self.tentative is not None and self.tentative_readers > 0 and self.tentative.poll()
         if not found.pieces and not found.missed:
