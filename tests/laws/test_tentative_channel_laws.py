@@ -114,16 +114,24 @@ class MissesForgottenChanges(ChannelRun):
             return super().take(positions)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        LooksAtNoGeneration, GoesOnWithAnEarlierOwner, BeginsWithoutRows, TakesNothingBack, AsksTheChannelFirst,
-        VoidsBehindStableRows, GivesChangesAtTheEndOfItsTurn, WaitsForNoStableRow, ComesBackWithItsOldRows,
-        MissesForgottenChanges,
-    ],
-)  # fmt: skip
-def test_a_rule_that_is_left_out_breaks_a_law(kind: type[ChannelRun]) -> None:
-    for seed in range(10 * SEEDS):
+#: By rule that is left out: the seed to begin with, shortly before the first one that shows it.
+LEFT_OUT: dict[type[ChannelRun], int] = {
+    LooksAtNoGeneration: 147,
+    GoesOnWithAnEarlierOwner: 0,
+    BeginsWithoutRows: 0,
+    TakesNothingBack: 167,
+    AsksTheChannelFirst: 0,
+    VoidsBehindStableRows: 0,
+    GivesChangesAtTheEndOfItsTurn: 0,
+    WaitsForNoStableRow: 0,
+    ComesBackWithItsOldRows: 0,
+    MissesForgottenChanges: 0,
+}
+
+
+@pytest.mark.parametrize(("kind", "first"), LEFT_OUT.items())
+def test_a_rule_that_is_left_out_breaks_a_law(kind: type[ChannelRun], first: int) -> None:
+    for seed in range(first, first + 10 * SEEDS):
         try:
             kind(seed).go()
         except LawBroken:

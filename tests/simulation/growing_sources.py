@@ -199,7 +199,7 @@ class SourcesComing(WideGrowing):
         coming = self.coming[number] = Coming(kind, data, paced, draws.random() < EARLY_SHARE)
         if self._alone and kind in SOURCES and draws.random() < BREAKS_SHARE:
             coming.breaks, coming.breaks_at = draws.choice(METHODS), self.world.now + draws.random() * BREAKS_S
-        self.data[number] = data
+        self.source_data[number] = data
         if kind == FRAME:
             return DataFrameSourcePlan(number, name, ROW)
         if kind == STREAM:

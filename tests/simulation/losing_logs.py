@@ -271,7 +271,7 @@ class Losses:
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
         self._rng = random.Random(f"losses {sim.seed} {0 if sim.life is None else sim.life.number}")
-        self._logs = {source: data.logs for source, data in sim.data.items() if data.logs is not None}
+        self._logs = {source: data.logs for source, data in sim.source_data.items() if data.logs is not None}
         if self._logs:
             sim.ledger.is_gone = self._is_gone
             faults = [logs.faults for logs in self._logs.values()]

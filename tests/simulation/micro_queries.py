@@ -88,7 +88,7 @@ class MicroQuery:
     def __init__(self, sim: Simulation, source: int, rng: random.Random) -> None:
         self._sim, self._source, self._rng = sim, source, rng
         self.name = f"query of source {source}"
-        data = sim.data[source]
+        data = sim.source_data[source]
         self._left = {partition: list(data.read(partition)) for partition in range(len(data.batches))}
         self._number = -1
         #: By partition: how far it is behind the batches before, as the program keeps it.

@@ -265,7 +265,7 @@ class Simulation:
             self.plan = self.ledger.plan = flows.with_feeds(self.plan, random.Random(f"feeds {seed}"))
         self.ledger.feeds = FeedLaws(self)
         #: By id: the data of all sources.
-        self.data = {
+        self.source_data = {
             source.id: data
             for source, data in zip(
                 (source for source in self.plan.sources if not source.since), self.dataflow.sources, strict=True
@@ -321,7 +321,7 @@ class Simulation:
         self.worker_attempts = itertools.count(slots)
         self.returning = 0
         self.sources_may_end = not self.faults.patient
-        read = ((source, partition) for source, data in self.data.items() for partition in range(len(data.batches)))
+        read = ((source, partition) for source, data in self.source_data.items() for partition in range(len(data.batches)))
         self._last_to_end = next(read, None)
         self._progress: tuple[int, ...] = ()
         self._progress_copied = 0

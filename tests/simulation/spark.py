@@ -34,7 +34,7 @@ class SparkJob:
 
     def task(self, sim: Simulation, partition: int, attempt: int, version: int) -> IngressProcess:
         """Make an attempt of a task."""
-        batches = sim.data[self.source].read(partition, version)
+        batches = sim.source_data[self.source].read(partition, version)
         return IngressProcess(sim, self.source, partition, attempt, batches, self.plan)
 
     def ends(self, sim: Simulation) -> None:
@@ -62,7 +62,7 @@ class Spark:
 
     def read(self, source: int) -> None:
         """Begin the job that reads a DataFrame."""
-        plan, data = self.sim.plan, self.sim.data[source]
+        plan, data = self.sim.plan, self.sim.source_data[source]
         for partition in data.other:
             for edge in plan.edges_of_source(source):
                 self.sim.ledger.unsteady.add(StreamId(edge.id, partition))
@@ -98,7 +98,7 @@ class Spark:
     def attempt(self, job: SparkJob, partition: int) -> None:
         if self.controller.phase == "ended" or partition in job.done or job.over:
             return
-        data = self.sim.data[job.source]
+        data = self.sim.source_data[job.source]
         version = min(job.attempts[partition], 1) if self.world.chance(0.8) else 0
         self.versions.setdefault((data.name, partition), set()).add(version)
         job.attempts[partition] += 1

@@ -71,7 +71,7 @@ class StallWatch:
         self._given_way: dict[
             int, int
         ] = {}  # id of a full replica -> how far those have got that read from it, as of this look
-        partitions = {source: len(data.batches) for source, data in sim.data.items()}
+        partitions = {source: len(data.batches) for source, data in sim.source_data.items()}
         self._producers = {
             edge.id: partitions[edge.source] if isinstance(edge, FromSource) else edge.producers
             for edge in sim.plan.edges
