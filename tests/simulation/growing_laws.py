@@ -180,7 +180,9 @@ class GrowingLaws:
             given = {partition: state["tick"] for partition, state in enumerate(sim.end.states(origin.name))}
             begun = {p: self._first_of(edge, p) if edge.since > origin.since else 0 for p in given}
         else:
-            given = {partition: sum(map(len, rows)) for partition, rows in enumerate(sim.source_data[origin.id].batches)}
+            given = {
+                partition: sum(map(len, rows)) for partition, rows in enumerate(sim.source_data[origin.id].batches)
+            }
             begun = self._begun_in_source(edge) if edge.since > origin.since else dict.fromkeys(given, 0)
         got: Counter[tuple[int, int]] = Counter()
         for hop, ticks in self._got(stage, entrance):

@@ -321,7 +321,9 @@ class Simulation:
         self.worker_attempts = itertools.count(slots)
         self.returning = 0
         self.sources_may_end = not self.faults.patient
-        read = ((source, partition) for source, data in self.source_data.items() for partition in range(len(data.batches)))
+        read = (
+            (source, partition) for source, data in self.source_data.items() for partition in range(len(data.batches))
+        )
         self._last_to_end = next(read, None)
         self._progress: tuple[int, ...] = ()
         self._progress_copied = 0
