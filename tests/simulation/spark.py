@@ -38,7 +38,7 @@ class SparkJob:
         return IngressProcess(sim, self.source, partition, attempt, batches, self.plan)
 
     def ends(self, sim: Simulation) -> None:
-        """Say what comes of it that all its tasks have ended well."""
+        """Tell the controller that all its tasks have ended well."""
         for edge in self.plan.edges_of_source(self.source):
             if edge.id in sim.plan.edges:
                 sim.server.perform(sim.controller.driver.on_edge_complete(edge.id, list(range(self.partitions))))
