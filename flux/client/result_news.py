@@ -5,7 +5,7 @@ output-tentative).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -94,8 +94,8 @@ class ResultView:
     The row of a key is its newest tentative one that stands, or else its newest stable one."""
 
     def __init__(self, key: str | Sequence[str], *, max_rows: int = 100_000) -> None:
-        self._key = [key] if isinstance(key, str) else list(key)
-        if not self._key or max_rows < 1:
+        self._key = [key] if isinstance(key, str) else list(key) if isinstance(key, Iterable) else []
+        if not self._key or not all(isinstance(name, str) for name in self._key) or max_rows < 1:
             raise UsageError(
                 f"ResultView: expected names of key columns and max_rows above zero, got {key!r:.100}, {max_rows}"
             )

@@ -400,8 +400,9 @@ def test_a_view_forgets_the_oldest_stable_rows_and_names_a_column_that_is_missin
     assert [row["at"] for row in view.rows()] == [3, 2]
     with pytest.raises(UsageError, match="no column 'at' in n"):
         view.take(TentativeResults([{"n": 1}], 0, None))
-    with pytest.raises(UsageError, match="key columns"):
-        ResultView([])
+    for key in ([], None, 5, ["at", 1]):
+        with pytest.raises(UsageError, match="key columns"):
+            ResultView(key)  # type: ignore[arg-type]
 
 
 def test_tail_prints_tentative_rows_and_their_end_as_lines_with_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
