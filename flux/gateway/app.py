@@ -120,7 +120,8 @@ class GatewayEndpoint:
         if isinstance(found, PendingCall):
             return await self._forwarder.call(found.service, found.call)
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(found.ticket)), STORED_S)
+            async with asyncio.timeout(STORED_S):
+                await asyncio.shield(asyncio.wrap_future(found.ticket))
         except TimeoutError:
             raise Problem(
                 "not_stored", f"the disk has not answered for {STORED_S:g} s", headers={"Retry-After": "1"}

@@ -339,3 +339,22 @@ async def test_a_reader_that_leaves_while_the_disk_is_read_leaves_no_way_in_use_
         goes_on.set()
         assert await asyncio.to_thread(closed.wait, 20)
         assert follower.positions == (0,)
+
+
+@in_loop
+async def test_a_reader_that_leaves_as_a_row_comes_has_left(
+    endpoints: list[ResultsEndpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait that swallows the cancellation goes on for a reader that is gone, until nothing was sent for ``SEND_S``."""
+    opened_sink(tmp_path)
+    of = OutputCatalogue(Folder(tmp_path)).get("delays")
+    with endpoints[0]._tails.reading(of) as tail:
+        follower = ResultFollower(tail, (0,), endpoints[0]._pool)
+        monkeypatch.setattr(tail, "after", lambda positions: [])
+        task = asyncio.create_task(follower.read(10, 0.2))
+        await asyncio.sleep(0.01)
+        tail.wake()
+        asyncio.get_running_loop().call_soon(task.cancel)  # right behind the event
+        await asyncio.wait([task], timeout=20)
+        assert task.cancelled()
+        follower.close()

@@ -68,7 +68,8 @@ class ResultFollower:
                 if self.tentative is not None and self.tentative.has_news(self.positions):
                     return FoundRows([], [])
                 try:
-                    await asyncio.wait_for(changed.wait(), max(end - loop.time(), 0.0))
+                    async with asyncio.timeout_at(end):
+                        await changed.wait()
                 except TimeoutError:
                     return FoundRows([], [])
 

@@ -63,7 +63,8 @@ class WebhookRunner:
             except (FluxError, OSError) as error:
                 logger.warning("webhooks cannot be read: %s", error)
             try:
-                await asyncio.wait_for(self._ended.wait(), self._look_s)
+                async with asyncio.timeout(self._look_s):
+                    await self._ended.wait()
             except TimeoutError:
                 continue
         for task in tasks.values():
