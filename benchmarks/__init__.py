@@ -27,6 +27,7 @@ streams_out     Output as a stream of Spark's, beside a Python data source witho
 stream_sources  Sources in the workers beside other ways to the same rows
 serve           Events pushed to a gateway over HTTP, beside bare flushes of the disk
 serve_queries   Registered queries behind such pushes: from a push to the reader of a filter, and registrations
+serve_readers   Readers of one result beside another one that never reads, and without it
 serve_restart   A service that is stopped and started again: the time until the first new result
 serve_process   ``flux serve`` in a process of its own, to be killed and started again
 scale           Costs that grow with the cluster: an epoch, an ack, a heartbeat, a repair

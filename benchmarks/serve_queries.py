@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -56,24 +56,32 @@ class FilterReader(threading.Thread):
             self.error = str(error)
 
 
-class OtherReaders(threading.Thread):
-    """Connections that follow the same result. Each but one is read, and nothing is done with the bytes."""
+def following(url: str, token: str, receives: int = 0) -> socket.socket:
+    """Return a connection that follows the result. ``receives``: bytes of the buffer for it; 0: those of the system."""
+    at = urlsplit(url)
+    assert at.hostname is not None
+    assert at.port is not None
+    made = socket.socket()
+    if receives:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+    made.settimeout(CONNECTS_S)
+    made.connect((at.hostname, at.port))
+    asked = f"GET /v1/queries/{READ}/events HTTP/1.1\r\nHost: {at.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n"
+    made.sendall(asked.encode())
+    return made
 
-    def __init__(self, count: int, url: str, token: str) -> None:
+
+class OtherReaders(threading.Thread):
+    """Connections that follow the same result. Nothing is done with the bytes, and one connection is not read at all."""
+
+    def __init__(self, count: int, url: str, token: str, one_idle: bool = True) -> None:
+        """``one_idle``: the first one is not read."""
         super().__init__(name="other-readers", daemon=True)
         self._over = threading.Event()
         self._selector = selectors.DefaultSelector()
-        at = urlsplit(url)
-        assert at.hostname is not None
-        assert at.port is not None
-        request = (
-            f"GET /v1/queries/{READ}/events HTTP/1.1\r\nHost: {at.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n"
-        )
-        self._sockets = [socket.create_connection((at.hostname, at.port), CONNECTS_S) for _ in range(count)]
-        for number, each in enumerate(self._sockets):
-            each.sendall(request.encode())
-            if number:
-                self._selector.register(each, selectors.EVENT_READ)
+        self._sockets = [following(url, token) for _ in range(count)]
+        for each in self._sockets[one_idle:]:
+            self._selector.register(each, selectors.EVENT_READ)
         self.start()
 
     def run(self) -> None:
@@ -141,7 +149,7 @@ def run(
             }
             figures |= {"clients": clients, "queries": queries, "readers": readers, "fault": fault or "none"}
             figures |= load.figures() | shares("registration", registered_ms)
-            figures |= arrived(load, reader)
+            figures |= arrived(load, reader).figures()
             others.end()
         finally:
             for each in pushers:
@@ -159,20 +167,35 @@ def shares(what: str, took_ms: list[float]) -> dict[str, float]:
     return {f"{what}_p50_ms": p50, f"{what}_p99_ms": p99}
 
 
-def arrived(load: Load, reader: FilterReader) -> dict[str, Any]:
-    """Return the times from due pushes to rows at the reader, and rows of answered pushes that are missing or came again."""
+class Arrivals(NamedTuple):
+    """The rows of one load that have come to a reader."""
+
+    #: Milliseconds from the due push of each row until it came, without those of the warm-up.
+    took_ms: np.ndarray
+    #: Rows of answered pushes that are missing, and rows that came again.
+    lost: int
+    doubled: int
+
+    def figures(self) -> dict[str, Any]:
+        longest = round(float(self.took_ms.max(initial=0.0)), 2)
+        found = shares("reader", self.took_ms.tolist()) | {"reader_gap_ms_max": longest}
+        return found | {"lost": self.lost, "doubled": self.doubled}
+
+
+def arrived(load: Load, reader: FilterReader, first: int = 0) -> Arrivals:
+    """Wait for the rows of a load, and return them. ``first``: the number of the request of lines with which the load began; rows
+    of earlier loads have come all."""
     a_request = ROWS["rows"] // EVERY
     answered = ~np.isnan(load.answered)
-    end = time.monotonic() + LAST_ROWS_S
-    while len(reader.came) < a_request * int(answered.sum()) and time.monotonic() < end and not reader.error:
+    end, before = time.monotonic() + LAST_ROWS_S, a_request * first
+    while len(reader.came) < before + a_request * int(answered.sum()) and time.monotonic() < end and not reader.error:
         time.sleep(0.05)
     count = len(reader.came)
-    number, came = np.array(reader.rows[:count], np.int64) // EVERY, np.array(reader.came[:count])
+    number, came = np.array(reader.rows[:count], np.int64) // EVERY - before, np.array(reader.came[:count])
+    number, came = number[number >= 0], came[number >= 0]
     times = np.bincount(number, minlength=a_request * len(answered))
     request = number // a_request
     counted = load.due[request] >= WARM_UP_S
     took_ms = 1000 * (came - load.began - load.due[request])[counted]
     wanted = np.repeat(answered, a_request)
-    found = shares("reader", took_ms.tolist())
-    found["reader_gap_ms_max"] = round(float(took_ms.max(initial=0.0)), 2)
-    return found | {"lost": int((times[: len(wanted)][wanted] == 0).sum()), "doubled": int((times > 1).sum())}
+    return Arrivals(took_ms, int((times[: len(wanted)][wanted] == 0).sum()), int((times > 1).sum()))

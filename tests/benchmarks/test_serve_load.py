@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from benchmarks import serve, serve_queries
+from benchmarks import serve, serve_queries, serve_readers
 from flux.errors import Unreachable
 from tests.flux.pushed import owned, pushed, registered
 
@@ -68,10 +68,34 @@ def test_rows_at_a_reader_count_from_the_push_that_was_due(monkeypatch: pytest.M
     load = types.SimpleNamespace(answered=np.array([0.1, np.nan, 0.3]), due=np.array([0.0, 0.01, 0.02]), began=100.0)
     rows = [n for n in range(0, 300, 10) if n != 50] + [200]
     reader = types.SimpleNamespace(rows=rows, came=[100.07] * len(rows), error="")
-    found = serve_queries.arrived(load, reader)  # type: ignore[arg-type]
+    found = serve_queries.arrived(load, reader).figures()  # type: ignore[arg-type]
     assert (found["lost"], found["doubled"]) == (1, 1)
     assert found["reader_gap_ms_max"] == pytest.approx(70.0)
     assert found["reader_p50_ms"] == pytest.approx(60.0)
+
+
+def test_rows_of_an_earlier_load_do_not_count_for_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_queries, "WARM_UP_S", 0.0)
+    load = types.SimpleNamespace(answered=np.array([0.1]), due=np.array([0.0]), began=100.0)
+    rows = list(range(0, 300, 10))
+    came = [90.0] * 20 + [100.02] * 10
+    reader = types.SimpleNamespace(rows=rows, came=came, error="")
+    found = serve_queries.arrived(load, reader, first=2)  # type: ignore[arg-type]
+    assert (found.took_ms.round().tolist(), found.lost, found.doubled) == ([20.0] * 10, 0, 0)
+
+
+def test_times_beside_an_idle_reader_are_compared_with_those_without_it() -> None:
+    with_it, without = (serve_queries.Arrivals(np.full(100, ms), lost, 0) for ms, lost in ((30.0, 1), (20.0, 2)))
+    found = serve_readers.compared([(False, without), (True, with_it), (True, with_it), (False, without)])
+    assert (found["reader_p99_ms"], found["reader_without_p99_ms"], found["ratio"]) == (30.0, 20.0, 1.5)
+    assert found["lost"] == 6
+
+
+@pytest.mark.long
+def test_a_reader_that_never_reads_takes_no_row_from_others() -> None:
+    report = serve_readers.run(20, 1, 4, 3, 5, "local[4,1000]", Console(quiet=True))
+    assert report.failed is None
+    assert report.figures["ratio"] > 0
 
 
 @pytest.mark.long

@@ -181,9 +181,7 @@ def skew(
         float | None,
         typer.Option(min=1.1, max=100, help="Factor by which one of three workers slows down. (default: 4)"),
     ] = None,
-    zipf: Annotated[
-        float | None, typer.Option(min=0.1, max=5, help="Draw keys with this Zipf exponent instead.")
-    ] = None,
+    zipf: Annotated[float | None, typer.Option(min=0.1, max=5, help="Draw keys with this Zipf exponent.")] = None,
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="Length of each run; rows count from 15 s on.")] = 40,
     out: Out = None,
     as_json: Json = False,
@@ -297,9 +295,7 @@ class KafkaFault(StrEnum):
 @bench.command()
 def kafka(
     rate: Annotated[int, typer.Option(min=1, max=5_000_000, help="Rows per second over all partitions.")] = 1_000,
-    partitions: Annotated[
-        int, typer.Option(min=1, max=1024, help="Partitions of each topic, and of the keyed stage.")
-    ] = 5,
+    partitions: Annotated[int, typer.Option(min=1, max=1024, help="Partitions of topics and the keyed stage.")] = 5,
     seconds: Seconds = 20,
     replicas: Annotated[int, typer.Option(min=1, max=3, help="Replicas of each partition of the query.")] = 2,
     peer: Annotated[
@@ -614,6 +610,7 @@ def serve(
     fault: Annotated[ServeFault | None, typer.Option(help="Process of the service to kill half-way.")] = None,
     queries: Annotated[int, typer.Option(min=0, help="Queries registered at `flux serve`; 0: a gateway alone.")] = 0,
     readers: Annotated[int, typer.Option(min=1, help="With --queries: readers of a result; one never reads.")] = 1,
+    idle_reader: Annotated[bool, typer.Option("--idle-reader", help="Compare times without that one.")] = False,
     master: Annotated[str, typer.Option(help="With --queries: the Spark master of the service.")] = "local[4,1000]",
     restarts: Annotated[int, typer.Option(min=0, help="Stops and starts of a service with --queries.")] = 0,
     state_mb: Annotated[int, typer.Option(min=1, help="With --restarts: MiB of state.")] = 64,
@@ -622,16 +619,20 @@ def serve(
 ) -> None:
     """Events pushed over HTTP: until they are on disk; with --queries at a reader, with --restarts after a stop and start."""
     from benchmarks import serve as benchmark
-    from benchmarks import serve_queries, serve_restart
+    from benchmarks import serve_queries, serve_readers, serve_restart
 
     killed = fault and fault.value
     if (queries and body is not BodyName.rows) or (not queries and (readers > 1 or killed == "kill-worker")):
         raise typer.BadParameter("--readers and --fault kill-worker take --queries N, and --queries takes --body rows")
-    if restarts and (queries < 3 or killed):
-        raise typer.BadParameter("--restarts takes --queries N, 3 or more, and no --fault")
+    if (restarts and (queries < 3 or killed)) or (idle_reader and (restarts or killed or readers < 3)):
+        raise typer.BadParameter(
+            "--restarts takes --queries 3 or more, --idle-reader --readers 3 or more, and no --fault"
+        )
     console = _prepare(as_json, out)
     if restarts:
         report = serve_restart.run(queries, state_mb, restarts, master, console)
+    elif idle_reader:
+        report = serve_readers.run(rate, seconds, clients, queries, readers, master, console)
     elif queries:
         report = serve_queries.run(rate, seconds, clients, queries, readers, killed, master, console)
     else:
