@@ -82,6 +82,7 @@ def _rows_in(body: bytes, kind: str, schema: pa.Schema | None, limits: BodyLimit
         if schema is None:
             table = _inferred(lines, limits)
         else:
+            _check_values(lines, len(schema), limits)
             table = _lines(lines, schema)
     if schema is None:
         schema = own_columns(table.schema)
@@ -111,6 +112,27 @@ def _check_count(body: bytes, kind: str, limits: BodyLimits) -> None:
         )
     if too_many:
         raise Problem("too_large", f"the body has more than {limits.rows:,} rows, or values that take as much memory")
+
+
+#: Bytes that each value counts for before it is read: the reader spends as much time on a missing value as on a number, and a
+#: body of 600 KB may have 200,000,000 missing values.
+_LEAST_BYTES = 4
+
+
+def _check_values(lines: bytes, columns: int, limits: BodyLimits) -> None:
+    """Raise a Problem if lines of JSON have too many values, the missing ones included. Counts rows only if there may be
+    enough of them: a text may have braces, too."""
+    if lines.count(b"{") * columns * _LEAST_BYTES > limits.stored_bytes:
+        try:
+            rows = _parsed(lines, pa.schema([]), "ignore").num_rows
+        except pa.ArrowException:
+            return  # the reader of all columns stops there, too, and says more
+        _check_size(rows * columns * _LEAST_BYTES, limits)
+
+
+def _check_size(nbytes: int, limits: BodyLimits) -> None:
+    if nbytes > limits.stored_bytes:
+        raise Problem("too_large", f"the rows take {nbytes:,} bytes, more than {limits.stored_bytes:,}")
 
 
 def json_lines(body: bytes) -> bytes:
@@ -144,10 +166,12 @@ def read_lines(lines: bytes, schema: pa.Schema | None) -> pa.Table:
     """Read lines of JSON. pa.ArrowInvalid: a row is broken, or ``null``."""
     if has_null_row(lines):
         raise pa.ArrowInvalid("a row is null, and an object is expected in each line")
+    return _parsed(lines, schema, "error" if schema is not None else "infer")
+
+
+def _parsed(lines: bytes, schema: pa.Schema | None, unexpected: str) -> pa.Table:
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(lines) + 64)
-    parse = arrow_json.ParseOptions(
-        explicit_schema=schema, unexpected_field_behavior="error" if schema is not None else "infer"
-    )
+    parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
     return arrow_json.read_json(pa.BufferReader(lines), read_options=options, parse_options=parse)
 
 
@@ -156,8 +180,7 @@ def _check_bytes(table: pa.Table, schema: pa.Schema, limits: BodyLimits) -> None
     widths = (field.type.bit_width // 8 if pa.types.is_primitive(field.type) else 4 for field in schema)
     nbytes = table.num_rows * sum(widths)
     nbytes += sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
-    if nbytes > limits.stored_bytes:
-        raise Problem("too_large", f"the rows take {nbytes:,} bytes, more than {limits.stored_bytes:,}")
+    _check_size(nbytes, limits)
 
 
 def text_bytes(array: pa.Array) -> int:
@@ -194,15 +217,18 @@ def _is_text(type_: pa.DataType) -> bool:
 def _inferred(lines: bytes, limits: BodyLimits) -> pa.Table:
     """Read lines of JSON whose columns are not known yet."""
     names: set[str] = set()
+    rows = 0
     try:
         # The first request of a stream only: bounds depth and names, which the reader of lines does not.
         for line in lines.split(b"\n"):
             if line.strip():
+                rows += 1
                 found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
                 names.update(found)
                 if len(names) > limits.columns:
                     raise Problem("too_large", f"the events have more than {limits.columns:,} columns")
                 _check_no_object(found)
+        _check_size(rows * len(names) * _LEAST_BYTES, limits)
         return read_lines(lines, None)
     except (msgspec.MsgspecError, RecursionError, pa.ArrowException, UnicodeDecodeError) as error:
         raise Problem("malformed", f"the columns of the events cannot be told from the body: {error}") from error

@@ -132,10 +132,25 @@ def test_a_small_body_with_much_to_keep_is_too_large(client: HeldClient, schema:
     assert problem(client.push(body, kind)) == (413, "too_large")
 
 
-def test_rows_of_missing_values_count_as_they_are_stored(client: HeldClient) -> None:
-    client.register(schema=", ".join(f"c{each} BIGINT" for each in range(900)))
-    body = b"{}\n" * 20_000
+_NAMED = json.dumps({f"c{each}": each for each in range(900)}).encode()
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (", ".join(f"c{each} BIGINT" for each in range(900)), b"{}\n" * 200_000),
+        (", ".join(f"c{each} BOOLEAN" for each in range(900)), b"{}\n" * 200_000),
+        ("infer", _NAMED + b"\n{}" * 100_000),
+    ],
+)
+def test_rows_of_missing_values_are_counted_before_they_are_read(client: HeldClient, schema: str, body: bytes) -> None:
+    client.register(schema=schema)
     assert problem(client.push(body)) == (413, "too_large")
+
+
+def test_braces_in_a_text_are_no_rows(client: HeldClient) -> None:
+    client.register(schema=", ".join(f"c{each} STRING" for each in range(900)))
+    assert client.push(b'{"c0": "' + b"{" * 100_000 + b'"}').status_code == 200
 
 
 def test_a_name_as_long_as_a_body_is_answered_in_short(client: HeldClient) -> None:
