@@ -6,7 +6,7 @@ moves, and the sweep carries the moves out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,6 +148,12 @@ class Loads:
     replicas: list[ReplicaLoad]
     #: Length of the interval over which rates are averaged; 0: no rates are known yet.
     seconds: float = 0.0
+    #: Names of stages, by number, for the notes that people read; a stage without one is called by its number.
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    def called(self, stage: int, partition: int) -> str:
+        """Return the name of a partition, such as Delays/3."""
+        return f"{self.names.get(stage, stage)}/{partition}"
 
     def of_workers(self) -> dict[int, float]:
         """Sum up the busy seconds per second of each worker's replicas."""

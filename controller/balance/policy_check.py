@@ -263,7 +263,7 @@ def _whole_plan(kind: type[Policy], loads: Loads, settings: PolicySettings, when
             replace(each, worker=targets.get((each.stage, each.partition, each.worker), each.worker))  # type: ignore[call-overload]
             for each in loads.replicas
         ]
-        loads = Loads(loads.workers, replicas, loads.seconds)
+        loads = replace(loads, replicas=replicas)
     raise policy.broken(when.format(number), "the plan never ends")
 
 

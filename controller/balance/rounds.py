@@ -45,7 +45,7 @@ def after(loads: Loads, moves: list[Move]) -> Loads:
         else replace(replica, worker=target)
         for replica in loads.replicas
     ]
-    return Loads(loads.workers, replicas, loads.seconds)
+    return replace(loads, replicas=replicas)
 
 
 #: Evening out begins when no worker has joined for this time, because workers often join several at a time.

@@ -6,6 +6,7 @@ A policy may be code of the user. If it fails, it is not asked again, and the qu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from controller.balance.load import Loads, LoadTable, Move, Suggestion
@@ -44,7 +45,9 @@ class Balancer:
     def loads(self) -> Loads:
         """Make the loads for policies, from the newest reports; rates are averages of the last seconds."""
         table = self.load_table()
-        return Loads({}, []) if table is None else table.loads()
+        if table is None:
+            return Loads({}, [])
+        return replace(table.loads(), names={stage.id: stage.name for stage in self._board.plan.stages})
 
     def load_table(self) -> LoadTable | None:
         """Make the loads as arrays; None before the first table."""

@@ -179,9 +179,9 @@ class _Round:
         hot = [p for p in np.flatnonzero(self._hot).tolist() if load[p] > self._load[self._demand.worker[p]] / 2]
         replicas = [self._loads.replicas[place] for place in hot]
         return [
-            f"partition {stage}/{partition} alone takes more than a worker's fair share: no move helps, and more "
+            f"partition {self._loads.called(*key)} alone takes more than a worker's fair share: no move helps, and more "
             "partitions do only if it is not one key"
-            for stage, partition in sorted({PartitionKey(replica.stage, replica.partition) for replica in replicas})
+            for key in sorted({PartitionKey(replica.stage, replica.partition) for replica in replicas})
         ]
 
     # ---- pairs

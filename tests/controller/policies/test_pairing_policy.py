@@ -160,6 +160,13 @@ def test_a_single_key_heavier_than_a_worker_is_reported_and_not_moved_around() -
     assert [note] == cluster.round(asked).notes, "the same text as long as it is true"
 
 
+def test_a_note_calls_a_partition_by_the_name_of_its_stage() -> None:
+    workers = {number: WorkerLoad(number, f"e{number}") for number in range(2)}
+    replicas = [ReplicaLoad(3, 0, 0, busy=0.9), *(ReplicaLoad(3, each, 1, busy=0.02) for each in range(1, 6))]
+    (note,) = policy().suggest(Loads(workers, replicas, 1.0, {3: "Delays"}), 0.0).notes
+    assert note.startswith("partition Delays/0 alone takes")
+
+
 def test_the_others_leave_a_heavy_partition_rather_than_it_leaves_them() -> None:
     cluster = Cluster(3).put([0.75] + [0.05] * 4, lambda p: [0])
     cluster.put([0.05], lambda p: [1], stage=1)
