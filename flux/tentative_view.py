@@ -11,7 +11,7 @@ take one of these back is to look through all tentative rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -151,6 +151,12 @@ class TentativeView:
 
     def tentative(self, batch: pa.RecordBatch, through: int) -> ViewChanges:
         """Take rows that may still change."""
+        if not isinstance(through, int) or isinstance(through, bool):
+            raise UsageError(
+                "TentativeView: tentative() wants the time that Flux gives with the rows, through, in microseconds; got "
+                f"{through!r:.100}"
+            )
+        self._check_rows(batch)
         nbytes = batch.nbytes + ROW_BYTES * batch.num_rows
         if self._shown_bytes + nbytes > self._bytes_max // 2:
             self.left_out += batch.num_rows
@@ -202,8 +208,7 @@ class TentativeView:
 
     def _slots(self, batch: pa.RecordBatch) -> np.ndarray:
         """Return the slot of the key of each row. Forgets rows if there are too many, so slots of earlier calls do not count."""
-        if not isinstance(batch, pa.RecordBatch):
-            raise UsageError(f"TentativeView: expected a pyarrow.RecordBatch, got {type(batch).__name__}")
+        self._check_rows(batch)
         if self._schema is None:
             self._begin(batch.schema)
         if batch.schema != self._schema:
@@ -213,6 +218,10 @@ class TentativeView:
         slots = self._index.slots([column for name in self._key for column in _flat(batch.column(name))])
         self._grow()
         return slots
+
+    def _check_rows(self, batch: Any) -> None:
+        if not isinstance(batch, pa.RecordBatch):
+            raise UsageError(f"TentativeView: expected a pyarrow.RecordBatch, got {type(batch).__name__}")
 
     def _begin(self, schema: pa.Schema) -> None:
         if missing := [name for name in self._key if name not in schema.names]:

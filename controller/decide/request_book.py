@@ -128,16 +128,18 @@ def of_plan_change(asked: PlanRequest | None) -> Standing:
 
 @dataclass
 class FlowAddition:
-    """A flow that the program of the query adds for a person, in a thread of its own, which sets the fields."""
+    """A flow that the program of the query adds for a person, or a stage that it restarts, in a thread of its own, which sets
+    the fields."""
 
-    target: str
+    #: The request in words, as in ``addition of flows:alarm`` and ``restart of Alarm``.
+    what: str
     over: bool = False
     #: Reason for refusing it.
     error: str = ""
 
     def stands(self) -> Standing:
         if not self.over:
-            return Standing(State.UNDER_WAY, f"the program of the query adds {self.target}", 0)
+            return Standing(State.UNDER_WAY, f"{self.what}, by the program of the query", 0)
         return Standing(State.GIVEN_UP, done=0, why=self.error) if self.error else Standing(State.DONE)
 
 
@@ -226,7 +228,7 @@ class RequestBook:
         self._note(Asked(number, what, lambda: of_plan_change(asked)))
 
     def flow(self, number: int, addition: FlowAddition) -> None:
-        self._note(Asked(number, f"addition of {addition.target}", addition.stands))
+        self._note(Asked(number, addition.what, addition.stands))
 
     def fail(self, number: int, worker: int) -> None:
         self._note(Asked(number, f"loss of worker {worker}", lambda: Standing(State.DONE)))

@@ -44,9 +44,10 @@ def failed_stages(plans: PlanChanges) -> list[FailedStatus]:
     ]
 
 
-def begin_addition(target: str, add: Callable[[str], None]) -> FlowAddition:
-    """Have the program of the query add a flow, in a thread of its own: the program imports, compiles and waits."""
-    addition = FlowAddition(target)
+def begin_addition(what: str, target: str, add: Callable[[str], None]) -> FlowAddition:
+    """Have the program of the query add a flow, or restart a stage, in a thread of its own: the program imports, compiles and
+    waits. ``what``: the request in words, without its target."""
+    addition = FlowAddition(f"{what} of {target}")
 
     def run() -> None:
         try:

@@ -249,9 +249,9 @@ class RequestHandler:
                     number = core.next_request()
                     return Accepted(request=number), self._running().protect(stage, *wish, now, number)
                 case AddFlow():
-                    return Accepted(request=self._add_flow(request.target, self.add_flow)), []
+                    return Accepted(request=self._add_flow("addition", request.target, self.add_flow)), []
                 case RestartStage():
-                    return Accepted(request=self._add_flow(request.name, self.restart_stage)), []
+                    return Accepted(request=self._add_flow("restart", request.name, self.restart_stage)), []
                 case RemoveStage():
                     number = core.next_request()
                     self._running().people.remove(request.name, request.cascade, now, number)
@@ -262,14 +262,14 @@ class RequestHandler:
         except FluxError as error:
             return Refusal(kind="failed", reason=text_of(error)), []
 
-    def _add_flow(self, target: str, add: Callable[[str], None] | None) -> int:
+    def _add_flow(self, what: str, target: str, add: Callable[[str], None] | None) -> int:
         """Begin to add a flow, or that of a failed stage, and return the number of the request."""
         if add is None:
             raise UsageError("the program of this query adds no flows for others: call query.add() there")
         core = self._running()
         core.plans.newest()  # refuses where nothing can be added
         number = core.next_request()
-        core.people.book.flow(number, begin_addition(target, add))
+        core.people.book.flow(number, begin_addition(what, target, add))
         return number
 
     def _look(self, request: AnyRequest, now: float) -> Any:

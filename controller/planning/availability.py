@@ -15,7 +15,7 @@ from controller.planning.checks import NothingWaits
 from controller.planning.event_time_edges import window_of
 from controller.planning.parts import Parts
 from flux.dataflow.availability import FORFEIT, HOP_US, PACE_US, STOP, Availability, of_settings
-from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromSource, FromStage, SourcePlan, StagePlan
+from flux.dataflow.plan import EdgePlan, FromMicroBatches, FromSource, FromStage, Plan, SourcePlan, StagePlan
 from flux.errors import UsageError
 from flux.operators.aggregate import Aggregate
 from flux.operators.operator import chain_of
@@ -79,6 +79,23 @@ def set_availability(
         sources[source.id] = replace(source, may_be_silent=source.id in reached)
     for stage in stages.new:
         stages[stage.id] = replace(stage, availability=found.get(stage.id))
+
+
+#: Options that say how availability is kept, and nothing without it.
+_HOW = tuple(f"availability_{each}" for each in ("failure", "stabilization", "overflow", "max_state"))
+
+
+def told_unused(plan: Plan, options: Iterable[str]) -> str | None:
+    """Return a note about options of a start that have no effect, because no stage of its plan has availability; None: there are
+    none. It is no mistake: a stage that is added to the running query may ask for availability."""
+    given = [name for name in _HOW if name in options]
+    if not given or any(stage.availability is not None for stage in plan.stages):
+        return None
+    has = "this has" if len(given) == 1 else "these have"
+    return (
+        f"{', '.join(given)} without availability: no stage of this query has a bound on its results, so {has} no "
+        "effect. Give the query the bound, as in availability='3s', or a stage its own"
+    )
 
 
 def _grown(sources: Parts[SourcePlan], stages: Parts[StagePlan], edges: Parts[EdgePlan]) -> set[int]:

@@ -170,6 +170,7 @@ class GrowingQuery(Operations):
     def _add(self, flows: Sequence[Flow | FlowTo], left: Callable[[], float]) -> None:
         # Refused here, before user code is called, where nothing can be added.
         self._server.look(self._server.core.plans.newest)
+        began = time.monotonic()
         wanted, began_with = self._server.core.places.wanted, self._run.need.workers
         addition = checked_addition(self._spark, flows, self._running.compiled, wanted, began_with)
         try:
@@ -181,8 +182,9 @@ class GrowingQuery(Operations):
                 self._run.keeper.settle(addition.facts)
             if left() <= 0:
                 raise QueryTimeout(
-                    f"the time for the addition of {stages} is over, and only the program has checked it, where operators are "
-                    "made for that. Let their __init__ do less, or give a longer timeout. Nothing was changed"
+                    f"the time for the addition of {stages} is over: its check in the program alone, which makes operators, "
+                    f"has taken {time.monotonic() - began:.1f} s. Let the __init__ of {stages} do less, or give a longer "
+                    "timeout. Nothing was changed"
                 )
             plan = self._server.add(addition.change, encoded, left())
         except FluxError:

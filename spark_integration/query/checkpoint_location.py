@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,10 +107,12 @@ class CheckpointLocation:
         """The plan has changed since the first start."""
         return (versions := self.versions) is not None and versions.version > 0
 
-    def given_up(self, names: Sequence[str]) -> CheckpointLocation:
+    def given_up(self, names: Sequence[str], program: Sequence[str] = ()) -> CheckpointLocation:
         """Return the location without these stages and all that depends on them, as the next version. Stages that are not in it
-        are given up already. UsageError: an earlier release has written it, or nothing would be left."""
+        are given up already. ``program``: names of the stages that the program has. UsageError: an earlier release has written
+        it, the program still has one of the stages, or nothing would be left."""
         there = [] if self.about is None else [name for name in names if name in self.about["plan"]["stages"]]
+        self._check_no_source(names)
         if self.about is None or not there:
             return self
         versions = self.versions
@@ -119,11 +122,32 @@ class CheckpointLocation:
                 "query once with all of its stages and stop it; then give them up"
             )
         gone = dependants(self.about["plan"], there)
+        self._check_gone(gone, there, program)
         plan, sources = without(self.about["plan"], gone)
         if not plan["stages"]:
             raise UsageError(f"removed={there!r}: no stage would be left. Start the query anew in another directory")
         about = _without_facts({**self.about, "plan": plan, VERSIONS: versions.without(gone, sources).told()})
         return CheckpointLocation(self.place, about, self.found or self.about)
+
+    def _check_no_source(self, names: Sequence[str]) -> None:
+        plan = {"stages": {}, "sources": []} if self.about is None else self.about["plan"]
+        for source in plan["sources"]:
+            if source["name"] in names and source["name"] not in plan["stages"]:
+                readers = [name for name, stage in plan["stages"].items() if _reads(stage, source["name"])]
+                raise UsageError(
+                    f"removed={source['name']!r} is a source, which goes with the stages that read it: {', '.join(readers)}. "
+                    "Name these"
+                )
+
+    def _check_gone(self, gone: Sequence[str], asked: Sequence[str], program: Sequence[str]) -> None:
+        """Raise UsageError if the program has as many stages of a name as the location, so that none of them is missing."""
+        assert self.about is not None
+        kept, has = (Counter(map(_name, names)) for names in (self.about["plan"]["stages"], program))
+        if still := [name for name in gone if has[_name(name)] >= kept[_name(name)]]:
+            raise UsageError(
+                f"removed={list(asked)!r} gives up {', '.join(gone)}, and the program still has {', '.join(still)}: leave the "
+                "flow out of the program, too, or leave removed out and remove the stage from the running query (query.remove)"
+            )
 
     def with_new(self, plan: Plan, names: Iterable[str]) -> CheckpointLocation:
         """Return the location with these stages of a plan, which the start itself adds, and the sources that they bring."""
@@ -261,6 +285,15 @@ class CheckpointLocation:
         with self.place.locked():
             if self.about != began.about and self.read(self.place).about == began.about:
                 self.place.write(ABOUT, json.dumps(self.about, indent=1).encode())
+
+
+def _reads(stage: dict[str, Any], source: str) -> bool:
+    return any(each["from"] == source for each in stage["reads"])
+
+
+def _name(stage: str) -> str:
+    """Return the name that a program gives to a stage: Alarm#2 is the second Alarm."""
+    return stage.partition("#")[0]
 
 
 def _without_facts(about: dict[str, Any]) -> dict[str, Any]:

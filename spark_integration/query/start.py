@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
+from controller.planning.availability import told_unused
 from controller.planning.checks import check_durable, check_ends, check_failures_of_stages, check_folders, check_taken
 from controller.planning.compiled_plan import CompiledPlan
 from controller.planning.explain import explain
@@ -141,7 +142,11 @@ def _started(
     shared = has_one_executor(spark) and not decides_on_shared_executors(given, options)
     if shared:
         settings = replace(settings, same_executor=True)
-    location = None if checkpoint_location is None else CheckpointLocation.open(checkpoint_location).given_up(removed)
+    location = None
+    if checkpoint_location is not None:
+        location = CheckpointLocation.open(checkpoint_location).given_up(
+            removed, _stage_names(flows) if removed else ()
+        )
     if location is not None:
         settings = with_flushes_for(location.place, settings, given, options)
     query_id = (location and location.query) or str(uuid.uuid4())
@@ -182,6 +187,8 @@ def _started(
         query = Query(spark, declared.with_plan(plan), need, name, location)
         query._ends.take(flows, declared)
         _tell_of_idleness(plan)
+        if note := told_unused(plan, options):
+            log.warning("%s", note)
         if shared:
             _tell_of_one_executor(spark, plan)
         query._start()
@@ -247,6 +254,10 @@ def to_df(flow: Flow, spark: SparkSession | None = None, progress: bool = False,
 def _session(given: SparkSession | None, sources: list[Source]) -> SparkSession:
     """Return the session of a query: the given one, or else that of its sources."""
     return session_of(sources) if given is None else running_session(given, "the one given as spark=...")
+
+
+def _stage_names(flows: Sequence[Flow | FlowTo]) -> list[str]:
+    return [flow.stage.name for flow in topological([flow_of(given) for given in flows])]
 
 
 def _most_replicas(flows: Sequence[Flow | FlowTo], settings: Settings) -> int:

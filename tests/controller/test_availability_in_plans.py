@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import flux
+from controller.planning.availability import told_unused
 from controller.planning.compiler import compile_plan
 from controller.planning.explain import explain
 from flux.dataflow.availability import Availability
@@ -79,6 +80,18 @@ def test_without_it_no_stage_has_any() -> None:
     plan = planned(PerSite(cleaned(readings())))
     assert set(found(plan).values()) == {None}
     assert not plan.sources[0].may_be_silent
+
+
+def test_options_that_say_how_it_is_kept_are_told_where_there_is_none() -> None:
+    options = {"availability_failure": "delay", "availability_overflow": "forfeit"}
+    without, own = PerSite(readings()), PerSite(readings()).withStage(availability="3s")
+    told = told_unused(planned(without, **options), options)
+    assert told is not None
+    assert told.startswith(
+        "availability_failure, availability_overflow without availability: no stage of this query has"
+    )
+    assert told_unused(planned(without), {"replicas": 2}) is None
+    assert told_unused(planned(own), {"availability_failure": "delay"}) is None
 
 
 def test_a_bound_of_the_query_is_that_of_all_its_stages() -> None:

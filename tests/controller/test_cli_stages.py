@@ -127,7 +127,7 @@ def test_a_failed_stage_is_restarted_by_the_program(query: ThreadQuery) -> None:
         raise UsageError(f"stage {name} has not failed")
 
     query.server.add_flows_by(asked.append, refused)
-    assert "stage passed has not failed" in run("restart", "passed").output
+    assert "restart of passed was given up: stage passed has not failed" in run("restart", "passed").output
 
 
 def test_a_stage_that_has_failed_is_shown_until_it_is_removed_from_the_list(query: ThreadQuery) -> None:

@@ -96,6 +96,26 @@ def test_who_comes_again_finds_the_query_and_with_how_many_workers_it_began(plac
     assert (place / "flux.json").stat().st_mode & 0o077 == 0
 
 
+def test_a_stage_that_the_program_still_has_is_not_given_up(place: Path) -> None:
+    found = vault.CheckpointLocation.open(taken(place))
+    assert list(found.given_up(["last"], ["middle"]).about["plan"]["stages"]) == ["middle"]
+    assert found.given_up(["gone long ago"], ["middle", "last"]) is found
+    with pytest.raises(UsageError, match=r"removed=\['last'\] gives up last, and the program still has last: leave"):
+        found.given_up(["last"], ["middle", "last"])
+    with pytest.raises(
+        UsageError, match=r"removed='words' is a source, .* the stages that read it: middle. Name these"
+    ):
+        found.given_up(["words"], ["middle", "last"])
+
+
+def test_a_second_stage_of_a_name_is_given_up_while_the_program_has_the_first_one(place: Path) -> None:
+    twice = [flux.stage(name="last", partitions=2)(sink)(words(name=sink.__name__)) for sink in (Sink, OtherSink)]
+    found = vault.CheckpointLocation.open(taken(place, compiled(twice)))
+    assert list(found.given_up(["last#2"], ["last"]).about["plan"]["stages"]) == ["last"]
+    with pytest.raises(UsageError, match="the program still has last#2"):
+        found.given_up(["last#2"], ["last", "last"])
+
+
 def test_hidden_files_are_no_contents(place: Path) -> None:
     place.mkdir(mode=0o700)
     (place / ".flux.json.4711").write_text("a crash left it")

@@ -148,6 +148,8 @@ def nested(kind: pa.DataType) -> pa.RecordBatch:
         (lambda: flux.TentativeView(3), "wants the names of its key columns, got 3"),  # type: ignore[arg-type]
         (lambda: flux.TentativeView("k").write(pa.table({"k": [1]})), "expected a pyarrow.RecordBatch, got Table"),  # type: ignore[arg-type]
         (lambda: flux.TentativeView("k").write(nested(pa.struct([]))), "no field in the structs of its key columns, k"),
+        (lambda: flux.TentativeView("site").tentative(batch([]), None), "wants the time .*, through, .* got None"),  # type: ignore[arg-type]
+        (lambda: flux.TentativeView("k").tentative([], 1), "expected a pyarrow.RecordBatch, got list"),  # type: ignore[arg-type]
         (lambda: flux.TentativeView("k", max_bytes=0), "max_bytes must be a number of bytes above zero"),
         (lambda: flux.TentativeView("k").write(batch([])), "no column 'k' in window, site, n"),
     ],

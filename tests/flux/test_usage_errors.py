@@ -369,6 +369,10 @@ def test_a_source_with_impossible_partitions_is_refused_at_once(partitions: Any)
             lambda: Sums(dataframe(SCHEMA)).to_kafka("t", "h:1", Key="v"),
             r"to_kafka has no option 'Key', did you mean 'key'\?",
         ),
+        (  # before a broker is asked
+            lambda: Sums(dataframe(SCHEMA)).withStage(on_loss="converge").to_kafka("t", "h:1", timeout=1),
+            r"has on_loss='converge', and to_kafka numbers rows",
+        ),
         (
             lambda: Sums(dataframe(SCHEMA)).to_parquet("/x", rollBytes=1),
             "no option 'rollBytes', did you mean 'roll_bytes'",

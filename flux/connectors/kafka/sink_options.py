@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flux.arguments import checked
+from flux.arguments import CONVERGE, checked
 from flux.connectors.kafka.client.cluster import Address, Client, addresses
 from flux.connectors.kafka.client.kafka_python import library
 from flux.connectors.kafka.client.security import OPTIONS, Security
@@ -98,6 +98,11 @@ def to_kafka(
     _one_of("guarantee", guarantee, GUARANTEES)
     if compression is not None:
         _one_of("compression", compression, [name for name in NUMBERS if name])
+    if flow.stage.on_loss == CONVERGE:
+        raise UsageError(
+            f"stage {flow.stage.name} has on_loss={CONVERGE!r}, and to_kafka numbers rows: the numbers are a part of the "
+            "state that would be lost. Leave on_loss out, or end the flow in to(sink) with a sink that defines committed()"
+        )
     brokers, secured, limit = addresses(bootstrap), Security(security), parse_seconds("timeout", timeout)
     many = _topic_partitions(brokers, secured, topic, topic_partitions, limit)
     kind = next(each for each in SINKS if each.guarantee == guarantee)
