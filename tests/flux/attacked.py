@@ -57,9 +57,9 @@ def expected(given: list[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 @contextmanager
 def attacked_half_way(**options: Any) -> Iterator[ThreadQuery]:
-    """The body runs when half of the rows are applied; afterwards the rest comes, and the result must be right.
+    """Run the body when half of the rows are applied, feed the rest afterwards, and check the result.
 
-    Meanwhile the first producer goes on with a row now and then, and the second, ``QUIET``, is silent."""
+    While the body runs, the first producer sends a row now and then, and the second, ``QUIET``, is silent."""
     rows, half, gate = Rows(), threading.Event(), threading.Event()
     given: list[pa.RecordBatch] = []
 
@@ -114,7 +114,7 @@ def everywhere(query: ThreadQuery) -> list[str]:
     return [*query.ports(), query.rendezvous.endpoint]
 
 
-# ---- what is sent to it
+# ---- messages for its ports
 
 
 def hello(edge: int = 0, producer: int = QUIET, incarnation: int = 7) -> Hello:
@@ -122,14 +122,14 @@ def hello(edge: int = 0, producer: int = QUIET, incarnation: int = 7) -> Hello:
 
 
 def answered(peer: Peer) -> Any:
-    """The next answer of a data port."""
+    """Return the next answer of a data port."""
     frames = peer.recv()
     assert frames is not None, f"no answer: {peer.link.problem}"
     return decode_data(frames[0])
 
 
 def data(**changes: Any) -> Data:
-    """One row for partition 0, in sequence 0 of the quiet producer's stream."""
+    """Make the message of one row for partition 0, in sequence 0 of the quiet producer's stream."""
     fields: dict[str, Any] = {
         "edge": 0, "producer": QUIET, "nonce": 1, "number": 0, "first": 0, "sequence": 0,
         "partitions": [0], "rows": [1], "runs": [1], "nbytes": 300,
@@ -160,12 +160,12 @@ MALFORMED = {
 
 
 def zmtp(mechanism: bytes) -> bytes:
-    """How ZeroMQ's protocol begins (ZMTP 3.0, RFC 23)."""
+    """Return the first bytes of ZeroMQ's protocol (ZMTP 3.0, RFC 23)."""
     return b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + mechanism.ljust(20, b"\0") + b"\0" + bytes(31)
 
 
 def named(mechanism: bytes, command: bytes, name: bytes) -> bytes:
-    """One that chooses the name by which its connection is known."""
+    """Return the first bytes of a peer that chooses the name by which its connection is known."""
     given = b"".join(
         bytes([len(key)]) + key + struct.pack("!I", len(value)) + value
         for key, value in ((b"Socket-Type", b"DEALER"), (b"Identity", name))

@@ -21,12 +21,13 @@ CHUNK = 1 << 16
 
 @dataclass(eq=False)
 class Way:
-    """One direction of a forwarded connection: bytes of ``sender`` for ``receiver``. Those that cannot go on wait, as in TCP."""
+    """One direction of a forwarded connection: bytes of ``sender`` for ``receiver``."""
 
     sender: str
     receiver: str
     source: socket.socket
     sink: socket.socket
+    #: Bytes that cannot go on yet, as in the buffers of TCP.
     waiting: bytes = b""
     over: bool = False
 

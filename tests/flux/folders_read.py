@@ -23,7 +23,7 @@ LONG_S, QUIET_S = 30.0, 0.15
 
 
 def write(folder: Path, name: str, first: int, rows: int = 3, group: int = 2) -> Path:
-    """As one does it: under a hidden name first."""
+    """Write a parquet file as a careful program does: under a hidden name first."""
     hidden = folder / f".{name}.hidden"
     pq.write_table(pa.table({"n": range(first, first + rows)}), hidden, row_group_size=group)
     os.replace(hidden, folder / name)
@@ -38,14 +38,15 @@ def started(folder: Path, partitions: int = 1, kept: Any = None, **options: Any)
 
 
 def at(reader: FilesReader, partition: int, place: list[int] | None) -> RowStart | None:
-    """The start of a later life whose first row is that of ``place``, number of a file and row, if no position is known."""
+    """Return the start of a later life that knows no position. ``place`` has the numbers of the file and of the row with which
+    that life begins."""
     if place is None:
         return None
     return RowStart((place[0] - partition) // reader.partitions * FILE_ROWS + place[1])
 
 
 def take(rows: Iterator[flux.Positioned | None], count: int) -> list[tuple[Any, Any]]:
-    """So many rows of the first column, each with the position behind its batch."""
+    """Take ``count`` rows of the first column, each with the position behind its batch."""
     found: list[tuple[Any, Any]] = []
     end = time.monotonic() + LONG_S
     while len(found) < count:

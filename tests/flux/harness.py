@@ -54,7 +54,7 @@ class Rows(list):
 
 
 class Peer:
-    """One who talks to a port of a query, after the handshake that ``secret`` and ``keys`` allow. To be used in a with
+    """A process that talks to a port of a query, after the handshake that ``secret`` and ``keys`` allow. To be used in a with
     statement, like a socket."""
 
     def __init__(
@@ -76,16 +76,16 @@ class Peer:
         self.link.send(list(frames))
 
     def met(self) -> bool:
-        """Whether both ends have proved the secret to each other within the limit."""
+        """Tell whether both ends prove the secret to each other within the limit."""
         return self.until(lambda: self.link.ready)
 
     def turned_away(self) -> str:
-        """What the link says of a port that refuses it."""
+        """Wait until a port refuses the link, and return the reason that the link gives."""
         self.until(lambda: self.link.problem)
         return self.link.problem
 
     def recv(self) -> list[bytes] | None:
-        """The next message; None if none comes within the limit."""
+        """Return the next message; None if none comes within the limit."""
         self.until(lambda: self._heard)
         return self._heard.pop(0) if self._heard else None
 
@@ -115,7 +115,7 @@ class ThreadQuery:
         to_steps: Any = None,
         **options: Any,
     ) -> None:
-        # Nobody is given up because the machine is slow: losses are the business of the tests that ask for them.
+        # A slow machine is no reason to give up a worker: only tests of losses lose workers.
         patient = {"heartbeat_timeout": LIMIT_S, "workers_timeout": LIMIT_S}
         warm_up_once()
         settings = Settings.of(None, **(patient | options))
@@ -131,7 +131,7 @@ class ThreadQuery:
             )
 
     def feed(self, inputs: Sequence[Iterable[pa.RecordBatch]], source: int = 0, attempt: int = 7) -> None:
-        """One ingress thread for each item: the batches of one partition of a source."""
+        """Start an ingress thread for each item. An item has the batches of one partition of a source."""
         left = threading.Barrier(len(inputs), action=lambda: self._complete(source, len(inputs)))
 
         def run(partition: int, batches: Iterable[pa.RecordBatch]) -> None:
@@ -163,7 +163,7 @@ class ThreadQuery:
         return self
 
     def wait(self, limit_s: float = LIMIT_S) -> None:
-        """Until the query has ended; raises its error."""
+        """Wait until the query has ended, and raise its error."""
         assert self.server.ended.wait(limit_s), f"still {self.server.phase} after {limit_s:g} s; raised {self.raised}"
         if self.server.error is not None:
             raise self.server.error

@@ -1,5 +1,5 @@
-"""What tests of the vault's journal share: checkpoints and orders of a partition, all that a standby holds as a value, and a
-place in memory that says when a crash could come."""
+"""Parts that tests of the vault's journal share: checkpoints and orders of a partition, the content of a standby as a value,
+and a place in memory that says when a crash could come."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from partitioning.ids import PartitionKey, StreamId
 
 KEY, OTHER = PartitionKey(0, 3), PartitionKey(1, 0)
 STREAM = StreamId(0, 0)
-#: More than what is written into the journal itself.
+#: Bytes of a state that is too large for the journal, and goes into a file of its own.
 LARGE = 40_000
 EMPTY = Standby(KEY, 0)
 
@@ -48,7 +48,8 @@ def checkpoint(
     base: int = -1,
     left: int | None = None,
 ) -> Checkpoint:
-    """As it comes from a primary. ``size``: bytes of its operator's state. ``base``: what has changed since that number."""
+    """Make a checkpoint as it comes from a primary, with ``size`` bytes of operator state. A ``base`` of at least 0 makes it one
+    of changes since the checkpoint with that number."""
     about: dict[str, object] = {"applied": step, "now": float(step), "entries": b"\x90", "committed": step}
     about["exit"] = None if left is None else (step, left, [])
     pickled = pickle.dumps(ReplicaState(about, (StreamPosition(STREAM, step, incarnation, ((step, 7),)),), ()))
@@ -57,7 +58,7 @@ def checkpoint(
 
 
 def take(journal: Journal, given: Checkpoint, key: PartitionKey = KEY) -> bool:
-    """As ``flux.state.receiver`` does it with one that is news when it begins to come."""
+    """Take a checkpoint as ``flux.state.receiver`` does if the checkpoint is news when its first part comes."""
     kept = journal.put(key, given)
     taken = standby(journal, key).take(kept)
     journal.landed(key, kept)
@@ -76,7 +77,7 @@ def held_checkpoint(kept: Checkpoint | None) -> Any:
 
 
 def held(kept: Standby) -> Any:
-    """All that a standby holds."""
+    """Return all that a standby holds, as one value."""
     kept.validate()
     order = kept.order
     about = (order.base, order.end, order.term, order.verified, order.committed, order.since(order.base), kept.left)
@@ -84,23 +85,26 @@ def held(kept: Standby) -> Any:
 
 
 def all_held(journal: Journal) -> dict[PartitionKey, Any]:
-    """Of all partitions of which anything is known."""
+    """Return the content of each standby that has any."""
     return {key: held(kept) for key, kept in journal.standbys.items() if held(kept) != held(EMPTY)}
 
 
 @dataclass
 class Memory:
-    """As ``flux.vault.journal.Store``. What is durable is in ``segment`` and ``files``; ``crash``: called wherever a crash
-    could come. Of what is appended and not flushed, any first part may be there after it."""
+    """A ``flux.vault.journal.Store`` in memory, which can crash."""
 
+    #: The newest segment as far as it is durable.
     segment: bytes = b""
+    #: Files by name. All of them are durable.
     files: dict[str, bytes] = field(default_factory=dict)
+    #: Bytes that are not flushed. After a crash the segment may end with any first part of them.
     appended: bytes = b""
     begun: int = 0
     flushes: int = 0
     generation: int = 1
     look_s: float = 1.0
     looks: int = 0
+    #: Called wherever a crash could come.
     crash: Callable[[], None] = lambda: None
 
     def newest(self) -> memoryview | None:
@@ -147,19 +151,20 @@ class Memory:
         return list(self.files)
 
     def after_a_crash(self, written: int) -> Memory:
-        """With so many bytes of what was not flushed."""
+        """Return the store as a crash leaves it, with the first ``written`` of the bytes that were not flushed."""
         return Memory(self.segment + self.appended[:written], dict(self.files), generation=self.generation + 1)
 
 
 def opened(store: Any) -> Journal:
-    """A journal that writes."""
+    """Open a journal for writing."""
     journal = Journal(store)
     journal.begin()
     return journal
 
 
 def two_flushes() -> tuple[Memory, Any, Any, int]:
-    """A journal, what was held after the first flush and after the second, and where its last frame begins."""
+    """Write a journal with two flushes. Return its store, the content of the standbys after each flush, and the byte at which
+    its last frame begins."""
     store = Memory()
     journal = opened(store)
     standby(journal).on_orders(orders(1, 0, 4, committed=1))
@@ -175,7 +180,7 @@ def two_flushes() -> tuple[Memory, Any, Any, int]:
 
 @contextlib.contextmanager
 def segments_of(nbytes: int, times: int = 1) -> Iterator[None]:
-    """Segments of the journal are followed by others when they have grown by so much."""
+    """Let the journal begin another segment when the newest one has grown by ``nbytes`` and ``times`` its first size."""
     with (
         patch.object(journal_module, "SEGMENT_BYTES", nbytes),
         patch.object(journal_module, "SEGMENT_TIMES", times),

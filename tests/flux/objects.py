@@ -1,4 +1,4 @@
-"""A store of objects in memory, for tests: what is there, and who does something between two requests."""
+"""A store of objects in memory, for tests: its content, and a call before each request for steps in between."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from flux.vault.object_store import Bucket
 
 @dataclass
 class Objects:
-    """As ``flux.vault.object_store.Objects``. ``before``: called with each request before it is made."""
+    """A ``flux.vault.object_store.Objects`` in memory."""
 
     held: dict[str, bytes] = field(default_factory=dict)
+    #: Called with each request before it is made.
     before: Callable[[str], None] = lambda request: None
     calls: int = 0
 
@@ -52,12 +53,12 @@ class Objects:
         return sorted({name.partition("/")[0] for name in self.held})
 
     def beside(self) -> Objects:
-        """Another process's view of the same store, which nobody watches."""
+        """Return the same store as another process sees it, without calls before its requests."""
         return Objects(self.held)
 
 
 class AtOnce(Executor):
-    """Each request aside is made where it is asked for, so that requests have an order."""
+    """An executor that makes each request where it is submitted, so that requests have an order."""
 
     def submit(self, call: Any, /, *given: Any, **more: Any) -> Future[Any]:
         made: Future[Any] = Future()

@@ -44,7 +44,7 @@ class Split(flux.Operator):
 
 
 def planned(*stages: Any, source: Source | None = None, **options: Any) -> Plan:
-    """A chain of stages behind one source that Spark reads, or the source given."""
+    """Compile a chain of stages behind the source given, or else behind one that Spark reads."""
     flow: Any = source or DataFrameSource("rows", SCHEMA)
     for each in stages:
         flow = each(flow)

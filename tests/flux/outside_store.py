@@ -36,9 +36,10 @@ class Store:
 
 
 class Table(flux.Sink):
-    """``stores`` by name, because each partition works with a copy of the sink."""
+    """A sink that writes exactly once into a ``Store``."""
 
     traits = flux.SinkTraits(exactly_once=True)
+    #: Stores by name, because each partition works with a copy of the sink.
     stores: ClassVar[dict[str, Store]] = defaultdict(Store)
 
     def __init__(self, name: str, before: Callable[[flux.Position], None] | None = None) -> None:
@@ -90,14 +91,14 @@ def slowly(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class HeldTable(Table):
-    """Its function is not copied: the threads of the test share its events."""
+    """A table whose function is not copied: the threads of the test share its events."""
 
     def __deepcopy__(self, memo: Any) -> HeldTable:
         return type(self)(self.name, self.before)
 
 
 class StrictTable(HeldTable):
-    """It refuses what it has."""
+    """A table that refuses batches that it has."""
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> None:
         before = self.store.again

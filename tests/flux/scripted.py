@@ -22,16 +22,17 @@ from partitioning.table import ReplicaAt
 
 SCHEMA = pa.schema([("x", pa.int64())])
 STREAM = StreamId(0, 0)
-#: Of the only other replica.
+#: Worker of the only other replica.
 OTHER = 1
 #: More rows than these are two steps, unless a test says otherwise.
 STEP_ROWS = 4096
 
 
 class Scripted(flux.Operator):
-    """Notes what it is called with and when; ``on_start`` and so on: what else it does then."""
+    """An operator that notes its calls, with their times and rows."""
 
     schema = SCHEMA
+    #: Further steps of the operator in each kind of call.
     on_start: Callable[[flux.Context], None] | None = None
     on_rows: Callable[[flux.Context, list[int]], None] | None = None
     on_tick: Callable[[flux.Context, str], None] | None = None
@@ -90,7 +91,7 @@ def alone(**script: Any) -> Replica:
 
 
 def pair(operator: Any, **options: Any) -> tuple[Replica, Replica]:
-    """A primary and its secondary."""
+    """Make a primary and its secondary."""
     primary, secondary = made(operator, 2, **options), made(operator, 2, **options)
     primary.lead(0, [ReplicaAt(OTHER, 0, True)])
     secondary.follow()
@@ -98,7 +99,7 @@ def pair(operator: Any, **options: Any) -> tuple[Replica, Replica]:
 
 
 def feed(replica: Replica, sequence: int, *values: int) -> None:
-    """One batch of these rows; none: the stream ends."""
+    """Give the replica one batch of these rows. Without rows the stream ends."""
     batch = pa.record_batch({"x": pa.array(values, pa.int64())}) if values else None
     if batch is None:
         replica.waits.expected[0] = [0]
@@ -108,7 +109,7 @@ def feed(replica: Replica, sequence: int, *values: int) -> None:
 
 
 def work(replica: Replica, now: float, most: int = 100) -> int:
-    """Steps that are applied at this time."""
+    """Apply the steps that are due at this time, and return their number."""
     steps = 0
     while steps < most and replica.ready(now):
         replica.apply(replica.next_step(now))
@@ -117,7 +118,7 @@ def work(replica: Replica, now: float, most: int = 100) -> int:
 
 
 def told(primary: Replica, secondary: Replica) -> None:
-    """The secondary hears the order, and the primary that it has."""
+    """Tell the secondary the order, and the primary that the secondary has it."""
     first = secondary.order.end
     secondary.order.on_orders(0, first, primary.order.since(first), primary.order.committed, secondary.applied)
     primary.order.on_seen(OTHER, 0, secondary.order.verified, secondary.applied)

@@ -35,7 +35,7 @@ class SeveralWorkers:
         self.pass_on(0.0)
 
     def pass_on(self, now: float) -> None:
-        """Let all work, and bring each what the others send, until nothing is under way."""
+        """Let all workers work, and deliver their messages to each other, until nothing is under way."""
         busy = True
         while busy:
             busy = False

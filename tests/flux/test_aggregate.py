@@ -65,7 +65,7 @@ def test_the_answer_is_the_same_however_the_rows_are_cut(cut: int) -> None:
 def test_a_snapshot_in_the_middle_changes_nothing(cut: int) -> None:
     first, second = opened(), opened()
     first.process(FLIGHTS.slice(0, cut))
-    second.process(FLIGHTS)  # a restore replaces whatever was there
+    second.process(FLIGHTS)  # a restore replaces all rows that were there
     second.restore(first.snapshot())
     second.process(FLIGHTS.slice(cut))
     assert finished(second) == ANSWER
@@ -244,7 +244,7 @@ def test_state_bytes_grow_with_the_keys() -> None:
 
 
 def test_batches_are_not_kept() -> None:
-    """The batch may be a view into memory that is written over after the call."""
+    """Batches may be views into memory that is written over after the call."""
     memory = np.array([1, 2, 1])
     operator = opened(batch=pa.record_batch({"dest": memory, "delay": pa.array([1, 2, 3], pa.int32())}))
     operator.process(pa.record_batch({"dest": memory, "delay": pa.array([1, 2, 3], pa.int32())}))

@@ -72,7 +72,7 @@ def opened(kind: type[Kept], key: tuple[str, ...]) -> Kept:
 def test_a_state_of_an_earlier_version_goes_on(
     name: str, kind: type[Kept], key: tuple[str, ...], later: list[tuple[int, int]]
 ) -> None:
-    """The kept snapshot is of rows 0 to 59, its changes are of the rows in ``later``."""
+    """Restore a kept snapshot of rows 0 to 59, with the kept changes of the rows in ``later``."""
     ours, expected = opened(kind, key), opened(kind, key)
     ours.restore(decode_snapshot(KEPT[name]["snapshot"], classes=()))
     expected.process(rows(0, 60))

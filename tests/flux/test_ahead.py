@@ -1,4 +1,4 @@
-"""A reader in a thread ahead of its worker: what it gives together, when it rings, and how it ends."""
+"""A reader in a thread ahead of its worker: the batches that it joins, its bell, and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows(number: int, first: int = 0) -> Positioned:
 
 
 class Reading:
-    """Of an Ahead whose items this test gives one by one, and what it rang."""
+    """A reader ahead whose items this test gives one by one, with its bell."""
 
     def __init__(self, gather_s: float = 0.0) -> None:
         self._more = threading.Semaphore(0)
@@ -48,7 +48,7 @@ class Reading:
             self._more.release()
 
     def waits(self, number: int) -> None:
-        """Until so many batches are ready."""
+        """Wait until ``number`` batches are ready."""
         until(lambda: len(self.ahead._ready) >= number)
 
 
@@ -109,7 +109,7 @@ def test_batches_whose_dictionaries_have_no_room_in_one_come_apart(reading: Read
     assert [each and each.position for each in taken] == [100, 200, 300]
     assert [each and each.batch.column(0)[0].as_py() for each in taken] == ["value 0", "value 100", "value 200"]
     assert next(reading.ahead) is None
-    reading.gives(rows(ahead.JOINED_ROWS))  # there is room for what comes
+    reading.gives(rows(ahead.JOINED_ROWS))  # there is room for these
     reading.waits(1)
 
 
@@ -137,7 +137,7 @@ def test_it_rings_at_its_end_which_comes_behind_all_rows(reading: Reading, end: 
 
 
 def test_a_reader_that_is_at_it_has_not_paused(reading: Reading) -> None:
-    """Whoever waits for all rows that there are goes by this."""
+    """Count a pause only when it is over: a reader of all rows that there are goes by these pauses."""
     assert next(reading.ahead) is None
     assert reading.ahead.pauses() == 0
     reading.gives(rows(1), 0.0)

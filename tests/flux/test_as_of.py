@@ -1,4 +1,4 @@
-"""As-of joins, against a model in plain Python: whatever the cuts, the watermarks of both inputs, the copies and the changes."""
+"""As-of joins against a model in plain Python, with any cuts, watermarks of both inputs, copies and changes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_each_left_row_has_the_newest_right_row_at_or_before_its_time(
 
 
 def test_long_text_of_one_partner_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand left rows of a partner of 3 MiB are 3 GiB, and 2 GiB do not fit into a column."""
+    """Split long output: a thousand left rows of a partner of 3 MiB are 3 GiB, and 2 GiB do not fit into a column."""
     monkeypatch.setattr(batches, "TAKEN_BYTES_MAX", 1 << 16)
     stepped = Stepped(partial(AsOfJoin, AsOfSpec(("ts", "at"))), [LEFT, RIGHT], ("item",))
     stepped.give(batch(RIGHT, [(1, 0.0, "x" * 9000), (1, 1.5, "short")]), 1)

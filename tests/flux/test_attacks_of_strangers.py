@@ -1,4 +1,4 @@
-"""Whoever reaches the ports of a query without its secret or keys is counted and refused, and the result is unchanged."""
+"""Strangers at the ports of a query, without its secret or keys, are counted and refused, and the result is unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flux.wire.handshake import Strangers
 
 @contextmanager
 def connected(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
-    """A stranger with ZeroMQ."""
+    """Connect to an endpoint as a stranger with ZeroMQ."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
         raw.linger = 50
         raw.connect(endpoint)
@@ -58,7 +58,7 @@ GIVEN = [b"\0" + struct.pack("!I", 0x6B8B4567 + number) for number in range(20)]
 
 
 def test_a_stranger_cannot_choose_the_name_of_the_next_connection() -> None:
-    """ZeroMQ ended the process, by an assertion, when a true connection got a name that somebody had taken."""
+    """ZeroMQ ended the process, by an assertion, when a true connection got a name that a stranger had taken."""
     with attacked_half_way() as query:
         for endpoint in everywhere(query):
             host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

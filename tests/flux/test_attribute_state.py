@@ -33,7 +33,7 @@ def opened(make: Callable[[], Operator]) -> Any:
 
 
 def moved(operator: Any, make: Callable[[], Operator]) -> Any:
-    """A fresh operator with the state of this one, as another worker would make it."""
+    """Make a fresh operator with the state of this one, as another worker would."""
     classes = operator.snapshot_classes
     state = decode_snapshot(bytes(encode_snapshot(operator.snapshot(), "here", classes=classes)), classes=classes)
     other = opened(make)

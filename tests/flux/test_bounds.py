@@ -1,4 +1,4 @@
-"""No number that travels is without bounds: one that is absurd is refused where it is decoded, and reaches nobody."""
+"""Every number that travels has bounds: an absurd one is refused where it is decoded, and goes no further."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ PORTS: list[tuple[Decode, list[Any], Any]] = [
 
 
 def numbers(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """All numbers in a message, and the ways to them. Not those of a table, which only the controller makes."""
+    """Yield all numbers in a message, with the way to each. Numbers of a table are left out: only the controller makes tables."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key != "table":

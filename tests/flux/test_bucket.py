@@ -24,13 +24,15 @@ class Killed(Exception):
 
 
 class Writer:
-    """As in ``test_two_writers``. ``shown``: what was held when a flush returned; ``written``: when the last one began."""
+    """A writer as in ``test_two_writers``, whose journal is in a store of objects."""
 
     def __init__(self, objects: Objects, base: int = 0) -> None:
+        #: Content of the standbys as each flush returned.
         self.shown: list[Any] = []
         self.steps, self._base = 0, base
         self.store = bucket(objects)
         self.journal = Journal(self.store)
+        #: ``written`` is the content as the last flush began.
         self.read = self.written = all_held(self.journal)
         self.journal.begin()
         self.shown.append(self.read)
@@ -143,7 +145,7 @@ def parts_of(writer: Writer, objects: Objects) -> set[str]:
 
 
 def test_two_that_claim_at_the_same_time_get_generations_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request of one may fall between any two of the other."""
+    """Let each request of one claim fall between any two of the other."""
     monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
     for seed in range(200):
         got = claimed_between(random.Random(seed))
@@ -180,7 +182,7 @@ def test_who_finds_others_again_and_again_gives_up_and_says_so(monkeypatch: pyte
 
 
 def test_a_torn_part_at_the_end_is_left_out_and_one_in_the_middle_is_damage() -> None:
-    """Some file systems show a file while it is written."""
+    """Read past a part that is not whole, because some file systems show a file while it is written."""
     objects = Objects()
     writer = Writer(objects)
     for _ in range(4):  # the last one has no checkpoint, for which an earlier one would be gone

@@ -1,4 +1,4 @@
-"""Small messages to one receiver travel together, and nobody who makes or reads them knows."""
+"""Small messages to one receiver travel together, unknown to the code that makes or reads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ message_ = frames_.map(lambda frames: [MESSAGE_PREFIX, *frames])
 
 
 def sent(messages: list[Any]) -> list[Any]:
-    """What ZeroMQ is given: lists of frames."""
+    """Return the lists of frames that ZeroMQ is given."""
     return [list(frames) for frames in bundled(messages)]
 
 

@@ -1,4 +1,4 @@
-"""Two operators in the steps of one stage: what comes out is what two stages would give, wherever a copy takes over."""
+"""Two operators in the steps of one stage give the output of two stages, at any step where a copy takes over."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def compiled(*flows: Any, **given: Any) -> Plan:
 
 
 def both(stage: Any, schema: pa.Schema) -> Any:
-    """As a stage, for tests."""
+    """Wrap the chain as a stage, for tests."""
     made = StageWith(stage, (), {})
     made.make = Chain(stage.make, Numbers, schema)  # type: ignore[method-assign]
     return made

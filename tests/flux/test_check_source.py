@@ -21,7 +21,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 class Log(Numbers):
-    """As a log has it: rows bring numbers, with gaps."""
+    """A source like a log: rows bring numbers, with gaps."""
 
     row_numbers = True
 
@@ -108,7 +108,7 @@ def test_a_source_that_spark_reads_and_one_without_rows_cannot_be_checked() -> N
 
 
 def of(reader: type[flux.PartitionReader], base: type[Numbers] = Numbers, rows: int = 100, **more: Any) -> Numbers:
-    """A source whose partitions have this reader."""
+    """Make a source whose partitions have this reader."""
 
     class Copied(base):  # type: ignore[misc, valid-type]
         def read(self, partition: int, start: Any) -> flux.PartitionReader:

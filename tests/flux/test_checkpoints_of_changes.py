@@ -1,4 +1,4 @@
-"""Checkpoints of what has changed, between a primary and a standby: against what the standby has, or whole."""
+"""Checkpoints of changes, between a primary and a standby: against the checkpoint of the standby, or whole."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILLER = b"f" * 5000
 
 
 class Noted(flux.Operator):
-    """Keeps what it was told; its changes are what came since."""
+    """An operator that keeps its notes. Its changes are the notes since the last ones were taken."""
 
     def open(self, context: flux.Context) -> None:
         self.state: dict[str, bytes] = {"filler": FILLER}
@@ -152,7 +152,7 @@ class Scene:
         self.sender.on_installed(effect.connection, effect.message, 0.0)
 
     def think(self) -> None:
-        """All that is to be done aside, and nothing travels."""
+        """Do all jobs that are to be done aside. Nothing travels."""
         self.poll()
         while self.aside:
             transfers, effect = self.aside.popleft()
@@ -183,7 +183,7 @@ class Scene:
         self.standby(worker).validate()
 
     def led_by(self, worker: int) -> dict[str, bytes]:
-        """What the operator has when this standby takes over."""
+        """Let this standby take over, and return the state that its operator has then."""
         self.commit(worker)
         self.receivers[worker].incoming.promote(self.standby(worker), 9, 0.0)
         self.think()
@@ -347,7 +347,7 @@ def test_after_so_many_a_whole_one_comes() -> None:
 
 
 def test_a_forged_base_is_seen() -> None:
-    """What the changes are of is signed too."""
+    """Sign the number of the checkpoint that changes apply to, as well as the changes."""
     scene = Scene()
     for worker in (ONE, ONE):
         scene.step("a")

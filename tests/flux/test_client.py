@@ -77,7 +77,7 @@ def events(*rows: tuple[str, list[int]]) -> bytes:
 
 
 def test_a_reader_goes_on_from_its_cursor_at_another_gateway() -> None:
-    """Each connection breaks in the middle of an event; the half of it is read again elsewhere."""
+    """Break each connection in the middle of an event: the event is read again, whole, at the other gateway."""
     asked: list[tuple[str, str | None]] = []
     streams = [events(("1", [1])) + events(("2", [2]))[:-3], b": alive\n\n" + events(("2", [2]), ("3", [3]))[:-1], b""]
 
@@ -102,7 +102,7 @@ def test_a_reader_goes_on_from_its_cursor_at_another_gateway() -> None:
 
 
 def test_a_reader_is_told_of_rows_that_are_gone_and_of_the_end() -> None:
-    """A gateway that stops is another matter than a query that was removed."""
+    """Go on elsewhere when a gateway stops, and end only when the query is removed."""
     missed = {"partition": 0, "first": 3, "next": 9}
     ends = [{"code": "not_readable", "message": "the gateway stops"}, {"code": "no_such_query", "message": "removed"}]
     asked: list[str | None] = []
@@ -148,7 +148,7 @@ def test_an_answer_that_promises_nothing_is_asked_for_again_elsewhere() -> None:
 def test_a_client_waits_when_all_gateways_have_been_asked_and_not_before(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two gateways the first one was killed, and the other one is busy at first."""
+    """Give two gateways: the first one was killed, and the other one is busy at first."""
     told: list[str] = []
     monkeypatch.setattr(module.time, "sleep", lambda seconds: told.append("wait"))
 

@@ -1,4 +1,4 @@
-"""The collecting operator: what it keeps can be read often, and travels."""
+"""The collecting operator: its rows can be read often, and travel."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Who reads the streams of a stage, as tables follow one another, against what each table says by itself."""
+"""The readers of a stage's streams, followed from table to table, against the readers that each table has by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def random_row(rng: random.Random, epoch: int) -> tuple[ReplicaAt, ...]:
 
 
 def tables(seed: int, count: int) -> list[Table]:
-    """Each differs from the one before in a few partitions."""
+    """Make tables, each of which differs from the one before in a few partitions."""
     rng = random.Random(seed)
     made = [
         Table(

@@ -16,7 +16,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def link() -> Any:
-    """To a port where nobody listens."""
+    """Yield a link to a port without a listener."""
     sockets = Sockets(None, b"secret", 1 << 20)
     yield ControllerLink(sockets, Rendezvous("tcp://127.0.0.1:9", None, b"secret"), LIMIT_S)
     sockets.close()

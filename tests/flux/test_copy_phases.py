@@ -1,4 +1,4 @@
-"""The phases of a copy of state: every way through them ends, and what is not in the tables cannot happen."""
+"""The phases of a copy of state: every way through them ends, and a step that is not in the tables cannot happen."""
 
 from __future__ import annotations
 

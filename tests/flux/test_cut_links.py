@@ -66,7 +66,7 @@ class Paced:
 
 
 def read_by_primary(query: ThreadQuery, links: CutLinks) -> tuple[int, int]:
-    """The worker from which the primary of partition 1 of ``second`` reads ``first``, and that of this primary."""
+    """Return the worker from which the primary of partition 1 of ``second`` reads ``first``, and the worker of this primary."""
     table = query.server.core.table
     assert table is not None
     stage = next(stage.id for stage in query.plan.stages if stage.name == "second")
@@ -124,7 +124,7 @@ def test_rows_come_another_way_while_a_link_is_cut_in_one_direction(links: CutLi
 def test_results_go_on_while_a_primary_and_its_secondary_do_not_reach_each_other(
     links: CutLinks, answers: bool
 ) -> None:
-    """Nothing is committed without the secondary, so orders and answers go over the third worker."""
+    """Send orders and answers over the third worker, because no step is committed without the secondary."""
     rows = Paced()
     flow = first(dataframe(SCHEMA)).to(Arrivals())
     with ThreadQuery(flow, workers=3, progress_interval="100ms", **ALONE) as query:

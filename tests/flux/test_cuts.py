@@ -1,4 +1,4 @@
-"""Which changes a standby lacks: of all cuts after that of the checkpoint that it says it has, and of no others."""
+"""Changes that a standby lacks: those of all cuts after the checkpoint that it says it has, and no others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def whole(cuts: DeltaTracker, worker: int, number: int, nbytes: int = 100, confi
 
 
 def lacking(cuts: DeltaTracker, worker: int) -> list[bytes] | None:
-    """None: it gets a whole one."""
+    """Return the changes that the worker lacks; None: it gets a whole checkpoint."""
     held = cuts.base(worker)
     return None if held is None else [bytes(each) for each in cuts.since(held)]
 

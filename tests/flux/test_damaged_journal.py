@@ -1,4 +1,4 @@
-"""A damaged journal of the vault: nothing is left out silently but what was never answered (design: journal)."""
+"""A damaged journal of the vault: only records that were never answered are left out silently (design: journal)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flux.errors import SnapshotError
 from flux.vault import journal as records
 from flux.vault.journal import FencedRecord, Journal, Ordered, Seen, frame, frames
 
-#: Of a frame's header: bytes from, and below.
+#: Fields of a frame's header: the byte at which each begins, and the one before which it ends.
 MAGIC, CHECKSUM, LENGTH, UNPACKED = (0, 4), (4, 8), (8, 12), (12, 16)
 
 
@@ -19,7 +19,7 @@ def three_frames() -> list[bytes]:
 
 
 def read(data: bytes) -> int:
-    """How many frames are there."""
+    """Return the number of frames in the data."""
     return len(list(frames(memoryview(data), "the journal")))
 
 
@@ -61,7 +61,7 @@ def test_a_record_of_another_release_is_named_as_such(monkeypatch: pytest.Monkey
 
 
 def test_a_wrong_length_that_leads_beyond_the_end_is_damage_where_a_frame_follows() -> None:
-    """It is not the torn one at the end."""
+    """Only the last frame may be torn, and this one is not the last."""
     first, second, last = three_frames()
     long = second[: LENGTH[0]] + b"\xff" * 4 + second[LENGTH[1] :]
     with pytest.raises(SnapshotError, match=f"damaged at byte {len(first)} of"):
@@ -119,7 +119,7 @@ def test_a_checkpoint_file_that_is_not_as_it_was_is_an_error_that_names_it(numbe
 @pytest.mark.parametrize("damage", ["gone", "changed", "shorter", "longer", "empty"])
 @pytest.mark.parametrize("base", [-1, 0])
 def test_one_that_waits_and_is_damaged_leaves_the_checkpoint_before_it(base: int, damage: str) -> None:
-    """Nobody was told that it is kept."""
+    """Primaries were not told that the waiting checkpoint is kept."""
     store = Memory()
     journal = opened(store)
     standby(journal).on_orders(orders(1, 0, 4, committed=2))

@@ -79,7 +79,7 @@ class Thirds(DataSourceReader):
         return [InputPartition(first) for first in range(3)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, str]]:
-        """It keeps what it is at, as it may in a task of Spark's."""
+        """Yield rows, and keep the place in an attribute, as a reader may in a task of Spark's."""
         self.at = partition.value
         while self.at < self.rows:
             yield self.at, f"row {self.at}"
@@ -125,7 +125,7 @@ class Simple(SimpleDataSourceStreamReader):
 
 
 def taken(rows: Iterator[Any], count: int) -> list[tuple[int, Any]]:
-    """So many rows at least, each with the position behind its batch."""
+    """Take at least ``count`` rows, each with the position behind its batch."""
     found: list[tuple[int, Any]] = []
     end = time.monotonic() + LONG_S
     while len(found) < count:
@@ -173,7 +173,7 @@ def test_what_was_planned_at_the_first_start_is_read_later() -> None:
 
 
 def test_a_later_start_has_as_many_partitions_as_the_first() -> None:
-    """Whatever is planned by then, and however many are to be read at once."""
+    """Keep the number of partitions, although the data source plans others by then, and more of them are read at once."""
     first = flux.datasource(Numbers, {"rows": 9}, partitions=2).reader  # type: ignore[attr-defined]
     kept = first.prepare(None)
     assert len(first.planned) == 3

@@ -1,4 +1,4 @@
-"""Readers of Python data sources that are closed while they have no rows, and what a stream's data source is told."""
+"""Readers of Python data sources that are closed while they have no rows, and the calls that a stream's data source gets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def until(reached: Callable[[], Any]) -> None:
 
 
 def ends(rows: Any) -> None:
-    """What is closed leaves no thread behind."""
+    """Close a reader, and check that it leaves no thread behind."""
     rows.close()
     rows._thread.join(LONG_S)
     assert not rows._thread.is_alive()
@@ -98,7 +98,7 @@ def test_a_stream_that_goes_on_without_rows_ends_when_it_is_closed(
 def test_a_stream_that_goes_on_without_rows_is_not_asked_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer is an entry of the ledger."""
+    """Pause between questions, because each answer is an entry of the ledger."""
     monkeypatch.setattr(Offsets, "empty", staticmethod(lambda n: n >= 5))
     rows = reader(tmp_path, poll="1h")
     until(lambda: Offsets.asked >= 6)
@@ -154,7 +154,7 @@ def test_a_batch_source_that_is_closed_begins_no_further_partition() -> None:
 
 
 def taken(rows: Any, count: int) -> list[tuple[int, Any]]:
-    """So many rows, each with the position behind its batch."""
+    """Take ``count`` rows, each with the position behind its batch."""
     found: list[tuple[int, Any]] = []
     end = time.monotonic() + LONG_S
     while len(found) < count:

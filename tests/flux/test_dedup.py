@@ -1,4 +1,4 @@
-"""Deduplication, against a model in plain Python: whatever the cuts, the watermarks, the copies and the changes."""
+"""Deduplication against a model in plain Python, with any cuts, watermarks, copies and changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory as the place of a journal: whose it may be, and what is durable when (design: journal)."""
+"""A directory as the place of a journal: its owners, and the order in which its files become durable (design: journal)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def segments(place: Path) -> list[str]:
     return sorted(path.name for path in place.glob("journal-*"))
 
 
-# ---- whose it may be
+# ---- its owners
 
 
 def test_a_location_is_made_with_its_parents_and_is_its_owners_alone(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_location_is_made_with_its_parents_and_is_its_owners_alone(tmp_path: P
 def test_what_is_no_path_is_refused_with_an_example(
     location: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty name would be the working directory."""
+    """Refuse an empty name, too: it would be the working directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="a path is expected, for example '/data/query-checkpoint'"):
         check_location(location)  # type: ignore[arg-type]
@@ -366,7 +366,7 @@ def test_a_segment_without_a_byte_is_damaged(place: Path) -> None:
 
 
 def test_a_journal_that_has_gone_is_not_taken_for_one_that_never_was(place: Path) -> None:
-    """Its query would begin anew without a word, and show again what it has shown."""
+    """Refuse to begin: the query would begin anew without a word, and show again rows that it has shown."""
     standby(opened(Directory(place))).on_orders(orders(1, 0, 3, committed=2))
     for name in segments(place):
         (place / name).unlink()

@@ -1,4 +1,4 @@
-"""Egress tasks: the output is fetched whole from whoever has it, also when that changes in the middle."""
+"""Egress tasks: the output is fetched whole from a worker that has it, also when another worker has it in the middle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def same(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.fixture
 def query() -> Iterator[ThreadQuery]:
-    """All output is there, several chunks of the larger partition, and two copies of it."""
+    """Yield a query with all of its output, several chunks of the larger partition, and two copies of it."""
     # Steps of few rows, however many wait together: the first batch that is read must not be the whole output.
     few = {"batch_max_rows": 100, "step_max_rows": 100}
     options = {"operate": False, "replicas_allow_same_executor": True} | few
@@ -48,7 +48,7 @@ def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 def larger(query: ThreadQuery) -> int:
-    """The partition with more rows, so with several chunks. Rows without a key go where there is room."""
+    """Return the partition with more rows, so with several chunks. Rows without a key go where there is room."""
     return max((0, 1), key=lambda partition: len(values(fetching(query, partition))))
 
 
@@ -76,7 +76,7 @@ def test_when_its_worker_is_lost_in_the_middle_the_rest_comes_from_the_copy(quer
 def test_an_answer_of_the_controller_that_comes_twice_does_not_keep_the_task_busy(
     query: ThreadQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one, unread, ended every wait for the worker at once."""
+    """Read the second answer away: unread, it ended every wait for the worker at once."""
     core, asked, partition = query.server.core, [], larger(query)
     show = core.registration.show_table
     monkeypatch.setattr(core.registration, "show_table", lambda *given: [asked.append(given), show(*given)])
