@@ -1,8 +1,8 @@
 """Links between processes as ZeroMQ gives them: in order within a connection, in any order between connections.
 
-A link is a DEALER that talks to a ROUTER. When its connection breaks it connects again by itself, and the other side
-sees a new identity; the one who sent is told nothing. Lost is what was under way in both directions, but not what
-the DEALER had still in its queue: that goes out under the new identity.
+A link is a DEALER that talks to a ROUTER. When its connection breaks, the DEALER connects again by itself, and the ROUTER
+sees a new identity; the sender is told nothing. All messages under way in either direction are lost. Messages still in
+the queue of the DEALER are not: they go out under the new identity.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.simulation.faults import Faults
 from tests.simulation.world import World
 
 Identity = tuple[int, int]
-#: Called with what was sent, and on the way up with the identity of the connection that it came on.
+#: Called with the identity of the connection on which a message came, and the message.
 ToServer = Callable[[Identity, Any], None]
 ToClient = Callable[[Any], None]
 
 
 def garble(frame: bytes, rng: random.Random) -> bytes:
-    """Bytes that no reader takes for a message."""
+    """Turn a frame into bytes that no reader takes for a message."""
     kind = rng.randrange(3)
     if kind == 0:
         return frame[: rng.randrange(len(frame))]
@@ -52,7 +52,9 @@ class Link:
         self._to_server, self._to_client = to_server, to_client
         self._up: list[_Flying] = []
         self._down: list[_Flying] = []
-        self._up_at = self._down_at = 0.0  # nothing arrives before: order within the connection, and cuts
+        self._up_at = self._down_at = (
+            0.0  # nothing arrives before this: keeps the order of a connection, and makes cuts
+        )
         self.closed = False
 
     @property
@@ -60,14 +62,14 @@ class Link:
         return (self.number, self.generation)
 
     def send(self, content: Any) -> None:
-        """From the client to the server."""
+        """Send a message from the client to the server."""
         flying = _Flying(content, self.generation, self._loses())
         self._up.append(flying)
         self._up_at = max(self._up_at, self.network.arrival(), self.network.severed.get(self._ends, 0.0))
         self.network.world.at(self._up_at, self._arrive_up, flying)
 
     def reply(self, identity: Identity, content: Any, delay_s: float = 0.0) -> None:
-        """From the server to the client; to a connection that is gone: dropped."""
+        """Send a message from the server to the client. A message to a connection that is gone is dropped."""
         if identity != self.identity or self.closed:
             return
         flying = _Flying(content, self.generation, self._loses())
@@ -102,14 +104,14 @@ class Link:
         self.network.disturbed(self._down_at)
 
     def cut(self, seconds: float) -> None:
-        """Nothing gets through in one direction for a while; what is sent meanwhile comes late."""
+        """Hold up all messages in one direction for a while; messages sent meanwhile come late."""
         if self.network.world.random.random() < 0.5:
             self.cut_up(seconds)
         else:
             self.cut_down(seconds)
 
     def abandon(self) -> None:
-        """The client is dead: what it had not yet written is lost."""
+        """Close the link of a dead client: the messages that the client had not yet written are lost."""
         self.closed = True
         written = self.network.world.random.randint(0, len(self._up))
         for flying in self._up[written:]:
@@ -138,13 +140,13 @@ class Network:
         self.counts = counts
         self.calm = False
         self.links: list[Link] = []
-        #: Until when nothing gets through from one node to another.
+        #: The end of the cut from one node to another, by sender and receiver.
         self.severed: dict[tuple[int, int], float] = {}
-        self.disturbed_until = world.now  # by faults, with their after-effects
+        self.disturbed_until = world.now  # when the effects of all faults end
 
     def link(self, to_server: ToServer, to_client: ToClient, data: bool, ends: tuple[int, int] = (-1, -1)) -> Link:
-        """``data``: between workers, where also a single message may be lost; else to the controller. ``ends``: the nodes of
-        client and server."""
+        """Add a link. ``data``: the link is between workers, where also a single message may be lost, and not to the
+        controller. ``ends``: the nodes of client and server."""
         link = Link(self, len(self.links), to_server, to_client, data, ends)
         self.links.append(link)
         return link
@@ -160,7 +162,7 @@ class Network:
         return self.world.now + delay
 
     def disturbed(self, until: float = 0.0) -> None:
-        """Something has failed, with effects until then."""
+        """Note a fault with effects until the given time."""
         self.disturbed_until = max(self.disturbed_until, until, self.world.now)
 
     def loses(self) -> bool:
@@ -188,17 +190,17 @@ class Network:
             link.cut(self.world.random.random() * self.faults.cut_s)
 
     def sever(self, sender: int, receiver: int, seconds: float) -> None:
-        """Hold up all messages from one node to another; those sent meanwhile come late."""
+        """Hold up all messages from one node to another; messages sent meanwhile come late."""
         until = self.world.now + seconds
         self.severed[sender, receiver] = max(until, self.severed.get((sender, receiver), 0.0))
         self.disturbed(until)
 
     def cut_off(self, sender: int, receiver: int) -> bool:
-        """Whether nothing gets through from one node to another now."""
+        """Tell whether the way from one node to another is cut now."""
         return self.severed.get((sender, receiver), 0.0) > self.world.now
 
     def cut_some(self, links: list[Link], seconds: float) -> None:
-        """Hold up what goes out on about half of these links."""
+        """Hold up the messages from the clients of about half of these links."""
         for link in links:
             if self.world.random.random() < 0.5:
                 link.cut_up(seconds)

@@ -1,4 +1,4 @@
-"""What streams of numbered rows have given out: row by row, because their batches are cut elsewhere when they are read again."""
+"""Record of the rows given out by streams of numbered rows, one by one: when they are read again, batches are cut elsewhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tests.simulation.checkers import Ledger
 
 
-#: Instead of a row's content.
+#: Stands in place of a row's content.
 THE_END = "the end"
 
 
 def is_end(given: Any) -> bool:
-    """Whether this is how a stream ends, of numbered rows or of others."""
+    """Tell whether an element of a stream, with numbered rows or without, is its end."""
     return given[1] is THE_END if isinstance(given, tuple) else isinstance(given.element, End)
 
 
@@ -31,7 +31,8 @@ def numbered(ledger: Ledger, stream: StreamId) -> bool:
 
 
 def publish(ledger: Ledger, producer: Producer, seen: int) -> None:
-    """The rows of these numbers are the same in every life, and go to the same partitions; the end comes behind the same row."""
+    """Note new rows of a producer, and check rows given out again: the row of a number is the same in every life and goes to the
+    same partitions, and the end comes behind the same row."""
     stream = producer.stream
     given, again = ledger._given_rows[stream], 0
     birth = producer.earlier.birth
@@ -61,14 +62,14 @@ def publish(ledger: Ledger, producer: Producer, seen: int) -> None:
 def _is_filtered(plan: Plan, stream: StreamId) -> bool:
     """Tell whether a stream leaves out rows that were read: the late ones, or those on time."""
     if stream.edge not in plan.edges:
-        return False  # removed: rows with event time are in no plan that grows here
+        return False  # the edge was removed, and no plan that grows here has rows with event time
     edge = plan.edges[stream.edge]
     return isinstance(edge, FromSource) and edge.timed is not Timed.ALL
 
 
 def _rows(entry: LogEntry, gaps: bool, filtered: bool) -> list[tuple[int, tuple[int, ...], object]]:
-    """Number, partitions and content of each row, in order; the end is one without content. ``gaps``: some may be missing;
-    ``filtered``: also the first and the last ones."""
+    """Return number, partitions and content of each row of an entry, in order. The end has ``THE_END`` for its content. With
+    ``gaps`` some numbers may be missing, and with ``filtered`` also the first and the last ones."""
     if not isinstance(entry.element, Rows):
         return [(entry.sequence, tuple(sorted(entry.touches.tolist())), THE_END)]
     data = entry.element.data
@@ -87,7 +88,7 @@ def _rows(entry: LogEntry, gaps: bool, filtered: bool) -> list[tuple[int, tuple[
 
 
 def last_of(entry: LogEntry, partition: int) -> int:
-    """The number of the last row for a partition."""
+    """Return the number of the last row for a partition."""
     if not isinstance(entry.element, Rows):
         return entry.sequence
     rows = entry.element.data.rows_of(partition)
@@ -98,8 +99,8 @@ def makes_again(origins: Mapping[int, tuple[bool, int]], watched: Iterable[Any],
     """Tell whether the next element of a producer may have been there before, in its stream or in another one of the same reader.
 
     The reader learns the number of a row when it has read the row. So the first batch behind a gap goes beyond the bound, too:
-    rows 21 to 24 were gone from a log, all below 25 had been there, and row 25 was read to look for row 21. ``origins`` are those
-    of all edges that the plan ever had: a worker feeds the stream of a removed edge until it hears of the removal."""
+    rows 21 to 24 were gone from a log, all below 25 had been there, and row 25 was read to look for row 21. ``origins`` holds
+    the origin of every edge that the plan ever had: a worker feeds the stream of a removed edge until it hears of the removal."""
     stream = producer.stream
     fronts = [
         each.earlier.front

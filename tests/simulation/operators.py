@@ -1,6 +1,6 @@
 """People and policies at work: moves, drains, more workers and fewer, rehearsed losses, whole plans, at random times.
 
-They ask through the same doors as the command line does. Here is only who asks for what; the laws of what comes of it
+They ask through the same methods as the command line does. This module only chooses requests; the laws of their results
 are in ``moves``.
 """
 
@@ -29,7 +29,7 @@ FIRST_S = 0.005
 
 @dataclass(frozen=True)
 class Habits:
-    """How often they ask (per second), and which part of that is not a move by hand."""
+    """Frequency of requests, and the shares of each kind. All other requests are moves by hand."""
 
     asks_per_s: float = 0.0
     drains: float = 0.0
@@ -38,16 +38,16 @@ class Habits:
     plans: float = 0.0
 
 
-#: Nobody asks for anything.
+#: No requests at all.
 QUIET = Habits()
 #: Many requests of all kinds, which often contradict each other.
 STORMY = Habits(asks_per_s=40.0, drains=0.2, scales=0.3, rehearsals=0.05, plans=0.05)
-#: So many of the runs stay without.
+#: Share of the runs without requests.
 QUIET_SHARE = 0.4
 
 
 def draw(rng: random.Random, replicated: bool) -> Habits:
-    """``replicated``: a loss can be survived."""
+    """Draw the habits of a run. ``replicated``: a loss can be survived, so that losses may be rehearsed."""
     if rng.random() < QUIET_SHARE:
         return QUIET
     return Habits(
@@ -60,12 +60,12 @@ def draw(rng: random.Random, replicated: bool) -> Habits:
 
 
 class Operators:
-    """Ask until the faults end; what they have begun then comes to its end."""
+    """People and policies that make requests until the faults end. The requests open then come to their end."""
 
     def __init__(self, sim: Simulation, habits: Habits) -> None:
         self.sim = sim
         self.habits = habits
-        self.rng = random.Random(f"operators {sim.seed}")  # of their own: a quiet run is the same with and without
+        self.rng = random.Random(f"operators {sim.seed}")  # its own, so that a run without requests is as it was before
         if habits.asks_per_s:
             sim.world.after(FIRST_S, self._ask)
 
@@ -95,7 +95,7 @@ class Operators:
         return self._move()
 
     def _move(self) -> list[Tell]:
-        """Some replicas go somewhere else, sensible or not; what is impossible is refused."""
+        """Ask to move some replicas somewhere else, sensibly or not; impossible moves are refused."""
         controller, rng = self.sim.controller, self.rng
         assert controller.table is not None
         moves = []
@@ -111,7 +111,7 @@ class Operators:
         return self._ask_for(lambda number: controller.move(moves, "by hand", self.sim.world.now, number))
 
     def _target(self, stage: int, partition: int, source: int) -> int:
-        """Mostly one that is possible."""
+        """Choose a worker to move a replica to, mostly a possible one."""
         controller = self.sim.controller
         assert controller.table is not None
         workers = list(controller.members.workers)
@@ -139,14 +139,14 @@ class Operators:
 
     def _rehearse(self) -> list[Tell]:
         victim = self.rng.choice(list(self.sim.controller.members.workers))
-        process = self.sim.by_node.get(victim)  # None: it has not heard yet that it is a member
+        process = self.sim.by_node.get(victim)  # None: the worker has not heard yet that it is a member
         if process is None or not self.sim.strikes.spares(process):
             return []
         self.sim.counts["losses rehearsed"] += 1
         return self._ask_for(lambda number: self.sim.controller.fail(victim, self.sim.world.now, number))
 
     def _plan(self) -> list[Tell]:
-        """What a policy would do, all at once, without a look at whether it is sensible by now."""
+        """Ask for all moves of a policy at once, without a look at whether they are sensible by now."""
         controller, now = self.sim.controller, self.sim.world.now
         moves = controller.suggest(self.rng.choice(["even", "pairing"]), now).moves
         self.sim.counts["moves that a policy wanted"] += len(moves)
@@ -156,7 +156,7 @@ class Operators:
         return self.sim.outcomes.ask(request)
 
     def start_missing(self) -> list[int]:
-        """Spark starts tasks for slots that have none."""
+        """Start a task, as Spark does, for each slot that has none. Return these slots."""
         sim = self.sim
         slots = sim.controller.driver.missing_slots()
         sim.controller.driver.tasks_started(slots)

@@ -1,8 +1,8 @@
 """The order logs of one partition alone, under random schedules: no rows, no controller, thousands of runs in a second.
 
-Whoever may take over has all that anybody holds for committed, whatever is lost or late, and whichever replicas come and
-go. The whole simulation shows the same, but seldom gets to the few moments on which the promises of a primary to its
-only secondary depend.
+A replica that may take over has every step that any replica holds for committed, although messages are lost or late and
+replicas come and go. The whole simulation shows this, too, but seldom gets to the few moments on which the promises of a
+primary to its only secondary depend.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from flux.replica.output_checksums import OutputChecksums
 from flux.wire.messages import OrderEntry, PartitionOrder, PartitionSeen
 from partitioning.table import ReplicaAt
 
-#: A primary sends again after so many events: soon, or so late that what comes next is there before.
+#: A primary sends again after one of these numbers of events: soon, or so late that the next step is there before.
 AGAIN = (3.0, 15.0, 40.0)
 EVENTS = 150
-#: Term of the log of a replica that has no state: it takes nothing.
+#: Term of the log of a replica that has no state and takes no orders.
 NOTHING_YET = -2
-#: Copies of the partition at a time, one being added included.
+#: Most replicas of the partition at a time, the one being added included.
 COPIES_MAX = 4
 
 
 class Lost(Exception):
-    """Something that was committed is not there any more, or something else is in its place."""
+    """A broken law: a committed step is not there any more, or another step is in its place."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Of the state of a primary, for a replica that has none. ``past``: the steps in that state."""
+    """A copy of the state of a primary, for a replica that has none."""
 
     incarnation: int
     order: OrderLog
+    #: The steps in that state.
     past: dict[int, OrderEntry]
 
 
 class Model(SimpleNamespace):
-    """As much of a replica as pairing looks at. ``live``, ``safe``: as the controller has it. ``past``: the steps that it has
-    applied."""
+    """The parts of a replica at which pairing looks. ``live`` and ``safe`` are the controller's view, and ``past`` holds the
+    steps that the replica has applied."""
 
     def __init__(self, worker: int, incarnation: int, order: OrderLog, live: bool) -> None:
         super().__init__(
@@ -58,11 +59,12 @@ class Model(SimpleNamespace):
 
 @dataclass
 class Schedule:
-    """One run. ``channels``: what is under way from one replica to another, in order; some of it is lost."""
+    """One run of random events."""
 
     seed: int
     losses: float
     replicas: list[Model] = field(default_factory=list)
+    #: By sender and receiver: the messages under way, in order. Some are lost.
     channels: dict[tuple[int, int], deque[object]] = field(default_factory=dict)
     official: dict[int, OrderEntry] = field(default_factory=dict)
     epoch: int = 0
@@ -70,7 +72,7 @@ class Schedule:
     decided: int = 0
 
     def run(self) -> None:
-        """Raises Lost."""
+        """Take random events and check the law after each. Raise Lost if it is broken."""
         self.rng = random.Random(self.seed)
         self.again = self.rng.choice(AGAIN)
         for worker in range(self.rng.choice([2, 2, 3])):
@@ -85,7 +87,7 @@ class Schedule:
             step()
             self._check()
 
-    # ---- what the primary and the others do
+    # ---- actions of the primary and the secondaries
 
     @property
     def primary(self) -> Model:
@@ -100,7 +102,7 @@ class Schedule:
         self.primary.order.append(OrderEntry(0.0, 0.0, [(0, self.epoch, self.decided)]))
 
     def _apply(self) -> None:
-        """A primary is ahead of what is committed, the others are not."""
+        """Let a replica apply some steps. Only a primary may apply steps that are not committed yet."""
         replica = self.rng.choice(self.replicas)
         most = replica.order.end if replica is self.primary else replica.order.committed
         replica.applied = self.rng.randint(replica.applied, max(most, replica.applied))
@@ -140,7 +142,7 @@ class Schedule:
     def _meant(self, message: PartitionOrder, replica: Model) -> bool:
         return message.incarnation == replica.incarnation
 
-    # ---- what the controller does
+    # ---- actions of the controller
 
     def _caught_up(self, report: CaughtUp) -> None:
         for replica in self.replicas[1:]:
@@ -174,7 +176,7 @@ class Schedule:
                 self._send(self.primary.worker, replica.worker, Copy(replica.incarnation, order, past))
 
     def _lose(self) -> None:
-        """A worker is gone, and what it had not sent with it; a safe one takes over."""
+        """Lose a worker with the messages that it had not sent yet. If its replica led, a safe one takes over."""
         if sum(replica.safe for replica in self.replicas) < 2:
             return
         lost = self.rng.choice(self.replicas)
@@ -186,7 +188,7 @@ class Schedule:
             self.primary.leads_since = self.epoch
         listed = {replica.worker for replica in self.replicas}
         for (sender, _), messages in self.channels.items():
-            # What is under way to a replica that is gone reaches the next one on that worker.
+            # Messages under way to a replica that is gone reach the next replica on that worker.
             if sender not in listed:
                 while len(messages) > self.rng.randint(0, 4):
                     messages.pop()

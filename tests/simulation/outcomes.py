@@ -1,8 +1,8 @@
-"""The law of requests: each one that somebody makes comes to an end (``controller.decide.request_book``).
+"""The law of requests: each comes to an end (``controller.decide.request_book``).
 
 every request ends            none is open when all is at rest, unless workers are missing for good, and none once the query
                               is over
-an outcome stands             a request that is done or given up stays that, and one that is given up says why
+an outcome stands             a request that is done or given up stays so, and a request that is given up has a reason
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.simulation.violation import Violation
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: Requests end within this time after everything else is at rest, moves that even out the replicas aside: these have to wait for
-#: the bytes of the moves before them.
+#: Requests end within this time after everything else is at rest. Moves that even out the replicas get more time: each has to
+#: wait for the bytes of the moves before it.
 PATIENCE_S = 10.0
 
 
@@ -31,7 +31,7 @@ class Outcomes:
         self._at_rest_since: float | None = None
 
     def ask(self, request: Callable[[int], list[Tell]]) -> list[Tell]:
-        """Make a request under a number of its own. UsageError if it is refused."""
+        """Make a request under a number of its own. Raise UsageError if the request is refused."""
         controller = self.sim.controller
         number = controller.next_request()
         effects = request(number)
@@ -53,7 +53,7 @@ class Outcomes:
                     )
 
     def all_over(self) -> bool:
-        """Whether no request is open, now that everything else is at rest."""
+        """Tell whether no request is open, now that everything else is at rest."""
         sim, now = self.sim, self.sim.world.now
         for number, (asked, standing) in self._over.items():
             if asked.standing != standing:
@@ -76,7 +76,7 @@ class Outcomes:
         return controller.rounds.round_s * sum(replicas_by_worker(controller.table).values())
 
     def _workers_are_missing(self) -> bool:
-        """Whether a slot is open for which no worker comes any more, as that of a worker that died for good."""
+        """Tell whether an open slot has no worker and will get none, like the slot of a worker that died for good."""
         controller = self.sim.controller
         filled = {member.about.index for member in controller.members.workers.values()}
         return not filled.issuperset(controller.places.open)

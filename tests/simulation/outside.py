@@ -1,8 +1,8 @@
-"""What lies behind the sinks of a simulated query: one place for all workers, which keeps rows with their positions.
+"""The outside behind the sinks of a simulated query: one place for all workers, which keeps rows with their positions.
 
-It does what a good sink does: a write that comes twice, from a primary that was given up, comes to nothing. What is on its
-way when a worker dies lands all the same. The laws: nothing is left out, a write that comes again has the same rows, and at
-the end the outside has what the partitions gave, in their order.
+The outside acts as a good sink does: a write that comes twice, from a primary that was given up, has no effect. A write
+under way when a worker dies lands all the same. The laws: nothing is left out, a write that comes again has the same rows,
+and at the end the outside has the output of the partitions, in their order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Longest time that the outside takes for one call.
 CALL_S = 0.02
-#: So many of the random flows with sinks that only keep rows have sinks that hand them on as well.
+#: Share of the random flows with sinks that only keep rows in which the sinks hand these rows on as well.
 SHARE = 0.3
 AHEAD = object()
 AHEAD_OF_ALL = "the outside has nothing that no location knows of"
@@ -34,7 +34,7 @@ LEFT_OUT = "nothing is left out outside"
 
 
 class Goes(flux.Sink):
-    """Marks the stages whose output goes outside: what the workers call is ``Delivery``."""
+    """A mark of the stages whose output goes outside. The workers call ``Delivery`` in place of this sink."""
 
     traits = flux.SinkTraits(exactly_once=True)
 
@@ -45,7 +45,7 @@ class Goes(flux.Sink):
 class Outside:
     def __init__(self, sim: Simulation) -> None:
         self.there: dict[PartitionKey, list[Any]] = defaultdict(list)
-        self.kept: dict[PartitionKey, int] = defaultdict(int)  # a reader has the positions below for good
+        self.kept: dict[PartitionKey, int] = defaultdict(int)  # a reader has all positions below for good
         self.call_s = random.Random(f"outside {sim.seed}").choice([0.0, 0.001, CALL_S])
         self._sim = sim
 
@@ -64,12 +64,12 @@ class Outside:
             raise Violation("output outside is that of every replica", f"{key}: batch {position} was {there[position]}")
 
     def rows_of(self, name: str) -> list[Any]:
-        """Of a stage, all that is there."""
+        """Return all rows of a stage that are outside."""
         ids = {stage.id for stage in self._sim.plan.stages if stage.name == name}
         return [row for key, there in self.there.items() if key.stage in ids for rows in there for row in rows]
 
     def check(self) -> None:
-        """At the end of a query that went well."""
+        """Check, at the end of a query that went well, that the outside has all output."""
         for stage in self._sim.plan.stages:
             if stage.sink is not None:
                 for partition, state in enumerate(self._sim.end.states(stage.name)):
@@ -84,16 +84,21 @@ class Outside:
 
 @dataclass
 class Line:
+    """The calls of one partition: at most one is under way, the others wait."""
+
     life: int = 0
     has: int = -1
     first: int = 0
     compared: int = -1  # the newest life that was compared with a location
     busy: bool = False
-    jobs: deque[tuple[int, int, Any]] = field(default_factory=deque)  # life, position, rows; None: to open
+    jobs: deque[tuple[int, int, Any]] = field(
+        default_factory=deque
+    )  # life, position and rows; without rows: an opening
 
 
 class Delivery:
-    """Of one worker, as ``flux.worker.output_delivery.Outside``: one call at a time for each partition."""
+    """The way outside of one worker, in place of ``flux.worker.output_delivery.Outside``: one call at a time for each
+    partition."""
 
     def __init__(self, outside: Outside, sim: Simulation, process: WorkerProcess) -> None:
         self._outside, self._sim, self._process = outside, sim, process
@@ -142,12 +147,12 @@ class Delivery:
             self._call(key, line)
 
     def _call(self, key: PartitionKey, line: Line) -> None:
-        """What it asks is answered at once, and heard later."""
+        """Call the outside for the next job: the answer is made at once, and heard later."""
         there, seconds = len(self._outside.there[key]), self._rng.random() * self._outside.call_s
         self._sim.world.after(seconds, self._done, key, line, line.jobs.popleft(), there)
 
     def _done(self, key: PartitionKey, line: Line, job: tuple[int, int, Any], there: int) -> None:
-        """A call under way goes on when its worker dies."""
+        """End a call. It lands also if its worker has died meanwhile."""
         life, position, rows = job
         if rows is None:
             if there < position:

@@ -1,6 +1,6 @@
-"""What every process of the simulation does: turns, its connection to the controller, and what it sends to workers.
+"""The common part of all processes of the simulation: turns, the connection to the controller, and messages to workers.
 
-It does with virtual time what the loops of ``flux.shell`` do with sockets and clocks: messages in, some work, effects out.
+A process acts in virtual time as the loops of ``flux.shell`` do with sockets and clocks: messages in, some work, effects out.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 #: Virtual time of one turn of a loop.
 TURN_S = 0.0002
-#: Steps that took long, of which it is remembered when they were.
+#: Number of steps that took long whose times a process remembers.
 STEPS_KEPT = 8
 #: How often a source that is patient looks whether it may end.
 HELD_BACK_S = 0.02
 
 
 class Process:
-    """Takes turns: messages in, some work, effects out. ``paused_until``: stands still; ``dead``: takes no more."""
+    """A process that takes turns: messages in, some work, effects out."""
 
     def __init__(self, sim: Simulation, role: str, index: int, attempt: int) -> None:
         self.sim = sim
@@ -63,12 +63,14 @@ class Process:
         self.core: WorkerCore | IngressTask | None = None
         self.node = -1
         self.newest = TableFollower(sim.plan.settings.resend_timeout)
+        #: A dead process takes no more turns.
         self.dead = False
+        #: The process takes no turn before this time.
         self.paused_until = 0.0
-        self.stopped_since = self.stopped_until = 0.0  # the process, and not only its loop
+        self.stopped_since = self.stopped_until = 0.0  # a stop of the whole process, and not only of its loop
         self.busy_since = 0.0
-        self.busy_before = deque([(0.0, 0.0)], STEPS_KEPT)  # when the steps before began, and when they were over
-        self.wall_ahead = 0.0  # of its wall clock to its monotonic one
+        self.busy_before = deque([(0.0, 0.0)], STEPS_KEPT)  # begin and end of the steps before
+        self.wall_ahead = 0.0  # difference of the wall clock to the monotonic one
         self.slowness = 1.0
         self.endpoints: dict[int, str] = {}
         self.control = sim.network.link(sim.server.hears, self._hear_control, data=False)
@@ -89,7 +91,7 @@ class Process:
 
     def _turn(self, at: float) -> None:
         if self.dead or at != self._turn_at:
-            return  # woken earlier
+            return  # the process was woken earlier, and this turn is void
         self._turn_at = float("inf")
         if self.world.now < self.paused_until:
             self.wake()
@@ -125,7 +127,7 @@ class Process:
         raise NotImplementedError
 
     def pause(self, seconds: float, busy: bool = False) -> None:
-        """``busy``: with a step; else the process is stopped."""
+        """Take no turn for a while. ``busy``: because of a long step; else the whole process is stopped."""
         now = self.world.now
         if busy:
             self.busy_before.append((self.busy_since, self.paused_until))
@@ -260,7 +262,7 @@ class Process:
         pass
 
     def on_stop(self) -> None:
-        """At the end of the query it is not heeded, so that it shows whether everything comes to rest."""
+        """Ignore the order to stop at the end of the query, so that the run shows whether everything comes to rest."""
 
     def on_goodbye_seen(self) -> None:
         raise AssertionError("only ingress tasks say goodbye")
@@ -274,7 +276,7 @@ class Process:
         link = self.links.get(effect.worker)
         if link is None:
             if effect.worker not in self.endpoints:
-                return  # as the shell does: a newer table is known here, whose version of the plan has still to come
+                return  # as the shell does: a newer table is known here, and its version of the plan has still to come
             server = self.sim.listening[self.endpoints[effect.worker]]
             worker = effect.worker
             ends = self.node, worker
@@ -298,7 +300,7 @@ class Process:
             link.send((effect.message, effect.payload))
 
     def encoded(self, message: Any) -> bytes:
-        """As it arrives: sometimes as something else."""
+        """Encode a message as it arrives, sometimes garbled."""
         frame = encode(message)
         if not self.sim.network.calm and self.world.chance(self.sim.faults.garbled_probability):
             self.sim.counts["messages that came as something else"] += 1
@@ -319,7 +321,7 @@ class Process:
             self.wake()
 
     def decoded(self, frame: bytes) -> Any:
-        """None: it is no message, which a shell counts and leaves out."""
+        """Decode a frame. Return None for a frame that is no message: a shell counts and drops such frames."""
         try:
             return decode_data(frame)
         except ProtocolError:

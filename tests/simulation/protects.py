@@ -1,9 +1,9 @@
-"""Stages get another number of replicas, or other kinds, at random times while they run (design: protect).
+"""Changes of protection at random times: running stages get another number or another kind of replicas (design: protect).
 
-The laws, with bookkeeping of their own beside those of moves (no change costs a safe replica) and of tables:
+The laws, with their own bookkeeping, beside the laws of moves (no change costs a safe replica) and of tables:
 
 every change of protection ends   as done, or given up, with an event that says so, unless the query has ended before
-every wish comes true             at rest, no partition lacks a replica that some worker could hold, and none has one too many
+every wish comes true             at rest, no partition lacks a replica that some worker could hold, or has one too many
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.simulation.violation import Violation
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: Numbers of replicas that are asked for.
+#: Largest number of replicas asked for.
 REPLICAS_MAX = 3
 ENDS = ("protected", "protect given up")
 
@@ -29,11 +29,11 @@ ENDS = ("protected", "protect given up")
 class Protects:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self._asked: dict[str, int] = {}  # changes that are not over, by the name of the stage
+        self._asked: dict[str, int] = {}  # by the name of the stage: the request of a change that is not over
         self._rng = random.Random(f"protects {sim.seed}")
 
     def strike(self) -> None:
-        """Somebody asks for something, sensible or not; what is impossible is refused."""
+        """Ask for a random change of a stage, sensible or not; impossible changes are refused."""
         sim, rng = self.sim, self._rng
         if sim.controller.phase != "running":
             return
@@ -61,7 +61,7 @@ class Protects:
     # ---- laws
 
     def look(self, events: list[Event]) -> None:
-        """After a decision of the controller."""
+        """Check the events of a decision of the controller."""
         for number, event in enumerate(events):
             if event.kind == "protect":
                 self._asked[event.stage] = event.request
@@ -71,7 +71,7 @@ class Protects:
                 if self._asked.get(event.stage) == event.request:
                     del self._asked[event.stage]
                 self.sim.counts[f"changes of protection: {event.kind}"] += 1
-                # One decision may see that it is done, and then that workers are lost.
+                # One decision may see that the change is done, and then that workers are lost.
                 if event.kind == "protected" and not any(later.kind == "loss" for later in events[number:]):
                     self._check_done(event.stage)
         still = {self.sim.plan.stages[stage].name for stage in self.sim.controller.board.wishes.open}
@@ -79,7 +79,7 @@ class Protects:
             raise Violation("every change of protection ends", f"asked for {sorted(self._asked)}, open {sorted(still)}")
 
     def _check_done(self, name: str) -> None:
-        """Done means that every partition has what was asked for, and that all of it is safe."""
+        """Check that every partition of a stage has the replicas asked for, and that all of them are safe."""
         controller, table = self.sim.controller, self.sim.controller.table
         stage = next(stage for stage in controller.wished.stages if stage.name == name)
         assert table is not None
@@ -90,7 +90,7 @@ class Protects:
 
     @property
     def pending(self) -> bool:
-        """Whether something is too many that may be dropped."""
+        """Whether some replica is one too many and may be dropped."""
         controller, table = self.sim.controller, self.sim.controller.table
         return table is not None and any(
             controller.protecting.too_many(change, PartitionKey(change.stage, partition), row)
@@ -99,7 +99,8 @@ class Protects:
         )
 
     def check_at_rest(self) -> None:
-        """What is missing for good, for lack of workers, is the matter of ``RunEnd.check_replicated``."""
+        """Check that no replica is one too many, and that no wish stays open. ``RunEnd.check_replicated`` looks at replicas
+        that are missing for good, for lack of workers."""
         controller, table = self.sim.controller, self.sim.controller.table
         assert table is not None
         for stage in controller.wished.stages:

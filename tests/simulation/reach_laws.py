@@ -1,29 +1,30 @@
-"""The law of reachable replicas: what some replica has that can be reached does not wait for a link that is cut.
+"""The law of reachable replicas: rows of a replica that can be reached do not wait for a link that is cut.
 
 reachable means going on    a worker that reads a stage's stream, and has room for more of it, does not stand still for longer
                             than ``link.timeout`` and a third of it, times the replicas that it may try, while another replica
                             of the producer has committed rows for it, and links between the two let everything through. Nor
                             does it if it reads that replica over a further feed.
-                            A primary does not lack rows for longer than ``link.timeout`` and two thirds of it that a secondary
-                            has, which it can reach in the same way
-what a third worker can relay does not wait
+                            A primary does not lack rows of a secondary that it can reach in the same way for longer than
+                            ``link.timeout`` and two thirds of it
+the law ``RELAYED``
                             orders do not wait for an answer, nor a source for acks of rows that are applied, for longer than
                             ``link.timeout`` and two thirds of it, and a third of it for each other worker that may be tried,
                             while links between both ends and a third worker let everything through. If several links are cut
                             at once, an attempt over a worker that was out of reach is repeated two timeouts later.
-                            Rows that a secondary has do not stay away from their primary for longer than that and another
-                            third, if a third worker reaches both
+                            Rows of a secondary do not stay away from their primary for longer than that and another third, if
+                            a third worker reaches both
 out of reach means following
-                            a primary does not lead for longer than ``link.unreached`` and a half of it to which rows, or acks of
-                            its output, do not come, and which can reach a replica that has them and could lead
+                            a primary that lacks rows, or acks of its output, and can reach a replica that has them and could
+                            lead, does not lead for longer than ``link.unreached`` and a half of it
 a safe replica follows an unreached primary
                             the replica that leads then was there, and safe, before
 no replica follows that lacks rows
-                            nor has it lacked rows of its next step for longer than two fifths of ``link.unreached``
+                            the replica that leads then has not lacked rows of its next step for longer than two fifths of
+                            ``link.unreached``
 
 The replicas with such rows are looked up in the processes, and the cut links in the network; the code that keeps the rule is
-asked for neither. It is looked at in runs in which links are cut and nothing else fails: any other fault may cost time by
-itself.
+asked for neither. The laws are checked in runs in which links are cut and nothing else fails: any other fault may cost time
+by itself.
 """
 
 from __future__ import annotations
@@ -55,19 +56,19 @@ RELAYED = "what a third worker can relay does not wait"
 FOLLOWS = "out of reach means following"
 SAFE = "a safe replica follows an unreached primary"
 HAS_ROWS = "no replica follows that lacks rows"
-#: How often it is looked at, in virtual time.
+#: Virtual time between two looks.
 LOOK_S = 0.01
 #: In link timeouts, for each replica that may be tried: the timeout, its sixth for rows that are on their way, and a sixth for
 #: the messages of a handshake and for the turns in which they are read.
 TIMES = 4 / 3
-#: The same for rows that a secondary has: two thirds of a timeout, two looks of a third each, and a third for the messages.
+#: In link timeouts, for rows of a secondary: two thirds of a timeout, two looks of a third each, and a third for the messages.
 LENT_TIMES = 5 / 3
 #: In link timeouts: the time for a direct answer of the primary, before its secondary tells it of the rows over a third worker.
 ANSWER_TIMES = 1 / 3
-#: In link timeouts: the longest time between two attempts to relay, where those before could not succeed.
+#: In link timeouts: the longest time between two attempts to relay after attempts that could not succeed.
 AGAIN_TIMES = 2.0
 #: In times of ``link.unreached``: the time itself, a look before its begin and one after its end, of a fifth each, and a tenth.
-#: And seconds for messages and the way over the controller.
+#: The second number is seconds for messages and the way over the controller.
 FOLLOWS_TIMES, FOLLOWS_S = 3 / 2, 0.3
 #: Seconds between two loans after which the first has been forgotten, with some to spare.
 LOANS_S = 2.5
@@ -77,39 +78,41 @@ LACKED_TIMES = 2 / 5
 
 @dataclass
 class Stop:
-    """A stream that stands still at a worker ``since`` then, having got this far."""
+    """A stream that stands still at a worker."""
 
+    #: The place that the stream has reached.
     got: int
     since: float
 
 
 @dataclass
 class Unreached:
-    """A primary that may be out of reach: the ``mark`` has not changed ``since``, which is infinite before the first loan.
-    ``got``: the place up to which loans have brought it, the last one at ``last``; None: it lacks acks."""
+    """A primary that may be out of reach."""
 
     mark: int
+    #: Time of the last change of ``mark``; infinite before the first loan.
     since: float
+    #: Time of the last loan.
     last: float
+    #: The place up to which loans have brought the primary; None for a primary that lacks acks.
     got: int | None
 
 
 class ReachWatch:
-    """``worst``: the longest time for which rows waited that a reachable replica of their producer had, in seconds;
-    ``worst_lent``: the same for rows that a secondary had; ``worst_lent_over``: the same where a third worker had to bring
-    them; ``worst_unreached``: the longest time for which a primary led that
-    was out of reach, as a share of ``link.unreached``; ``worst_relayed``: the longest wait for an answer that could be
-    relayed."""
+    """The look-out for the laws of reachable replicas in a run with cut links."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        #: In seconds: the longest waits for rows of a reachable replica of their producer, for rows of a secondary, and for
+        #: rows of a secondary that a third worker had to bring. Then the longest lead of a primary that was out of reach, as
+        #: a share of ``link.unreached``, and the longest wait for an answer that could be relayed.
         self.worst = self.worst_lent = self.worst_lent_over = self.worst_unreached = self.worst_relayed = 0.0
         self._stops: dict[Hashable, Stop] = {}
-        #: By primary and stream: since when it gets nothing but loans, or no acks.
+        #: By primary and stream: the time since which it gets nothing but loans, or no acks.
         self._unreached: dict[Hashable, Unreached] = {}
         #: By partition: the lives of its safe replicas after the last decision.
         self._safe: dict[Key, set[Life]] = {}
-        #: Since when replicas have lacked rows of their next step.
+        #: By replica: the time since which it has lacked rows of its next step.
         self._starved: dict[Hashable, float] = {}
         #: The partitions whose primaries have left the lead with the last decision.
         self.left: set[Key] = set()
@@ -118,7 +121,7 @@ class ReachWatch:
 
     @property
     def link_s(self) -> float:
-        """As it should be: a variant may have another one."""
+        """The link timeout as it should be: a variant may have another one."""
         return 0.3
 
     def _look(self) -> None:
@@ -134,7 +137,7 @@ class ReachWatch:
                 if not others:
                     continue
                 hosted = _hosted(core, stream)
-                # As long as it applies what it has of the stream, it has work.
+                # A worker that still applies received rows of the stream has work.
                 got = sum(inbound.received[p] + inbound.next_to_apply(p) for p in hosted)
                 key = core.worker, stream
                 stop = known.get(key)
@@ -174,7 +177,7 @@ class ReachWatch:
                     )
 
     def _between(self, one: int, other: int) -> list[int]:
-        """The workers that reach both ends, in both directions; or both, if nothing is cut between these."""
+        """Return the workers that reach both ends in both directions; if nothing is cut between the ends, the ends."""
         cut = self.sim.network.cut_off
         if not cut(one, other) and not cut(other, one):
             return [one, other]
@@ -186,7 +189,7 @@ class ReachWatch:
         ]
 
     def _uncommitted(self, core: WorkerCore) -> Iterator[tuple[Hashable, int, int]]:
-        """Orders of primaries that a replica has not acked without which nothing is committed."""
+        """Yield the orders of primaries that wait for the ack of a replica without which nothing is committed."""
         for replica in core.replicas.values():
             for worker, peer in replica.order.peers.items() if replica.leads and not replica.orders_itself else ():
                 other = self.sim.core_of(worker)
@@ -202,7 +205,7 @@ class ReachWatch:
                     yield (core.worker, replica.key, worker, "orders"), worker, peer.acked
 
     def _unacked_sources(self, core: WorkerCore) -> Iterator[tuple[Hashable, int, int]]:
-        """Rows of sources that all replicas on a worker have applied, without an ack of it."""
+        """Yield the rows of sources that all replicas on a worker have applied, but not acked."""
         for source in core.sources.values():
             for producer in source.producers:
                 log = producer.log
@@ -231,7 +234,7 @@ class ReachWatch:
     # ---- primaries that are out of reach
 
     def look(self, events: list[Event]) -> None:
-        """After a decision: a primary that has left the lead has left it to a safe replica."""
+        """Check after a decision that each primary that has left the lead has left it to a safe replica."""
         table, safety = self.sim.controller.table, self.sim.controller.repairs.safety
         if table is None or not self.sim.faults.pair_cuts_per_s:
             return
@@ -276,7 +279,7 @@ class ReachWatch:
                 raise Violation(FOLLOWS, f"{key}: for {waited:.3f} s at {now - 1000:.2f} s")
 
     def _heirs(self, core: WorkerCore, key: PartitionKey) -> Iterator[WorkerCore]:
-        """The workers with replicas that could lead a partition at once, and that its primary can reach."""
+        """Yield the workers that the primary of a partition can reach and that have replicas which could lead at once."""
         controller, network = self.sim.controller, self.sim.network
         table = controller.table
         if table is None or controller.phase != "running" or key in controller.repairs.under_way:
@@ -301,8 +304,8 @@ class ReachWatch:
                     yield core, replica
 
     def _by_loans_alone(self) -> Iterator[tuple[Hashable, int, int | None]]:
-        """Primaries that get rows of a stream, and none of them from its producer: those that it has brought, and those that
-        have come."""
+        """Yield the primaries that borrow rows of a stream, each with a mark that changes when rows come from the producer
+        itself, and the place up to which rows have come."""
         for core, replica in self._primaries():
             for stream, inbound in core.subscriptions.streams.items():
                 if inbound.borrowed and stream.edge in replica.stage.edges_in and any(self._heirs(core, replica.key)):
@@ -310,7 +313,7 @@ class ReachWatch:
                     yield (core.worker, replica.key, stream), inbound.taken - inbound.borrowed, got
 
     def _without_acks(self) -> Iterator[tuple[Hashable, int, int | None]]:
-        """Primaries that lack an ack of committed output, of which a replica that could lead has all acks."""
+        """Yield the primaries that lack an ack of committed output which a replica that could lead has got."""
         for core, replica in self._primaries():
             for stream, producer in core.producers.items():
                 log = producer.log
@@ -324,8 +327,8 @@ class ReachWatch:
                         yield (core.worker, replica.key, stream, "acks"), oldest, None
 
     def _lacking(self) -> Iterator[tuple[PartitionKey, int, StreamId, int, int]]:
-        """Primaries that lack rows which a secondary has, that they can reach, perhaps over a third worker: partition, worker,
-        stream, the element that comes next, and the worker of the secondary."""
+        """Yield the primaries that lack rows of a secondary that they can reach, perhaps over a third worker: partition,
+        worker, stream, the element that comes next, and the worker of the secondary."""
         for core in self.sim.hosts():
             for key, replica in core.replicas.items():
                 for worker in replica.order.peers if replica.primary and not replica.finished else ():
@@ -362,7 +365,7 @@ class ReachWatch:
 
     @property
     def _attempts(self) -> float:
-        """In link timeouts: the time for attempts over other workers than the first."""
+        """The time for attempts over other workers than the first, in link timeouts."""
         return max(len(self.sim.hosts()) - 3, 0) / 3 + (0.0 if self.sim.faults.pair_cuts_alone else AGAIN_TIMES)
 
     def _judge(self, core: WorkerCore, stream: StreamId, inbound: Inbound, stood: float, others: list[int]) -> None:
@@ -377,7 +380,7 @@ class ReachWatch:
             )
 
     def _others(self, core: WorkerCore, stream: StreamId, inbound: Inbound) -> Iterator[int]:
-        """Other replicas of the producer that have rows for a worker, and can be reached from there."""
+        """Yield the workers of other replicas of the producer that have rows for a worker and can be reached from there."""
         edge = self.sim.plan.edges[stream.edge]
         hosted = _hosted(core, stream)
         if not isinstance(edge, FromStage) or not hosted or inbound.held_bytes >= inbound.credit:
@@ -407,7 +410,7 @@ def _hosted(core: WorkerCore, stream: StreamId) -> list[int]:
 
 
 def has_rows(producer: Producer, inbound: Inbound, hosted: list[int]) -> bool:
-    """Whether a replica has committed elements that a partition of a worker has not received."""
+    """Tell whether a replica has committed elements that a partition of a worker has not received."""
     end = min(producer.log.end, producer.release_from)
     return any(
         entry.sequence < end and any(p in entry.touches and inbound.received[p] <= entry.sequence for p in hosted)
@@ -416,6 +419,6 @@ def has_rows(producer: Producer, inbound: Inbound, hosted: list[int]) -> bool:
 
 
 def only_cuts(faults: Faults) -> bool:
-    """Whether links between workers are cut, and nothing else fails."""
+    """Tell whether links between workers are cut, and nothing else fails."""
     slow = replace(faults, calm_after_s=0.0, delay_s=Faults().delay_s, read_s=0.0, pair_cuts_per_s=0.0, pair_cut_s=0.0)
     return replace(slow, patient=False, pair_cuts_alone=False, pair_cuts_both=False) == Faults()

@@ -1,8 +1,8 @@
-"""A reader of the output that a simulated query keeps for readers: as one in its program, or as Spark with its checkpoint.
+"""A reader of the output that a simulated query keeps for readers: one in the program of the query, or Spark with a checkpoint.
 
-The rules are those of ``flux.tasks.output_pull``; here is only the way to the others. What it reads lands ``Outside``, whose laws
-hold: nothing is left out, what comes again is the same, and at the end everything is there. Spark's kind has for good what is in
-its checkpoint, is lost now and then, and goes on from there.
+The rules are in ``flux.tasks.output_pull``; this module connects them with controller and workers. Rows that are read land
+``Outside`` under its laws: nothing is left out, a batch that comes again is the same, and at the end everything is there. The
+reader of Spark has for good the rows before its checkpoint, is lost now and then, and goes on from the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.simulation.violation import Violation
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: How often it looks, at most; how often it is lost, by its turns, and how often it writes its checkpoint.
+#: Seconds between two turns, at most; probabilities that a reader is lost in a turn, and that it writes its checkpoint.
 TURN_S, LOST, KEPT = 0.005, 0.01, 0.5
 #: Bytes of one answer: some batches, so that there are many answers.
 ANSWER_BYTES = 400
@@ -40,7 +40,7 @@ class Reader:
         self._turn_s = self._rng.choice([0.001, TURN_S])
         self._keeps = self._rng.random() < 0.6  # a checkpoint, as Spark does
         self._stages = [stage for stage in sim.plan.stages if isinstance(stage.sink, QueryReaders)]
-        self.calm_at = 0.0  # it is lost no more from then on, nor when nothing else is
+        self.calm_at = 0.0  # from then on, and when all faults have ended, the reader is lost no more
         self._pulling: dict[int, OutputPull] = {}
         self._links: dict[str, Link] = {}
         if self._stages:
@@ -49,7 +49,7 @@ class Reader:
             sim.world.after(self._turn_s, self._turn)
 
     def _begin(self) -> None:
-        """Where its checkpoint is, or where it has read to."""
+        """Begin to read from the checkpoint, or, in a program, behind the last row read."""
         for link in self._links.values():
             link.closed = True
         self._links = {}
@@ -82,7 +82,7 @@ class Reader:
         if got is not None:
             rows = tuples(got.batch)
             self._sim.outside.land(PartitionKey(stage, got.partition), got.position, rows)
-            if not self._keeps:  # in a program, what was handed out is read
+            if not self._keeps:  # in a program, rows that were handed out count as read
                 self._sim.outside.kept[PartitionKey(stage, got.partition)] = got.position + 1
 
     def _keep(self, stage: int, pulling: OutputPull) -> None:

@@ -1,6 +1,6 @@
 """Operators of the simulation that say from which step on their rows matter, so that a stage may have upstream replicas.
 
-What they stamp on their rows follows from the step, and not from a state: whoever begins empty stamps the same.
+The stamps on their rows follow from the step, and not from a state: a replica that begins empty stamps the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 import flux
 from tests.simulation.stage_kinds import Double, Filter, Giving, Row, Shatter, Watched, make_batch
 
-#: So many of the stages that may be of this kind are.
+#: Share of the stages that are of this kind, among those that may be.
 REPLAYING_SHARE = 0.9
 #: More rows than a step gives.
 STEP_ROWS = 1_000_000
@@ -22,14 +22,14 @@ REMEMBERED = 3
 
 
 class Replaying(Watched):
-    """Remembers nothing but, for the order of rows, what it has seen since it began."""
+    """An operator that remembers only the rows seen since it began, to check their order."""
 
     transient = ("_seen", "_stamped")
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
         self._seen, self.state = self.state["seen"], {}
-        self._stamped = (-1, 0)  # step, and rows that it has given
+        self._stamped = (-1, 0)  # a step, and the number of rows given in it
 
     def process(self, batch: pa.RecordBatch) -> Any:
         self.state["seen"] = self._seen
@@ -47,7 +47,7 @@ class Replaying(Watched):
 
 
 class Lately(Replaying):
-    """Gives each row at once; in how many batches depends on whether it knows of enough steps before."""
+    """An operator that gives each row at once. The number of batches depends on whether it knows of enough steps before."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -67,14 +67,14 @@ class Lately(Replaying):
 
 
 class ReplayingGiving(Replaying):
-    """Its rows are kept outside alone."""
+    """A replaying stage whose rows are kept only outside."""
 
     def through(self, rows: list[Row]) -> Any:
         return [self.stamped(rows)]
 
 
 def perhaps_replaying(kind: type, rng: random.Random | None) -> type:
-    """What takes the place of a kind of stage."""
+    """Return a kind of stage that replays in place of the given one, or the given one."""
     if rng is None or kind not in (Watched, Filter, Double, Shatter, Giving) or rng.random() >= REPLAYING_SHARE:
         return kind
     if kind is Giving:

@@ -1,10 +1,10 @@
 """Spark starts a second attempt of a worker's task while the first lives, and says when tasks are over.
 
-Where one attempt ends well, Spark kills the other; where one fails, the other stays. The laws:
+If one attempt ends well, Spark kills the other; if one fails, the other stays. The laws:
 
-a second attempt waits         while the first is a member and was heard lately: nobody takes its place, nobody is sent home
-one worker per slot            no two members have the same
-a closed slot stays closed     and nobody joins in it
+a second attempt waits         while the first is a member and was heard lately: the second neither takes its place nor ends
+one worker per slot            no two members have the same slot
+a closed slot stays closed     and no worker joins in it
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from tests.simulation.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: A worker that was heard within this time counts as alive: ``controller.decide.registration.ALIVE_S``, less the time for which a
-#: report is on its way.
+#: A worker that was heard within this time counts as alive: ``controller.decide.registration.ALIVE_S``, less the time of a
+#: report on its way.
 ALIVE_S = 1.9
-#: Longest time from the end of a task until Spark says that it is over.
+#: Longest time from the end of a task until Spark reports it.
 TOLD_S = 0.3
 
 
 class Rivals:
-    """Second attempts that wait, by slot. ``strike`` starts one."""
+    """The second attempts of tasks, and their laws. ``strike`` starts one."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        #: By slot: the second attempt that waits.
         self.waiting: dict[int, WorkerProcess] = {}
         self._closed: set[int] = set()
         self._heard: dict[int, float] = {}
@@ -49,7 +50,7 @@ class Rivals:
         self._heard[node] = self.sim.world.now
 
     def takes_over(self, gone: WorkerProcess) -> bool:
-        """The task of a worker has failed: where another attempt of it runs, Spark starts none."""
+        """Tell whether another attempt takes the place of a worker whose task has failed. Spark then starts none."""
         rival = self.waiting.pop(gone.index, None)
         if rival is None:
             return False
@@ -61,7 +62,7 @@ class Rivals:
         return True
 
     def ended_well(self, process: WorkerProcess) -> None:
-        """The task of a worker: it was told to go, or was given up."""
+        """Note that the task of a worker has ended well: the worker was told to go, or was given up."""
         sim = self.sim
         rival = self.waiting.pop(process.index, None)
         if rival is process:
@@ -87,7 +88,7 @@ class Rivals:
         )
 
     def look(self, events: list[Event]) -> None:
-        """After a decision of the controller."""
+        """Check the laws after a decision of the controller."""
         controller = self.sim.controller
         slots = [member.about.index for member in controller.members.workers.values()]
         if len(set(slots)) < len(slots):

@@ -1,8 +1,7 @@
 """One seed, one run: build a cluster, let it run among faults, and see whether every law was kept.
 
-What happens in it is done by others: processes and the network, the shell of the controller (``server``), Spark (``spark``),
-faults (``strikes``) and people (``operators``). The laws are in ``checkers``, ``table_laws``, ``run_end`` and in the files that
-they name.
+A run puts together processes and the network, the shell of the controller (``server``), Spark (``spark``), faults (``strikes``)
+and people (``operators``). The laws are in ``checkers``, ``table_laws``, ``run_end`` and in the files named there.
 """
 
 from __future__ import annotations
@@ -62,20 +61,20 @@ from tests.simulation.witness import witnesses
 from tests.simulation.worker_process import WorkerProcess, draw_limits
 from tests.simulation.world import World
 
-#: A run without any progress for so long after the last fault is stuck. The longest wait for something lost is a few
+#: A run without any progress for this time after the last fault is stuck. The longest wait for something lost is a few
 #: seconds.
 LIMIT_S = 30.0
-#: A run with so many events and no progress goes round in circles; ordinary ones have some thousands in all.
+#: A run with this number of events and no progress goes round in circles; ordinary runs have some thousands in all.
 EVENTS_MAX = 400_000
-#: How often the run is asked for its progress.
+#: Virtual time between two looks for progress.
 LOOK_S = 1.0
-#: So many of the runs have several workers on one executor, beside those that allow copies to share one.
+#: Share of the runs with several workers on one executor, beside the runs in which replicas may share an executor.
 SHARED_SHARE = 0.4
 
 
-#: Below are the seeds that always run, and that variants name: their flows stay as they are.
+#: Seeds below this always run, and variants name them: their flows stay as they are.
 SINKS_FROM = 1000
-#: Below are further ones that broke a law once.
+#: Below this are also seeds that broke a law once.
 STANDBYS_FROM = 200_000_000
 LIVES_FROM = 400_000_000
 PROTECTS_FROM = 600_000_000
@@ -86,38 +85,40 @@ GATHERS_FROM = 3_600_000_000
 LOSSES_FROM = 4_200_000_000
 LOG_FAULTS_FROM = 6_000_000_000
 EVENT_TIME_FROM = 40_000_000_000
-#: From here on flows of event time also have alignment, and rows whose times are not believed; half of them relations.
+#: From here on flows of event time also have alignment, and rows whose times are not believed; half of them have relations.
 AHEAD_FROM = 60_000_000_000
-#: From here on all of them have relations, of all kinds.
+#: From here on all flows of event time have relations, of all kinds.
 WIDE_FROM = 70_000_000_000
 #: From here on links between workers are cut for seconds, and streams go over to other replicas soon. Earlier seeds keep their
-#: stories: their workers wait as if links never failed for long.
+#: stories: workers wait there as if links never failed for long.
 REACH_FROM = 90_000_000_000
 #: From here on copies of stages are also read over several feeds.
 FEEDS_FROM = 95_000_000_000
 #: From here on stages come and go all the time.
 GROWS_FROM = 100_000_000_000
-#: From here on they also come behind the running source of the beginning.
+#: From here on stages also come behind the running source of the first plan.
 SOURCES_FROM = 110_000_000_000
-#: From here on they come and go in queries of all kinds.
+#: From here on stages come and go in queries of all kinds.
 WIDE_GROWS_FROM = 120_000_000_000
-#: From here on sources come and go there, too, and some readers and stages fail.
+#: From here on sources come and go in such queries, too, and some readers and stages fail.
 SOURCES_COME_FROM = 130_000_000_000
-#: In this range they have none, and aggregates whose replicas have no common order.
+#: In this range flows have no relations, but aggregates whose replicas have no common order.
 MARKS_FROM, MARKS_END = 85_000_000_000, 90_000_000_000
-#: One of so many of those from there on has logs that lose records, where it has sources with positions.
+#: One of this number of seeds from ``LOSSES_FROM`` on has logs that lose records, if it has sources with positions.
 LOSSES_OF = 2
-#: So many of those from there on have a directory, and so many lives at most.
+#: Share of the seeds from ``LIVES_FROM`` on that have a directory, and the largest number of their lives.
 LIVES_SHARE, LIVES_MAX = 0.15, 4
 
 
 @dataclass(frozen=True)
 class Result:
-    """``law`` is None if every law was kept; ``error``: what the query ended with, None if it went well."""
+    """The result of one run."""
 
     seed: int
+    #: The broken law; None if every law was kept.
     law: str | None
     detail: str
+    #: The kind of error with which the query ended; None if it went well.
     error: str | None
     counts: Counter[str]
 
@@ -130,9 +131,9 @@ class Result:
 
 
 class Simulation:
-    #: The laws of a plan that grows; None: it does not.
+    #: The laws of a plan that grows; None for a plan that does not.
     growing: GrowingLaws | None = None
-    #: How often a source that has nothing yet is asked again.
+    #: A source that has nothing yet is asked again after this time.
     idle_source_s = IDLE_SOURCE_S
     #: By id: the data of sources that have come to the plan in an earlier life.
     came: Mapping[int, flows.SourceData] = MappingProxyType({})
@@ -164,18 +165,19 @@ class Simulation:
         unreached_s: float = 0.0,
         feeds: bool = False,
     ) -> None:
-        """``faults``, ``copies`` of every partition, ``slots``, ``dataflow``, ``habits`` of operators: drawn where they
-        are not given; where faults are given, nobody asks for anything unless habits are. ``demand``: how busy
-        workers say that they are; None: they do not say. ``bounded``: replicas may not be far apart; else drawn, where
-        faults and flow are. ``collected``: the output is fetched, also where that is not drawn. ``standbys``: the share of
-        stages that have them in place of secondaries; drawn where None. ``numbered``: the share of sources with positions of
-        their own; ``losing``: out of logs that lose records, with ``log_faults`` also needed ones; ``event_time``: rows have
-        event time, as they do in seeds of their own; ``ahead``: and some sources are aligned, or do not believe each time;
-        ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all kinds; ``looks_up``: in place of these,
-        rows look up a table that is read anew; ``marks``: some aggregates have replicas without a common order; ``reach``:
-        streams go over soon to other replicas, where rows do not come; ``unreached_s``: the time after which a primary counts as
-        unreached then, where not 0; ``feeds``: copies of stages are read over several feeds, as they are in seeds of their
-        own."""
+        """Build the cluster of a run. ``faults``, ``copies`` (replicas of every partition), ``slots``, ``dataflow`` and
+        ``habits`` (of operators) are drawn unless given; if faults are given, habits are quiet unless given, too.
+
+        ``demand``: the load that workers report; None: they report none. ``bounded``: replicas may not be far apart; drawn
+        if faults and flow are. ``collected``: the output is fetched, also if that is not drawn. ``standbys``: the share of
+        stages with standbys in place of secondaries; drawn if None. ``numbered``: the share of sources with positions of
+        their own. ``losing``: these are logs that lose records, with ``log_faults`` also needed ones. ``event_time``: rows
+        have event time, as some ranges of seeds always do. ``ahead``: some sources are aligned, or do not believe each time.
+        ``related``: rows are joined, ranked, or given once; ``wide``: such relations are of all kinds; ``looks_up``: in place
+        of them, rows look up a table that is read anew. ``marks``: some aggregates have replicas without a common order.
+        ``reach``: a stream whose rows do not come goes over to another replica soon, and a primary counts as unreached after
+        ``unreached_s``, unless 0. ``feeds``: replicas of stages are read over several feeds, as some ranges of seeds always
+        do."""
         self.seed = seed
         self.gathers = faults is None and seed >= GATHERS_FROM
         # Sources stand still for seconds where rows have times, and each question costs a turn. The mixes keep their stories.
@@ -187,7 +189,7 @@ class Simulation:
         rng = random.Random(f"flow {seed}")
         replicated = rng.random() < 0.75 or copies > 1
         unforeseen = random.Random(f"more faults {seed}")
-        if faults is None:  # else nothing is drawn: what comes after stays as it was
+        if faults is None:  # else nothing is drawn: the later draws stay as they were
             faults_so_far = faults_.more(unforeseen, mixes.draw(rng, replicated), replicated)
             latest = faults_.latest(random.Random(f"latest faults {seed}"), faults_so_far, replicated)
             self.faults = faults_.with_spoilt_tables(random.Random(f"spoilt tables {seed}"), latest)
@@ -236,7 +238,7 @@ class Simulation:
                 log_faults if log_faults is not None or faults is not None else draw_log_faults(seed),
             )
         )
-        if life is not None:  # what was lost with everything is compared with nothing
+        if life is not None:  # rows lost together with all replicas are compared with nothing
             for source in self.dataflow.sources:
                 source.other.clear()
         if dataflow is None:
@@ -249,7 +251,7 @@ class Simulation:
         if timed:
             self.dataflow = timed_flows.with_checkpoints(self.dataflow)
         if any(source.logs is not None for source in self.dataflow.sources):
-            # Often, so that logs may lose what is in all checkpoints.
+            # Checkpoints come often, so that logs may lose records that are in all checkpoints.
             soon = replace(self.dataflow.plan.settings, checkpoint_interval=0.02)
             self.dataflow = replace(self.dataflow, plan=replace(self.dataflow.plan, settings=soon))
         if life is not None:
@@ -303,7 +305,7 @@ class Simulation:
         self.reader = Reader(self)
         self.strikes = Strikes(self)
         self.losses = Losses(self)
-        self.listening: dict[str, WorkerProcess] = {}  # endpoint -> who is or was there
+        self.listening: dict[str, WorkerProcess] = {}  # endpoint -> the process that is or was there
         self.by_node: dict[int, WorkerProcess] = {}
         copies = max(stage.replicas for stage in self.plan.stages)
         apart = max(len(wanted(stage)) for stage in self.plan.stages)
@@ -329,7 +331,7 @@ class Simulation:
         self._progress_copied = 0
         self._progress_at = self.strikes.calm_at
         self._progress_events = 0
-        #: The most bytes of a state that a copy of each partition has brought, since there was other progress.
+        #: By partition: the most bytes of a state that a copy has brought since there was other progress.
         self._copied: dict[PartitionKey, int] = {}
         self._look_at = self.world.now
         self.server.start()
@@ -343,14 +345,14 @@ class Simulation:
 
     @property
     def stage_names(self) -> dict[int, str]:
-        """The names of all stages, by id, of those that are removed as well."""
+        """Return the names of all stages by id, removed ones included."""
         return {stage.id: stage.name for stage in self.plan.stages}
 
     def follow(self) -> None:
         """Note that the controller may go by another version of the plan."""
 
     def run(self) -> None:
-        """To its end. Raises Violation."""
+        """Run to the end. Raise Violation if a law is broken."""
         if self.dataflow.collected:
             self.run_until(lambda: self.controller.phase in ("finished", "ended"))
             self.fetches.all()
@@ -359,7 +361,7 @@ class Simulation:
         self.end.check()
 
     def run_until(self, reached: Callable[[], bool]) -> None:
-        """Raises Violation."""
+        """Take events until the condition is true. Raise Violation if a law is broken."""
         world, network, calm_at = self.world, self.network, self.strikes.calm_at
         while not reached() and world.step():
             network.calm = world.now >= calm_at
@@ -377,9 +379,9 @@ class Simulation:
         self._copied[key] = max(self._copied.get(key, 0), part.offset)
 
     def _look_for_progress(self) -> None:
-        """Raise Violation where nothing comes on.
+        """Raise Violation if there is no progress.
 
-        A flow that multiplies its rows may take minutes with tiny logs: that is slow, and not stuck.
+        A flow that multiplies its rows may take minutes with tiny logs: such a flow is slow, and not stuck.
         """
         repairs = self.controller.repairs
         rows = sum(replica.rows_in for core in self.hosts() for replica in core.replicas.values() if replica.leads)
@@ -402,7 +404,7 @@ class Simulation:
 
     @property
     def _current(self) -> bool:
-        """Whether all workers of the table are there and go by it."""
+        """Whether all workers of the table are there and follow this table."""
         table = self.controller.table
         assert table is not None
         cores = [self.core_of(worker) for worker in table.endpoints]
@@ -411,7 +413,7 @@ class Simulation:
 
     @property
     def some_are_gone(self) -> bool:
-        """Whether a partition has no replica any more: what it has handed on is no loss once all output is there."""
+        """Whether a partition has no replica any more. Once all its output is there, that is no loss."""
         table = self.controller.table
         return table is not None and any(not replicas for stage in table.stages for replicas in stage)
 
@@ -420,7 +422,7 @@ class Simulation:
             return True
         cores = self.hosts()
         producers = [producer for core in cores for producer in core.producers.values()]
-        again = self.life is not None and self.life.number  # a query that was through does not read its sources again
+        again = self.life is not None and self.life.number  # a query that had finished does not read its sources again
         return all(producer.drained or (again and not producer.log) for producer in producers) and not any(
             core._effects or any(len(order.since(0)) for order in orders_of(core)) for core in cores
         )
@@ -452,7 +454,7 @@ class Simulation:
         )
 
     def leader_of(self, stage: int, partition: int) -> int | None:
-        """The worker of the primary, as the controller has it."""
+        """Return the worker of the primary in the view of the controller."""
         table = self.controller.table
         replicas = table.row(stage, partition) if table is not None else ()
         return replicas[0].worker if replicas else None
@@ -462,7 +464,7 @@ class Simulation:
         return f"executor of slot {slot}"
 
     def host_of(self, executor: str) -> str:
-        """All are on one unless a story says otherwise."""
+        """Return the host of an executor. All are on one host unless a story says otherwise."""
         return "host"
 
     def core_of(self, node: int) -> WorkerCore | None:
@@ -476,7 +478,7 @@ class Simulation:
         return not self.returning and all(process.node in here for process in self.workers if not process.dead)
 
     def may_end(self, source: int, partition: int) -> bool:
-        """Whether this partition of a source may come to its end: patient ones wait until everything is repaired."""
+        """Tell whether this partition of a source may come to its end: patient ones wait until everything is repaired."""
         if self.life is not None and self.life.had_ended(self, source, partition):
             return True
         if self.faults.patient_alone and (source, partition) != self._last_to_end:
@@ -503,7 +505,8 @@ class Simulation:
     # ---- tasks of workers
 
     def crash(self, victim: WorkerProcess, seen: bool = True, back: bool = True) -> None:
-        """``seen``: its connection is seen to close, else only its silence tells; ``back``: Spark starts its task again."""
+        """Crash a worker. ``seen``: its connection is seen to close, else only its silence tells; ``back``: Spark starts its
+        task again."""
         self.counts["workers that crashed"] += 1
         self.counts["workers that crashed during a repair"] += bool(self.controller.repairs.under_way)
         self.counts["workers that crashed during a take-over"] += any(
@@ -544,7 +547,7 @@ class Simulation:
         self.workers[[worker.index for worker in self.workers].index(slot)] = back
 
     def fenced(self, process: WorkerProcess) -> None:
-        """A worker has found out that it was given up: its task ends well, and another slot is open for it."""
+        """End the task of a worker that has found out that it was given up. The task ends well, and another slot is open."""
         self.counts["workers that were fenced"] += 1
         process.report(Goodbye(node=process.node))
         process.die()
@@ -555,7 +558,7 @@ class Simulation:
         self.counts["workers that came in place of one that was given up"] += process.index in self.server.in_place
 
     def replaced(self, process: WorkerProcess) -> None:
-        """Another attempt of its task has come: its own fails, and Spark has the other."""
+        """Let the task of a worker fail, because another attempt of it has come and stays."""
         self.counts["workers whose task has another attempt"] += 1
         process.die()
 
@@ -575,7 +578,7 @@ def _with_step_timeout(plan: Plan, seconds: float) -> Plan:
 
 
 def lives_of(seed: int, mix: Mix) -> int:
-    """In how many lives a query has this seed; 0: it has no directory to go on from."""
+    """Return the number of lives of the query of a seed; 0 if it has no directory to go on from."""
     if mix is ANY and seed >= WIDE_GROWS_FROM:
         from tests.simulation import growing_wide
 
@@ -587,7 +590,7 @@ def lives_of(seed: int, mix: Mix) -> int:
 
 
 def draw_log_faults(seed: int) -> LogFaults | None:
-    """Faults of the logs of a random run, if it has logs that lose records."""
+    """Draw the faults of the logs of a random run, if it has logs that lose records."""
     rng = random.Random(f"log faults {seed}")
     if seed < LOG_FAULTS_FROM or rng.random() < 0.5:
         return None
@@ -605,7 +608,7 @@ def run(seed: int, mix: Mix = ANY) -> Result:
 
 
 def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
-    """Make the simulation of a seed under the faults of a mix; ``life``: of a query with a directory."""
+    """Make the simulation of a seed under the faults of a mix. ``life``: the life of a query with a directory."""
     if mix.grows or (mix is ANY and seed >= GROWS_FROM):
         from tests.simulation.growing import GrowingSimulation
         from tests.simulation.growing_sources import SourcesComing
@@ -632,7 +635,7 @@ def simulated(seed: int, mix: Mix, life: Life | None = None) -> Simulation:
 
 
 def outcome(simulation: Simulation) -> Result:
-    """Never raises: whatever is wrong is in the result."""
+    """Run a simulation and return its result. This never raises: each error is in the result."""
     law: str | None = None
     detail = ""
     try:

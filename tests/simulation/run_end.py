@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
 
-#: What a query says whose directory is all that is left of it.
+#: The error of a query of which only the directory is left.
 NO_WORKER = "no worker is left"
-#: What it notes when it loses the last one.
+#: The note of a query that loses its last worker.
 WAITS = "no worker is left; the query waits for others"
 
 
 class RunEnd:
-    """``check`` when it is there. Raises Violation."""
+    """The laws at the end of a run. ``check`` raises Violation."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -104,7 +104,8 @@ class RunEnd:
                 )
 
     def check_rows(self, partly: bool = False) -> None:
-        """``partly``: the query has ended early: nothing is there twice, and nothing that nobody sent."""
+        """Check that each row is counted once at the sinks. ``partly``: the query has ended early, so that rows may be
+        missing, but no row is there twice or made up."""
         unsure = [key for key, versions in self.sim.spark.versions.items() if len(versions) > 1 and self._differs(key)]
         for choice in itertools.product((0, 1), repeat=min(len(unsure), 8)):
             version = {key: max(versions) for key, versions in self.sim.spark.versions.items()} | dict(
@@ -121,12 +122,12 @@ class RunEnd:
         return any(data.name == key[0] and key[1] in data.other for data in self.sim.dataflow.sources)
 
     def states(self, name: str) -> list[dict[str, Any]]:
-        """State of each partition of a sink, which all replicas that have ever finished must agree on."""
+        """Return the state of each partition of a sink. All replicas that have ever finished must agree on it."""
         stage = next(stage for stage in self.plan.stages if stage.name == name)
         states = []
         for partition in range(stage.partitions):
-            # Also those that were dropped since: the query may end when the source of a move has finished and been
-            # dropped, and the target is about to.
+            # Replicas dropped since count as well: the query may end when the source of a move has finished and been
+            # dropped, and the target is about to finish.
             found = self.sim.ledger.replicas_of(stage.id, partition)
             finished: list[Any] = [replica for replica in found if replica.complete]
             if not finished:
@@ -141,7 +142,7 @@ class RunEnd:
         return states
 
     def _states_so_far(self, name: str) -> list[dict[str, Any]]:
-        """Of each partition of a sink, the state of the replica that has come farthest, dead ones too."""
+        """Return, for each partition of a sink, the state of the replica that has come farthest, dead ones included."""
         stage = next(stage for stage in self.plan.stages if stage.name == name)
         of_each = [self.sim.ledger.replicas_of(stage.id, partition) for partition in range(stage.partitions)]
         farthest: list[Any] = [max(found, key=lambda replica: replica.applied) for found in of_each if found]
@@ -168,7 +169,7 @@ class RunEnd:
             states = self._states_so_far(sink.name) if partly else self.states(sink.name)
             if issubclass(sink.kind, Sink):
                 outside = self.sim.outside.rows_of(sink.name)
-                in_state = states and "rows" in states[0]  # nobody is left of a query that lost all replicas
+                in_state = states and "rows" in states[0]  # a query that lost all replicas has no states left
                 got = Counter((row for state in states for row in state["rows"]) if in_state else outside)
                 sure = expected if not self.sim.ledger.lossy else Counter(lost_rows.sure_rows(self.sim, sink, version))
                 for rows in (got, Counter(outside)) if self.sim.ledger.lossy and outside else (got,):
@@ -190,7 +191,7 @@ class RunEnd:
         return None
 
     def check_replicated(self) -> None:
-        """Back to as many copies as the stages ask for, as far as there are workers for them."""
+        """Check that the stages have as many replicas again as they ask for, as far as there are workers for them."""
         table, members = self.controller.table, self.controller.members.workers
         assert table is not None
         for stage, partition in under_replicated(self.controller.wished, table):

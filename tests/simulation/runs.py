@@ -17,7 +17,7 @@ LONG = bool(os.environ.get("FLUX_TEST_LONG"))
 
 
 class Runs:
-    """Results of runs, in order. Each is made once."""
+    """Results of runs, in order. Each run is made once."""
 
     def __init__(self, runs: Iterable[Callable[[], Result]], few: int) -> None:
         self._pending = list(runs)[::-1]
@@ -30,13 +30,14 @@ class Runs:
         return result
 
     def broken(self) -> list[str]:
-        """Make the few, and return those that broke a law."""
+        """Make the first few runs, and return the results that broke a law."""
         while len(self.results) < self._few:
             self._next()
         return [str(result) for result in self.results if not result.ok]
 
     def happens(self, event: str, times: int = 1) -> bool:
-        """Tell whether an event happens ``times`` times; ``make test`` is content with one. Make more runs until it has."""
+        """Tell whether an event happens ``times`` times, and make more runs until it has. One time is enough for
+        ``make test``."""
         assert not self.broken()
         wanted = times if LONG else 1
         found = sum(result.counts[event] for result in self.results)
@@ -48,9 +49,9 @@ class Runs:
 
 
 def runs_of(mixes: Iterable[Mix], seeds: Iterable[int], few: int | Sequence[tuple[int, Mix]]) -> Runs:
-    """Return the runs of each seed under each mix. ``make test`` makes the first ``few``, or those that ``few`` lists.
+    """Return the runs of each seed under each mix. ``make test`` makes the first ``few``, or the ones listed by ``few``.
 
-    A list has cheap runs in which all events happen, so that ``happens`` need not look for a rare one in run after run."""
+    A list has cheap runs in which all events happen, so that ``happens`` need not look for a rare event in run after run."""
 
     def made(seed: int, mix: Mix) -> Callable[[], Result]:
         return lambda: run(seed, mix)

@@ -1,8 +1,8 @@
 """``make seeds`` finds, for each broken variant, a seed that shows it in little time, and writes it into ``seeds.json``.
 
 Each change of the course of runs changes the meaning of a seed. A seed that still shows its variant in little time is kept, so
-that the file changes only where it has to. ``make seeds VARIANT=name`` looks at one variant alone. Exit code 1 if no seed
-shows a variant: then another rule covers the missing one, or the rule needs a story of its own.
+that the file changes only where necessary. ``make seeds VARIANT=name`` looks at one variant alone. The exit code is 1 if no
+seed shows a variant: then another rule covers the missing one, or the rule needs a story of its own.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from tests.simulation.variants import VARIANTS, Variant
 ENOUGH_S = 0.5
 #: Processor time for one variant while no seed of it is known. Rare interleavings show in one of a hundred runs.
 SEARCH_S = 300.0
-#: In so many of the chosen runs each event happens, so that it still happens after a change that spoils one of them.
+#: Each event happens in this number of the chosen runs, so that it still happens after a change that spoils one of them.
 TIMES = 3
 #: Processor time for one variant once a seed of it is known: cheaper seeds show early or never.
 CHEAPER_S = 20.0
 
 
 class OutOfTimeError(BaseException):
-    """The limit of a run, past every ``except Exception`` of the simulation."""
+    """The end of a run at its limit. It passes every ``except Exception`` of the simulation."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise ``OutOfTimeError`` inside, once it has taken so much processor time."""
+    """Raise ``OutOfTimeError`` inside the block, once it has taken the given processor time."""
 
     def stop(*given: Any) -> None:
         raise OutOfTimeError
@@ -62,8 +62,8 @@ def broken(variant: Variant, seed: int) -> Result:
 
 
 def cost(variant: Variant, seed: int, limit_s: float) -> float | None:
-    """Return the processor time after which the seed has shown the variant, the unbroken run included; None if it does not
-    within the limit."""
+    """Return the processor time after which the seed has shown the variant, the unbroken run included; None if the limit comes
+    first."""
     began = time.process_time()
     try:
         with limited(limit_s):
@@ -76,7 +76,7 @@ def cost(variant: Variant, seed: int, limit_s: float) -> float | None:
 
 
 def cheapest(variant: Variant) -> int | None:
-    """Look for the cheapest seed, beginning with those of the file."""
+    """Look for the cheapest seed, beginning with the seeds of the file."""
     began = time.process_time()
     best: tuple[float, int] | None = None
     for seed in (*variant.seeds, *range(100_000)):
@@ -90,9 +90,9 @@ def cheapest(variant: Variant) -> int | None:
 
 
 def eventful() -> list[int]:
-    """Choose few of the fixed seeds in which all events happen, the cheapest for what they show.
+    """Choose a few of the fixed seeds in which all events happen, the cheapest for the events that they show.
 
-    Greedily: the next one shows the most events for its processor time that none before has shown."""
+    The choice is greedy: the next seed shows the most events for its processor time that no seed before has shown."""
     shows: dict[int, set[str]] = {}
     costs: dict[int, float] = {}
     for seed in track(FIXED, "Runs of the fixed seeds"):
@@ -126,7 +126,7 @@ def main(name: Annotated[str, typer.Argument(help="look at this variant alone")]
                 missing.append(variant.key)
             else:
                 found[variant.key] = [seed]
-                write(found, fixed)  # at once: the search takes minutes
+                write(found, fixed)  # after each variant, because the search takes minutes
     typer.echo("python -m tests.simulation.story_hashes --write adds the runs of new seeds to its file")
     if missing:
         typer.echo(f"no seed shows {', '.join(missing)}", err=True)

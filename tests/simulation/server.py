@@ -1,6 +1,6 @@
-"""The shell around the controller, as ``controller.server`` is: it hears, looks at its clock, and sends what was decided.
+"""The shell around the controller, like ``controller.server``: it hears reports, looks at its clock, and sends decisions.
 
-After each decision the laws about decisions are checked. Now and then it stands still: what happens meanwhile waits.
+After each decision the laws about decisions are checked. Now and then the shell stands still, and events meanwhile wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.simulation.violation import Violation
 from tests.simulation.witness import WITNESS
 from tests.simulation.world import TICK_S
 
-#: A change of the table that comes late comes behind others.
+#: Delay of a late change of the table, which comes behind others.
 LATE_TABLE_S = 0.1
 
 if TYPE_CHECKING:
@@ -30,27 +30,29 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """``taken_over``: epoch of the last take-over. ``in_place``: slots opened in place of workers that were given up."""
+    """The shell of the controller, with the laws about its decisions."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.world, self.network, self.faults = sim.world, sim.network, sim.faults
         self.counts, self.controller = sim.counts, sim.controller
+        #: Epoch of the last take-over.
         self.taken_over = -1
+        #: Slots opened in place of workers that were given up.
         self.in_place: set[int] = set()
-        self._tables: dict[int, Table] = {}  # epoch -> what the controller made
+        self._tables: dict[int, Table] = {}  # epoch -> the table of the controller
         self._spoils = random.Random(f"which tables {sim.seed}")
         self._take_overs = 0
         self._aborted: set[tuple[int, int]] = set()
         self._under_way: dict[tuple[int, int], Any] = {}
-        self._checked: tuple[Any, ...] | None = None  # what was found right last
+        self._checked: tuple[Any, ...] | None = None  # the parts that were found right last
         self._wakes = 0.0
         self._unread: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def start(self) -> None:
         self.world.after(TICK_S, self._tick)
 
-    # ---- what happens to it
+    # ---- events
 
     def hears(self, identity: Identity, frame: bytes) -> None:
         if self.sleeps(self.hears, identity, frame):
@@ -61,13 +63,13 @@ class Server:
             self.counts["reports that were none"] += 1
             return
         if isinstance(report, Heartbeat) and self.controller.members.by_connection(identity) is not None:
-            self.sim.rivals.heard(report.node)  # what comes on an unknown connection is refused
+            self.sim.rivals.heard(report.node)  # reports on an unknown connection are refused
             self.sim.alignment.reported(report.stats)
         self.sim.hearts.reported(identity, report)
         self.perform(self.controller.on_report(identity, report, self.world.now))
 
     def sleeps(self, event: Callable[..., None], *given: Any) -> bool:
-        """What happens meanwhile waits until it goes on."""
+        """Tell whether the shell stands still. The event then waits until the shell goes on."""
         sleeps = self.world.now < self._wakes
         if sleeps:
             self._unread.append((event, given))
@@ -82,7 +84,7 @@ class Server:
             self.world.after(seconds, self._goes_on)
 
     def _goes_on(self) -> None:
-        """It looks at its clock before it reads what has come, or after that."""
+        """Go on after a pause. The shell looks at its clock before it reads the waiting events, or only after that."""
         unread, self._unread = self._unread, []
         if self.world.chance(0.5):
             self.sim.alignment.ticked()
@@ -105,7 +107,8 @@ class Server:
         self.perform(self.controller.on_closed(node, self.world.now))
 
     def check_table(self, table: Table) -> None:
-        """What a process goes by is what the controller made. Of several tables made at once only the last was seen."""
+        """Check that the table of a process is one that the controller made. If several were made at once, only the last was
+        seen here."""
         made = self._tables.get(table.epoch)
         if made is not None and made != table:
             raise Violation("a table is what the controller made", f"epoch {table.epoch}: {table}, made was {made}")
@@ -122,7 +125,7 @@ class Server:
             self.controller.validate()
             self._checked = seen
         else:
-            self.controller.people.book.validate()  # of requests, which change with their moves
+            self.controller.people.book.validate()  # requests change with their moves, and are not in the parts compared
         for effect in effects:
             assert isinstance(effect.connection, tuple)
             self.sim.alignment.tells(effect.command)
@@ -144,9 +147,9 @@ class Server:
             self.sim.strikes.once(self.faults.crash_at_the_end, "crashes when the first partition had finished")
 
     def _checked_parts(self) -> tuple[Any, ...]:
-        """Everything that ``Controller.validate`` and the laws about tables look at, requests aside: as long as it is the
-        same, so is what they say. Most of what the controller hears, heartbeats and pulses, changes nothing of it. Tables
-        and registrations of members are replaced, never changed."""
+        """Return all parts at which ``Controller.validate`` and the laws about tables look, requests aside: equal parts give
+        equal results. Most reports, heartbeats and pulses, change none of these parts. Tables and registrations of members
+        are replaced, never changed."""
         controller, members = self.controller, self.controller.members
         repairs, moving, departures = controller.repairs, controller.moving, controller.departures
         return (
@@ -167,7 +170,7 @@ class Server:
         )
 
     def _is_spoilt(self, effect: Tell) -> bool:
-        """Whether a change of the table does not go out like others: it is lost, comes twice, or behind those that follow."""
+        """Tell whether a change of the table does not go out like others: it is lost, comes twice, or behind later ones."""
         probability = self.faults.spoilt_table_probability
         if not probability or self.network.calm or self._spoils.random() >= probability:
             return False

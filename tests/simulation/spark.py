@@ -1,4 +1,4 @@
-"""What Spark does for a query: jobs that read its DataFrames, with tasks that are tried again."""
+"""The part of Spark in a query: jobs that read its DataFrames, with tasks that are tried again."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TASKS_MAX = 3
 
 @dataclass
 class SparkJob:
-    """The job that reads one Spark source: its tasks, their attempts, and when it is over."""
+    """The job that reads one Spark source: its tasks, their attempts, and its end."""
 
     source: int
     waiting: list[int]
     partitions: int
-    #: The plan that travels with its tasks.
+    #: The plan that travels with the tasks of the job.
     plan: Plan
     running: dict[int, list[IngressProcess]] = field(default_factory=dict)
     attempts: Counter[int] = field(default_factory=Counter)
@@ -38,20 +38,21 @@ class SparkJob:
         return IngressProcess(sim, self.source, partition, attempt, batches, self.plan)
 
     def ends(self, sim: Simulation) -> None:
-        """Tell the controller that all its tasks have ended well."""
+        """Tell the controller that all tasks of the job have ended well."""
         for edge in self.plan.edges_of_source(self.source):
             if edge.id in sim.plan.edges:
                 sim.server.perform(sim.controller.driver.on_edge_complete(edge.id, list(range(self.partitions))))
 
 
 class Spark:
-    """``versions``: of each partition of a source, those that attempts have read."""
+    """The jobs of a query that read its DataFrames."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.world, self.controller = sim.world, sim.controller
         self.jobs: list[SparkJob] = []
         self.attempts: list[IngressProcess] = []
+        #: By name and partition of a source: the versions that attempts have read.
         self.versions: dict[tuple[str, int], set[int]] = {}
         self._attempt_ids = itertools.count()
 
@@ -66,7 +67,7 @@ class Spark:
         for partition in data.other:
             for edge in plan.edges_of_source(source):
                 self.sim.ledger.unsteady.add(StreamId(edge.id, partition))
-        # The plan with which the simulation began is the one that its first tasks have.
+        # The first tasks have the plan with which the simulation began.
         carried = self.sim.first_plan if source in self.sim.first_plan.sources else plan
         self.begin(SparkJob(source, list(range(len(data.batches))), len(data.batches), carried))
 
@@ -75,7 +76,7 @@ class Spark:
         self._fill(job)
 
     def cancel(self, source: int) -> None:
-        """End the jobs of a source that nothing reads any more."""
+        """End the jobs of a source that no stage reads any more."""
         for job in self.jobs:
             if job.source == source and not job.over:
                 job.over = True

@@ -1,8 +1,7 @@
-"""What the stages of the simulation do: operators that can tell whether rows come in order, and what must come out of each.
+"""Operators of the simulation that can tell whether rows come in order, with models of their output.
 
-Every row carries where it was last (``hop``: the producer's partition) and its number there (``tick``), both
-stamped by these operators, so that order can be checked at each consumer without believing the
-exchange's sequence numbers.
+Every row carries the partition of its last producer (``hop``) and its number there (``tick``), both stamped by these
+operators, so that order can be checked at each consumer without believing the exchange's sequence numbers.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from tests.simulation.violation import Violation
 ROW = pa.schema(
     [("id", pa.int64()), ("key", pa.int64()), ("word", pa.string()), ("hop", pa.int32()), ("tick", pa.int64())]
 )
-#: How long rows are held back by ``Delay``, by their id, and how often it beats.
+#: Seconds for which ``Delay`` holds rows back, by their id, and between its beats.
 PAUSES_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.4)
 BEAT_S = 0.04
-#: Added to the producer's partition in rows that a replica has given otherwise (``divergence``); readers take it off again.
+#: Number added to the producer's partition in rows that a replica has given otherwise (``divergence``); readers subtract it.
 ELSEWHERE = 1000
 #: A row as the model knows it: id, key, word.
 Row = tuple[int, int, str]
@@ -34,7 +33,7 @@ def make_batch(rows: list[Row], hop: int, tick: int) -> pa.RecordBatch:
 
 
 class Watched(flux.Operator):
-    """An operator of the simulation: sees to it that rows come in order. ``stage_name``, ``ledger``: set by subclass."""
+    """An operator that checks that rows come in order. A subclass sets ``ledger`` and ``stage_name``."""
 
     ledger: Ledger
     stage_name: str
@@ -68,18 +67,18 @@ class Watched(flux.Operator):
         return [self.stamped(rows)]
 
     def state_bytes(self) -> int:
-        return 1  # known, and not to be relied on
+        return 1  # a known size, but not one to rely on
 
 
 class Filter(Watched):
-    """Lets some rows through, and so sends batches without any row."""
+    """A filter that lets some rows through, and so sends batches without any row."""
 
     def through(self, rows: list[Row]) -> Any:
         return [self.stamped([row for row in rows if row[0] % 3])]
 
 
 class Shatter(Watched):
-    """One batch per row: many small batches of one step."""
+    """An operator that gives one batch per row: many small batches of one step."""
 
     def through(self, rows: list[Row]) -> Any:
         for row in rows:
@@ -87,14 +86,14 @@ class Shatter(Watched):
 
 
 class Double(Watched):
-    """Two rows for one."""
+    """An operator that gives two rows for one."""
 
     def through(self, rows: list[Row]) -> Any:
         return [self.stamped([(2 * i + twin, key, word) for i, key, word in rows for twin in (0, 1)])]
 
 
 class Hold(Watched):
-    """Says nothing until its input has ended, then everything at once."""
+    """An operator that gives no row until its input has ended, then all at once."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -109,12 +108,12 @@ class Hold(Watched):
 
 
 class Delay(Watched):
-    """Passes each row on a while after it came: a deadline for each, and one timer for the earliest. Another beats without
-    end, and one is cancelled as often as it is set."""
+    """An operator that passes each row on a while after it came: a deadline for each, and one timer for the earliest. Another
+    timer beats without end, and one is cancelled as often as it is set."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
-        self.state["held"] = []  # (when to pass it on, row), the earliest first
+        self.state["held"] = []  # (deadline, row), the earliest first
         context.set_timer(context.now, "beat")
 
     def through(self, rows: list[Row]) -> Any:
@@ -147,7 +146,8 @@ class Delay(Watched):
             self.context.set_timer(self.state["held"][0][0], "pass on")
 
     def _none_is_late(self, what: str) -> None:
-        """A time that had passed when the timer was set lets one step go first: that of the very moment."""
+        """Check that no held row is overdue. A deadline that had passed when the timer was set lets one step go first: the
+        step of that very moment."""
         late = [at for at, _ in self.state["held"] if at < self.context.now]
         if late:
             raise Violation(
@@ -156,7 +156,7 @@ class Delay(Watched):
 
 
 class Sink(Watched):
-    """Keeps the rows that arrive."""
+    """A sink that keeps the rows that arrive."""
 
     schema = None
 
@@ -169,7 +169,7 @@ class Sink(Watched):
 
 
 class Giving(Sink):
-    """Keeps the rows that arrive, and gives them as well: to a sink outside."""
+    """A sink that keeps the rows that arrive, and also gives them to a sink outside."""
 
     schema = ROW
 
@@ -185,7 +185,7 @@ class Totals(flux.Aggregate):
 
 
 class TotalsSink(flux.Operator):
-    """Keeps the newest result of each key, and sees to it that counts only grow."""
+    """A sink that keeps the newest result of each key, and checks that counts only grow."""
 
     ledger: Ledger
     stage_name: str
@@ -215,5 +215,5 @@ MODELS = {
     Hold: lambda rows: rows,
     Delay: lambda rows: rows,
 }
-#: What random flows are made of, beside timers.
+#: Kinds of stages of random flows, beside timers.
 KINDS = [Watched, Filter, Shatter, Double, Hold]

@@ -1,4 +1,4 @@
-"""What happens around standbys, counted: that a run has had it is the proof that the laws were at stake."""
+"""Counts of events around standbys: a run in which they happen has put the laws to the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flux.worker.core import WorkerCore
 
 
 def watch_standbys(core: WorkerCore, counts: Counter[str]) -> None:
-    """Of one worker, from its beginning on."""
+    """Count the events around the standbys of one worker, from its beginning on."""
     host = core.lifecycle
     took_over, read_again, press = host.took_over, core._assigned.read_again, core.checkpoints.press
     kept = host.keep_order

@@ -1,12 +1,12 @@
-"""Replicas that stand still though their workers are well: they hear and answer as ever, and take no more steps for a while.
+"""Replicas that stand still though their workers are well: they hear and answer as ever, but take no steps for a while.
 
-The law, as the design has it (design: standing-still), with bookkeeping of its own:
+The law of the design (design: standing-still), with its own bookkeeping:
 
 who stands still is dropped   a live replica that counts, has the whole order, and applies none of its committed steps for
                               spark.flux.step.timeout, though its primary has applied more and has room in its logs, is out of
                               the table when the primary has reported that a few times more
 
-A primary that goes on hides it from everybody else until its order log is full, so no other law sees it in time.
+A primary that goes on hides the still replica from all others until its order log is full, so no other law sees it in time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 #: (stage, partition, worker, incarnation)
 Life = tuple[int, int, int, int]
-#: Heartbeats until its primary knows how far it is: the primary asks after one, and looks for that twice in each.
+#: Heartbeats until the primary knows the progress of a replica: the primary asks after one, and looks twice in each.
 ASKED = 1.5
-#: Reports of its primary: one that it has moved, one from which on the controller counts, one that tells that the time is over.
+#: Reports of the primary: the replica has moved; the controller counts from here; the time is over.
 REPORTS = 3
 #: Messages on their way, one after the other: the question, the answer, the first report and the last. Each may take several
 #: times the mean delay, which is no disturbance.
@@ -38,18 +38,21 @@ DELAYS = 4 * 5
 
 @dataclass
 class Still:
-    """A replica that has applied so many steps ``since`` then, as its primary at ``told_by`` has reported without a break."""
+    """A replica that stands still, as its primary has reported without a break."""
 
+    #: Steps that the replica has applied.
     applied: int
+    #: The worker of the primary.
     told_by: int
     since: float
 
 
 class Standing:
-    """``until``: some replica stands still on purpose."""
+    """The fault of replicas that stand still, and the law about them."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        #: Until this time some replica stands still on purpose.
         self.until = sim.world.now
         self._still: dict[Life, Still] = {}
         self._rng = random.Random(f"standing {sim.seed}")
@@ -62,7 +65,7 @@ class Standing:
     # ---- the fault
 
     def strike(self) -> None:
-        """Some secondary takes no more steps."""
+        """Let some secondary take no more steps for a while."""
         table = self.sim.controller.table
         if table is None or self.sim.controller.phase != "running":
             return
@@ -90,7 +93,7 @@ class Standing:
     # ---- the law
 
     def reports(self, core: WorkerCore) -> None:
-        """A worker reports to the controller: what is true of the secondaries of its primaries by now."""
+        """Look at the secondaries of a worker's primaries when the worker reports to the controller."""
         sim, now = self.sim, self.sim.world.now
         if now < sim.network.disturbed_until or sim.controller.phase != "running":
             self._still.clear()
@@ -98,7 +101,7 @@ class Standing:
         found = dict(self._owing(core))
         for life in [life for life, still in self._still.items() if still.told_by == core.worker and life not in found]:
             del self._still[life]
-        undisturbed = sim.network.disturbed_until  # a message that was lost takes a moment: it is sent again
+        undisturbed = sim.network.disturbed_until  # a lost message is sent again a moment later
         for life, applied in found.items():
             still = self._still.get(life)
             if still is None or (still.applied, still.told_by) != (applied, core.worker):
@@ -111,7 +114,7 @@ class Standing:
                 )
 
     def _owing(self, core: WorkerCore) -> Iterator[tuple[Life, int]]:
-        """Replicas that could apply a step which their primaries here have applied, and how many they have."""
+        """Yield the replicas that lack a committed step which their primaries here have applied, with their own steps."""
         table, repairs = self.sim.controller.table, self.sim.controller.repairs
         assert table is not None
         for key, primary in core.replicas.items():

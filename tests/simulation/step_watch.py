@@ -1,4 +1,4 @@
-"""Who watches the steps of a replica, whether it takes them alone or in one call with others, and what it orders."""
+"""Watches over the steps of a replica, taken alone or in one call with others, and over its orders."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.simulation.violation import Key, Violation
 def watch_steps(
     replica: Replica, begins: Callable[[float], None], ends: Callable[[ReplicaStep, bool | None], None]
 ) -> None:
-    """``begins`` gets the worker's time, before the replica orders or takes anything; ``ends`` the step, and whether it is
-    applied: not yet if it waits for room in the logs, and None if it raised."""
+    """Watch the steps of a replica. ``begins`` gets the worker's time before the replica orders or takes anything. ``ends``
+    gets the step, and whether it is applied: False while it waits for room in the logs, and None if it raised."""
     begin, conclude = replica._begin, replica.conclude
 
     def watched_begin(now: float) -> Any:
@@ -36,8 +36,8 @@ def watch_steps(
 def watch_order(
     replica: Replica, bound: int, alive: Callable[[int], WorkerCore | None], unheard: dict[Key, int]
 ) -> None:
-    """A primary orders nothing that the log of another replica, or its own, has no room for. ``unheard``: how far a partition was
-    ordered while a live replica had not been heard of."""
+    """Check that a primary orders a step only if its own log and those of all other replicas have room for it. ``unheard`` notes
+    the end of the orders of a partition while some live replica had not been heard of."""
     key, order = (replica.stage.id, replica.partition), replica.order
     append = order.append
 
