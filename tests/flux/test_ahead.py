@@ -137,7 +137,7 @@ def test_it_rings_at_its_end_which_comes_behind_all_rows(reading: Reading, end: 
 
 
 def test_a_reader_that_is_at_it_has_not_paused(reading: Reading) -> None:
-    """Count a pause only when it is over: a reader of all rows that there are goes by these pauses."""
+    """Count pauses exactly: a wait for all rows that there are goes by this number."""
     assert next(reading.ahead) is None
     assert reading.ahead.pauses() == 0
     reading.gives(rows(1), 0.0)

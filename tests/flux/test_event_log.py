@@ -104,7 +104,7 @@ def test_rows_are_shown_only_when_they_are_durable_and_owned(place: Opening) -> 
 
 
 def test_rows_of_an_owner_that_does_not_know_its_end_are_not_shown(place: Opening) -> None:
-    """It has flushed them behind the claim of the next owner, who may have read the log already."""
+    """Leave out rows that the former owner has flushed behind the claim of the next one, which may have read the log already."""
     earlier = owner(place(True))
     push(earlier, b"one")
     claimed = place(True)
@@ -209,7 +209,7 @@ def test_a_torn_end_is_cut_off_where_it_was_not_answered(pushes: list[tuple[byte
         start = Directory(folder, False, keeps=True).read((1, 1)).index(b"FlxJ", 4)
         segment.write_bytes(whole[: data.draw(st.integers(start, len(whole) - 1))])
         with pytest.raises(DamagedLog, match=r"segment 00000001-00000001 is damaged at byte [\d,]+ of"):
-            owner(Directory(folder, keeps=True))  # what was published was answered
+            owner(Directory(folder, keeps=True))  # published rows were answered
         next(iter(folder.glob("published-*"))).unlink()
         after = owner(Directory(folder, keeps=True))
         found = content(Directory(folder, False, keeps=True))
@@ -287,7 +287,7 @@ def test_a_key_is_new_after_its_time_though_nothing_has_come_meanwhile(place: Op
 
 @pytest.mark.parametrize("previous", [(1, 2), (1, 3), (2, 1)])
 def test_a_segment_that_names_a_later_one_as_the_one_before_it_is_damage(previous: tuple[int, int]) -> None:
-    """A chain of such segments would be read for ever."""
+    """Refuse such a chain, which would be read for ever."""
 
     class TwoSegments:
         def segments(self) -> list[tuple[int, int]]:

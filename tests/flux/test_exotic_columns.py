@@ -150,7 +150,7 @@ def test_run_ends_are_refused_with_column_and_type_before_anything_runs() -> Non
 
 
 def test_a_batch_that_workers_cannot_decode_ends_the_query_and_is_not_repeated_for_ever(monkeypatch: Any) -> None:
-    """What if a type slipped through? Planning and sources take a dictionary as it is, which travels without its words."""
+    """Let a type slip through: planning and sources take a dictionary as it is, which travels without its words."""
     monkeypatch.setattr("controller.planning.compiler.plain_schema", lambda schema, what: schema)
     monkeypatch.setattr("flux.worker.source_scheduler.plain_batch", lambda batch, schema: batch)
     schema = pa.schema([("k", pa.int64()), ("word", WORDS)])

@@ -24,7 +24,7 @@ START = 'query = flow.start(checkpointLocation=os.path.abspath("checkpoint"))\n'
 
 
 def example(section: str) -> str:
-    """All code of a section."""
+    """Return all code of a section."""
     if section == "A sink":
         return code_of(section).partition("import os\n")[0]
     return code_of(section)

@@ -1,4 +1,4 @@
-"""The user's code fails, or gives what it may not give: the query ends with an error that says where."""
+"""The user's code fails, or gives values that are not allowed: the query ends with an error that names the place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def batch(*values: int) -> pa.RecordBatch:
 
 
 def failure(stage: flux.Stage, *batches: pa.RecordBatch) -> flux.FluxError:
-    """How a query ends that feeds these batches to the stage."""
+    """Feed these batches to the stage, and return the error with which the query ends."""
     with ThreadQuery(stage(dataframe(SCHEMA)), workers=1, step_max_rows=1) as query:
         query.started()
         query.feed([batches])

@@ -235,7 +235,7 @@ def test_a_repetition_over_the_second_feed_decides_nothing() -> None:
 def test_an_idle_stream_opens_no_feed() -> None:
     reader = Reader(HEDGED)
     reader.lively()
-    reader.now += 1.1  # the worker was busy for so long
+    reader.now += 1.1  # the worker was busy all the while
     assert kinds(reader.answers().get(OTHER, [])) == []
     assert reader.feeds.due_at == float("inf")
 

@@ -16,7 +16,7 @@ class Count(flux.Aggregate):
 
 
 def test_the_task_of_a_worker_that_was_given_up_ends_well_and_a_slot_is_open_in_its_place() -> None:
-    """Each used to be a failed task for Spark, which ends the job after a few."""
+    """End the task well: a failed task for each such worker made Spark end the job after a few."""
     with ThreadQuery(Rows().stage(Count(dataframe(SCHEMA))), workers=3, replicas_allow_same_executor=True) as query:
         query.started()
         core = query.server.core
@@ -30,7 +30,7 @@ def test_the_task_of_a_worker_that_was_given_up_ends_well_and_a_slot_is_open_in_
 
 
 def held_alone(query: ThreadQuery, worker: int) -> bool:
-    """Whether the worker has the only copy of a partition, as of the sink's."""
+    """Tell whether the worker has the only copy of a partition, for example of the sink."""
     table = query.server.core.table
     assert table is not None
     return any([r.worker for r in replicas] == [worker] for stage in table.stages for replicas in stage)

@@ -1,4 +1,4 @@
-"""Files that are linked, incomplete, bad or gone: each file once, and what is left out is left out in every life."""
+"""Files that are linked, incomplete, bad or gone: each file once, and rows that are left out are left out in every life."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_only_files_that_stay_incomplete_are_shown() -> None:
 
 
 def damaged(folder: Path, name: str = "bad.parquet") -> Path:
-    """A file that ends like one of parquet, with a footer that is none."""
+    """Write a file that ends like one of parquet, with a damaged footer."""
     path = write(folder, name, 0)
     data = bytearray(path.read_bytes())
     data[-30:-8] = b"\xff" * 22
@@ -201,7 +201,7 @@ def drained_until(rows: Any, over: Any) -> None:
 
 
 def test_the_rest_of_a_bad_file_is_left_out_in_every_life(tmp_path: Path) -> None:
-    """Rows of whole blocks before the bad row are given, as Spark gives what it has read."""
+    """Rows of whole blocks before the bad row are given, as Spark gives rows that it has read."""
     write(tmp_path, "a.parquet", 0, rows=4, group=2)
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     write(tmp_path, "b.parquet", 10)
@@ -218,7 +218,7 @@ def test_the_rest_of_a_bad_file_is_left_out_in_every_life(tmp_path: Path) -> Non
 
 
 def broken(folder: Path, data: bytes, reader: FilesReader) -> FilesReader:
-    """The file is found whole, and then its pages are destroyed; size and time stay."""
+    """Let the reader find the file whole, and then destroy its pages; size and time stay."""
     numbers(reader, 1)
     path = folder / "a.parquet"
     about = path.stat()
@@ -303,7 +303,7 @@ def test_a_file_whose_rows_are_applied_is_not_needed_any_more(tmp_path: Path) ->
 
 
 def test_rows_behind_a_file_that_is_half_gone_are_not_taken_for_its_rows(tmp_path: Path) -> None:
-    """One row of three is applied everywhere, others perhaps somewhere: the next file has other numbers than they."""
+    """Number the next file anew: one row of three is applied everywhere, and the other two perhaps somewhere."""
     gone = write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path, ignoreMissingFiles=True)
     numbers(reader, 3)
@@ -363,7 +363,7 @@ def test_two_lives_that_disagree_are_told(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_was_given_up_ends_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mount has gone while the next reader, in another process, gives all rows."""
+    """Take away the mount of the first reader, while the next one, in another process, gives all rows."""
     from flux.connectors.ledger import LedgerBroken
 
     path = write(tmp_path, "a.parquet", 0, rows=100, group=10)

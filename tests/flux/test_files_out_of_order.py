@@ -29,7 +29,7 @@ Row = tuple[int, int, int | None]
 
 
 def file(number: int) -> list[Row]:
-    """The rows of a file: number of the file, number of the row, microseconds. Some have no time."""
+    """Make the rows of a file: number of the file, number of the row, microseconds. Some have no time."""
     rng = random.Random(number)
     at = (number * ONWARD - rng.randrange(BACK)) * 1_000_000
     found: list[Row] = []
@@ -106,7 +106,7 @@ def test_late_rows_and_windows_of_files_that_come_out_of_order_follow_from_the_o
 ) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
-    # Of files that are found together, the one that was written to first comes first: here the last one.
+    # Files that are found together come in the order of their last writes: here the last one comes first.
     for number in range(FIRST):
         write(folder, number, modified=10**18 - number)
     order = [*reversed(range(FIRST)), *range(FIRST, FIRST + LATER)]

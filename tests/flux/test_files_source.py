@@ -1,4 +1,4 @@
-"""Files that keep coming, without Spark: which are read, in which order, and what a later life reads again."""
+"""Files that keep coming, without Spark: the choice of files, their order, and the rows that a later life reads again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_later_life_goes_on_at_any_position(tmp_path: Path) -> None:
 
 
 def test_behind_a_file_the_next_one_begins(tmp_path: Path) -> None:
-    """So that a file whose rows have left the query may go."""
+    """Begin the next file at once behind the last row, so that a file whose rows have left the query may go."""
     gone = write(tmp_path, "a.parquet", 0)
     reader = started(tmp_path, partitions=2)
     rows = reader.read(0, None)
@@ -441,7 +441,7 @@ def test_a_file_system_without_a_ledger_is_refused() -> None:
 def test_a_folder_that_does_not_answer_makes_its_partitions_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a mount whose server is away: a look at the folder does not come back."""
+    """Hold up a look at the folder, as on a mount whose server is away."""
     monkeypatch.setattr(threaded_reader, "SILENCE_S", 0.1)
     answers = threading.Event()
     answers.set()
@@ -469,7 +469,7 @@ def test_a_folder_that_does_not_answer_makes_its_partitions_silent(
 
 
 def patient(folder: Path, **options: Any) -> FilesReader:
-    """A reader of a folder that results go on without."""
+    """Start a reader of a folder without which results go on."""
     reader = started(folder, **options)
     reader.configure(SourceSettings(may_be_silent=True, ignore_missing_files=True))
     return reader
@@ -478,8 +478,8 @@ def patient(folder: Path, **options: Any) -> FilesReader:
 def test_a_folder_that_cannot_be_read_is_silent_where_results_go_on_without_it_and_no_row_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes in the middle of a file. The rest is not left out for good, as that of a corrupt file, though that was asked
-    for."""
+    """Take the folder away in the middle of a file. The rest of the file is not left out for good, although the rest of a corrupt
+    file would be."""
     folder, away, read = tmp_path / "in", tmp_path / "away", ParquetFormat.read
     folder.mkdir()
 
@@ -525,7 +525,7 @@ def test_a_folder_that_cannot_be_read_is_silent_where_results_go_on_without_it_a
 def test_a_file_that_was_gone_with_its_folder_and_is_there_again_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder is back before it is asked whether the file went with it."""
+    """Bring the folder back before the reader asks whether the file went with the folder."""
     where, fails = Watch.where, iter([True, False, True])
 
     def on_a_mount(watch: Watch, found: FoundFile) -> str:
@@ -547,7 +547,7 @@ def test_a_file_that_was_gone_with_its_folder_and_is_there_again_is_read(
 def test_a_file_that_could_not_be_read_for_a_moment_is_no_bad_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignores: bool
 ) -> None:
-    """The mount is back before the folder is asked."""
+    """Bring the mount back before the reader asks for the folder."""
     read, fails = ParquetFormat.read, iter([True])
 
     def on_a_mount(format: ParquetFormat, *where: Any) -> Any:

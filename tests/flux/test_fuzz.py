@@ -1,4 +1,4 @@
-"""Whatever bytes come, a decoder gives a message or a ProtocolError: nothing that is sent ends who receives it.
+"""A decoder gives a message or a ProtocolError for any bytes: no message ends its receiver.
 
 The inputs are drawn from a fixed seed: true messages with bytes changed, cut, doubled or put together, lengths that lie,
 values nested without end, and noise.
@@ -164,7 +164,7 @@ SECRET, ENDPOINT = b"of this query", "tcp://127.0.0.1:9"
 
 
 def spoilt(rng: random.Random, whole: bytes) -> bytes:
-    """As it is, or with a byte changed, cut, longer, or noise of the same beginning."""
+    """Return the bytes as they are, or with a byte changed, cut, longer, or noise behind the same beginning."""
     at = rng.randrange(len(whole))
     return rng.choice(
         [whole, whole[:at], whole + rng.randbytes(3), whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :],
@@ -173,7 +173,7 @@ def spoilt(rng: random.Random, whole: bytes) -> bytes:
 
 
 def test_at_the_gate_nobody_gets_in_without_the_secret() -> None:
-    """Greetings and proofs of strangers and of those who have seen true ones, in any order on few connections."""
+    """Greetings and proofs of strangers, some of whom have seen true ones, in any order on few connections."""
     rng = random.Random(SEED)
     gate, true = Gate(SECRET, ENDPOINT), Caller(SECRET, ENDPOINT)
     proof = true.hear([gate.hear("true", [true.greeting()])])
@@ -235,7 +235,7 @@ def test_a_ticket_that_is_not_true_is_not_taken() -> None:
 
 
 def conversation(rng: random.Random) -> bytes:
-    """What a ZeroMQ peer without a true ticket says first, spoilt."""
+    """Make the first bytes of a ZeroMQ peer without a true ticket, spoilt."""
     name = rng.choice([b"NULL", b"PLAIN", b"CURVE", b"GSSAPI"])
     greeting = b"\xff" + bytes(8) + b"\x7f" + bytes([rng.choice([0, 1, 2, 3]), 0]) + name.ljust(20, b"\0") + bytes(32)
     ticket = Caller(b"guess", ENDPOINT).ticket.hex().encode()
@@ -251,7 +251,7 @@ def conversation(rng: random.Random) -> bytes:
 
 
 def test_open_ports_of_a_query_outlive_strangers() -> None:
-    """The port of its controller and its workers, and the lifeline, while rows flow."""
+    """Attack the ports of the controller and of the workers, and the lifeline, while rows flow."""
     rng = random.Random(SEED)
     rows = Rows()
     gate = threading.Event()

@@ -130,7 +130,7 @@ def test_a_row_that_does_not_fit_is_named_and_nothing_of_the_request_is_kept(
 
 @pytest.mark.parametrize("type_", ["TIMESTAMP", "TIMESTAMP_NTZ"])
 def test_a_time_far_ahead_of_the_clock_is_refused(client: HeldClient, type_: str) -> None:
-    """It would bring the watermark there, and all other events would be late."""
+    """Refuse such a time: it would bring the watermark there, and all other events would be late."""
     client.register(schema=f"user BIGINT, at {type_}", time="at")
     zone = "Z" if type_ == "TIMESTAMP" else ""
     soon = (datetime.now(UTC) + timedelta(hours=23)).strftime(f"%Y-%m-%dT%H:%M:%S{zone}")

@@ -64,7 +64,7 @@ def test_the_files_of_a_process_leave_room_for_connections() -> None:
 
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[tuple[LiveGateway, str]]:
-    """A gateway with room for a few connections, which waits a short time for a head; and a token."""
+    """Yield a gateway with room for a few connections, which waits a short time for a head; and a token."""
     folder = tmp_path / "location"
     folder.mkdir(mode=0o700)
     token = TokenRegister(Folder(folder)).make(["admin"], ["*"])

@@ -283,7 +283,7 @@ def test_the_service_is_not_forgotten_while_queries_read_the_stream(served: Serv
 
 
 def test_the_reader_of_one_query_is_kept_as_long_as_that_query(served: Served) -> None:
-    """A query with availability reads its streams by itself."""
+    """Keep the position of a query with availability, which reads its streams by itself."""
     client = served.client
     for name in ("home", "soon"):
         assert served.register(name=name, sql="clicks").status_code == 201

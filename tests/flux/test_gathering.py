@@ -1,4 +1,4 @@
-"""How long a worker with small batches leaves lying what comes."""
+"""The time for which a worker leaves small batches lying, to gather more."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class First(flux.Operator):
 
 
 def test_what_a_worker_sends_to_itself_while_it_sends_is_work_that_is_left() -> None:
-    """A commit lets rows go to the next stage on the same worker: it must not rest before it has applied them."""
+    """Let a commit send rows to the next stage on the same worker, which must not rest before it has applied them."""
     plan = planned(flux.stage(partitions=1, replicas=2)(First), flux.stage(partitions=1)(Kept))
     core = WorkerCore(plan, 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0), ReplicaAt(1, 0)),), ((ReplicaAt(0, 0),),)), (), {0: "", 1: ""}), 0.0)
@@ -64,7 +64,7 @@ def test_what_a_worker_sends_to_itself_while_it_sends_is_work_that_is_left() -> 
 
 
 def gathering(operator: type[flux.Operator]) -> tuple[WorkerCore, Feeder]:
-    """A worker on which small slices wait for others."""
+    """Make a worker on which small slices wait for others."""
     core = WorkerCore(planned(flux.stage(partitions=1)(operator)), 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0),),),), (), {0: ""}), 0.0)
     core.turns.gather_s = 0.004
@@ -93,7 +93,7 @@ def test_small_slices_wait_for_others_and_are_applied_in_one_step() -> None:
 
 
 def test_a_slice_that_an_ordered_step_has_waited_for_does_not_wait() -> None:
-    """The order came from a primary that is lost, and this replica leads now."""
+    """Apply the slice at once: its order came from a primary that is lost, and this replica leads now."""
     plan = planned(flux.stage(partitions=1, replicas=2)(First), flux.stage(partitions=1)(Kept))
     core = WorkerCore(plan, 0)
     here, there = ReplicaAt(0, 0), ReplicaAt(1, 0)

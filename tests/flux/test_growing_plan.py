@@ -475,7 +475,7 @@ def test_a_finished_partition_ends_a_new_edge_where_it_begins() -> None:
 
 
 def test_a_finished_partition_that_becomes_a_last_one_is_reported() -> None:
-    """The query would wait for its report for ever."""
+    """Report it once more: the query would wait for this report for ever."""
     from tests.flux.one_worker import Feeder, work
 
     core = worker(planned(flux.stage(partitions=1)(Numbered), flux.stage(partitions=1)(Got)))

@@ -1,4 +1,4 @@
-"""``query.add`` without Spark: what is checked in the program, and what the controller is asked for."""
+"""``query.add`` without Spark: the checks in the program, and its requests to the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the vault gives to a worker that is to lead: all that a standby holds, whole and in parts (design: restore)."""
+"""The copy that the vault gives to a future primary: all that a standby holds, whole and in parts (design: restore)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def through(kept: Standby) -> Standby:
 
 
 def given_of(kept: Standby) -> Any:
-    """What a new primary goes by: term and verified are those of the old one's traffic."""
+    """Return the part that a new primary goes by. ``term`` and ``verified`` belong to the messages of the old one."""
     checkpoint_, _, base, end, _, _, committed, entries, left = held(kept)
     return checkpoint_, base, end, committed, entries, left
 
@@ -169,7 +169,7 @@ def test_when_all_has_come_it_asks_whether_the_replica_lives() -> None:
 
 
 def test_what_the_other_end_has_forgotten_is_sent_again_when_it_says_so_on_being_asked() -> None:
-    """A standby that has no use for an older checkpoint keeps nothing of it, and its answer may be lost."""
+    """Send all parts again: a standby that has no use for an older checkpoint keeps nothing of it, and its answer may be lost."""
     made = parts(50)
     list(made.due(0.0, AGAIN_S, SMALL))
     made.on_received(made.total, 0.1)
@@ -240,7 +240,7 @@ def test_who_asks_again_gets_the_same_once() -> None:
 
 
 def test_who_has_got_it_and_asks_again_gets_another_copy() -> None:
-    """A worker asks until its replica lives, so its answer may have been another life's."""
+    """Send another copy: a worker asks until its replica lives, so its answer may have been another life's."""
     made, kept = handing(), filled()
     made.ask(kept, ASKED, 0.0)
     first = sent(made)[0]
@@ -269,7 +269,7 @@ def led_by(kept: tuple[int, int], other: tuple[int, int]) -> Table:
 
 
 def test_what_is_on_its_way_to_one_that_is_deposed_since_is_given_up() -> None:
-    """The last answer of the first may be lost, and its replica be somewhere else by now."""
+    """Give up the first copy: the last answer of its worker may be lost, and the replica may be somewhere else by now."""
     made, kept = handing(), filled()
     made.ask(kept, ASKED, 0.0)
     assert made.ask(kept, Restore(*KEY, LIFE + 1, WORKER + 1), 0.1)
@@ -360,7 +360,7 @@ class Newcomer:
         self.led.append(kept)
 
     def work(self) -> None:
-        """What is done aside has come to its end."""
+        """Do the jobs that are to be done aside, and hand over their results."""
         jobs, self.aside[:] = list(self.aside), []
         for job, then in jobs:
             then(job(), 0.0)
@@ -419,7 +419,7 @@ def test_what_is_forged_never_leads(secret: bytes) -> None:
 
 
 def test_a_copy_of_another_life_or_number_does_not_fit() -> None:
-    """The signature covers both."""
+    """Refuse both: the signature covers the life and the number."""
     data = image.encode(filled())
     for life, number in ((LIFE, 2), (LIFE + 1, 1)):
         new = Newcomer()

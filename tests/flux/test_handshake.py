@@ -1,4 +1,4 @@
-"""Both ends prove the secret, nothing useful is said before, and what was said cannot be said again."""
+"""Both ends prove the secret, nothing useful is said before, and no message is good a second time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_whoever_listens_in_place_of_a_dead_process_gets_no_proof() -> None:
 
 
 def test_a_handshake_cannot_be_passed_on_to_another_port() -> None:
-    """Somebody who listens at one address asks the process at another for the answer."""
+    """Let a stranger who listens at one address ask the process at another for the answer."""
     one = caller(endpoint="tcp://10.0.0.1:1")
     challenge = gate(endpoint="tcp://10.0.0.2:2").hear("c", [one.greeting()])
     with pytest.raises(ProtocolError, match="does not know the secret"):
@@ -99,14 +99,14 @@ def test_a_handshake_cannot_be_passed_on_to_another_port() -> None:
 
 
 def test_what_one_end_has_said_is_no_answer_of_the_other() -> None:
-    """A challenge sent back as a proof, with the nonces the other way round."""
+    """Send a challenge back as a proof, with the nonces the other way round."""
     other = gate()
     challenge = other.hear("c", [GREETING + bytes(NONCE_BYTES)])
     with pytest.raises(ProtocolError):
         other.hear("c", [PROOF + challenge[len(CHALLENGE) + NONCE_BYTES :]])
 
 
-# ---- what was said before
+# ---- messages that were said before
 
 
 def test_nothing_that_was_heard_is_good_on_another_connection() -> None:

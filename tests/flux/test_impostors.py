@@ -1,4 +1,4 @@
-"""Somebody listens where a process of the query has listened: nothing of use is said to it."""
+"""A stranger listens where a process of the query has listened: the stranger hears nothing of use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flux.wire.messages import Install
 
 
 class Impostor:
-    """Has bound a port; takes part in ZeroMQ's handshake as far as it can and remembers what it hears."""
+    """A stranger that has bound a port, takes part in ZeroMQ's handshake as far as possible, and notes all frames that come."""
 
     def __init__(self) -> None:
         self.context = zmq.Context()
@@ -73,7 +73,7 @@ def test_whoever_binds_the_port_of_a_dead_process_hears_nothing_of_use() -> None
 
 
 def test_what_was_under_way_does_not_go_to_who_listens_next() -> None:
-    """ZeroMQ by itself connects again, and sends what is left to whoever is there."""
+    """ZeroMQ by itself connects again, and sends waiting messages to any process that listens there."""
     first = Sockets(None, SECRET)
     port = first.port("127.0.0.1")
     sockets = Sockets(None, SECRET)

@@ -42,7 +42,7 @@ OTHER = 11
 
 
 def order() -> OrderLog:
-    """Of a primary, with three steps, two of which the other replica has."""
+    """Make the order log of a primary, with three steps, two of which the other replica has."""
     log = OrderLog()
     log.lead([ReplicaAt(OTHER, 0)], 0)
     for now in (1.0, 2.0, 3.0):
@@ -52,7 +52,7 @@ def order() -> OrderLog:
 
 
 def producer() -> Producer:
-    """Of a stream that has ended, with one consumer on each of two workers."""
+    """Make the producer of a stream that has ended, with one consumer on each of two workers."""
     made = Producer(StreamId(0, 0), 0, 2, 1000, 1.0)
     replicas = (ReplicaAt(OTHER, 0),), (ReplicaAt(OTHER + 1, 0),)
     made.on_table(Table(0, (replicas,), (), {}), 0, 0.0)
@@ -63,7 +63,7 @@ def producer() -> Producer:
 
 
 def inbound() -> Inbound:
-    """Two batches wait in partition 0."""
+    """Make the receiving end of a stream, with two batches that wait in partition 0."""
     made = Inbound(StreamId(0, 0), 0, 1000)
     made.greet(0, "connection", 1)
     made.received.reach(5)
@@ -84,7 +84,7 @@ def without_its_end(made: Producer) -> None:
 
 
 def primary() -> Replica:
-    """It has applied a step that is not committed; another slice is ordered and a third waits for its turn."""
+    """Make a primary that has applied a step that is not committed. Another slice is ordered, and a third waits for its turn."""
     replica = made(Plain, 2)
     replica.lead(0, [ReplicaAt(OTHER, 0)])
     feed(replica, 0, 7)
@@ -96,7 +96,7 @@ def primary() -> Replica:
 
 
 def secondary() -> Replica:
-    """It has applied the only step."""
+    """Make a secondary that has applied the only step."""
     replica = made(Plain, 2)
     replica.follow()
     replica.order.on_orders(0, 0, [OrderEntry(1.0, 1.0, [(*STREAM, 0)])], 1, 0)
@@ -106,7 +106,7 @@ def secondary() -> Replica:
 
 
 def with_an_exit() -> Replica:
-    """It has given a batch that has not left yet."""
+    """Make a primary with an exit, and a batch that has not left yet."""
     replica = made(Plain)
     replica.output.keep_in(SinkBuffer(1 << 20))
     replica.lead(0, [])
@@ -121,7 +121,7 @@ def ended(replica: Replica) -> None:
 
 
 def worker() -> WorkerCore:
-    """It leads the first of two stages, whose rows wait, and follows in the second."""
+    """Make a worker that leads the first of two stages, whose rows wait, and follows in the second."""
     both = [flux.stage(partitions=1, replicas=2, name=name)(Plain) for name in ("First", "Second")]
     core = WorkerCore(planned(*both), 0)
     rows = ((ReplicaAt(0, 0), ReplicaAt(OTHER, 0)),), ((ReplicaAt(OTHER, 0), ReplicaAt(0, 0)),)
@@ -152,7 +152,7 @@ def receives() -> StateReceiver:
 
 
 def standby() -> Standby:
-    """It has a checkpoint of two steps, and beside it one of four, of which one is not committed."""
+    """Make a standby with a checkpoint of two steps, and beside it one of four steps, the last of which is not committed."""
     made = Standby(PartitionKey(0, 0), 0)
     made.on_orders(PartitionOrder(0, 0, 0, 1, 0, [OrderEntry(float(n), float(n), []) for n in range(4)], 3))
     made.take(Checkpoint(step=2, term=1, number=0))

@@ -1,4 +1,4 @@
-"""Joins against a model in plain Python: nested loops, row by row, whatever the cuts, copies and changes."""
+"""Joins against a model in plain Python: nested loops, row by row, with any cuts, copies and changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flux.windows.window import END_OF_TIME, NEVER
 from partitioning.errors import KeyTypeError
 
 TIME = pa.timestamp("us", tz="UTC")
-#: Keys of one row: what a side of a join may have in a key column.
+#: Keys of one row: possible values of a key column, by kind.
 KEY_TYPES: dict[str, tuple[list[pa.DataType], list[tuple]]] = {
     "number": ([pa.int64()], [(1,), (2,), (3,), (None,)]),
     "double": ([pa.float64()], [(0.0,), (-0.0,), (math.nan,), (1.5,), (None,)]),
@@ -116,7 +116,7 @@ class Model:
         return one is not None and other is not None and one <= other
 
     def hopeless(self, side: int, row: tuple) -> bool:
-        """Return whether no row of the other side can match this one, whatever comes before its watermark."""
+        """Return whether no row of the other side can match this one any more, given the watermark of that side."""
         other, mark = 1 - side, self.marks[1 - side]
         if self.key(row) is None:
             return True
@@ -516,7 +516,7 @@ def test_rows_wait_for_the_watermark_of_the_other_input_and_not_for_their_own() 
 
 
 def test_an_input_without_event_time_has_not_ended() -> None:
-    """Its watermark is at the end of time from the start."""
+    """Wait for its rows, although its watermark is at the end of time from the start."""
     spec = spec_of("left_outer", "number", times=(1, None), ttl=None)
     applied = Applied(spec, schema_of("number"), Random(0))
     assert not applied.apply(("rows", LEFT, [(1, 20, None, 1, *payload(1))]))
@@ -553,7 +553,7 @@ def test_state_is_empty_when_all_has_expired_and_bounded_before() -> None:
 
 @pytest.mark.parametrize("how", ["left_semi", "left_anti"])
 def test_a_row_that_is_given_once_looks_for_one_partner(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key with many rows on both sides has too many pairs to look at all of them."""
+    """Stop at the first partner: a key with many rows on both sides has too many pairs to look at all of them."""
     monkeypatch.setattr(join, "PAIRS_MAX", 65_536)
     monkeypatch.setattr(waiting_rows, "ROWS_MIN", 1 << 20)  # rows that are gone stay
     schema = pa.schema([("key", pa.int64())])
@@ -587,7 +587,7 @@ def test_a_row_that_is_given_once_looks_for_one_partner(how: str, monkeypatch: p
 def test_long_text_that_many_pairs_repeat_comes_in_parts_which_are_those_of_a_copy(
     side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text of a megabyte with a thousand partners is a gigabyte of output, and 2 GiB do not fit into a column."""
+    """Split long output: a text of a megabyte with a thousand partners is a gigabyte, and 2 GiB do not fit into a column."""
     monkeypatch.setattr(join, "PAIRS_MAX", 65_536)
     monkeypatch.setattr(batches, "TAKEN_BYTES_MAX", 1 << 16)
     schema = pa.schema([("key", pa.int64()), ("text", pa.string()), ("within", pa.struct([("text", pa.binary())]))])

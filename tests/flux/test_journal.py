@@ -1,4 +1,4 @@
-"""The journal of the vault: whoever reads it gets the same standbys (design: journal)."""
+"""The journal of the vault: its reader gets the same standbys (design: journal)."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Told:
 
 
 class Lives:
-    """Random inputs for a journal, in the order that the protocol allows, and its crashes. ``points``: what would be found
-    after a crash anywhere, and what may be held then."""
+    """Random inputs for a journal, in the order that the protocol allows, and its crashes."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.told = [Told(KEY), Told(OTHER)]
         self.epoch = 0
+        #: For each place of a crash: the store that it leaves, the possible contents of its standbys, and the least ``highest``.
         self.points: list[tuple[Memory, list[Any], int]] = []
         self.flushed: Any = {}
         self.flushing: Any = None
@@ -115,7 +115,7 @@ class Lives:
         step, told.number = self.rng.randint(0, len(told.log)), told.number + 1
         size = self.rng.choice([0, 0, LARGE])
         base = -1
-        if self.rng.random() < 0.7:  # what has changed, perhaps since one that is not there
+        if self.rng.random() < 0.7:  # changes, perhaps since a checkpoint that is not there
             held_now = standby(self.journal, told.key)
             base = self.rng.choice([(held_now.beside or held_now.checkpoint).number, held_now.checkpoint.number, 1])
         made = checkpoint(step, told.term, told.number, self.rng.randint(0, 9), size, base=base)
@@ -129,14 +129,14 @@ class Lives:
             self.journal.landed(told.key, kept)
 
     def refused(self, told: Told) -> None:
-        """A checkpoint that is of no use any more when it has been put."""
+        """Put a checkpoint that is of no use any more by then."""
         take(self.journal, checkpoint(0, 0, 0, size=LARGE), told.key)
 
     def take_over(self, told: Told) -> None:
         told.becomes_primary(told.term + 1, told.log[: self.rng.randint(told.claimed, len(told.log))])
 
     def fence(self, told: Told) -> None:
-        """Its worker begins with what the vault has."""
+        """Let the next primary begin with the content of the vault."""
         kept = standby(self.journal, told.key)
         kept.fence(told.term + 1)
         told.becomes_primary(told.term + 1, told.log[: kept.order.base] + kept.order.since(kept.order.base))
@@ -205,7 +205,7 @@ def test_a_frame_that_is_cut_off_anywhere_is_left_out_silently() -> None:
 
 @pytest.mark.parametrize("fill", [b"\0" * 1, b"\0" * 15, b"\0" * 16, b"\0" * 17, b"\0" * 4096])
 def test_zeros_at_the_end_are_a_torn_frame(fill: bytes) -> None:
-    """A file system may make a file longer before it writes to it."""
+    """Read past such zeros: a file system may make a file longer before it writes to it."""
     store, first, second, start = two_flushes()
     assert all_held(Journal(Memory(store.segment + fill))) == second
     for end in range(start, len(store.segment)):
@@ -440,7 +440,7 @@ def test_what_is_large_when_a_segment_begins_does_not_make_the_next_one_begin_at
     assert store.begun == begun
 
 
-# ---- what is written
+# ---- records that are written
 
 
 def test_nothing_is_written_of_what_is_no_news() -> None:

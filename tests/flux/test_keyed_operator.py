@@ -170,14 +170,14 @@ def test_a_mistake_is_told_in_a_sentence(attributes: dict, key: str | None, erro
 
 
 def trial(operator: type[flux.KeyedOperator], **given: Any) -> Any:
-    """An open operator that has seen no row."""
+    """Make an open operator that has seen no row."""
     made = flux.stage(key="user", **given)(operator).make()
     open_operator(made, flux.Context("trial", key=("user",), schemas=(SCHEMA,)))
     return made
 
 
 def copy_of(operator: Any, operator_class: type[flux.KeyedOperator], **given: Any) -> Any:
-    """A replica of an operator, from its snapshot, with the same timers."""
+    """Make a replica of an operator, from its snapshot, with the same timers."""
     made = trial(operator_class, **given)
     made.restore(decode_snapshot(encode_snapshot(operator.snapshot(), "here", classes=()), classes=()))
     made.context.now, made.context.watermarks = operator.context.now, list(operator.context.watermarks)
@@ -187,7 +187,7 @@ def copy_of(operator: Any, operator_class: type[flux.KeyedOperator], **given: An
 
 
 def test_attributes_of_a_subclass_travel_with_its_state() -> None:
-    """They were lost without a word with each move, because the operator has a snapshot of its own."""
+    """Keep attributes that were lost without a word with each move, because the operator has a snapshot of its own."""
 
     @flux.stage(key="user", schema="user STRING, seen BIGINT")
     class Seen(flux.KeyedOperator):
@@ -216,7 +216,7 @@ class WithTimers(flux.KeyedOperator):
 
 
 def test_timers_are_the_same_on_a_copy_whose_outdated_ones_are_gone() -> None:
-    """The heap of the first replica still had the earlier time of a timer that was put off, and set that."""
+    """Put a timer off: the heap of the first replica still had the earlier time, and set that."""
 
     class PutOff(WithTimers):
         def on_row(self, key: tuple, row: Any, state: Any) -> None:
@@ -246,7 +246,7 @@ def test_a_timer_that_is_taken_back_calls_nobody() -> None:
 
 
 def test_values_are_those_of_a_copy_after_each_step() -> None:
-    """A replica that was copied saw 1.0 where the first one saw 1, and gave other output."""
+    """Convert values at once: a replica that was copied saw 1.0 where the first one saw 1, and gave other output."""
 
     @flux.stage(key="user", schema="user STRING, what STRING")
     class Said(flux.KeyedOperator):
@@ -279,7 +279,7 @@ def test_a_value_that_does_not_fit_is_refused_in_its_step_and_not_when_a_replica
 
 
 def test_event_timers_that_keys_set_in_their_timers_fire_in_the_order_of_time() -> None:
-    """A key that sets a time that has passed holds up no other key, and waits for the next watermark itself."""
+    """Let a key set a time that has passed: it holds up no other key, and waits for the next watermark itself."""
 
     @flux.stage(key="user", schema="user STRING, at BIGINT")
     class Again(flux.KeyedOperator):
@@ -306,7 +306,7 @@ def test_event_timers_that_keys_set_in_their_timers_fire_in_the_order_of_time() 
 
 @pytest.mark.parametrize("name", ["timer", "event_timer"])
 def test_a_timer_without_its_method_is_refused_when_it_is_set(name: str) -> None:
-    """It was refused when it fired, perhaps hours later."""
+    """Refuse it at once: it was refused when it fired, perhaps hours later."""
 
     class Timed(flux.KeyedOperator):
         def on_row(self, key: tuple, row: Any, state: Any) -> None:
@@ -356,7 +356,7 @@ def test_the_time_of_an_event_timer_of_a_key_is_a_whole_number(at: Any) -> None:
 
 
 def test_names_that_the_operator_uses_itself_are_refused() -> None:
-    """An attribute of such a name was replaced by that of the operator."""
+    """Refuse such names: an attribute with one of them was replaced by that of the operator."""
     with pytest.raises(UsageError, match="Clash: _load cannot be a name of its own"):
 
         class Clash(flux.KeyedOperator):

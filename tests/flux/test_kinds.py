@@ -1,4 +1,4 @@
-"""What differs between kinds of replicas is asked where it matters at a worker (design: kinds)."""
+"""Differences between kinds of replicas are asked where they matter at a worker (design: kinds)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_one_that_needs_no_copy_of_the_state_gets_the_order_from_what_is_committ
 
 
 def secondary(kind: kinds.ReplicaKind) -> Replica:
-    """It has a committed step, and the rows of it."""
+    """Make a secondary with a committed step, and the rows of this step."""
     like = made(Plain, 2)
     replica = Replica(like.stage, 0, 0, like.outlets, like.limits, kind)
     replica.follow()
@@ -150,7 +150,7 @@ class Passing(flux.Operator):
 
 
 def test_output_is_compared_from_the_copy_on_whatever_the_plan_says() -> None:
-    """The stage had one replica at the start, and gets another."""
+    """Give the stage, which had one replica at the start, another one."""
     primary, other = made(Passing, 1), made(Passing, 1)
     primary.lead(0, [])
     feed(primary, 0, 7)
@@ -183,7 +183,8 @@ def test_a_primary_without_others_does_not_keep_checksums() -> None:
 
 
 def test_what_is_repeated_is_compared_to_its_end_though_nobody_else_is_left() -> None:
-    """A primary alone stops; with another one after it, it would begin anew in the middle, and claim to differ."""
+    """Go on to the end: a primary alone stops to compare, and would begin anew in the middle when another replica comes, and
+    claim to differ."""
     lost, heir = made(Passing, 2), made(Passing, 2)
     lost.lead(0, [ReplicaAt(OTHER, 0)])
     for sequence in range(3):

@@ -105,7 +105,7 @@ def paced(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
 
 
 def test_rows_are_counted_to_the_last_after_another_worker_has_gone_on_reading() -> None:
-    """The new reader counts on from the last report of the one before it, which may have read further since."""
+    """Count on from the last report of the former reader, which may have read further since."""
     flow = Rows().stage(passed(flux.source(paced, SCHEMA, partitions=2)))
     with ThreadQuery(flow, workers=3, heartbeat_interval="250ms") as query:
         core = query.started().server.core

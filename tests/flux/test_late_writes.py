@@ -1,4 +1,4 @@
-"""A primary that was given up may still write when its successor has asked what the outside has."""
+"""A primary that was given up may still write when its successor has asked for the position of the outside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import flux
 
 
 def test_a_late_write_that_lands_after_the_successor_has_asked_ends_nothing() -> None:
-    """The successor writes at a position that the outside has got meanwhile, and is refused."""
+    """Let the successor write at a position that the outside has got meanwhile: its write is refused, and nothing ends."""
     store, entered, both = Table.stores["landed late"], [], threading.Event()
 
     def before(position: flux.Position) -> None:
@@ -38,7 +38,7 @@ def test_a_late_write_that_lands_after_the_successor_has_asked_ends_nothing() ->
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_who_changes_the_outside_when_it_is_asked_is_asked_once_by_each_primary(changes: bool) -> None:
-    """It may be one that was given up and does not know: it would remove what its successor is at."""
+    """Ask such a sink once only: its primary may be given up and not know, and would remove output that its successor writes."""
     asked: list[int] = []
 
     class Broken(Table):

@@ -1,4 +1,4 @@
-"""What readers have decided is decided once, whoever writes, and is found again."""
+"""A decision of readers is made once, with any number of writers, and is found again."""
 
 from __future__ import annotations
 

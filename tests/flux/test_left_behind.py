@@ -1,4 +1,4 @@
-"""The look of ``tests/conftest.py`` at what a query leaves in Python workers."""
+"""The look of ``tests/conftest.py`` at objects that a query leaves in Python workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The lifeline: whose end is told at once, who cannot pretend to be a worker, and what is no use to who has heard it."""
+"""The lifeline: the end of a worker is told at once, a stranger cannot pretend to be one, and messages that a stranger has
+heard are of no use to it."""
 
 from __future__ import annotations
 
@@ -45,18 +46,18 @@ def looked(lifelines: Lifelines, *ends: Lifeline, until: Callable[[], object] | 
 
 
 def named(lifelines: Lifelines, worker: int, end: Lifeline) -> bool:
-    """Whether this connection, and no older one, has the name."""
+    """Tell whether this connection, and no older one, has the name of the worker."""
     ours = end._connection.getsockname()
     return any(c.getpeername() == ours for c, name in lifelines._named.items() if name == worker)
 
 
 def met(lifelines: Lifelines, ends: dict[int, Lifeline]) -> None:
-    """All have named themselves, and nobody has gone."""
+    """Wait until all ends have named themselves; none has gone."""
     assert looked(lifelines, *ends.values(), until=lambda: all(named(lifelines, *each) for each in ends.items())) == []
 
 
 def gone(lifelines: Lifelines, *ends: Lifeline) -> list[int]:
-    """Who goes next."""
+    """Wait for the next ends that go, and return their workers."""
     before = len(lifelines._named)
     return looked(lifelines, *ends, until=lambda: len(lifelines._named) < before)
 
@@ -102,7 +103,7 @@ def readable(connection: socket.socket, seconds: float = 0) -> bool:
 
 
 class Between:
-    """Passes on what a worker and its controller say, and remembers it."""
+    """A relay between a worker and its controller that passes on their bytes, and remembers them."""
 
     def __init__(self, lifelines: Lifelines) -> None:
         self.lifelines = lifelines
@@ -110,7 +111,7 @@ class Between:
         self.heard = b""
 
     def pass_on(self) -> None:
-        """The endpoint is that of the controller, as for somebody on the way."""
+        """Connect a worker through the relay. The endpoint is that of the controller, as if the relay were on the way to it."""
         plain = socket.create_connection
         try:
             socket.create_connection = lambda *_, **__: plain(self.listener.getsockname())  # type: ignore[assignment]
@@ -231,5 +232,5 @@ def test_a_host_that_cannot_be_bound_leaves_no_socket_open(monkeypatch: pytest.M
 
     monkeypatch.setattr("flux.shell.lifeline.socket.socket", Noted)
     with pytest.raises(OSError, match="assign requested address"):
-        Lifelines("203.0.113.1", SECRET)  # of nobody: kept for documentation
+        Lifelines("203.0.113.1", SECRET)  # an address that no machine has: kept for documentation
     assert [each.fileno() for each in made] == [-1]

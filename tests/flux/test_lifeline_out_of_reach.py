@@ -1,4 +1,4 @@
-"""A lifeline that swallows what is sent to it, as behind a firewall that drops: the worker does not stand still for it."""
+"""A lifeline that swallows all packets, as behind a firewall that drops: the worker does not stand still for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.controller.cluster import SCHEMA
 
 @pytest.fixture
 def swallows() -> Iterator[str]:
-    """Whose queue of connections is full."""
+    """Yield an endpoint whose queue of connections is full."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(0)
@@ -45,7 +45,8 @@ def test_who_cannot_connect_knows_it_after_the_time_it_gave(swallows: str) -> No
 def test_a_worker_stands_still_for_less_than_it_may_be_silent_and_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It stood still for two seconds of every three, and was given up although all else was well."""
+    """Wait less and less often: a worker stood still for two seconds of every three, and was given up although all else was
+    well."""
     waited: list[float] = []
     reached = False
 

@@ -1,4 +1,5 @@
-"""The phases of a connection: every way through them comes back to dialling, and what is not in the table cannot happen."""
+"""The phases of a connection: every way through them comes back to dialling, and a step that is not in the table cannot
+happen."""
 
 from __future__ import annotations
 

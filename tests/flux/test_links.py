@@ -23,9 +23,10 @@ LIMIT_S = 60.0
 
 
 class CountedSockets:
-    """As ``WorkerLinks`` uses them; ``open`` has the endpoints that are linked."""
+    """Sockets as ``WorkerLinks`` uses them, which count their links."""
 
     def __init__(self) -> None:
+        #: Endpoints that are linked.
         self.open: list[str] = []
         self.opened = 0
 
@@ -97,7 +98,7 @@ class Cluster:
 
 
 def test_a_worker_of_a_hundred_has_one_link_to_each_other_at_most() -> None:
-    """Where every worker has partitions of both stages, everybody greets everybody: that is the most there can be."""
+    """Give every worker partitions of both stages: each greets all the others, and more links than that cannot be."""
     cluster = Cluster(100, 200)
     counts = [cluster.sockets(worker) for worker in range(100)]
     assert max(counts) <= 200, "99 each way; data port, controller and lifeline are three more"
@@ -128,7 +129,7 @@ def test_workers_that_have_nothing_to_say_to_each_other_have_no_link() -> None:
 
 
 def test_replicas_that_come_and_go_leave_no_links_behind() -> None:
-    """One worker after the other is to get a replica and loses it: who sends to the partition had a link to all of them."""
+    """Let one worker after the other get a replica and lose it: the sender to this partition kept a link to all of them."""
     cluster = Cluster(40, 4)
     sender = cluster.hosts[cluster.table.stages[0][0][0].worker]
     before = sender.linked
@@ -183,7 +184,7 @@ class Ends:
         self.links.follow(Table(0, (), (), endpoints))
 
     def heard(self) -> list[int]:
-        """How many messages have come to each port."""
+        """Return the number of messages that have come to each port."""
         counts = [0, 0]
         end = time.monotonic() + LIMIT_S
         while not all(counts) and time.monotonic() < end:

@@ -43,7 +43,7 @@ def missing() -> flux.Operator:
 
 
 class Loading(WorkerLoop):
-    """As much of a loop as changes of the plan need."""
+    """A worker's loop with no more parts than changes of the plan need."""
 
     def __init__(self) -> None:
         self.sockets = Sockets(None, SECRET)
@@ -114,7 +114,7 @@ def test_an_error_of_an_import_is_the_answer(loop: Loading) -> None:
 
 
 def test_code_that_never_ends_loading_does_not_keep_a_worker() -> None:
-    """The thread is a daemon, so it does not keep the process either."""
+    """Close without it. The thread is a daemon, so it does not keep the process either."""
     bell, begun, goes_on = Sockets(None, SECRET).bell(), threading.Event(), threading.Event()
     jobs = BackgroundJobs(bell)
     jobs.give(1, lambda: begun.set() or goes_on.wait(LIMIT_S))

@@ -1,4 +1,4 @@
-"""A checkpoint location on the driver's side: what is written about a query, and which plans go on from it (design: vault)."""
+"""A checkpoint location on the driver's side: its notes about a query, and the plans that go on from it (design: vault)."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ class Totals(flux.Aggregate):
 
 
 def totals(**measures: Any) -> Any:
-    """The same class with other measures, in this order."""
+    """Make the class ``Totals`` anew with other measures, in this order."""
     made = {"low": flux.min("a"), "one": flux.sum("a"), "other": flux.sum("b"), **measures}
     kept = {name: each for name, each in made.items() if each is not None}
     return type("Totals", (flux.Aggregate,), {**kept, "__module__": Totals.__module__, "__qualname__": "Totals"})
@@ -405,7 +405,7 @@ def test_a_version_is_a_number_or_a_text() -> None:
         type("Odd", (flux.Operator,), {"state_version": [1]})
 
 
-# ---- what may change
+# ---- changes that are allowed
 
 
 def other(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -461,12 +461,12 @@ def test_rows_that_a_sink_may_still_get_stay_as_they_are(place: Path) -> None:
 
 
 def into(folder: Path, name: str = "last") -> Any:
-    """A flow of one stage whose output goes into files, which a stage of their own ends."""
+    """Make a flow of one stage whose output goes into files, which a stage of their own ends."""
     return flux.stage(partitions=2, name=name, schema=SCHEMA)(same)(words(name=f"of {name}")).to_parquet(str(folder))
 
 
 def prepared_on(place: Path, made: Plan) -> Any:
-    """As a start does it: the location, and what it says of forgotten output."""
+    """Open the location as a start does, and return the output that it has forgotten."""
     location = vault.CheckpointLocation.open(place).for_sinks_of(made)
     location.check(made)
     location.take(made, {"sources": {}, "sinks": {stage.name: {"new": True} for stage in made.stages}})

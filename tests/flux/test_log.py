@@ -1,4 +1,4 @@
-"""The log keeps what somebody may still ask for, and nothing else."""
+"""The log keeps elements that a consumer may still ask for, and no others."""
 
 from __future__ import annotations
 

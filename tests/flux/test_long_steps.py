@@ -28,12 +28,12 @@ from flux.shell.worker_loop import WorkerLoop
 from flux.wire.pulse import LoopActivity
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-#: Where workers are forked from, with everything loaded: to begin anew would take each of them seconds.
+#: A server from which workers are forked with everything loaded: to begin anew would take each of them seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["controller.server", "flux.shell.worker_loop"])
 #: Silence for which a worker is given up. Shorter ones are common where many processes share a core.
 SILENCE = {"heartbeat_timeout": "1500ms", "heartbeat_last_replica_timeout": "5s"}
-#: Of a step, and of them: longer than that.
+#: Time of a step, longer than ``SILENCE``, and the number of steps.
 STEP_S, STEPS = 2.0, 2
 
 
@@ -106,7 +106,7 @@ def slow_stage(how: Any, seconds: float, **options: Any) -> Any:
 
 @pytest.mark.parametrize("how", [pytest.param(sleep, marks=pytest.mark.long), keep_the_interpreter])
 def test_a_step_that_takes_longer_than_silence_may_costs_no_worker(how: Any) -> None:
-    """Each lost the worker, as long as another had a safe copy, and after a few the query."""
+    """Keep the worker: each such step lost one, as long as another had a safe copy, and after a few steps the query."""
     flow = slow_stage(how, STEP_S)(flux.source(few, schema=SCHEMA, partitions=1))
     with Processes(flow, workers=3, **SILENCE) as query:
         assert query.server.ended.wait(LIMIT_S)

@@ -46,7 +46,7 @@ def test_a_gateway_does_not_begin_without_them(tmp_path: Path) -> None:
 
 
 def test_a_plan_without_its_registry_is_an_error(tmp_path: Path) -> None:
-    """A service would begin without queries otherwise, and give up all state."""
+    """Refuse such a plan: a service would begin without queries otherwise, and give up all state."""
     registered(tmp_path)
     queries = QueryCatalogue(Folder(tmp_path))
     assert queries.all() == {}
