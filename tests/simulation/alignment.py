@@ -1,8 +1,8 @@
 """The laws of alignment, checked with bookkeeping of the simulation's own (design: alignment).
 
-(j) no reader runs away               a reader that is asked for rows that are new is not further ahead than the drift of any
-                                      partition that the controller knew to hold others back when it last told the reader
-(k) nobody waits for nothing          a reader that has waited for a while, with all messages through, waits for a partition
+(j) no reader runs away               a reader that is asked for new rows is at most the drift ahead of each partition that the
+                                      controller knew to hold others back when it last told the reader
+(k) no reader waits for nothing       a reader that has waited for a while, with all messages through, waits for a partition
                                       that is more than the drift behind it, and neither idle nor at its end
 """
 
@@ -30,7 +30,7 @@ Partition = tuple[int, int]
 
 
 class AlignmentLaws:
-    """Of one life of a query."""
+    """Laws of alignment in one life of a query."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -38,7 +38,7 @@ class AlignmentLaws:
         #: Since when all reports of a partition say that it holds others back, and the greatest watermark in them.
         self._since: dict[Partition, float] = {}
         self._newest: dict[Partition, int] = {}
-        #: By what the controller tells readers: when it first looked and found this.
+        #: By the time that the controller tells readers: the moment of its first look that found this time.
         self._told: dict[int, float] = {NEVER: 0.0}
         self._looked_at = sim.world.now
         #: By worker and partition: since when nothing has held it back that a message could change.
@@ -47,7 +47,7 @@ class AlignmentLaws:
     # ---- the controller's side
 
     def reported(self, stats: dict[str, Any]) -> None:
-        """Take what the controller hears."""
+        """Take a report of a worker as it reaches the controller."""
         for told in stats.get("times", ()) if self._drift else ():
             time = SourceTime(*told)
             key = time.source, time.partition
@@ -58,7 +58,7 @@ class AlignmentLaws:
                 self._since.pop(key, None)
 
     def ticked(self) -> None:
-        """The controller has looked at its reports."""
+        """Note that the controller has looked at its reports."""
         self._looked_at = self._sim.world.now
 
     def tells(self, command: Any) -> None:
@@ -68,7 +68,7 @@ class AlignmentLaws:
     # ---- the readers' side
 
     def asked(self, core: WorkerCore, key: Partition) -> None:
-        """A reader is asked for rows."""
+        """Check law (j) when a reader is asked for rows."""
         streams = core.sources.get(key)  # type: ignore[call-overload]
         if not self._drift or streams is None or streams.timed is None or streams.comes_again():
             return
@@ -86,7 +86,7 @@ class AlignmentLaws:
                 )
 
     def look(self, core: WorkerCore) -> None:
-        """A worker reports: some of its readers may wait."""
+        """Check law (k) when a worker reports: some of its readers may wait."""
         sim, now = self._sim, self._sim.world.now
         if not self._drift:
             return
@@ -105,7 +105,7 @@ class AlignmentLaws:
                 raise Violation(FOR_NOTHING, f"{key} on worker {core.worker} at {time.watermark}: {holders}")
 
     def _as_read(self) -> Iterator[tuple[Partition, SourceTime]]:
-        """Yield the partitions with event time as workers have them."""
+        """Yield the partitions with event time, as the workers that read them report them."""
         for core in self._sim.hosts():
             for time in core.reading.times():
                 yield (time.source, time.partition), time

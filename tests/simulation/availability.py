@@ -1,9 +1,9 @@
 """Runs with tentative results: live sources that fall silent, windows along a chain, a sink that shows tentative rows.
 
 The laws (design: shadow): (1) the stable answer is that of a run without failure; (2) each tentative row is void by the end, none
-comes behind its stable window, and none stays beside a later one of its window; (3) no tentative count is above the true one; (4)
-a window is shown within the bound, where nothing but silence fails; (5) shadows hold nothing in calm; (9) nothing is corrected
-twice.
+comes behind its stable window, and none stays beside a later row of its window; (3) no tentative count is above the true count;
+(4) a window is shown within the bound, where nothing but silence fails; (5) shadows hold nothing in calm; (9) nothing is
+corrected twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.simulation.violation import Violation
 if TYPE_CHECKING:
     from tests.simulation.worker_process import WorkerProcess
 
-#: Seeds of these runs, so that those of others keep their stories.
+#: The first seed of these runs. They have a range of their own, so that the seeds of other runs keep their stories.
 AVAILABILITY_FROM = 80_000_000_000
 #: Virtual seconds between two batches of a partition.
 PERIOD_S = 0.1
@@ -53,7 +53,7 @@ DONE = "(9) nothing is corrected after the correction is done"
 
 
 class ShowsTentative(flux.Sink):
-    """Marks the stages whose tentative results are shown: the calls are those of ``TentativeDelivery``."""
+    """A mark of stages whose tentative results are shown. ``TentativeDelivery`` makes the calls in place of this sink."""
 
     traits = flux.SinkTraits(exactly_once=True)
 
@@ -107,13 +107,16 @@ class AvailabilityCase:
     delay_s: float
     chained: bool
     data: SilentData
-    #: By window end: the counts of each key; and the second at which its first row comes.
+    #: By window end: the counts of each key.
     truth: dict[int, Counter[Any]] = field(default_factory=lambda: defaultdict(Counter))
+    #: By window end: the second at which the first row of the window comes.
     truth_from: dict[int, float] = field(default_factory=dict)
+    #: Microseconds of event time in a window.
     size: int = SECOND // 2
-    #: The ways on which each row comes to a result.
+    #: Ways on which each row comes to a result.
     ways: int = 1
-    #: No row counts twice in a tentative result. One of a forked operator may, between two copies (design: fork).
+    #: Whether each row counts at most once in a tentative result. In a result of a forked operator a row may count twice, between
+    #: two copies (design: fork).
     exact: bool = True
 
 
@@ -141,8 +144,10 @@ def add_partition(
     silences: list[tuple[float, float]],
     time_first: bool = False,
 ) -> None:
-    """Draw the batches of one more partition, whose rows are of the moment at which they come, or up to the delay older.
-    ``time_first``: the time of a row is drawn before its key, as it was in the first seeds of some runs."""
+    """Draw the batches of one more partition. Its rows are of the moment at which they come, or up to the delay older.
+
+    ``time_first``: draw the time of a row before its key, as the first seeds of some runs did.
+    """
     assert data.delay is not None
     ids = sum(len(batch) for batches in data.batches for batch in batches)
     data.silences[len(data.batches)] = silences
@@ -216,11 +221,11 @@ class TentativeOutside(Outside):
     def __init__(self, sim: AvailabilitySimulation) -> None:
         super().__init__(sim)
         self.sim = sim
-        #: By partition and mark: tentative rows that are shown.
+        #: By partition and mark: the tentative rows that are shown.
         self.shown: dict[PartitionKey, dict[int, Counter[Any]]] = defaultdict(lambda: defaultdict(Counter))
         self.stable: Counter[Any] = Counter()
         self.corrected: dict[PartitionKey, int] = {}
-        #: By window: the virtual second at which something of it was shown first.
+        #: By window: the virtual second at which one of its rows was shown first.
         self.seen: dict[int, float] = {}
 
     def of(self, process: WorkerProcess) -> TentativeDelivery:
@@ -320,11 +325,11 @@ class TentativeDelivery(Delivery):
 class AvailabilitySimulation(Simulation):
     """One run with availability."""
 
-    #: Virtual seconds that a window may be late.
+    #: Virtual seconds by which a window may be late.
     slack_s = SLACK_S
 
     def __init__(self, seed: int, faults: Faults | None = None, availability: float | None = None, **more: Any) -> None:
-        """``availability``: seconds, drawn where None; ``more``: arguments of ``Simulation``."""
+        """Prepare a run. ``availability``: seconds, drawn where None; ``more``: arguments of ``Simulation``."""
         rng = random.Random(f"availability {seed}")
         self.case = self.drawn(rng)
         bound_s = self.case.bound_s if availability is None else availability
@@ -348,7 +353,7 @@ class AvailabilitySimulation(Simulation):
         return build(self.case, rng, slots, bound_s)
 
     def end_of(self, end: int) -> int:
-        """Return the end of the last window to which the rows of a first one go. Its time is that end."""
+        """Return the end of the last window to which the rows of the first window with this end go."""
         return end + self.case.size if self.case.chained else end
 
     def window_of(self, row: Any) -> tuple[int, Any]:
@@ -356,8 +361,8 @@ class AvailabilitySimulation(Simulation):
         return row[2], row[0]
 
     def check_bound(self) -> None:
-        """Check law (4), in runs in which nothing but silence fails, and nothing is suspended: a window with rows is shown, in
-        part or whole, within the bound from the moment at which the first partition had passed it."""
+        """Check law (4), in runs in which nothing but silence fails and no policy suspends: a window with rows is shown, in part
+        or whole, within the bound from the moment at which the first partition had passed the window."""
         case = self.case
         if "suspend" in case.policies or not self.quiet:
             return

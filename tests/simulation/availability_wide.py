@@ -3,13 +3,12 @@ in the middle of a failure, cut links, silence of 30 seconds and for ever.
 
 Beside the laws of ``availability`` (design: shadow):
 
-(6) healthy logs stay short    while one input is missing, the log of a stream whose rows come has no more batches than without
-(7) the stable lane is the same
-                               streams have as many stable rows with availability as without, whatever is silent
-(8) replicas take the same steps, also those for watermarks: the laws of all runs (``checkers``)
+(6) healthy logs stay short       while one input is missing, the log of a stream whose rows come has no more batches than in calm
+(7) the stable lane is the same   streams have as many stable rows with availability as without, in any silence
+(8) replicas take the same steps  also for watermarks: this is a law of all runs (``checkers``)
 
-Each seed has one kind of faults, by its rest: nothing but silence; lost workers and messages; these and moves; moves and cut
-links.
+The seed, modulo the number of kinds, chooses the faults of a run: nothing but silence; lost workers and messages; these and
+moves; moves and cut links.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ from tests.simulation.timed_kinds import Counts
 from tests.simulation.timed_rows import SECOND, TIME, TIMED, WINDOW_TIME
 from tests.simulation.violation import Violation
 
-#: The first of these seeds.
+#: The first seed of these runs.
 WIDE_FROM = AVAILABILITY_FROM + 1_000_000
 #: Virtual seconds by which the clocks of two workers are apart at most.
 SKEW_S = 0.05
-#: Virtual seconds between two looks at logs; batches that a log of a healthy stream may have; and the seconds after silence in
-#: which a stream is not healthy yet.
+#: Virtual seconds between two looks at logs; the most batches in a log of a healthy stream; and the virtual seconds from the end
+#: of a silence until a stream is healthy again.
 LOOK_S, BATCHES, HEALS_S = 0.1, 4, 1.5
 #: Virtual seconds for which a run goes on behind its last batch, if an input stays away for ever.
 GOES_ON_S = 6.0
@@ -67,7 +66,7 @@ HARD = Faults(
 )  # fmt: skip
 #: Links between two workers are cut for seconds.
 CUT = Faults(calm_after_s=6.0, pair_cuts_per_s=0.6, pair_cut_s=4.0)
-#: Faults and habits, by the rest of a seed.
+#: Faults, habits, and whether workers go round cut links: by the seed modulo the number of kinds.
 KINDS: tuple[tuple[Faults | None, Habits, bool], ...] = (
     (None, QUIET, False), (HARD, QUIET, False), (HARD, MOVES, False), (CUT, MOVES, True),
 )  # fmt: skip
@@ -75,12 +74,15 @@ KINDS: tuple[tuple[Faults | None, Habits, bool], ...] = (
 
 @dataclass
 class WideCase(AvailabilityCase):
-    """The draw of one wide run. ``shape``: one stage, two in a chain, or a diamond of three; ``forever``: a partition stays away;
-    ``skewed``: clocks are apart. The last stage is peeked at where it is ``exact``, else forked."""
+    """The draw of one wide run. Shadows peek at the last stage of an ``exact`` run, and fork it in others."""
 
+    #: "one" stage, two in a "chain", or a "diamond" of three.
     shape: str = "one"
+    #: The kind of the other replicas.
     recovery: str = ACTIVE
+    #: Whether a partition that falls silent stays away.
     forever: bool = False
+    #: Whether the wall clocks of workers are apart.
     skewed: bool = False
 
 
@@ -102,7 +104,7 @@ def draw(rng: random.Random, clock: Callable[[], float], quiet: bool) -> WideCas
 
 
 def _silences(rng: random.Random, case: WideCase, partition: int, long: bool) -> list[tuple[float, float]]:
-    """Draw the silences of a partition: always some of the first, and in one of ten runs 30 seconds of it."""
+    """Draw the silences of a partition. The first partition always has one, and in one of ten runs it lasts 30 seconds."""
     found = []
     for _ in range(rng.choice([0, 1, 1, 2]) if partition else 1):
         begin = rng.uniform(0.5, min(case.seconds, 6.0))
@@ -123,11 +125,11 @@ def build(case: WideCase, rng: random.Random, copies_max: int, availability: flo
 
         def stage(kind: type, name: str, time: str, partitions: int, inputs: list[Any]) -> Any:
             window = flux.window(time, f"{case.size // 1000} milliseconds")
-            # The state that they tell makes operators with methods of their own of the last ones, which would be forked.
+            # The last stages tell a state, which makes them operators with methods of their own: without PEEK these are forked.
             made_of = type(name, (kind,), {"_flux_tentative": PEEK} if case.exact else {})
             recovery = case.recovery if copies > 1 else ACTIVE
             if recovery == UPSTREAM and kind is not Counts:
-                recovery = STANDBY  # those in front of the sink tell a state of their own
+                recovery = STANDBY  # stages in front of the sink tell a state of their own
             return Flow(
                 Stage(made_of, ("key",), partitions, copies, None, "append", name, recovery, window=window), inputs
             )
@@ -153,7 +155,7 @@ def build(case: WideCase, rng: random.Random, copies_max: int, availability: flo
 
 
 class WideSimulation(AvailabilitySimulation):
-    """One wide run. ``availability``: seconds; 0: without tentative results, drawn where None."""
+    """One wide run. ``availability``: seconds; 0 means without tentative results, and None that the run draws it."""
 
     case: WideCase
 
@@ -193,7 +195,7 @@ class WideSimulation(AvailabilitySimulation):
         self.counts["runs with an input that stays away"] += 1
 
     def _look_for_progress(self) -> None:
-        """Nothing comes on during silence."""
+        """Look for progress only behind the last batch of all sources: during a silence nothing advances."""
         began = max(self.case.data.begun.values(), default=self.world.now)
         if self.world.now > began + max(each[-1] for each in self.case.data.due):
             super()._look_for_progress()
@@ -221,7 +223,7 @@ class WideSimulation(AvailabilitySimulation):
         return all(not begin <= at < end + HEALS_S for begin, end in data.silences[partition])
 
     def stable_rows(self) -> Counter[str]:
-        """Return the stable rows that primaries have given on each edge, at the end of a run."""
+        """Count the stable rows that primaries have given on each edge, and the outside has, at the end of a run."""
         found: Counter[str] = Counter()
         for core in self.hosts():
             for replica in core.replicas.values():

@@ -11,12 +11,12 @@ Patch = pytest.MonkeyPatch
 
 
 def copies_a_batch_at_once(patch: Patch) -> None:
-    """Nobody waits for a turn."""
+    """Copy all replicas of a batch at once: none waits for its turn."""
     patch.setattr(
         AdditionTracker, "_turns", lambda self, _: [a for a in self.under_way.values() if a.phase == Phase.READY]
     )
 
 
 def keeps_rows_for_a_turn_that_does_not_come(patch: Patch) -> None:
-    """However long copies take, a batch waits for them."""
+    """Let a batch wait for its copies however long these take."""
     patch.setattr(AdditionTracker, "waiting_too_long", lambda self, now: [])

@@ -1,4 +1,4 @@
-"""Variants of the code in which watermarks go wrong: most of those of ``tests/laws/watermark_model.py``, and others."""
+"""Variants of the code in which watermarks go wrong: most variants of ``tests/laws/watermark_model.py``, and others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Patch = pytest.MonkeyPatch
 
 
 def takes_its_own_watermark(patch: Patch) -> None:
-    """A secondary takes the watermark that it would order, instead of the ordered one."""
+    """Let a secondary take the watermark that it would order itself, instead of the ordered one."""
 
     def everybody(self: WatermarkScheduler, stage: int) -> Iterator[Replica]:
         return (replica for replica in self._hosted.of_stage[stage].values() if not replica.finished)
@@ -53,7 +53,8 @@ def takes_its_own_watermark(patch: Patch) -> None:
 
 
 def believes_what_others_have_heard(patch: Patch) -> None:
-    """A partition goes by a statement though it lacks elements in front of it, which its worker has received for others."""
+    """Let a partition go by a statement although the partition lacks elements in front of that statement, which its worker has
+    received for other partitions."""
 
     def broken(said: Any, received: int, before: int | None, ended: bool) -> StreamBound:
         return bound_of(said, max(received, said.sequence), before, ended)
@@ -63,12 +64,12 @@ def believes_what_others_have_heard(patch: Patch) -> None:
 
 
 def states_before_rows_are_ordered(patch: Patch) -> None:
-    """A statement counts before the rows in front of it are ordered."""
+    """Count a statement before the rows in front of it are ordered."""
     patch.setattr(StepQueue, "first_unordered", lambda self, stream: None)
 
 
 def reads_again_without_the_newest_time(patch: Patch) -> None:
-    """A reader that begins in the middle knows no row before."""
+    """Begin reading in the middle without the newest time of the rows before."""
     begin = SourceStreams._begin_judging
 
     def broken(self: SourceStreams, beginning: Beginning) -> None:
@@ -78,7 +79,7 @@ def reads_again_without_the_newest_time(patch: Patch) -> None:
 
 
 def states_in_front_of_its_rows(patch: Patch) -> None:
-    """The rows of a step say the watermark that the step brings."""
+    """Send the watermark that a step brings with the rows of that same step."""
     call = Replica.call
 
     def broken(self: Replica, step: ReplicaStep) -> Any:
@@ -91,7 +92,7 @@ def states_in_front_of_its_rows(patch: Patch) -> None:
 
 
 def begins_below_what_was_ordered(patch: Patch) -> None:
-    """A new primary orders what it has heard of itself."""
+    """Let a new primary begin without the watermarks that its predecessor ordered."""
 
     def broken(self: EventClock, known: Any, ordered: Any) -> None:
         self.offered = None
@@ -101,7 +102,7 @@ def begins_below_what_was_ordered(patch: Patch) -> None:
 
 
 def takes_silence_for_idleness(patch: Patch) -> None:
-    """A reader that is gone, or has not been heard of, counts as idle."""
+    """Count a reader as idle that is gone, or of which no message has come."""
     bound, leave = WatermarkScheduler._bound, Inbound.leave
 
     def broken(self: WatermarkScheduler, replica: Replica, stream: StreamId) -> StreamBound:
@@ -116,7 +117,7 @@ def takes_silence_for_idleness(patch: Patch) -> None:
 
 
 def ended_streams_hold_the_watermark(patch: Patch) -> None:
-    """An ended stream is waited for like the others."""
+    """Wait for an ended stream as for the others."""
     least = WatermarkScheduler._least
 
     def broken(self: WatermarkScheduler, replica: Replica, number: int) -> int:
@@ -130,13 +131,13 @@ def ended_streams_hold_the_watermark(patch: Patch) -> None:
 
 
 def says_each_watermark_once(patch: Patch) -> None:
-    """A statement that was lost is not repeated."""
+    """Never repeat a statement that was lost."""
     init = OutgoingBounds.__init__
     patch.setattr(OutgoingBounds, "__init__", lambda self, stream, pace, again_s: init(self, stream, pace, 1e9))
 
 
 def hears_statements_behind_lost_messages(patch: Patch) -> None:
-    """A statement counts though messages before it are missing."""
+    """Count a statement although messages before it are missing."""
     hear = Inbound.hear
 
     def broken(self: Inbound, message: Any, *given: Any) -> bool:
@@ -146,7 +147,7 @@ def hears_statements_behind_lost_messages(patch: Patch) -> None:
 
 
 def judges_rows_by_the_batch(patch: Patch) -> None:
-    """A row is late by the newest row of its batch, though that comes behind it."""
+    """Judge a row as late by the newest row of its batch, although that newest row comes behind it."""
 
     def broken(self: Lateness, times: np.ndarray, sure: Any = None) -> np.ndarray | None:
         if not len(times):
@@ -161,7 +162,7 @@ def judges_rows_by_the_batch(patch: Patch) -> None:
 
 
 def numbers_what_is_left(patch: Patch) -> None:
-    """Rows are numbered when late ones have been left out."""
+    """Number rows only after late ones are left out."""
     with_numbers = source_streams.with_numbers
 
     def broken(rows: Any, numbers: np.ndarray) -> Any:
@@ -171,7 +172,7 @@ def numbers_what_is_left(patch: Patch) -> None:
 
 
 def inputs_without_watermark_hold_nothing(patch: Patch) -> None:
-    """A DataFrame beside a source with a watermark is not waited for."""
+    """Do not wait for a DataFrame beside a source with a watermark."""
     least = WatermarkScheduler._least
 
     def broken(self: WatermarkScheduler, replica: Replica, number: int) -> int:
@@ -182,12 +183,12 @@ def inputs_without_watermark_hold_nothing(patch: Patch) -> None:
 
 
 def needs_no_rows_of_open_windows(patch: Patch) -> None:
-    """A replay point leaves out rows of windows that are not final."""
+    """Set a replay point that leaves out rows of windows that are not final."""
     patch.setattr(Aggregate, "needs_from", lambda self: self.context.step + 1)
 
 
 def states_what_is_not_committed(patch: Patch) -> None:
-    """A statement says what steps give that are not committed."""
+    """State the watermark of steps that are not committed."""
     state = ReplicaOutput.state_watermark
 
     def broken(self: ReplicaOutput, step: int, watermark: int, committed: int) -> None:
@@ -197,7 +198,7 @@ def states_what_is_not_committed(patch: Patch) -> None:
 
 
 def counts_no_batch_without_rows(patch: Patch) -> None:
-    """A counted batch of which nothing travels has no number."""
+    """Give no number to a counted batch of which no row travels."""
     append = SourceStreams.append
 
     def broken(self: SourceStreams, batch: Any, created: float, *more: Any) -> None:
@@ -217,13 +218,13 @@ def counts_no_batch_without_rows(patch: Patch) -> None:
 
 
 def rows_go_before_watermarks(patch: Patch) -> None:
-    """A watermark is ordered when no rows are pending: a worker that is never through closes no window."""
+    """Order a watermark only when no rows are pending: a worker that always has rows closes no window."""
     due = StepQueue.watermark_due
     patch.setattr(StepQueue, "watermark_due", lambda self, order: not self.by_stream and due(self, order))
 
 
 def waits_for_readers_without_a_watermark(patch: Patch) -> None:
-    """A partition that has given no row yet holds the others back."""
+    """Let a partition that has given no row yet hold the others back."""
     note = Alignment.note
 
     def broken(self: Alignment, worker: int, told: Iterable[Any]) -> None:
@@ -234,7 +235,7 @@ def waits_for_readers_without_a_watermark(patch: Patch) -> None:
 
 
 def takes_waiting_for_idleness(patch: Patch) -> None:
-    """A reader that is held back counts as idle."""
+    """Count a reader that is held back as idle."""
     align = SourceScheduler._align
 
     def broken(self: SourceScheduler) -> None:
@@ -247,7 +248,7 @@ def takes_waiting_for_idleness(patch: Patch) -> None:
 
 
 def forgets_lost_readers(patch: Patch) -> None:
-    """A partition whose worker is lost holds nobody back until another one reads it."""
+    """Forget partitions whose worker is lost: none holds others back until another worker reads it."""
     look = Alignment.look
 
     def broken(self: Alignment) -> None:
@@ -258,7 +259,7 @@ def forgets_lost_readers(patch: Patch) -> None:
 
 
 def reads_again_without_doubted_rows(patch: Patch) -> None:
-    """A reader that begins in the middle knows nothing of the rows before that were too far ahead."""
+    """Begin reading in the middle without the earlier rows that were too far ahead."""
     begin = SourceStreams._begin_judging
 
     def broken(self: SourceStreams, beginning: Beginning) -> None:
@@ -268,7 +269,7 @@ def reads_again_without_doubted_rows(patch: Patch) -> None:
 
 
 def believes_each_time(patch: Patch) -> None:
-    """A single row from the future makes all rows behind it late."""
+    """Believe the time of each row: a single one from the future makes all rows behind it late."""
     init = Lateness.__init__
 
     def broken(self: Lateness, delay: int, known: Judgement = NOTHING, *ahead: Any, **more: Any) -> None:

@@ -17,7 +17,7 @@ Patch = pytest.MonkeyPatch
 
 
 def feeds_share_a_number(patch: Patch) -> None:
-    """All messages of a stream are numbered together, over whichever feed they come."""
+    """Number all messages of a stream together, over all its feeds."""
     take = Inbound.take
 
     def broken(self: Inbound, message: Any, *given: Any) -> Any:
@@ -33,7 +33,7 @@ def feeds_share_a_number(patch: Patch) -> None:
 
 
 def repetitions_are_held(patch: Patch) -> None:
-    """What had come over another feed counts as waiting, and nothing ever applies it."""
+    """Count a message as waiting that had come over another feed before: no step ever applies it."""
     take = Inbound.take
 
     def broken(self: Inbound, message: Any, *given: Any) -> Any:
@@ -46,7 +46,7 @@ def repetitions_are_held(patch: Patch) -> None:
 
 
 def keeps_the_feed_of_a_dropped_replica(patch: Patch) -> None:
-    """A further feed is closed when its connection breaks, and not by the table that drops its replica."""
+    """Close a further feed when its connection breaks, and not by the table that drops its replica."""
     choose = Subscriptions._choose_replicas_to_read
 
     def broken(self: Subscriptions, changed: Any) -> None:
@@ -60,7 +60,7 @@ def keeps_the_feed_of_a_dropped_replica(patch: Patch) -> None:
 
 
 def tells_a_further_feed_that_it_is_not_read(patch: Patch) -> None:
-    """A producer that greets again hears that another replica is read, as if that were the only one."""
+    """Answer a producer that greets again as if only one replica were read, which is another one."""
     welcome = Subscriptions._welcome_replica
 
     def broken(self: Subscriptions, connection: Hashable, hello: Hello, inbound: Inbound) -> None:
@@ -74,7 +74,7 @@ def tells_a_further_feed_that_it_is_not_read(patch: Patch) -> None:
 
 
 def races_never_end(patch: Patch) -> None:
-    """The second feed of a hedged stream stays open."""
+    """Leave the second feed of a hedged stream open."""
 
     def broken(self: FurtherFeeds, inbound: Inbound, winner: Feed, now: float) -> None:
         self._streams[inbound.stream].since = now
@@ -83,7 +83,7 @@ def races_never_end(patch: Patch) -> None:
 
 
 def repetitions_cost_nothing(patch: Patch) -> None:
-    """Second feeds open for any cost of those before."""
+    """Open second feeds at any cost of the earlier ones."""
 
     def broken(self: FurtherFeeds, worker: int, nbytes: float) -> None:
         self.budget = 1.0

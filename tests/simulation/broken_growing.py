@@ -28,7 +28,7 @@ Patch = pytest.MonkeyPatch
 
 
 def begins_edges_with_the_table(patch: Patch) -> None:
-    """A replica begins an edge when it hears of the table, wherever it is in the order."""
+    """Begin an edge of a replica when the table comes, at any place of the order."""
 
     def broken(self: ReplicaLifecycle, replica: Replica) -> None:
         stage = self._plan.stages[replica.stage.id]
@@ -43,7 +43,7 @@ def begins_edges_with_the_table(patch: Patch) -> None:
 
 
 def numbers_a_new_edge_by_the_log_beside(patch: Patch) -> None:
-    """The stream on a new edge begins with the number of the oldest batch that another one has kept."""
+    """Begin the stream on a new edge with the number of the oldest batch in the log of another stream."""
     new_outlets = ReplicaLifecycle._new_outlets
 
     def broken(self: ReplicaLifecycle, replica: Replica, version: int) -> list[EdgeOutput]:
@@ -57,7 +57,7 @@ def numbers_a_new_edge_by_the_log_beside(patch: Patch) -> None:
 
 
 def copies_feed_the_edges_of_the_beginning(patch: Patch) -> None:
-    """A copy of a state does not know of the edges that have begun since."""
+    """Restore a copy of a state without the edges that have begun since the start of the query."""
 
     def broken(copy: StateCopy, at_birth: Sequence[int], known: Callable[[int], bool]) -> StateCopy:
         return fits(copy, at_birth, lambda edge: known(edge) and edge in at_birth)
@@ -66,7 +66,7 @@ def copies_feed_the_edges_of_the_beginning(patch: Patch) -> None:
 
 
 def shares_the_log_by_the_plan_of_the_day(patch: Patch) -> None:
-    """The share of a stream in the log is computed from all edges that there are when its producer is made."""
+    """Compute the share of a stream in the log from all edges that exist when its producer is made."""
 
     def broken(self: Plan, edge: EdgePlan, workers: int) -> int:
         streams = sum(each.producers for each in self.edges if isinstance(each, FromStage) is edge.from_stage)
@@ -76,7 +76,7 @@ def shares_the_log_by_the_plan_of_the_day(patch: Patch) -> None:
 
 
 def is_heard_before_it_is_stored(patch: Patch) -> None:
-    """The stream of a new edge of a source is sent as soon as its reader has begun it."""
+    """Send the stream of a new edge of a source as soon as the reader has begun it."""
     open_ = SourceStreams.open
 
     def broken(self: SourceStreams, edge: EdgePlan, producer: Producer, birth: Birth | None) -> bool:
@@ -88,7 +88,7 @@ def is_heard_before_it_is_stored(patch: Patch) -> None:
 
 
 def each_reader_begins_an_edge_anew(patch: Patch) -> None:
-    """A reader begins an edge where it begins itself, whatever is stored."""
+    """Begin an edge where its reader begins, and ignore the stored beginning."""
     begin = SourceStreams._begin_one
 
     def broken(self: SourceStreams, producer: Producer, first: int) -> None:
@@ -100,12 +100,12 @@ def each_reader_begins_an_edge_anew(patch: Patch) -> None:
 
 
 def keeps_the_credit_of_removed_edges(patch: Patch) -> None:
-    """The streams of removed edges keep their part of a worker's credit."""
+    """Keep the part of a worker's credit that streams of removed edges had."""
     patch.setattr(Credit, "release", lambda self, stream: None)
 
 
 def tells_no_source_without_readers(patch: Patch) -> None:
-    """A change of the table says nothing of a source that comes and that no worker reads."""
+    """Leave a new source that no worker reads out of the change of a table."""
 
     def broken(before: Sequence[Sequence[Any]], after: Sequence[Sequence[Any]]) -> dict[int, int]:
         known = [*before, *[()] * (len(after) - len(before))]
@@ -115,7 +115,7 @@ def tells_no_source_without_readers(patch: Patch) -> None:
 
 
 def asks_readers_as_if_nothing_failed(patch: Patch) -> None:
-    """An error of a method that is asked for counts is one of the worker, and not of the stages that read the source."""
+    """Let an error of a method that is asked for counts fail the worker, instead of the stages that read the source."""
 
     def broken(core: WorkerCore) -> Any:
         lags = [lag for key in core.reading.open for lag in core.reading.lag(key)]
@@ -128,7 +128,7 @@ def asks_readers_as_if_nothing_failed(patch: Patch) -> None:
 
 
 def takes_all_later_stages_along(patch: Patch) -> None:
-    """With a failing stage go all that came after it."""
+    """Remove all later stages together with a failing one."""
 
     def broken(plan: Plan, stages: Sequence[int] = (), sources: Sequence[int] = ()) -> list[int]:
         gone = dependants(plan, stages, sources)
@@ -138,7 +138,7 @@ def takes_all_later_stages_along(patch: Patch) -> None:
 
 
 def takes_changes_for_known(patch: Patch) -> None:
-    """A process goes by a table without the plan that the table names."""
+    """Let a process go by a table without having the plan that the table names."""
     from flux.worker.table_follower import PlanFollower
 
     go_by = WorkerCore._go_by

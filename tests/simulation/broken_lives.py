@@ -1,4 +1,4 @@
-"""Variants in which what is kept in the directory is less, or other, than what was said of it (design: vault)."""
+"""Variants in which the directory holds less than the vault has answered for, or other things (design: vault)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATE = 30
 
 
 def answers_before_it_is_durable(patch: Patch) -> None:
-    """The last that it has said may be lost with it."""
+    """Answer before a record is durable: the newest records may be lost with the vault, though they were answered."""
 
     def passed(self: Vault, effects: Iterator[Effect], now: float) -> Iterator[Effect]:
         yield from [*effects, *self._handing.poll(now)]
@@ -36,7 +36,7 @@ def answers_before_it_is_durable(patch: Patch) -> None:
 
 
 def checkpoints_are_forgotten(patch: Patch) -> None:
-    """They are acked, and not in the journal."""
+    """Leave checkpoints out of the journal, though they are acked."""
 
     on_change = Journal._on_change
 
@@ -48,7 +48,7 @@ def checkpoints_are_forgotten(patch: Patch) -> None:
 
 
 def a_segment_begins_without_earlier_changes(patch: Patch) -> None:
-    """The newest changes are written into it without those before them."""
+    """Write the newest changes of a checkpoint into a new segment without the changes before them."""
     whole = journal.whole_of
 
     def shorter(standby: Standby) -> Whole:
@@ -59,12 +59,12 @@ def a_segment_begins_without_earlier_changes(patch: Patch) -> None:
 
 
 def restores_without_a_fence(patch: Patch) -> None:
-    """A deposed primary may still commit steps that the next one does not get."""
+    """Restore without a fence: a deposed primary may still commit steps that the next one does not get."""
     patch.setattr(Standby, "fence", lambda self, term: None)
 
 
 def restores_without_the_order(patch: Patch) -> None:
-    """Steps after the checkpoint are forgotten, though their output was shown."""
+    """Forget the steps behind the checkpoint, though their output was shown."""
     whole = image.decode
 
     def decode(*given: object) -> Standby:
@@ -76,7 +76,7 @@ def restores_without_the_order(patch: Patch) -> None:
 
 
 def begins_again_at_the_first_epoch(patch: Patch) -> None:
-    """What the directory knows of earlier primaries seems newer than those of this life."""
+    """Begin again at epoch 1: earlier primaries in the directory seem newer than the primaries of this life."""
     whole = VaultProcess.__init__
 
     def init(self: VaultProcess, *given: object) -> None:
@@ -87,12 +87,12 @@ def begins_again_at_the_first_epoch(patch: Patch) -> None:
 
 
 def forgets_copies_that_are_asked_early(patch: Patch) -> None:
-    """A primary that is still restored copies its state when it is asked the next time."""
+    """Ignore a request for a copy while the primary is still restored: only the next request is answered."""
     patch.setattr(StateSender, "_comes_to_life", lambda self, key: False)
 
 
 def starts_no_task_while_it_waits(patch: Patch) -> None:
-    """A query that has lost its last worker starts no task for the slot in place of one that was given up and lives."""
+    """Start no task while a query without workers waits: the slot of a worker that was given up, and lives, stays empty."""
     missing = DriverEvents.missing_slots
 
     def of_running(self: DriverEvents) -> list[int]:

@@ -19,12 +19,12 @@ Patch = pytest.MonkeyPatch
 
 
 def gives_results_in_the_order_of_slots(patch: Patch) -> None:
-    """Results of a mark come in the order of the first rows of their groups."""
+    """Give the results of a mark in the order of the first rows of their groups."""
     patch.setattr(windowed_groups, "in_canonical_order", lambda results, *given: iter(results))
 
 
 def fires_marks_before_all_rows_below_are_applied(patch: Patch) -> None:
-    """A replica goes by statements in front of slices that wait to be applied."""
+    """Let a replica go by statements behind slices that still wait to be applied."""
     bound = WatermarkScheduler._bound
 
     def broken(self: WatermarkScheduler, replica: Replica, stream: StreamId) -> StreamBound:
@@ -37,7 +37,7 @@ def fires_marks_before_all_rows_below_are_applied(patch: Patch) -> None:
 
 
 def joins_results_of_all_marks_that_it_jumps_over(patch: Patch) -> None:
-    """Results of several marks share batches where the watermark passes them at once."""
+    """Put results of several marks into common batches if the watermark passes these marks at once."""
 
     def broken(self: WindowedGroups, watermark: int) -> Iterator[pa.RecordBatch]:
         results: Any = self._ended(watermark)

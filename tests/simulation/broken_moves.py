@@ -16,7 +16,7 @@ Patch = pytest.MonkeyPatch
 
 
 def drops_the_source_before_the_target_is_safe(patch: Patch) -> None:
-    """Live is taken for safe."""
+    """Drop the source of a move when the target is live, instead of safe."""
     caught_up = Sweep.caught_up
 
     def broken(self: Sweep, message: Any, now: float) -> None:
@@ -57,7 +57,7 @@ def a_move_is_forgotten_when_its_target_is_lost(patch: Patch) -> None:
 
 
 def moves_begin_as_they_were_asked_for(patch: Patch) -> None:
-    """Not stage by stage."""
+    """Begin moves in another order than stage by stage."""
     next_ = MoveQueue.next
 
     def broken(self: Any, *given: Any) -> Any:
@@ -68,5 +68,5 @@ def moves_begin_as_they_were_asked_for(patch: Patch) -> None:
 
 
 def a_target_stays_beside_a_source_on_its_own_executor(patch: Patch) -> None:
-    """Where the other copy was lost meanwhile."""
+    """Leave a target beside its source on one executor after the other copy was lost meanwhile."""
     patch.setattr(Sweep, "keep_apart", lambda *given: None)

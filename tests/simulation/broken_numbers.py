@@ -1,4 +1,4 @@
-"""Variants of the code in which what is read again goes wrong, numbered rows above all."""
+"""Variants of the code in which rows that are read again go wrong, numbered rows above all."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Patch = pytest.MonkeyPatch
 
 
 def believes_every_retry(patch: Patch) -> None:
-    """A retried task that reads other rows is not found out."""
+    """Believe a retried task that reads other rows."""
     patch.setattr(PriorAttempts, "on_made", lambda *given: None)
     patch.setattr(Producer, "_check", lambda *given: None)
 
 
 def numbers_rows_anew(patch: Patch) -> None:
-    """A reader that goes on in the middle counts its rows from 0."""
+    """Count rows from 0 when a reader goes on in the middle."""
     begin = SourceStreams._begin
 
     def broken(self: SourceStreams, beginning: Beginning) -> None:
@@ -37,7 +37,7 @@ def numbers_rows_anew(patch: Patch) -> None:
 
 
 def reads_from_the_start_each_time(patch: Patch) -> None:
-    """The numbers go on where the rows should, and the reader does not."""
+    """Let the reader begin at the start, while the numbers of its rows go on in the middle."""
     begin = SourceStreams._begin
 
     def broken(self: SourceStreams, beginning: Beginning) -> None:
@@ -47,12 +47,12 @@ def reads_from_the_start_each_time(patch: Patch) -> None:
 
 
 def counts_rows_of_a_log(patch: Patch) -> None:
-    """Rows are numbered by counting from where the reading begins, whatever a log has lost since."""
+    """Number rows by counting from the beginning of the reading, although a log may have lost some since."""
     patch.setattr(WorkerSourcePlan, "own_numbers", False)
 
 
 def settles_what_checkpoints_lack(patch: Patch) -> None:
-    """A row counts as needed no more when the replicas that read have it."""
+    """Count a row as settled when the replicas that read have it, although checkpoints lack it."""
 
     def broken(self: Producer, sequence: int) -> bool:
         applied = self.applied_by_all()
@@ -62,12 +62,12 @@ def settles_what_checkpoints_lack(patch: Patch) -> None:
 
 
 def cuts_no_numbered_rows(patch: Patch) -> None:
-    """An ordered step gets no part of a slice."""
+    """Give an ordered step no part of a slice."""
     patch.setattr(RowNumbers, "cut", lambda self, through: None)
 
 
 def takes_rows_that_it_has(patch: Patch) -> None:
-    """Of a batch that is cut elsewhere, the rows before the first one that is needed are taken once more."""
+    """Take rows once more that a replica has, from a batch that is cut elsewhere and holds rows before the first missing one."""
 
     def before(self: RowNumbers, number: int) -> Any:
         found = int(self.numbers.searchsorted(number))
@@ -77,12 +77,12 @@ def takes_rows_that_it_has(patch: Patch) -> None:
 
 
 def has_no_room_for_what_was_there(patch: Patch) -> None:
-    """What is read again stays within the bound of the log, whatever an ordered step needs."""
+    """Keep rows that are read again within the bound of the log, even if an ordered step needs more."""
     patch.setattr(SourceStreams, "makes_again", False)
 
 
 def has_room_only_where_rows_were_there(patch: Patch) -> None:
-    """A stream that makes rows again has room beyond the bound of its log; the others of the same reader have not."""
+    """Give room beyond the bound of the log only to a stream that makes rows again, and not to the others of its reader."""
 
     def broken(self: SourceStreams, producer: Producer) -> bool:
         return more_room(self, producer) and producer.next_sequence < producer.earlier.front
@@ -92,20 +92,20 @@ def has_room_only_where_rows_were_there(patch: Patch) -> None:
 
 
 def passes_over_rows_whatever_a_source_says(patch: Patch) -> None:
-    """A step goes on without rows that are gone, also of a source that ends the query then."""
+    """Let a step go on without rows that are gone, also if their source says that the query ends then."""
     patch.setattr(WorkerSourcePlan, "goes_on_after_loss", property(lambda self: self.own_numbers))
 
 
 def gives_nothing_for_a_step_without_rows(patch: Patch) -> None:
-    """Output behind a step whose rows are gone has the numbers of that step."""
+    """Give the numbers of a step whose rows are gone to the output behind it."""
     patch.setattr(ReplicaOutput, "fill", lambda self, step: None)
 
 
 def numbers_a_new_topic_like_the_old_one(patch: Patch) -> None:
-    """Rows of a topic that was made anew have the numbers of rows of the old one."""
+    """Number the rows of a topic that was made anew like the rows of the old topic."""
     patch.setattr(LogPosition, "first_number", 0)
 
 
 def believes_every_topic_of_the_name(patch: Patch) -> None:
-    """A reader goes on at the offset of the old topic."""
+    """Let a reader go on in a new topic of the same name at the offset of the old one."""
     patch.setattr(losing_logs, "differ", lambda one, other: False)

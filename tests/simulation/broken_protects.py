@@ -1,4 +1,4 @@
-"""Variants in which a change of protection drops too early, or forgets what was asked for."""
+"""Variants in which a change of protection drops replicas too early, or forgets its request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Patch = pytest.MonkeyPatch
 
 
 def drops_the_old_before_the_new_is_safe(patch: Patch) -> None:
-    """What is listed is taken for safe."""
+    """Count every listed replica as safe."""
 
     def too_many(self: Protection, change: Change, key: Any, row: Any) -> list[int]:
         stage = self._board.wishes.plan.stages[key.stage]
@@ -26,7 +26,7 @@ def drops_the_old_before_the_new_is_safe(patch: Patch) -> None:
 
 
 def drops_more_than_is_too_many(patch: Patch) -> None:
-    """Nobody counts who is left."""
+    """Drop all surplus replicas without counting the ones that stay."""
 
     def too_many(self: Protection, change: Change, key: Any, row: Any) -> list[int]:
         stage = self._board.wishes.plan.stages[key.stage]
@@ -40,5 +40,5 @@ def keeps_what_is_too_many(patch: Patch) -> None:
 
 
 def a_change_is_over_too_soon(patch: Patch) -> None:
-    """When nothing is under way, though something is missing."""
+    """End a change when no addition is under way, though some replica is missing."""
     patch.setattr(Protection, "_undone", lambda self, change, table: [key.partition for key in self._repairs.under_way])

@@ -18,8 +18,8 @@ from flux.windows.window import END_OF_TIME, NEVER
 from tests.simulation.timed_rows import SECOND
 
 Patch = pytest.MonkeyPatch
-#: Microseconds by which a row without a match is given too early. It is more than the event time of most random flows: a few
-#: seconds show seldom, because few rows come in them.
+#: Microseconds by which a row without a match is given too early. This is more than the event time of most random flows: a few
+#: seconds too early show seldom, because few rows come within them.
 EARLY = 3600 * SECOND
 
 
@@ -40,12 +40,12 @@ def _forgetting(limit_of: Callable[[Join, int], int]) -> Callable[..., Iterator[
 
 
 def drops_rows_by_their_own_watermark(patch: Patch) -> None:
-    """A row of a join waits until the watermark of its own input has passed its bounds."""
+    """Keep a row of a join until the watermark of its own input, instead of the other one, has passed its bounds."""
     patch.setattr(Join, "_forget", _forgetting(lambda join, side: join._watermarks[side]))
 
 
 def gives_outer_rows_too_early(patch: Patch) -> None:
-    """A row without a match is given before its last match can have come."""
+    """Give a row without a match before its last match can have come."""
 
     def limit_of(join: Join, side: int) -> int:
         watermark = join._watermarks[1 - side]
@@ -55,7 +55,7 @@ def gives_outer_rows_too_early(patch: Patch) -> None:
 
 
 def gives_matched_rows_alone(patch: Patch) -> None:
-    """A right row of an outer join that had a match when it came is given without one as well, at the end of its wait."""
+    """Give a right row of an outer join that had a match at its arrival once more without a match, at the end of its wait."""
     keep = Join._keep
 
     def broken(self: Join, batch: Any, side: int, rows: Any, final: Any, matched: np.ndarray) -> None:
@@ -65,7 +65,7 @@ def gives_matched_rows_alone(patch: Patch) -> None:
 
 
 def joins_with_the_row_that_is_there(patch: Patch) -> None:
-    """A left row of an as-of join is joined when it comes, and not when its partner is certain."""
+    """Join a left row of an as-of join when it comes, and not when its partner is certain."""
     process = AsOfJoin.process
 
     def broken(self: AsOfJoin, batch: Any) -> Iterator[Any]:
@@ -78,7 +78,7 @@ def joins_with_the_row_that_is_there(patch: Patch) -> None:
 
 
 def forgets_keys_with_their_first_rows(patch: Patch) -> None:
-    """A key may come again when the watermark has passed its last given row."""
+    """Let a key come again when the watermark has passed the row that was given for it."""
     on_watermark = Dedup.on_watermark
 
     def broken(self: Dedup) -> Any:
@@ -92,12 +92,12 @@ def forgets_keys_with_their_first_rows(patch: Patch) -> None:
 
 
 def ranks_equal_rows_by_arrival(patch: Patch) -> None:
-    """Of rows that are equal in the order of the user, the first to come is the best."""
+    """Rank the first row to come as the best among rows that are equal in the order of the user."""
     patch.setattr(BestOrder, "whole", lambda self, columns: self.by)
 
 
 def takes_the_newest_table(patch: Patch) -> None:
-    """The versions of a table are kept beside the order: a replica takes the newest one that any replica of its partition has."""
+    """Keep the versions of a table beside the order: a replica takes the newest version that any replica of its partition has."""
     newest: dict[tuple[int, int], tuple[int, Any]] = {}
     process, put_in_force = RefreshedLookup.process, RefreshedLookup._put_in_force
 

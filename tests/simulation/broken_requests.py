@@ -1,4 +1,4 @@
-"""Variants in which requests of people do not come to an end, or do not stay at it."""
+"""Variants in which requests of people do not come to an end, or come back from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Patch = pytest.MonkeyPatch
 
 
 def a_scale_waits_though_a_worker_was_drained(patch: Patch) -> None:
-    """Fewer workers are wanted since, so those that it waits for never come."""
+    """Let a scale wait for workers that never come, because a drain since then wants fewer."""
     wanted_now = RequestBook.wanted_now
 
     def broken(self: RequestBook, workers: int, why: str) -> None:
@@ -31,7 +31,7 @@ def requests_outlive_the_query(patch: Patch) -> None:
 
 
 def outcomes_are_looked_at_again(patch: Patch) -> None:
-    """A change of scale that is done waits again as soon as a worker is lost."""
+    """Let a change of scale that is done wait again as soon as a worker is lost."""
     look = RequestBook.look
 
     def broken(self: RequestBook) -> None:

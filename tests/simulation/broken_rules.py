@@ -1,4 +1,4 @@
-"""Deliberately broken variants of rules that only few interleavings need: each takes away one."""
+"""Deliberately broken variants of rules that only few interleavings need: each takes away one rule."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from partitioning.table import ReplicaAt, Table
 Patch = pytest.MonkeyPatch
 
 
-# ---- producers and who reads from them
+# ---- producers and consumers
 
 
 def accepts_duplicates(patch: Patch) -> None:
-    """A consumer takes a slice that it has taken before."""
+    """Let a consumer take a slice that it has taken before."""
     slices = Inbound._slices
 
     def broken(self: Inbound, *given: Any) -> Any:
@@ -60,12 +60,12 @@ def accepts_duplicates(patch: Patch) -> None:
 
 
 def compares_no_repetition(patch: Patch) -> None:
-    """Whoever repeats the steps of a lost primary gives what it likes."""
+    """Accept any output of a replica that repeats the steps of a lost primary."""
     patch.setattr(Replica, "_check_repetition", lambda self: None)
 
 
 def evicts_when_one_has_acked(patch: Patch) -> None:
-    """A batch leaves the log when the fastest partition has acked it."""
+    """Evict a batch from the log when the fastest partition has acked it."""
     evict = Log.evict
     patch.setattr(Log, "evict", lambda self, acked: evict(self, np.full_like(acked, acked.max(initial=-1))))
 
@@ -75,12 +75,12 @@ def takes_answers_of_an_older_table(patch: Patch) -> None:
 
 
 def serves_what_is_left_to_who_needs_more(patch: Patch) -> None:
-    """A replica that needs what has left the log gets the rest."""
+    """Send the rest to a replica that needs batches which have left the log."""
     patch.setattr(Producer, "_still_here", lambda *given: None)
 
 
 def keeps_acks_of_an_earlier_life(patch: Patch) -> None:
-    """When the table brings a new replica where there was one before."""
+    """Keep the acks of a replica when the table puts a new one in its place."""
     on_table = Producer.on_table
 
     def broken(self: Producer, *given: Any) -> None:
@@ -100,7 +100,7 @@ def keeps_acks_of_an_earlier_life(patch: Patch) -> None:
 
 
 def begins_where_all_is_received(patch: Patch) -> None:
-    """A source is read again from behind what workers have received, not from behind what they have applied."""
+    """Read a source again behind the rows that workers have received, and not behind the rows that they have applied."""
     floor = Producer.floor
 
     def broken(self: Producer) -> Any:
@@ -117,13 +117,13 @@ def begins_where_all_is_received(patch: Patch) -> None:
 
 
 def keeps_marks_as_if_what_has_come_were_applied(patch: Patch) -> None:
-    """A consumer forgets the marks of a source's stream below what it has received."""
+    """Forget the marks of a source's stream below the newest row that has come, instead of the newest that was applied."""
     keep = Marks.keep
     patch.setattr(Marks, "keep", lambda self, applied: keep(self, lambda: self.newest.sequence))
 
 
 def resumes_who_does_not_know_the_new_replica(patch: Patch) -> None:
-    """A producer that goes by a table without the new replica is asked to go on for it."""
+    """Ask a producer to go on for a new replica, though the producer goes by a table without it."""
 
     def broken(self: Subscriptions, inbound: Inbound, incarnation: int) -> None:
         if inbound.feed.connection is not None:
@@ -135,7 +135,7 @@ def resumes_who_does_not_know_the_new_replica(patch: Patch) -> None:
 
 
 def reads_from_who_was_dropped(patch: Patch) -> None:
-    """Replicas of a producer that are not in the table are welcome."""
+    """Welcome replicas of a producer that are not in the table."""
     welcome, producers_of = Subscriptions._welcome_replica, Subscriptions._producers_of
 
     def broken(self: Subscriptions, connection: Any, hello: Any, inbound: Inbound) -> None:
@@ -151,7 +151,7 @@ def reads_from_who_was_dropped(patch: Patch) -> None:
 
 
 def takes_a_batch_that_skips_others(patch: Patch) -> None:
-    """Messages are numbered, and that alone is looked at."""
+    """Look at the number of a message alone: a batch that skips others counts as the next one."""
     take = Inbound.take
 
     def broken(self: Inbound, message: Data, *given: Any) -> Any:
@@ -171,7 +171,7 @@ def forgets_greetings_of_a_newer_table(patch: Patch) -> None:
 
 
 def answers_who_does_not_know_new_replicas(patch: Patch) -> None:
-    """A greeting that goes by a table before the newest replica here is answered."""
+    """Answer a greeting that goes by a table without the newest replica here."""
     on_hello = Subscriptions.on_hello
 
     def broken(self: Subscriptions, connection: Any, hello: Any) -> None:
@@ -189,7 +189,7 @@ def answers_who_does_not_know_new_replicas(patch: Patch) -> None:
 
 
 def secondaries_hold_credit(patch: Patch) -> None:
-    """Slices that wait for a primary elsewhere count against the credit of their stream."""
+    """Count slices that wait for a primary elsewhere against the credit of their stream."""
     take = Inbound.take
     patch.setattr(
         Inbound,
@@ -199,7 +199,7 @@ def secondaries_hold_credit(patch: Patch) -> None:
 
 
 def lets_nothing_in_beyond_credit(patch: Patch) -> None:
-    """Also where an ordered step waits for these rows."""
+    """Let no rows in beyond the credit, even if an ordered step waits for them."""
     look = Starvation.look
 
     def broken(self: Starvation, *given: Any) -> Any:
@@ -212,7 +212,7 @@ def lets_nothing_in_beyond_credit(patch: Patch) -> None:
 
 
 def waits_for_the_link(patch: Patch) -> None:
-    """A stream stays with the replica that it is read from, though nothing comes of it and another one has its rows."""
+    """Read a stream from the same replica on, though nothing comes from there and another replica has its rows."""
 
     def broken(self: Subscriptions, now: float) -> None:
         self.owed.due_at = inf
@@ -221,17 +221,17 @@ def waits_for_the_link(patch: Patch) -> None:
 
 
 def lends_nothing(patch: Patch) -> None:
-    """A secondary keeps slices that its primary cannot get."""
+    """Let a secondary keep slices for itself that its primary cannot get."""
     patch.setattr(Lender, "look", lambda *given: ())
 
 
 def relays_nothing(patch: Patch) -> None:
-    """Orders and acks wait for the link."""
+    """Let orders and acks wait for the link."""
     patch.setattr(RelayedWays, "next", lambda *given: -1)
 
 
 def answers_relayed_orders_over_the_cut_link(patch: Patch) -> None:
-    """An answer goes directly, however the orders have come."""
+    """Send answers directly, also to orders that were relayed."""
     to = Relays._to
 
     def broken(self: Relays, worker: int, message: Relayed, *given: Any) -> ToWorker:
@@ -242,17 +242,17 @@ def answers_relayed_orders_over_the_cut_link(patch: Patch) -> None:
 
 
 def asks_nobody_for_the_acks_of_a_source(patch: Patch) -> None:
-    """Orders are relayed, and questions for acks are not."""
+    """Relay orders, but no questions for acks."""
     patch.setattr(Relays, "_lacking", lambda *given: {})
 
 
 def lends_nothing_over_a_third_worker(patch: Patch) -> None:
-    """Orders and acks are relayed, and rows that a secondary has wait for the link."""
+    """Relay orders and acks, and let rows that a secondary has wait for the link."""
     patch.setattr(Relays, "loans", lambda self, lent, now: lent)
 
 
 def lends_rows_over_the_cut_link(patch: Patch) -> None:
-    """Lent rows go directly, however the question for them has come."""
+    """Send lent rows directly, also if the question for them was relayed."""
     to = Relays._to
 
     def broken(self: Relays, worker: int, message: Relayed, *given: Any) -> ToWorker:
@@ -263,17 +263,17 @@ def lends_rows_over_the_cut_link(patch: Patch) -> None:
 
 
 def leaves_the_lead_to_a_primary_out_of_reach(patch: Patch) -> None:
-    """Rows, or acks of its output, do not come to a primary, and it leads for as long as the link is cut."""
+    """Let a primary lead for as long as the link is cut over which its rows, or acks of its output, would come."""
     patch.setattr(Sweep, "unreached", lambda *given: None)
 
 
 def asks_no_secondary_for_acks(patch: Patch) -> None:
-    """A primary does not find out that acks which it lacks have come to a secondary."""
+    """Hide from a primary that acks which it lacks have come to a secondary."""
     patch.setattr(UnreachedPrimaries, "_unacked", lambda *given: ())
 
 
 def lets_a_replica_lead_that_lacks_rows(patch: Patch) -> None:
-    """A secondary that lends rows leads, though it cannot get those of another reader, which are ordered."""
+    """Let a secondary lead that lends rows, though it cannot get ordered rows of another reader."""
     look = UnreachedPrimaries.look
 
     def broken(self: UnreachedPrimaries, now: float) -> Any:
@@ -284,7 +284,7 @@ def lets_a_replica_lead_that_lacks_rows(patch: Patch) -> None:
 
 
 def lets_any_replica_follow_an_unreached_primary(patch: Patch) -> None:
-    """Also one whose state has just come, and that may lack committed steps."""
+    """Let a replica take over from an unreached primary although its state has just come, and may lack committed steps."""
 
     def broken(self: AdditionTracker, message: Unreached, table: Table) -> ReplicaAt | None:
         leader, *others = table.replicas(message.stage, message.partition)
@@ -295,13 +295,13 @@ def lets_any_replica_follow_an_unreached_primary(patch: Patch) -> None:
 
 
 def secondaries_hold_credit_for_ever(patch: Patch) -> None:
-    """Without the rule that covers that of the secondaries."""
+    """Let secondaries hold credit, without the rule that lets rows in beyond it and so covers for this."""
     secondaries_hold_credit(patch)
     lets_nothing_in_beyond_credit(patch)
 
 
 def a_step_under_way_keeps_its_credit(patch: Patch) -> None:
-    """When its replica is dropped."""
+    """Keep the credit of a step under way when its replica is dropped."""
 
     def broken(self: Replica) -> Any:
         return {stream: list(slices) for stream, slices in self._waiting.items()}
@@ -310,7 +310,7 @@ def a_step_under_way_keeps_its_credit(patch: Patch) -> None:
 
 
 def what_waits_keeps_its_credit(patch: Patch) -> None:
-    """When its replica is dropped."""
+    """Keep the credit of waiting slices when their replica is dropped."""
     discard = Inbound.discard
     patch.setattr(Inbound, "discard", lambda self, partition, slices: discard(self, partition, ()))
 
@@ -342,7 +342,7 @@ def forgets_what_a_copy_holds_back(patch: Patch) -> None:
 
 
 def orders_without_end(patch: Patch) -> None:
-    """However far the other replicas are behind."""
+    """Order steps however far the other replicas are behind."""
     patch.setattr(Replica, "held_back", property(lambda self: False))
 
 
@@ -372,7 +372,7 @@ def never_reports_a_divergence(patch: Patch) -> None:
 
 
 def who_joins_need_not_confirm(patch: Patch) -> None:
-    """A worker that has come since an addition was listed need not go by that table."""
+    """Begin an addition before workers that have joined since its table go by that table."""
     is_confirmed = Board.is_confirmed
 
     def broken(self: Board, epoch: int) -> bool:
@@ -388,7 +388,7 @@ def who_joins_need_not_confirm(patch: Patch) -> None:
 
 
 def additions_outlive_their_primary(patch: Patch) -> None:
-    """Where the primary is lost, what it was about to add goes on with its successor."""
+    """Let the addition of a lost primary go on with its successor."""
     without_worker = controller.decide.losses.without_worker
 
     def broken(table: Table, worker: int, *given: Any) -> Any:
@@ -410,7 +410,7 @@ def additions_outlive_their_primary(patch: Patch) -> None:
 
 
 def keeps_who_stands_still(patch: Patch) -> None:
-    """Replicas that apply nothing stay where they are."""
+    """Keep replicas that apply nothing."""
     patch.setattr(Sweep, "drop_standing", lambda *given: None)
 
 
@@ -418,7 +418,7 @@ def keeps_who_stands_still(patch: Patch) -> None:
 
 
 def keeps_who_diverges(patch: Patch) -> None:
-    """The divergence is an event, and nothing is done."""
+    """Report a divergence as an event, and do nothing else."""
 
     def broken(self: Sweep, message: Any, now: float) -> None:
         if self.board.table is not None:
@@ -428,7 +428,7 @@ def keeps_who_diverges(patch: Patch) -> None:
 
 
 def rebuilds_without_end(patch: Patch) -> None:
-    """However often the replicas of a partition diverge."""
+    """Rebuild replicas of a partition however often they diverge."""
     patch.setattr(AdditionTracker, "too_divergent", lambda self: None)
 
 
@@ -455,7 +455,7 @@ def a_step_may_take_for_ever(patch: Patch) -> None:
 
 
 def a_long_step_counts_from_the_one_before(patch: Patch) -> None:
-    """That the loop has turned between two steps is not noticed."""
+    """Count the time of a long step from the step before: a turn of the loop between the two is not noticed."""
     on_pulse = Controller.on_pulse
 
     def broken(self: Controller, worker: int, pulse: Any, now: float) -> Any:
@@ -470,7 +470,7 @@ def a_long_step_counts_from_the_one_before(patch: Patch) -> None:
 
 
 def a_second_attempt_takes_over_at_once(patch: Patch) -> None:
-    """Though the first is alive."""
+    """Let a second attempt take over at once, though the first is alive."""
     patch.setattr(controller.decide.registration, "ALIVE_S", -1.0)
 
 
@@ -487,7 +487,7 @@ def closed_slots_are_opened_again(patch: Patch) -> None:
 
 
 def the_end_of_any_task_ends_the_query(patch: Patch) -> None:
-    """Also that of a slot which is closed."""
+    """End the query with the end of any task, also in a closed slot."""
     on_tasks_ended = DriverEvents.on_tasks_ended
 
     def broken(self: DriverEvents, slots: Any, what: str, reason: str) -> Any:
@@ -504,7 +504,7 @@ def the_end_of_any_task_ends_the_query(patch: Patch) -> None:
 
 
 def hands_on_again_what_was_fetched(patch: Patch) -> None:
-    """Where another worker has the output, all of it is handed on."""
+    """Hand on all of an output that moves to another worker, with the part that was fetched before."""
 
     def broken(self: OutputFetch) -> Any:
         self._locate()
@@ -522,13 +522,13 @@ def hands_on_again_what_was_fetched(patch: Patch) -> None:
 
 
 def asks_who_was_lost(patch: Patch) -> None:
-    """The controller is asked once only."""
+    """Ask the controller once only for the worker that has the output."""
     locate = OutputFetch._locate
     patch.setattr(OutputFetch, "_locate", lambda self: self._table is None and locate(self))
 
 
 def says_the_last_word_once(patch: Patch) -> None:
-    """A reader is gone when a worker has said that it has heard all."""
+    """Stop asking about a part that is over: the last word of the reader is said once, and may be lost."""
     asks = OutputPull.asks
 
     def broken(self: OutputPull, now: float) -> Iterator[PullQuestion]:

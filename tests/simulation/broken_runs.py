@@ -17,7 +17,7 @@ Patch = pytest.MonkeyPatch
 
 
 def takes_runs_whole(patch: Patch) -> None:
-    """A partition takes also those batches of a run that it has."""
+    """Let a partition take also the batches of a run that it has already."""
     of_run = Inbound._of_run
 
     def broken(self: Inbound, message: Any, packet: Any, run: SliceRun, batch: Any, had: int, held: bool) -> Any:
@@ -27,7 +27,7 @@ def takes_runs_whole(patch: Patch) -> None:
 
 
 def gathers_what_an_order_waits_for(patch: Patch) -> None:
-    """A slice that comes for a step of an earlier primary's order waits for others."""
+    """Let a slice for a step of an earlier primary's order wait for others."""
     gathers = StepScheduler.gathers
 
     def broken(self: StepScheduler, replica: Replica, slice_: Slice, now: float) -> bool:
@@ -42,7 +42,7 @@ def gathers_what_an_order_waits_for(patch: Patch) -> None:
 
 
 def orders_name_slices(patch: Patch) -> None:
-    """A step takes as many slices as it was ordered of, whichever batches these have."""
+    """Take each slice that begins within a step's order whole, with its batches behind the ordered ones."""
 
     def broken(self: StepQueue, entry: Any) -> list[Any]:
         slices = []
@@ -60,7 +60,7 @@ def orders_name_slices(patch: Patch) -> None:
 
 
 def drops_what_is_cut_off(patch: Patch) -> None:
-    """Of a slice that is cut only the first part is applied."""
+    """Apply only the first part of a slice that is cut, and drop the rest."""
     cut = RowSlice.cut
 
     def broken(self: RowSlice, through: int, partition: int) -> Any:

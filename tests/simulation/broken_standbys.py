@@ -1,4 +1,4 @@
-"""Variants in which a standby says that it has what it lacks, or keeps what it must not, or nobody asks for its checkpoints."""
+"""Variants in which a standby acks rows that it lacks, or keeps steps that it must not, or no producer asks for checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Patch = pytest.MonkeyPatch
 
 
 def acks_what_is_ordered(patch: Patch) -> None:
-    """Producers may drop rows that no checkpoint has."""
+    """Ack ordered rows: producers may drop rows that no checkpoint has."""
 
     def position(self: Standby, stream: StreamId) -> int:
         ordered = [
@@ -38,7 +38,7 @@ def acks_what_is_ordered(patch: Patch) -> None:
 
 
 def takes_checkpoints_before_they_are_committed(patch: Patch) -> None:
-    """A later primary may have other steps in their place."""
+    """Take a checkpoint whose steps are not committed: a later primary may have other steps in their place."""
 
     def settle(self: Standby) -> None:
         if self.beside is not None and self.beside.step <= self.order.end:
@@ -51,7 +51,7 @@ def takes_checkpoints_before_they_are_committed(patch: Patch) -> None:
 
 
 def keeps_checkpoints_of_earlier_terms(patch: Patch) -> None:
-    """The number of steps alone does not say which steps these are."""
+    """Keep a checkpoint of an earlier term: the number of its steps alone does not say which steps these are."""
 
     def settle(self: Standby) -> None:
         if self.beside is not None and self.order.committed >= self.beside.step:
@@ -63,17 +63,17 @@ def keeps_checkpoints_of_earlier_terms(patch: Patch) -> None:
 
 
 def checkpoints_have_no_output(patch: Patch) -> None:
-    """What consumers have not got by then is in no log any more."""
+    """Leave the output out of checkpoints: batches that consumers have not got by then are in no log any more."""
     patch.setattr(OutputNow, "of", OutputNow.after)
 
 
 def sends_the_changes_of_the_newest_cut_alone(patch: Patch) -> None:
-    """They are changes to what another standby has: those since this one's own checkpoint are more."""
+    """Send only the newest changes, which build on the checkpoint of another standby: this standby lacks the changes before."""
     patch.setattr(DeltaTracker, "since", lambda self, held: [])
 
 
 def applies_changes_to_the_checkpoint_before(patch: Patch) -> None:
-    """What they are the changes of was not committed yet, and is thrown away; they are acked all the same."""
+    """Apply changes to the last committed checkpoint, and ack them, though they build on a later one, which is thrown away."""
     holds = Standby.holds
 
     def before(self: Standby, term: int, number: int) -> Checkpoint | None:
@@ -84,7 +84,7 @@ def applies_changes_to_the_checkpoint_before(patch: Patch) -> None:
 
 
 def keeps_the_newest_changes_alone(patch: Patch) -> None:
-    """Those before them are thrown away, and they are acked."""
+    """Throw away the changes before the newest ones, and ack all."""
 
     def after(self: Checkpoint, base: Checkpoint) -> Checkpoint:
         assert self.data is not None
@@ -94,7 +94,7 @@ def keeps_the_newest_changes_alone(patch: Patch) -> None:
 
 
 def commits_without_standbys(patch: Patch) -> None:
-    """A standby may lack what the outside has seen."""
+    """Commit without the acks of standbys: a standby may lack steps whose output the outside has seen."""
     known = {
         kind.name: replace(kind, commits=False) if kind.name in (STANDBY, UPSTREAM, DISK) else kind
         for kind in kinds.registered()
@@ -103,17 +103,17 @@ def commits_without_standbys(patch: Patch) -> None:
 
 
 def nobody_presses(patch: Patch) -> None:
-    """Producers that are out of room wait for the next checkpoint, however long that takes."""
+    """Let producers that are out of room wait for the next checkpoint, without asking for it."""
     patch.setattr(CheckpointRequests, "look", lambda self, *about: iter(()))
 
 
 def standbys_ack_once(patch: Patch) -> None:
-    """An ack that was lost is not said again."""
+    """Never repeat an ack that was lost."""
     patch.setattr(Subscriptions, "on_press", lambda self, connection, stream: None)
 
 
 def a_standby_reads_on_without_a_greeting(patch: Patch) -> None:
-    """Producers send it what comes next, not what it lacks."""
+    """Let producers send the next rows to a standby that begins to read, and not the earlier rows that it lacks."""
 
     def same_lives(self: ConsumersAt, other: ConsumersAt) -> bool:
         return np.array_equal(self.partitions, other.partitions) and np.array_equal(self.since, other.since)
@@ -122,7 +122,7 @@ def a_standby_reads_on_without_a_greeting(patch: Patch) -> None:
 
 
 def reads_from_who_does_not_know_all_readers(patch: Patch) -> None:
-    """A producer that has not heard of the take-over leaves out rows for the replica that reads now."""
+    """Read from a producer that has not heard of the take-over: it leaves out rows for the replica that reads now."""
 
     def readable(self: Subscriptions, inbound: Inbound) -> list[int]:
         listed = self._producers_of(inbound.stream)
@@ -132,7 +132,8 @@ def reads_from_who_does_not_know_all_readers(patch: Patch) -> None:
 
 
 def takes_the_first_table_that_comes_for_the_first(patch: Patch) -> None:
-    """Whoever goes by an earlier one may take a replica here for a standby, and send it no rows."""
+    """Take the first table that comes for the first with a replica: a producer that goes by an earlier table may take the replica
+    for a standby, and send it no rows."""
 
     create = ReplicaLifecycle.create
 
@@ -144,7 +145,7 @@ def takes_the_first_table_that_comes_for_the_first(patch: Patch) -> None:
 
 
 def a_standby_is_no_heir_of_a_silent_worker(patch: Patch) -> None:
-    """A stopped worker keeps its partitions as if it had the last safe replica of each."""
+    """Let a stopped worker keep its partitions as if it had the last safe replica of each."""
     is_heir = ReplicaSafety.is_heir_of_silent
 
     def broken(self: ReplicaSafety, since: float) -> Judge:

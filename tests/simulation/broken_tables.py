@@ -1,4 +1,4 @@
-"""Variants of the code in which tables go wrong that travel as changes."""
+"""Variants of the code in which tables that travel as changes go wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Patch = pytest.MonkeyPatch
 
 
 def applies_changes_to_any_table(patch: Patch) -> None:
-    """Whatever table a change is of."""
+    """Apply a change to the table that is there, though it is a change of another one."""
     take = TableFollower.take
 
     def broken(self: TableFollower, command: Any) -> Any:
@@ -26,5 +26,5 @@ def applies_changes_to_any_table(patch: Patch) -> None:
 
 
 def never_asks_for_a_table(patch: Patch) -> None:
-    """Whoever has missed a change waits for the next whole table."""
+    """Let a process that has missed a change wait for the next whole table."""
     patch.setattr(TableFollower, "ask", lambda self, now: False)

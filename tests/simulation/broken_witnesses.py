@@ -18,25 +18,25 @@ def answers(patch: Patch, **other: Any) -> None:
 
 
 def witnesses_may_lead(patch: Patch) -> None:
-    """They take over like active replicas."""
+    """Let witnesses take over like active replicas."""
     answers(patch, leads_as=witness.WITNESS, safe=True)
 
 
 def witnesses_count_as_safe(patch: Patch) -> None:
-    """A partition of which nothing else is left counts as saved."""
+    """Count a partition of which only a witness is left as saved."""
     answers(patch, safe=True)
 
 
 def commits_without_its_witness(patch: Patch) -> None:
-    """The primary does not wait for what it has promised to wait for."""
+    """Let the primary commit without its witness, though it has promised to wait for it."""
     answers(patch, commits=False)
 
 
 def waits_for_acks_of_a_witness(patch: Patch) -> None:
-    """Producers keep rows for a replica that reads none."""
+    """Let producers keep rows for a witness, which reads none."""
     answers(patch, acks=AckMeaning.APPLIED)
 
 
 def waits_for_a_witness_to_be_copied(patch: Patch) -> None:
-    """A new witness gets no orders before it has a copy of a state, which it never asks for."""
+    """Give a new witness no orders before it has a copy of a state, which it never asks for."""
     answers(patch, copies=True)

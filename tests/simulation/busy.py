@@ -1,4 +1,4 @@
-"""How busy workers say that they are, for the policies of load balance: made up, so that it costs no time to simulate."""
+"""Load of workers, for the policies of balance: it is made up, and so costs no time to simulate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PER_BUSY_S = 1000
 
 
 class Busy:
-    """What one worker has counted since it began."""
+    """Counts of one worker since it began."""
 
     def __init__(self, demand: Demand) -> None:
         self._demand = demand
@@ -23,7 +23,7 @@ class Busy:
         self._at: float | None = None
 
     def report(self, core: WorkerCore, now: float) -> dict[str, Any]:
-        """As ``worker_stats.load`` gives it."""
+        """Return the load of a worker in the form of ``worker_stats.load``."""
         replicas = []
         for (stage, partition), replica in core.replicas.items():
             life = stage, partition, replica.incarnation

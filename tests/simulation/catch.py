@@ -1,5 +1,5 @@
-"""``python -m tests.simulation.catch NAME`` looks for seeds that show a broken variant, for when those in the table no
-longer do: whatever changes the course of runs changes what a seed means."""
+"""A search for seeds that show a broken variant: ``python -m tests.simulation.catch NAME``. It is needed when the seeds in the
+table no longer show the variant: each change of the course of runs changes the meaning of a seed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The laws that every run must keep, checked from outside with the simulation's own bookkeeping (design: laws).
 
-Two kinds of evidence: what the operators of the simulation see (rows), and what passes the seams of the state
-machines (steps applied, batches given out, acked, evicted). The ledger knows the whole cluster at once, which no
-process does: it sees at the moment when an output leaves whether every safe replica could make it again.
+There are two kinds of evidence: the rows that operators of the simulation see, and the steps and batches that pass the
+seams of the state machines (applied, given out, acked, evicted). The ledger knows the whole cluster at once, which no
+process does: at the moment when an output leaves, the ledger sees whether every safe replica could make that output again.
 """
 
 from __future__ import annotations
@@ -43,48 +43,51 @@ if TYPE_CHECKING:
     from tests.simulation.event_time_laws import EventTimeLaws
     from tests.simulation.feed_laws import FeedLaws
 
-#: Turns of workers after which the state machines of one are asked to look at themselves.
+#: Turns of workers after which the state machines of one worker are asked to look at themselves.
 VALIDATED_EVERY = 16
 
 
 class Watch:
-    """What the ledger knows of one replica. ``counts[stream]``: how many batches with rows for it are applied;
-    ``steps``: (step, where its output begins in each log), ``orders[t]``: what step t is."""
+    """The ledger's knowledge of one replica."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
+        #: By stream: the number of batches with rows for the replica that it has applied.
         self.counts: dict[StreamId, int] = {}
+        #: The number of each step, and the position in each log at which the output of that step begins.
         self.steps: list[tuple[int, dict[StreamId, int]]] = []
+        #: By number: the content of a step (``step_of``).
         self.orders: dict[int, Any] = {}
         #: By stream: elements through this one may be gone, because an earlier life that is lost has acked them.
         self.lacks: dict[StreamId, int] = {}
+        #: Steps below this one are committed, and compared with the same steps of other replicas.
         self.final = replica.applied
 
 
 class Ledger:
     def __init__(self) -> None:
-        #: By edge, of removed ones as well: the source or the stage of its rows, as (from a stage, id).
+        #: By edge, removed ones included: the source or the stage of its rows, as (from a stage, id).
         self.origins: dict[int, tuple[bool, int]] = {}
-        #: Edges of numbered rows, removed ones as well: a worker that still follows an earlier version goes on with them.
+        #: Edges of numbered rows, removed ones included: a worker that still follows an earlier version goes on with them.
         self.numbered: set[int] = set()
         self.controller: Controller
         self.counts: Counter[str] = Counter()
         self.keys: dict[str, tuple[str, ...]] = {}
         #: Streams whose batches differ between attempts: their sequence numbers prove nothing.
         self.unsteady: set[StreamId] = set()
-        #: Streams of which some replica has said otherwise where rows come from (``divergence``).
+        #: Streams in which some replica has given rows another origin than its primary did (``divergence``).
         self.altered: set[StreamId] = set()
         #: The worker of this id if its process is alive.
         self.alive: Callable[[int], WorkerCore | None] = lambda worker: None
         self._home: dict[tuple[str, Any], int] = {}
-        self._given: dict[StreamId, list[Any]] = defaultdict(list)  # what streams have given out, by sequence
-        #: Rows that streams of numbered rows have given out, and their ends, by ascending number.
+        self._given: dict[StreamId, list[Any]] = defaultdict(list)  # elements that streams have given out, by sequence
+        #: Rows that streams of numbered rows have given out, and the ends of these streams, by ascending number.
         self._given_rows: dict[StreamId, dict[int, tuple[tuple[int, ...], Any]]] = defaultdict(dict)
-        #: Some log has lost a record before all replicas had applied it: a batch that is made again may have fewer rows.
+        #: Whether some log has lost a record before all replicas had applied it: a batch that is made again may have fewer rows.
         self.lossy = False
-        #: Some source goes on after a loss.
+        #: Whether some source goes on after a loss.
         self.goes_on = False
-        #: Whether the record with this number of a stream has been lost like that.
+        #: Tells whether the record with a number of a stream has been lost before all replicas had applied it.
         self.is_gone: Callable[[StreamId, int], bool] = lambda stream, number: False
         self._touching: dict[tuple[StreamId, int], list[int]] = defaultdict(list)
         self._largest: dict[StreamId, int] = defaultdict(int)
@@ -97,12 +100,12 @@ class Ledger:
         self._maker: dict[int, Watch] = {}  # id of a producer -> the replica that feeds it
         #: By stream and partition: the element through which any replica has acked.
         self._acked_through: dict[tuple[StreamId, int], int] = {}
-        self._official: dict[Key, dict[int, Any]] = defaultdict(dict)  # what each committed step was
+        self._official: dict[Key, dict[int, Any]] = defaultdict(dict)  # the content of each committed step
         self._leaders: dict[tuple[int, int, int], int] = {}
-        #: Below which steps a primary has ordered that had not heard from all live ones.
+        #: The end of the steps that a primary has ordered before it had heard from all live replicas.
         self._ordered_unheard: dict[Key, int] = {}
         self._turns = 0  # of all workers
-        #: The laws of event time, of all lives; None: rows have none.
+        #: The laws of event time, of all lives; None: rows have no event time.
         self.event_time: EventTimeLaws = None  # type: ignore[assignment]
         self.tables = TableLaws(self)
         #: The laws of streams with several feeds, of the run under way.
@@ -120,7 +123,7 @@ class Ledger:
         self.numbered |= {edge.id for edge in plan.edges if plan.numbered(edge)}
 
     def newest_given(self, stream: StreamId) -> Any:
-        """The last batch, row or end that a stream has given out; None if there is none."""
+        """Return the last batch, row or end that a stream has given out; None if there is none."""
         rows = self._given_rows[stream]
         return rows[next(reversed(rows))] if rows else next(reversed(self._given[stream]), None)
 
@@ -138,8 +141,11 @@ class Ledger:
     # ---- producers
 
     def watch_producer(self, producer: Producer, current: Callable[[], bool], careless: Callable[[], bool]) -> None:
-        """``current``: whether its process has a part in the query still, as far as the controller knows; ``careless``:
-        whether it shall send again, this time, what nobody asked for."""
+        """Watch the log of a producer.
+
+        ``current``: whether its process still has a part in the query, as far as the controller knows; ``careless``: whether
+        the producer shall repeat, this time, batches that no consumer asked for.
+        """
         self._make_careless(producer, careless)
         self._kept.append(producer)
         stream, log = producer.stream, producer.log
@@ -168,7 +174,7 @@ class Ledger:
         log.append, log.evict = watched_append, watched_evict  # type: ignore[method-assign]
 
     def _make_careless(self, producer: Producer, chance: Callable[[], bool]) -> None:
-        """Now and then it goes on from the start of its log instead of where it was told to."""
+        """Let a producer go on, now and then, from the start of its log instead of the position that it was told."""
         on_resume = producer.on_resume
 
         def careless_resume(worker: int, message: Resume, now: float) -> None:
@@ -182,7 +188,7 @@ class Ledger:
         producer.on_resume = careless_resume  # type: ignore[method-assign]
 
     def publish(self, producer: Producer) -> None:
-        """Look at what this producer may give out by now: always the same, by whichever replica or attempt."""
+        """Check the batches that a producer may give out by now: they are the same from every replica and every attempt."""
         stream, log = producer.stream, producer.log
         seen = self._published.get(id(producer), 0)
         end = min(log.end, producer.release_from)
@@ -197,7 +203,7 @@ class Ledger:
             entry = log[sequence]
             self._largest[stream] = max(self._largest[stream], entry.nbytes)
             while sequence > len(given):
-                given.append(None)  # it had no rows, and was evicted as soon as it was there
+                given.append(None)  # a batch without rows, which was evicted as soon as it was there
             if sequence == len(given) or given[sequence] is None:
                 self._first_given(stream, entry, self._maker.get(id(producer)))
             elif given[sequence] is not entry and stream not in self.unsteady:
@@ -223,7 +229,7 @@ class Ledger:
             self._committed_everywhere(stream, entry.sequence, maker)
 
     def _committed_everywhere(self, stream: StreamId, sequence: int, maker: Watch) -> None:
-        """Nothing leaves before its step is known to all that may have to take over."""
+        """Check that a batch leaves only when all replicas that may have to take over know its step."""
         made = [step for step, starts in maker.steps if starts.get(stream, 0) <= sequence]
         if made:
             self._known_everywhere(maker, made[-1], f"batch {sequence} of stream {stream} was given out")
@@ -241,7 +247,7 @@ class Ledger:
             other = core.replicas.get(key) or core.hosted.followers.get(key)
             other = None if other is None or other.incarnation != listed.incarnation else other
             if other is None and self.plan.durable and listed.incarnation > FIRST_EPOCH:
-                continue  # its state is to come from the vault: it will know what that knows
+                continue  # its state is to come from the vault, with all steps that the vault knows
             order = None if other is None else order_of(other)
             knows = order is not None and order.end > step
             if knows and order is not None and step >= max(order.base, getattr(other, "applied", 0)):
@@ -271,7 +277,7 @@ class Ledger:
                 replica = core.replicas.get((edge.consumer, partition))
                 kept = core.followers.get(PartitionKey(edge.consumer, partition))
                 if again and (replica is None or replica.reads_since >= replica.incarnation):
-                    continue  # for a standby, and what has been one, it is read again
+                    continue  # for a standby, and for a replica that was a standby before, the batch is read again
                 if isinstance(kept, Standby) and kept.incarnation == listed.incarnation:
                     self.counts["batches evicted that a checkpoint has"] += 1
                     if kept.checkpoint.next.get(stream, 0) <= last:
@@ -363,7 +369,7 @@ class Ledger:
             self.event_time.watch(core, replica)
 
     def _inherit(self, watch: Watch) -> None:
-        """A copy of state has the steps of the primary that was copied, and must hold back the same of them."""
+        """Give a copy of state the steps of the primary that was copied: output of the same steps must be held back."""
         replica = watch.replica
         if replica.orders_itself:
             return
@@ -478,7 +484,7 @@ class Ledger:
                 raise Violation("nothing is acked before the state has come", f"worker {core.worker}, {partition}")
 
     def watch_roles(self, core: WorkerCore) -> None:
-        """After a new table: one primary per partition and term."""
+        """Check after a new table that there is one primary per partition and term."""
         for (stage, partition), replica in core.replicas.items():
             if not replica.leads:
                 continue
@@ -494,7 +500,7 @@ class Ledger:
                     self.counts["promoted secondaries that waited for rows"] += 1
 
     def check_machines(self, core: WorkerCore) -> None:
-        """What each state machine says of itself. Now and then: what is broken stays so."""
+        """Let each state machine check itself, now and then: a broken one stays broken until the next look."""
         self._turns += 1
         if self._turns % VALIDATED_EVERY:
             return
@@ -513,12 +519,13 @@ class Ledger:
                 ) from None
 
     def check_order(self, replica: Replica) -> None:
-        """What a replica has still to apply is within the bound, or was ordered before the primary had heard from all live ones.
+        """Check that the steps that a replica has still to apply are within the bound, or were ordered before the primary had
+        heard from all live replicas.
 
-        Such a primary cannot know how far they are: at most a bound behind the last step that was committed when it took
-        over, for so far they were heard by one before it. Nothing is committed without them, and its own log keeps what is
-        not: so it orders at most a bound beyond that step. However many primaries follow each other unheard, it is the same
-        step."""
+        Such a primary cannot know how far the others are. They are at most a bound behind the last step that was committed when
+        it took over, because an earlier primary had heard from them up to there. No step is committed without them, and the
+        primary's own log keeps all uncommitted steps: so the primary orders at most a bound beyond that step. The step stays the
+        same however many primaries follow each other unheard."""
         order, bound = replica.order, self.plan.settings.order_max_steps
         kept = len(order)
         if kept <= bound:
@@ -547,10 +554,10 @@ class Ledger:
                         held.setdefault(stream, {})[id(slice_.packet)] = slice_.packet.nbytes
         for stream, packets in held.items():
             bound = self._credit[core.worker, stream] + self._largest[stream] + MESSAGE_BYTES
-            # What a secondary lends comes beside the credit that the producer has already: it cannot be taken back.
+            # Rows that a secondary lends come beside the credit that the producer has already, which cannot be taken back.
             bound += sum(self._lent[core.worker, stream].values())
             if core.subscriptions.streams[stream].mode != ONE:
-                # Two feeds divide a stream otherwise into messages: each counts for its own bytes beside its rows.
+                # Two feeds divide a stream into messages in different ways: each message has bytes of its own beside its rows.
                 bound += MESSAGE_BYTES * len(packets)
             if sum(packets.values()) > bound:
                 raise Violation(
@@ -559,7 +566,7 @@ class Ledger:
                 )
 
     def check_idle(self, core: WorkerCore, now: float) -> None:
-        """After it has said that there is nothing to apply."""
+        """Check a worker that has said that there is nothing to apply."""
         wall = now + core.wall_ahead
         for replica in core.replicas.values():
             if replica.ready(wall):
@@ -569,7 +576,7 @@ class Ledger:
                 raise Violation("a worker wakes up for its timers", f"worker {core.worker}, {replica.where}")
 
     def replicas_of(self, stage: int, partition: int) -> list[Replica]:
-        """All that there have been, dead ones too."""
+        """Return all replicas that a partition has had, dead ones included."""
         replicas = (watch.replica for watch in self._watches.values())
         return [replica for replica in replicas if (replica.stage.id, replica.partition) == (stage, partition)]
 
@@ -582,7 +589,7 @@ class Ledger:
         if replica is not None and replica.applied and not replica.orders_itself:
             step = replica.applied - 1
             watch = self._watches[id(replica)]
-            # A partition that has come to its end also takes the steps at which new edges begin, perhaps in the same turn.
+            # A finished partition still takes the steps at which new edges begin, perhaps in the same turn.
             while step in watch.orders and watch.orders[step][0] is StepKind.CHANGE:
                 step -= 1
             if step in watch.orders:

@@ -1,4 +1,4 @@
-"""Fixtures of all tests of the simulation: the many seeds, and a collector of garbage that looks seldom."""
+"""Fixtures of all tests of the simulation: results of the many seeds, and a garbage collector that runs seldom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ SIMULATED = pytest.StashKey[bool]()
 
 @pytest.fixture(scope="session", autouse=True)
 def _garbage_is_looked_for_seldom() -> Iterator[None]:
-    """As in processes of their own: a run makes many objects that live as long as it, and looking costs an eighth of all."""
+    """Collect garbage seldom, as processes of the many seeds do: the many objects of a run live as long as the run, and looking
+    for garbage costs an eighth of all time."""
     before = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER)
     yield
@@ -26,7 +27,8 @@ def _garbage_is_looked_for_seldom() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def many_results(request: pytest.FixtureRequest) -> list[Result]:
-    """The many seeds. ``make test`` has a process on each core by itself, and two more would load everything again."""
+    """Run the many seeds. They run in this process, except in long runs: ``make test`` has a process on each core already, and
+    two more would load everything again."""
     request.config.stash[SIMULATED] = True
     return list(run_all(SEEDS)) if LONG else [run(seed) for seed in SEEDS]
 

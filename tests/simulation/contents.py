@@ -1,10 +1,10 @@
-"""What a batch has, in a few words, for the detail of a broken law."""
+"""The contents of a batch in a few words, for the detail of a broken law."""
 
 from __future__ import annotations
 
 from flux.exchange.log import LogEntry, Rows
 
-#: Rows that are shown; more are counted.
+#: Rows that are shown; the others are counted.
 SHOWN = 3
 
 

@@ -1,13 +1,13 @@
 """Runs whose partitions begin empty when the worker of their last replica is lost (design: converge).
 
 (a) a window comes once        each life of a partition gives each window of a key once; a window comes again only from a life
-                               that says that its results lack rows there, and if it ends less than two lengths before
-                               the newest that an earlier life has given. All come again where no partition is left that knows
-                               how far sources were read
+                               whose results may lack rows there, and if it ends less than two lengths before
+                               the newest window that an earlier life has given. All windows come again after no partition
+                               is left that knows how far sources were read
 (b) whole means whole          a result behind the time up to which its life says that rows are missing has all rows
 (c) nothing is made up         no result has more rows than there are
-(d) what is whole comes        a window behind all such times of its partition comes
-(e) the horizon is honest      that time is no later than the newest row that was read when it became known, and a window
+(d) whole windows come         a window behind all such times of its partition comes
+(e) the horizon is honest      such a time is at most a window later than the newest row that was read when the time became known
 (f) the query goes on          the loss of a worker does not end it
 """
 
@@ -41,7 +41,7 @@ from tests.simulation.violation import Violation
 if TYPE_CHECKING:
     from tests.simulation.worker_process import WorkerProcess
 
-#: Seeds of these runs, so that those of others keep their stories.
+#: The first seed of these runs. They have a range of their own, so that the seeds of other runs keep their stories.
 CONVERGES_FROM = 89_000_000_000
 #: Virtual seconds from which on nothing fails; and the rate of lost workers until then.
 CALM_S, LOSSES_PER_S = 5.0, 0.5
@@ -110,7 +110,7 @@ def build(data: SeekingData, rng: random.Random) -> Callable[[Ledger], Dataflow]
 
 
 class ConvergingOutside(Outside):
-    """The outside, with the life of a partition that has given each row."""
+    """The outside, with the life of the partition that has given each row."""
 
     _sim: ConvergingSimulation
 
@@ -177,7 +177,7 @@ class ConvergingSimulation(Simulation):
             end += self.window.slide
 
     def _look(self) -> None:
-        """Check law (e) of lives whose horizon has become known."""
+        """Check law (e) for lives whose horizon has become known."""
         if self.controller.phase != "ended":
             self.world.after(LOOK_S, self._look)
         known = [begun.through for begun in self.beginnings if begun.through is not None]

@@ -1,12 +1,12 @@
-"""A replica gives other output than its primary, once: a fault of its machine, or an operator that is not deterministic.
+"""Divergences: a replica gives other output than its primary, once, by a fault of its machine or a non-deterministic operator.
 
-What differs is where a row says that it comes from, which no key, order or state depends on: whoever reads from that replica
-gets the right rows all the same, so that the laws about rows stay as they are. Its own laws:
+Only the origin differs that a row names, and no key, order or state depends on it: a consumer that reads from that replica gets
+the right rows all the same, so that the laws about rows stay as they are. Divergences have laws of their own:
 
-only a diverging replica is named    no partition is named in an event whose replicas have all given the same
+only a diverging replica is named    no partition is named in an event if all its replicas have given the same
 a diverging replica is dropped       no live replica is left on the worker that the event names
 a divergence is noticed              before a query is whole again, all live replicas of each partition have given the same
-four divergences end the query       of one partition, one soon after the other; and no fewer do. A query that is over by then,
+four divergences end the query       of one partition, one soon after the other; fewer do not. A query that is over by then,
                                      because its output is there or for an error before, stays as it ended
 """
 
@@ -30,27 +30,29 @@ from tests.simulation.violation import Key, Violation
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: Replicas are compared with each answer of a secondary: what is not noticed by then, never is.
+#: Virtual seconds after which a divergence is noticed, or never will be: replicas are compared with each answer of a secondary.
 NOTICED_S = 5.0
-#: So often a partition is struck that was before, if it can be.
+#: The share of strikes at a partition that was struck before, if there is one.
 AGAIN_SHARE = 0.7
 
 
 class Divergences:
-    """``strike``: some replica gives other output at its next step. ``named``: how often partitions were."""
+    """Divergences of one run, and the check of their laws."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        #: By partition: the number of events that named it.
         self.named: Counter[Key] = Counter()
         self._struck: set[Key] = set()
         self._unnoticed_since: float | None = None
         self._rng = random.Random(f"divergences {sim.seed}")
 
     def expect(self, key: Key) -> None:
-        """A story sees to it that replicas of this partition differ."""
+        """Note that replicas of a partition will differ: a story sees to it."""
         self._struck.add(key)
 
     def strike(self) -> None:
+        """Let some replica give other output at its next step."""
         table = self.sim.controller.table
         if table is None or self.sim.controller.phase != "running":
             return
@@ -91,7 +93,7 @@ class Divergences:
         operator.stamped = stamped
 
     def look(self, events: list[Event]) -> None:
-        """After a decision of the controller."""
+        """Check the events of a decision of the controller."""
         table, names = self.sim.controller.table, self.sim.stage_names
         for event in events:
             if event.kind != "divergence":
@@ -111,24 +113,25 @@ class Divergences:
                 raise Violation("a diverging replica is dropped", f"{event}: {left}")
 
     def _ended_for_them(self) -> bool:
-        """Whether the query has ended as one does whose operator is not deterministic."""
+        """Tell whether the query has ended like one with a non-deterministic operator."""
         error = self.sim.controller.error
         return isinstance(error, QueryFailed) and "keep giving different output" in str(error)
 
     def end_it(self) -> bool:
-        """Whether the query has ended for that, and had reason to. One that differs from a primary that was lost is enough."""
+        """Tell whether the query has ended for divergences, and had reason to. A single replica that differs from a lost primary
+        is reason enough."""
         error = self.sim.controller.error
         if isinstance(error, QueryFailed) and "gave other output than before" in str(error):
             return any(self.sim.stage_names[stage] in str(error) for stage, _ in self._ever_struck())
         return self._ended_for_them() and max(self.named.values(), default=0) > DIVERGENCES_MAX
 
     def _ever_struck(self) -> set[Key]:
-        """Also in the lives before: what was given then is repeated now."""
+        """Return the struck partitions of this life and the lives before: output of an earlier life is repeated now."""
         earlier = self.sim.life.earlier if self.sim.life is not None else None
         return self._struck | (earlier.divergences._ever_struck() if earlier is not None else set())
 
     def all_noticed(self) -> bool:
-        """Whether all live replicas of each partition have given the same, as far as both have come."""
+        """Tell whether all live replicas of each partition have given the same output, through the last step that both took."""
         unlike = next(self._unlike(), None) if self._struck else None
         now = self.sim.world.now
         if unlike is None:

@@ -1,22 +1,22 @@
 """The laws of event time, by their letters, checked with bookkeeping of the simulation's own (design: watermark-statements).
 
-(a) ordered watermarks hold            when a watermark is ordered, no row behind the ordered positions of any stream of that
+(a) ordered watermarks hold            when a watermark is ordered, no row behind the ordered positions of any stream of its
                                        input, in any life, is below it, unless a source of the stream may fall idle
 (b) a watermark never falls            through take-overs and total losses
 (c) replicas agree on the watermark    each replica that takes a step has the same watermark behind it, in each life
 (d) no row is behind the watermark     unless a source before it may fall idle
 (e) each window of a key is given once
-(f) a watermark comes to everybody     where sources stand still, every partition knows the least watermark in time
-(g) the answer is that of a batch      over the rows that are not late. Where idleness let rows be left out, results lack exactly
+(f) a watermark comes to all           while sources stand still, every partition knows the least watermark in time
+(g) the answer is that of a batch      over the rows that are not late. If rows were left out after idleness, results lack exactly
                                        the rows that were counted
-(h) late rows are the same             in every schedule: those that a plain judgement of each partition finds, each once
+(h) late rows are the same             in every schedule: the rows that a plain judgement of each partition finds, each once
 (i) shown results are shown again      after a total loss: by the laws of streams and of the outside, and by (b) and (c), whose
                                        books are kept over all lives
 (j) replicas agree on the version      of a table that is read anew, behind each step, in each life; and versions go forwards
 (l) a due watermark goes first         a primary orders at most one step of rows before a watermark that it has to order
-(m) a rank goes to better rows only    where ranks are without a window; so replicas may not forget rows
+(m) a rank goes to better rows only    if ranks are without a window; so replicas may not forget rows
 
-Late rows and the answer are judged in plain Python (``timed_rows``), rows and streams by the batches that producers give out.
+Late rows and the answer are judged in plain Python (``timed_rows``); rows and streams, by the batches that producers give out.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ IN_FRONT = "(l) a due watermark goes before pending rows"
 
 
 class EventTimeLaws:
-    """Of all lives of a query."""
+    """The laws of event time over all lives of a query."""
 
     def __init__(self, flow: EventTimeFlow) -> None:
         self.flow = flow
-        #: By partition and step, the watermarks behind committed steps.
+        #: By partition and step: the watermarks behind committed steps.
         self._official: dict[Key, dict[int, tuple[int, ...]]] = defaultdict(dict)
-        #: The same for the version of a table in which rows are looked up.
+        #: By partition and step: the version of the table for lookups behind committed steps.
         self._versions: dict[Key, dict[int, int]] = defaultdict(dict)
         #: By stream and partition: positions at which watermarks were ordered, ascending, and the watermarks.
         self._claims: dict[tuple[StreamId, int], list[tuple[int, int]]] = defaultdict(list)
         #: By stream and partition: the least time of each batch that was given, by its number.
         self._times: dict[tuple[StreamId, int], dict[int, int]] = defaultdict(dict)
         self._idles: dict[str, bool] = {}
-        #: By stage and partition: rows left out behind the newest such step. A stage that ended in an earlier life has no
-        #: replica that knows it.
+        #: By stage and partition: the count of left-out rows behind the newest step that has such a count. A stage that ended in
+        #: an earlier life has no replica that knows it.
         self.left_behind: dict[tuple[str, int], int] = {}
 
     def begin(self, ledger: Ledger) -> None:
@@ -182,7 +182,7 @@ class EventTimeLaws:
     # ---- (f)
 
     def check_known(self, sim: Simulation) -> None:
-        """While sources stand still: each partition has the least watermark of its input."""
+        """Check law (f) while sources stand still: each partition has the least watermark of its input."""
         for core in sim.hosts():
             for replica in core.replicas.values():
                 if not replica.stage.timed_inputs or replica.finished:
@@ -201,7 +201,8 @@ class EventTimeLaws:
                     )
 
     def _is_known(self, replica: Replica, number: int, known: int, expected: int) -> bool:
-        """A stream that has ended may have brought the watermark further than the idle ones that are left."""
+        """Tell whether a replica has the expected watermark of an input, or a later one if sources may fall idle: a stream that
+        has ended may have brought the watermark further than the idle streams that are left."""
         edge = self._plan.edges[replica.stage.edges_in[number]]
         return known == expected or (known > expected and self.may_be_behind(edge))
 
@@ -210,7 +211,7 @@ class EventTimeLaws:
         if isinstance(edge, FromStage):
             stage = self._plan.stages[edge.stage]
             known = min(self._expected(sim, stage.edges_in[at]) for at in stage.timed_inputs)
-            # A session ends when the watermark is above its end: a result may have the last moment before.
+            # A session ends when the watermark is above its end: the time of a result may be the last moment before that.
             window = getattr(stage.make(), "_flux_window", None)
             sessions = isinstance(window, SessionWindow)
             if sessions and stage.order == MARKS and NEVER < known < END_OF_TIME:
@@ -235,7 +236,7 @@ class EventTimeLaws:
     # ---- the answer
 
     def wrong(self, sim: Simulation, partly: bool) -> str | None:
-        """Compare what arrived at the sinks with the answer of a batch. ``partly``: the query has ended early. Return the first
+        """Compare the rows at the sinks with the answer of a batch. ``partly``: the query has ended early. Return the first
         difference."""
         for sink in self.flow.sinks:
             states = sim.end._states_so_far(sink.name) if partly else sim.end.states(sink.name)
@@ -269,7 +270,7 @@ class EventTimeLaws:
 
     @staticmethod
     def _check_looked_up(sink: TimedNode, found: Counter[Any], partly: bool) -> None:
-        """Check that each row was given once, with a row of the table that has its key."""
+        """Check that each row was given once, with a row of the table that has the same key."""
         given, expected = Counter(row[:-1] for row in found.elements()), Counter(sink.rows())
         if given - expected or (not partly and given != expected):
             raise Violation(ANSWER, f"{sink.name}: missing {expected - given}, too many {given - expected}")
@@ -286,7 +287,7 @@ class EventTimeLaws:
 
     @staticmethod
     def _check_some(sink: TimedNode, found: Counter[Any], expected: Counter[Any], partly: bool) -> None:
-        """Check rows that are given by the order in which they meet: they are there, each once, and no key is left out."""
+        """Check rows whose choice depends on the order in which they meet: each exists and comes once, and no key is left out."""
         lost = set() if partly else {row[1] for row in expected} - {row[1] for row in found}
         if found - expected or lost:
             raise Violation(
@@ -299,12 +300,12 @@ class EventTimeLaws:
         if sink.kind is kinds.PlaceSink:
             return Counter(row for state in states for row in state["newest"].values())
         outside = sim.outside.rows_of(sink.name)
-        in_state = bool(states) and "rows" in states[0]  # nobody is left of a query that lost all replicas
+        in_state = bool(states) and "rows" in states[0]  # a query that lost all replicas has no states
         return Counter([row for state in states for row in state["rows"]] if in_state else outside)
 
     @staticmethod
     def _is_early(sink: TimedNode, found: Counter[Any], expected: Counter[Any]) -> bool:
-        """Tell whether nothing is there that is not to come in the end."""
+        """Tell whether a query that ended early has given only rows that belong to the whole answer."""
         if sink.kind is kinds.PlaceSink:
             places = sink.inputs[0].places
             assert places is not None
@@ -324,11 +325,11 @@ class EventTimeLaws:
         return found
 
     def _left_out(self, sim: Simulation, sink: TimedNode) -> int:
-        """Return how many rows were left out behind watermarks before a sink. A query that ended early does not know."""
+        """Count the rows that were left out behind watermarks before a sink. A query that ended early does not know all."""
         return sum(left_out(sim, node.name) for node in self._windowed_stages(sink))
 
     def _wrong_sums(self, sim: Simulation, sink: TimedNode, found: Counter[Any], expected: Counter[Any]) -> str | None:
-        """Compare counts where rows were left out after idleness."""
+        """Compare counts after rows were left out because of idleness, and return the first difference."""
         sim.counts["answers that lack rows after idleness"] += 1
         stages = self._windowed_stages(sink)
         rows, least_rows = (sum(row[-2] * times for row, times in each.items()) for each in (expected, found))
@@ -343,7 +344,7 @@ class EventTimeLaws:
         return None
 
     def check_late_counts(self, sim: Simulation) -> None:
-        """At the end of a query that went well: readers have counted the late rows of their partitions."""
+        """Check, at the end of a query that went well, that readers have counted the late rows of their partitions."""
         for core in sim.hosts():
             for (source, partition), streams in core.sources.items():
                 data = self.flow.sources[source]
@@ -369,7 +370,7 @@ class _ReplicaWatch:
         self._before = _watermarks_of(replica)
         #: Steps of rows that were ordered in succession while there was a watermark to order.
         self._rows_first = 0
-        #: By stream, the last number that is applied.
+        #: By stream: the last number that is applied.
         self._applied: dict[StreamId, int] = {}
         for stream, inbound in core.subscriptions.streams.items():
             if stream.edge in replica.stage.edges_in:
@@ -405,7 +406,7 @@ class _ReplicaWatch:
                     self._laws._claim(stream, replica.partition, positions.get(stream, -1), watermark)
 
     def _check_rows_first(self, entry: Any) -> None:
-        """Check law (l). Watermarks are not ordered where others are too far behind."""
+        """Check law (l). No watermark is ordered while other replicas are too far behind."""
         replica = self._replica
         due = replica.watermark_offered and replica.waits._may_add(replica.order)
         self._rows_first = (self._rows_first + (entry.kind is StepKind.SLICES)) if due else 0
@@ -465,7 +466,7 @@ def _least_time(rows: pa.RecordBatch, edge: EdgePlan) -> int | None:
 
 
 def ordered_watermarks(entry: Any) -> Any:
-    """Return the watermark of each input that an entry orders; None: it orders none."""
+    """Return the watermark of each input that an entry orders; None if the entry orders none."""
     return getattr(entry, "watermarks", None) or None
 
 
@@ -485,7 +486,7 @@ def groups_of(replica: Any) -> WindowedGroups | None:
 
 
 def left_out(sim: Simulation, name: str) -> int:
-    """Return how many rows the partitions of a stage have left out, behind the watermark."""
+    """Count the rows behind the watermark that the partitions of a stage have left out."""
     stage = next(stage for stage in sim.plan.stages if stage.name == name)
     count = 0
     for partition in range(stage.partitions):
@@ -498,7 +499,7 @@ def left_out(sim: Simulation, name: str) -> int:
 
 
 def late_count(streams: Any) -> int | None:
-    """Return how many late rows a reader has counted, in all lives; None: it does not judge them."""
+    """Return the number of late rows that a reader has counted, in all lives; None if the reader does not judge rows."""
     return None if streams.timed is None else int(streams.timed.late)
 
 
@@ -515,7 +516,7 @@ def has_ended(sim: Simulation, source: int, partition: int) -> bool:
 
 
 def stands_for_s(sim: Simulation) -> float:
-    """Return the virtual seconds after which each partition must know the least watermark, where sources stand still."""
+    """Return the virtual seconds after which each partition must know the least watermark, while sources stand still."""
     settings, faults = sim.plan.settings, sim.faults
     interval = getattr(settings, "watermark_interval", 0.05)
     way = 10 * faults.delay_s + 2 * settings.ack_interval + TURNS * TURN_S * faults.slowness
@@ -524,7 +525,7 @@ def stands_for_s(sim: Simulation) -> float:
 
 
 class StandStill:
-    """Sources that come to their end only when law (f) was checked, in the flows that linger."""
+    """A pause of the sources of lingering flows: they come to their end only after law (f) was checked."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -533,7 +534,7 @@ class StandStill:
         self.over = False
 
     def may_end(self, source: int, partition: int) -> bool:
-        """Tell whether a partition of a source may come to its end. Asked by each that has given all its rows."""
+        """Tell whether a partition of a source may come to its end. Each partition that has given all its rows asks."""
         sim = self._sim
         laws = sim.ledger.event_time
         if laws is not None and partition in laws.flow.sources[source].lasting:
@@ -562,7 +563,7 @@ class StandStill:
         )
 
     def _standing(self) -> Any:
-        """Return a value that stays the same while nothing but watermarks moves; None: something does."""
+        """Return a value that stays the same while nothing but watermarks moves; None while anything else does."""
         sim = self._sim
         hosts = sim.hosts()
         if not sim.network.calm or not sim.settled or sim.world.now < sim.network.disturbed_until or not sim.all_in:

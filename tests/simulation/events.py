@@ -1,6 +1,6 @@
-"""Events that must happen in the simulated runs, by the names under which these count them.
+"""Events that must happen in the simulated runs, by the names under which the runs count them.
 
-A law is worth little where nothing endangers it, so a test requires that each of these events happens in some run.
+A law is worth little if nothing endangers it, so a test requires that each of these events happens in some run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What counts as the same: steps by what they apply, batches by their rows wherever these lie; and the order logs of a worker."""
+"""Comparison of evidence: steps are the same by their slices, batches by their rows in any layout. Also the order logs of a
+worker."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from partitioning.clustering import Clustered
 
 
 def order_of(replica: Replica | Follower) -> OrderLog | None:
-    """None: it has received nothing yet."""
+    """Return the order log of a replica; None if the replica has received nothing yet."""
     order: OrderLog | None = replica.order  # type: ignore[union-attr]  # of a witness
     return order
 
 
 def orders_of(core: WorkerCore) -> list[OrderLog]:
-    """Order logs of all replicas that a worker hosts."""
+    """List the order logs of all replicas that a worker hosts."""
     orders = map(order_of, [*core.replicas.values(), *core.hosted.followers.values()])
     return [order for order in orders if order is not None]
 
@@ -36,7 +37,7 @@ def step_of(kind: StepKind, now: float, slices: Iterable[Any]) -> Any:
 
 
 def batches_of(slice_: Slice) -> list[int]:
-    """With rows in a slice, in order; or numbered rows; or the number of a word."""
+    """List the numbers of the batches with rows in a slice, in order; or of its numbered rows; or of the word that it is."""
     run = slice_.run if isinstance(slice_, RowSlice) else None
     if isinstance(run, RowNumbers):
         return list(run.numbers.tolist())
@@ -44,7 +45,7 @@ def batches_of(slice_: Slice) -> list[int]:
 
 
 def through(slices: Sequence[Slice]) -> list[tuple[int, int, int]]:
-    """What an order says of these slices: how far each stream is applied, one after the other."""
+    """Return the end of each stream in these slices, one after the other, as an order states it."""
     said: list[tuple[int, int, int]] = []
     for slice_ in slices:
         if said and said[-1][:2] == slice_.stream:
@@ -54,7 +55,7 @@ def through(slices: Sequence[Slice]) -> list[tuple[int, int, int]]:
 
 
 def same_batch(one: LogEntry, other: LogEntry, altered: bool = False) -> bool:
-    """``altered``: wherever the rows say that they come from."""
+    """Tell whether two batches have the same rows. ``altered``: leave out the origin that rows name."""
     if one.element.kind != other.element.kind:
         return False
     if not np.array_equal(np.sort(one.touches), np.sort(other.touches)):
@@ -66,7 +67,7 @@ def same_batch(one: LogEntry, other: LogEntry, altered: bool = False) -> bool:
 
 def _same_rows(one: Clustered, other: Clustered, altered: bool) -> bool:
     def of(batch: pa.RecordBatch) -> pa.RecordBatch:
-        # Those that go to an aggregate do not say it.
+        # Rows that go to an aggregate name no origin.
         return batch.drop_columns(["hop"]) if altered and "hop" in batch.schema.names else batch
 
     if np.array_equal(one.by_rank, other.by_rank):

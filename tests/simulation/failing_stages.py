@@ -1,5 +1,5 @@
-"""Runs in which stages come, go and fail all the time, under all other faults: only a failed stage ends, with what depends on it
-(design: stage-fails)."""
+"""Runs in which stages come, go and fail all the time, under all other faults: only a failed stage ends, with the stages that
+depend on it (design: stage-fails)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tests.simulation import flows, growing
 from tests.simulation.checkers import Ledger
 from tests.simulation.mixes import ANY, Mix
 
-#: The share of looks at which a stage fails, and at which a stage cannot be opened any more, where there are such stages: it
-#: fails when one of its replicas is made again, from a copy or from the checkpoint of a standby.
+#: The share of looks at which a stage fails, and at which a stage cannot be opened any more, while there are stages of later
+#: versions. A stage that cannot be opened fails when one of its replicas is made again, from a copy or from the checkpoint of a
+#: standby.
 FAILS, SHUTS = 0.15, 0.3
 
 
@@ -29,7 +30,7 @@ class FailingSimulation(growing.GrowingSimulation):
     """A run with changes of the plan, in which stages of later versions fail."""
 
     def __init__(self, seed: int, mix: Mix = ANY, shuts: bool = False) -> None:
-        """``shuts``: in place of reported errors, some stages cannot be opened any more."""
+        """Prepare a run. ``shuts``: in place of reported errors, some stages cannot be opened any more."""
         self._fails = random.Random(f"failing {seed}")
         self._shuts = random.Random(f"shutting {seed}") if shuts else None
         super().__init__(seed, mix)

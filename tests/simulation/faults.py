@@ -1,6 +1,6 @@
-"""What can go wrong in a run: an explicit list, each kind drawn per seed. None of them may change a result.
+"""Faults of a run: an explicit list, each kind drawn per seed. No fault may change a result.
 
-Two may end a run with an error, and only with the right one: input that reads otherwise when it is read again, and
+Two faults may end a run with an error, and only with the right error: input that reads otherwise when it is read again, and
 the loss of the last safe copy of a partition, which is drawn on purpose now and then (``reckless``).
 """
 
@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Faults:
-    """Rates are events per second of virtual time over the whole cluster, probabilities are per occasion. All faults
-    stop ``calm_after_s`` after the start: from then on a run must come to its end."""
+    """Faults of one run. Rates are events per second of virtual time over the whole cluster, probabilities are per occasion."""
 
+    #: Virtual seconds from the start after which all faults stop: from then on a run must come to its end.
     calm_after_s: float = 0.0
     #: Delay of a message: exponential with this mean, times ``spike`` now and then.
     delay_s: float = 0.002
     spike_probability: float = 0.0
     spike: float = 1.0
-    #: A connection breaks: everything under way on it is lost, but for what its sender had not yet written.
+    #: A connection breaks: all messages under way on it are lost, but not the messages that its sender had not yet written.
     breaks_per_s: float = 0.0
-    #: The same, of a connection to the controller.
+    #: A connection to the controller breaks in this way.
     control_breaks_per_s: float = 0.0
     #: One message is lost and the connection stays.
     loss_probability: float = 0.0
     #: Nothing gets through in one direction for a while, on one connection of any kind.
     cuts_per_s: float = 0.0
-    #: The same, of a connection of a worker to the controller, in one direction or in both: it is given up and goes on
-    #: without knowing.
+    #: Nothing gets through on a connection of a worker to the controller, in one direction or in both: the worker is given up,
+    #: and goes on without knowing.
     control_cuts_per_s: float = 0.0
     cut_s: float = 0.0
     #: A consumer goes over to another replica of a producer without any need.
@@ -37,15 +37,15 @@ class Faults:
     #: A process stands still, and goes on.
     pauses_per_s: float = 0.0
     pause_s: float = 0.0
-    #: One worker takes so many times longer for everything.
+    #: The factor by which one worker is slower in everything.
     slowness: float = 1.0
     #: An ingress task dies, and is started again.
     deaths_per_s: float = 0.0
     #: Another attempt is started while the first is alive (speculation), and the first does not know.
     zombies_per_s: float = 0.0
-    #: An ingress task needs so long to read a batch.
+    #: The time that an ingress task needs to read a batch.
     read_s: float = 0.0
-    #: A producer sends again what was not asked for, as a careless one might.
+    #: A producer repeats batches that no consumer asked for, as a careless producer might.
     repeats_probability: float = 0.0
     #: A retried task reads other rows.
     nondeterministic: bool = False
@@ -53,38 +53,38 @@ class Faults:
     crashes_per_s: float = 0.0
     #: All workers die at once, and neither the vault nor the controller does.
     all_workers_per_s: float = 0.0
-    #: The next one follows at once, so that it falls into the take-over or the repair.
+    #: The next crash follows at once, so that it falls into the take-over or the repair.
     second_crash_probability: float = 0.0
-    #: Its connection is not seen to close: only its silence tells.
+    #: The connection of a dead worker is not seen to close: only the silence of that worker tells.
     silent_crash_probability: float = 0.0
-    #: For a moment before, only some of the others hear it.
+    #: For a moment before its death, only some of the others hear a worker.
     uneven_crash_probability: float = 0.0
-    #: It does not come back.
+    #: A dead worker does not come back.
     never_back_probability: float = 0.0
     #: Crashes spare the last safe copy of a partition, unless the run is reckless.
     reckless: bool = False
     #: A worker dies as soon as the first partition has finished.
     crash_at_the_end: bool = False
-    #: A worker dies as soon as it has something, before the first acks.
+    #: A worker dies as soon as it has any rows, before the first acks.
     crash_at_the_start: bool = False
     #: A worker dies as soon as a source has given its last batch.
     crash_at_the_last_batch: bool = False
     #: The input goes on until everything is repaired, so that repairs have something to repair.
     patient: bool = False
-    #: Only one partition of a source does; the others end before.
+    #: Only one partition of a patient source goes on; the others end before.
     patient_alone: bool = False
     #: Orders of the controller come late at some processes, and some come twice.
     late_order_probability: float = 0.0
     late_order_s: float = 0.0
     twice_probability: float = 0.0
     edge_complete_delay_s: float = 0.0
-    #: A change of the table is lost alone, comes twice, or after those that follow it.
+    #: A change of the table is lost alone, comes twice, or comes after later changes.
     spoilt_table_probability: float = 0.0
-    #: The same placement is published again under a higher epoch.
+    #: A placement is published again under a higher epoch, unchanged.
     epochs_per_s: float = 0.0
     #: Messages go through their encoding and back.
     encoded: bool = False
-    #: A step takes so long at most, and the worker is deaf meanwhile.
+    #: A step takes up to ``slow_step_s``, and the worker is deaf meanwhile.
     slow_step_probability: float = 0.0
     slow_step_s: float = 0.0
     #: The controller stands still, and goes on.
@@ -92,16 +92,16 @@ class Faults:
     controller_pause_s: float = 0.0
     #: The lifeline of a worker closes, and the worker is well.
     closings_per_s: float = 0.0
-    #: Somebody sets the wall clock of a process.
+    #: The wall clock of a process is set.
     clock_steps_per_s: float = 0.0
     clock_step_s: float = 0.0
-    #: A message comes as bytes that are none, on the data plane; to and from the controller such bytes come besides.
+    #: A message on the data plane comes as bytes that are no message; to and from the controller such bytes come besides.
     garbled_probability: float = 0.0
     garbage_per_s: float = 0.0
     #: A replica gives other output than its primary, once.
     divergences_per_s: float = 0.0
-    #: Workers send pulses, and some steps take much longer than there may be silence; one longer than ``step_timeout_s`` (0: the
-    #: default) may not be.
+    #: Workers send pulses, and some steps take much longer than a silence may last, but none may take longer than
+    #: ``step_timeout_s`` (0: the default).
     pulses: bool = False
     busy_step_probability: float = 0.0
     busy_step_s: float = 0.0
@@ -114,19 +114,19 @@ class Faults:
     #: A secondary takes no more steps for a while, and its worker is well.
     stands_per_s: float = 0.0
     stand_s: float = 0.0
-    #: Somebody asks for another number of replicas of a stage, or for other kinds.
+    #: A person asks for another number of replicas of a stage, or for other kinds.
     protects_per_s: float = 0.0
     #: Nothing gets through between two workers, in one direction or in both, on any connection; both are heard by the controller.
     pair_cuts_per_s: float = 0.0
     pair_cut_s: float = 0.0
-    #: One link at a time, in one direction, for the whole of that time.
+    #: Cuts between two workers come one link at a time, in one direction, each for the whole of ``pair_cut_s``.
     pair_cuts_alone: bool = False
-    #: In both directions, because TCP sends no more than a window without acks of its own.
+    #: Cuts between two workers are in both directions, because TCP sends no more than a window without acks of its own.
     pair_cuts_both: bool = False
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:
-    """Most runs have a few kinds of faults, some have all, a few have none. ``replicated``: workers may crash."""
+    """Draw the faults of a run: most runs have a few kinds, some have all, a few have none. ``replicated``: workers may crash."""
     kinds = rng.choice([0.0, 0.25, 0.5, 0.5, 0.8, 1.0])
 
     def sometimes(value: float, otherwise: float = 0.0) -> float:
@@ -175,7 +175,7 @@ def draw(rng: random.Random, replicated: bool) -> Faults:
 
 
 def more(rng: random.Random, faults: Faults, replicated: bool) -> Faults:
-    """Kinds that were thought of later, for half of the runs: drawn on their own, so that the others stay as they were."""
+    """Add later kinds of faults to half of the runs, by draws of their own, so that the other runs stay as they were."""
     if rng.random() < 0.5:
         return faults
     kinds = rng.choice([0.3, 0.6, 1.0])
@@ -200,7 +200,7 @@ def more(rng: random.Random, faults: Faults, replicated: bool) -> Faults:
 
 
 def latest(rng: random.Random, faults: Faults, replicated: bool) -> Faults:
-    """Kinds that were thought of later still, for a quarter of the runs, drawn on their own as well."""
+    """Add still later kinds of faults to a quarter of the runs, by draws of their own as well."""
     if rng.random() < 0.75:
         return faults
     kinds = rng.choice([0.4, 0.4, 1.0])
@@ -219,15 +219,15 @@ def latest(rng: random.Random, faults: Faults, replicated: bool) -> Faults:
 
 
 def with_protects(rng: random.Random, faults: Faults) -> Faults:
-    """For a third of the runs; the others stay as they were."""
+    """Add changes of protection to a third of the runs; the others stay as they were."""
     return replace(faults, protects_per_s=rng.choice([0.0, 0.0, rng.choice([1.0, 4.0, 15.0])]))
 
 
 def with_spoilt_tables(rng: random.Random, faults: Faults) -> Faults:
-    """For a fifth of the runs; the others stay as they were."""
+    """Add spoilt changes of the table to a fifth of the runs; the others stay as they were."""
     return replace(faults, spoilt_table_probability=rng.choice([0.0, 0.0, 0.0, 0.0, rng.choice([0.05, 0.3])]))
 
 
 def with_pair_cuts(rng: random.Random, faults: Faults) -> Faults:
-    """For three quarters of the runs; the others stay as they were."""
+    """Add cut links between workers to three quarters of the runs; the others stay as they were."""
     return replace(faults, pair_cuts_per_s=rng.choice([0.0, 0.5, 2.0, 6.0]), pair_cut_s=rng.choice([0.5, 3.0, 10.0]))

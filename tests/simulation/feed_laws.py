@@ -2,15 +2,15 @@
 
 a feed is of a replica that is listed   a further feed leads to a live replica of the stream's producer, by the worker's own table
 the first news decide a race            a hedged stream has two feeds only as long as neither has brought anything new
-one feed unless it is asked for         a stream whose stage does not ask for more is read over one
-no feed is told that it is not read     a producer hears ``ReadsElsewhere`` only where it is read over no feed
-repetitions have a budget               a second feed opens only as long as repetitions are less than a tenth of the bytes that
-                                        have come over links first
+one feed unless it is asked for         a stream whose stage does not ask for more feeds is read over one
+no feed is told that it is not read     a producer hears ``ReadsElsewhere`` only if it is read over no feed
+repetitions have a budget               a second feed opens only while repetitions are less than a tenth of the bytes that have
+                                        come over links first
 gaps come of losses                     no message over a feed has another number than the next one, unless a message was lost
 
 Rows once and in order, equal batches, acks and credit have laws of their own, in all runs (``checkers``), and so has a stream
-that stands still though an open feed could bring rows (``reach_laws``). The worker's table and the messages that it sends are
-looked at, and not the code that chooses feeds.
+that stands still though an open feed could bring rows (``reach_laws``). These laws look at a worker's table and at the messages
+that the worker sends, and not at the code that chooses feeds.
 """
 
 from __future__ import annotations
@@ -47,19 +47,21 @@ SHARE = 0.1
 
 @dataclass
 class LinkBytes:
-    """Bytes of hedged streams that have come to a worker over links: ``first``, and ``again``."""
+    """Bytes of hedged streams that have come to a worker over links."""
 
+    #: Bytes that brought news.
     first: int = 0
+    #: Bytes of repetitions.
     again: int = 0
 
 
 class FeedLaws:
-    """The laws of one run. Where no stage asks for feeds, only the one that there are none is looked at."""
+    """The laws of one run. If no stage asks for feeds, only the law that there are none is checked."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self._asked = any(stage.feeds != ONE for stage in sim.plan.stages)
-        #: Nothing that is sent is lost.
+        #: Whether no message is lost.
         self._lossless = only_cuts(sim.faults)
         #: By worker and stream: the further feeds at the last look, by nonce, the least progress then, and the number of slices
         #: that the worker had been lent, which come over no feed.
@@ -77,7 +79,7 @@ class FeedLaws:
             feed = None if inbound is None else inbound.over(connection)
             lent = core.subscriptions.borrower.knows(connection, message)
             if inbound is not None and feed is None and inbound.mode == HEDGED and not lent:
-                # It was on its way when the feed was closed. Rows of a replica here go over no link.
+                # This message was on its way when the feed was closed. Rows of a replica here go over no link.
                 came_from = {worker for worker, offer in inbound.offers.items() if offer == connection}
                 mine.again += message.nbytes * len(came_from - {core.worker})
             if inbound is None or feed is None or feed.worker == core.worker or feed.nonce != message.nonce:

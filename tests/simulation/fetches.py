@@ -1,7 +1,7 @@
 """Fetching of collected output, as the tasks of ``toDF()`` do it, while the workers that have it die.
 
-The rules are those of ``flux.tasks.output_fetch``; here is only the way to the others. Tasks fetch one after the
-other, when all output is there. The law: every row is fetched once, whatever happens meanwhile.
+The rules are those of ``flux.tasks.output_fetch``; this module has only the way to the other processes. Tasks fetch one after
+the other, when all output is there. The law: every row is fetched once, under all faults.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class InSmallChunks(Collect):
 
 
 CRASHED = "workers that crashed while they were asked for output"
-#: In one run: whoever fetches begins again after each, and would hardly ever come to the end of much output in small pieces.
+#: Crashes in one run: a fetch begins again after each, and would hardly ever come to the end of much output in small pieces.
 CRASHES_MAX = 20
 
 
 class SimulatedWay:
-    """Of one attempt of one task, in virtual time: whoever waits lets the world go on."""
+    """The way of one attempt of one task to the other processes, in virtual time: while the attempt waits, the world goes on."""
 
     def __init__(self, sim: Simulation, partition: int, attempt: int, rng: random.Random) -> None:
         self._sim, self._rng = sim, rng
@@ -90,7 +90,7 @@ class SimulatedWay:
                 link.closed = True
 
     def _lose(self) -> None:
-        """Now and then the worker that is asked."""
+        """Crash the worker that is asked, now and then."""
         sim, worker = self._sim, self._sim.listening[self._endpoint]
         strikes = self._rng.random() < sim.faults.fetch_crash_probability and sim.counts[CRASHED] < CRASHES_MAX
         if strikes and not worker.dead and sim.strikes.spares(worker):
@@ -119,11 +119,13 @@ class SimulatedWay:
 
 
 class Fetches:
-    """``rows``: what came of each collecting stage, in the order of the plan. ``answers``: pieces of output that have come."""
+    """Fetches of all collected output of a run."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        #: Pieces of output that have come.
         self.answers = 0
+        #: By collecting stage, in the order of the plan: the rows that were fetched.
         self.rows: dict[int, list[Row]] = {stage.id: [] for stage in sim.plan.stages if stage.collects}
         self._rng = random.Random(f"fetches {sim.seed}")
 
@@ -136,7 +138,7 @@ class Fetches:
             self.sim.counts["fetches that the end of the query broke off"] += 1
 
     def _of(self, stage: int, partition: int) -> list[Row]:
-        """Of one task. Spark drops what an attempt that failed has given."""
+        """Fetch the rows of one task, attempt by attempt. Spark drops the rows of a failed attempt."""
         attempt = 0
         while True:
             given = self._attempted(stage, partition, attempt)
