@@ -38,8 +38,8 @@ def started(folder: Path, partitions: int = 1, kept: Any = None, **options: Any)
 
 
 def at(reader: FilesReader, partition: int, place: list[int] | None) -> RowStart | None:
-    """Return the start of a later life that knows no position. ``place`` has the numbers of the file and of the row with which
-    that life begins."""
+    """Return the start of a later life that knows no position. ``place`` has the numbers of the file and of the row
+    with which that life begins."""
     if place is None:
         return None
     return RowStart((place[0] - partition) // reader.partitions * FILE_ROWS + place[1])

@@ -54,8 +54,8 @@ class Rows(list):
 
 
 class Peer:
-    """A process that talks to a port of a query, after the handshake that ``secret`` and ``keys`` allow. To be used in a with
-    statement, like a socket."""
+    """A process that talks to a port of a query, after the handshake that ``secret`` and ``keys`` allow. To be used in
+    a with statement, like a socket."""
 
     def __init__(
         self,

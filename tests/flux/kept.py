@@ -1,5 +1,5 @@
-"""Parts that tests of the vault's journal share: checkpoints and orders of a partition, the content of a standby as a value,
-and a place in memory that says when a crash could come."""
+"""Parts that tests of the vault's journal share: checkpoints and orders of a partition, the content of a standby as a
+value, and a place in memory that says when a crash could come."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def checkpoint(
     base: int = -1,
     left: int | None = None,
 ) -> Checkpoint:
-    """Make a checkpoint as it comes from a primary, with ``size`` bytes of operator state. A ``base`` of at least 0 makes it one
-    of changes since the checkpoint with that number."""
+    """Make a checkpoint as it comes from a primary, with ``size`` bytes of operator state. A ``base`` of at least 0
+    makes it one of changes since the checkpoint with that number."""
     about: dict[str, object] = {"applied": step, "now": float(step), "entries": b"\x90", "committed": step}
     about["exit"] = None if left is None else (step, left, [])
     pickled = pickle.dumps(ReplicaState(about, (StreamPosition(STREAM, step, incarnation, ((step, 7),)),), ()))
@@ -163,8 +163,8 @@ def opened(store: Any) -> Journal:
 
 
 def two_flushes() -> tuple[Memory, Any, Any, int]:
-    """Write a journal with two flushes. Return its store, the content of the standbys after each flush, and the byte at which
-    its last frame begins."""
+    """Write a journal with two flushes. Return its store, the content of the standbys after each flush, and the byte at
+    which its last frame begins."""
     store = Memory()
     journal = opened(store)
     standby(journal).on_orders(orders(1, 0, 4, committed=1))
@@ -180,7 +180,8 @@ def two_flushes() -> tuple[Memory, Any, Any, int]:
 
 @contextlib.contextmanager
 def segments_of(nbytes: int, times: int = 1) -> Iterator[None]:
-    """Let the journal begin another segment when the newest one has grown by ``nbytes`` and ``times`` its first size."""
+    """Let the journal begin another segment when the newest one has grown by ``nbytes`` and ``times`` its first
+    size."""
     with (
         patch.object(journal_module, "SEGMENT_BYTES", nbytes),
         patch.object(journal_module, "SEGMENT_TIMES", times),

@@ -15,8 +15,8 @@ WATCHED, SYNCED = ("open", "write", "listdir", "close"), ("fsync", "fdatasync")
 
 
 class Watch:
-    """A stand-in for ``os`` that reports each call that changes the file system or looks at it, before the call is made. Syncs
-    are reported and left out: these tests lose no power, and a sync takes long."""
+    """A stand-in for ``os`` that reports each call that changes the file system or looks at it, before the call is
+    made. Syncs are reported and left out: these tests lose no power, and a sync takes long."""
 
     def __init__(self, hook: Callable[[str, str], None]) -> None:
         self._hook = hook

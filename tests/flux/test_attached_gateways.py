@@ -81,7 +81,8 @@ def test_an_address_that_gateways_cannot_have_is_refused(http: str, gateways: in
 
 
 def test_a_port_that_is_taken_is_refused_unless_it_becomes_free() -> None:
-    """Wait a while for the port: gateways of a killed service end with it, and the next service may come before they have."""
+    """Wait a while for the port: gateways of a killed service end with it, and the next service may come before they
+    have."""
     with pytest.raises(UsageError, match="cannot be used"):
         check_free("192.0.2.77:8080", 0.0)
     with socket.socket() as taken:

@@ -1,4 +1,5 @@
-"""Strangers at the ports of a query, without its secret or keys, are counted and refused, and the result is unchanged."""
+"""Strangers at the ports of a query, without its secret or keys, are counted and refused, and the result is
+unchanged."""
 
 from __future__ import annotations
 

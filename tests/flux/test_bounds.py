@@ -263,7 +263,8 @@ PORTS: list[tuple[Decode, list[Any], Any]] = [
 
 
 def numbers(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield all numbers in a message, with the way to each. Numbers of a table are left out: only the controller makes tables."""
+    """Yield all numbers in a message, with the way to each. Numbers of a table are left out: only the controller makes
+    tables."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key != "table":

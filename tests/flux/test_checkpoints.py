@@ -105,8 +105,8 @@ def test_a_replay_point_that_does_not_come_is_replaced_by_a_checkpoint_where_row
 
 
 def test_who_asks_just_after_a_replay_point_that_was_of_no_use_is_not_forgotten() -> None:
-    """Ask again soon, and urgently: an operator that looks back gives no replay point for a long time, and requests for one come
-    at the same pace."""
+    """Ask again soon, and urgently: an operator that looks back gives no replay point for a long time, and requests for
+    one come at the same pace."""
     scene = Scene(upstream(5))
     assert scene.made.next(0.0) == []
     assert scene.made.next(0.6) == [Begin(PartitionKey(0, 0), AT, False)]

@@ -1,4 +1,5 @@
-"""Modules that a process has loaded are not looked through again and again for garbage; garbage of tasks is collected."""
+"""Modules that a process has loaded are not looked through again and again for garbage; garbage of tasks is
+collected."""
 
 from __future__ import annotations
 
@@ -71,8 +72,8 @@ def test_a_process_that_does_something_else_afterwards_looks_for_garbage_as_befo
 
 
 def test_a_few_objects_that_hold_much_do_not_wait_until_there_are_many() -> None:
-    """Look for cycles before there are many: a function inside ``process`` that calls itself is one, and holds the batch that it
-    sees."""
+    """Look for cycles before there are many: a function inside ``process`` that calls itself is one, and holds the
+    batch that it sees."""
     gc.set_threshold(700, 10, 10)
     shell.short_collections()
     garbage = [Cyclic() for _ in range(2 * shell.FEW)]

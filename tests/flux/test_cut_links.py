@@ -66,7 +66,8 @@ class Paced:
 
 
 def read_by_primary(query: ThreadQuery, links: CutLinks) -> tuple[int, int]:
-    """Return the worker from which the primary of partition 1 of ``second`` reads ``first``, and the worker of this primary."""
+    """Return the worker from which the primary of partition 1 of ``second`` reads ``first``, and the worker of this
+    primary."""
     table = query.server.core.table
     assert table is not None
     stage = next(stage.id for stage in query.plan.stages if stage.name == "second")

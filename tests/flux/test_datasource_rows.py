@@ -173,7 +173,8 @@ def test_what_was_planned_at_the_first_start_is_read_later() -> None:
 
 
 def test_a_later_start_has_as_many_partitions_as_the_first() -> None:
-    """Keep the number of partitions, although the data source plans others by then, and more of them are read at once."""
+    """Keep the number of partitions, although the data source plans others by then, and more of them are read at
+    once."""
     first = flux.datasource(Numbers, {"rows": 9}, partitions=2).reader  # type: ignore[attr-defined]
     kept = first.prepare(None)
     assert len(first.planned) == 3

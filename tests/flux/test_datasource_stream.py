@@ -1,4 +1,5 @@
-"""Readers of Python data sources that are closed while they have no rows, and the calls that a stream's data source gets."""
+"""Readers of Python data sources that are closed while they have no rows, and the calls that a stream's data source
+gets."""
 
 from __future__ import annotations
 

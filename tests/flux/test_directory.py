@@ -1,4 +1,5 @@
-"""A directory as the place of a journal: its owners, and the order in which its files become durable (design: journal)."""
+"""A directory as the place of a journal: its owners, and the order in which its files become durable (design:
+journal)."""
 
 from __future__ import annotations
 

@@ -88,8 +88,9 @@ def test_who_has_proved_the_secret_is_no_stranger_and_is_told_of_when_it_closes(
 
 
 def test_a_proof_that_is_noted_before_the_news_of_its_connection_is_not_lost(scene: Scene) -> None:
-    """Keep a proof until the doorman hears of its connection, which may be late. The end of another connection came first and
-    made the doorman look at proofs: the connection was forgotten, and nothing that came on it was heard any more."""
+    """Keep a proof until the doorman hears of its connection, which may be late. The end of another connection came
+    first and made the doorman look at proofs: the connection was forgotten, and nothing that came on it was heard any
+    more."""
     descriptor = scene.comes(told=False)
     scene.event(zmq.EVENT_DISCONNECTED, 9999)
     scene.event(zmq.EVENT_ACCEPTED, descriptor)
@@ -112,8 +113,8 @@ def test_a_connection_that_closes_before_its_proof_is_noted_is_told_of(scene: Sc
 
 @pytest.mark.parametrize("late", [True, False], ids=["late", "later still"])
 def test_a_proof_that_is_read_late_is_not_that_of_who_has_the_descriptor_now(scene: Scene, late: bool) -> None:
-    """Match proofs with connections, not with descriptors. The port of the proof was in a long step: the later connection
-    counted as proved by it, and was forgotten when it proved itself."""
+    """Match proofs with connections, not with descriptors. The port of the proof was in a long step: the later
+    connection counted as proved by it, and was forgotten when it proved itself."""
     descriptor = scene.comes()
     scene.door.look(0.0)
     scene.event(zmq.EVENT_DISCONNECTED, descriptor)

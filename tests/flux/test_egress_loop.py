@@ -1,4 +1,5 @@
-"""Egress tasks: the output is fetched whole from a worker that has it, also when another worker has it in the middle."""
+"""Egress tasks: the output is fetched whole from a worker that has it, also when another worker has it in the
+middle."""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ def test_rows_are_shown_only_when_they_are_durable_and_owned(place: Opening) -> 
 
 
 def test_rows_of_an_owner_that_does_not_know_its_end_are_not_shown(place: Opening) -> None:
-    """Leave out rows that the former owner has flushed behind the claim of the next one, which may have read the log already."""
+    """Leave out rows that the former owner has flushed behind the claim of the next one, which may have read the log
+    already."""
     earlier = owner(place(True))
     push(earlier, b"one")
     claimed = place(True)

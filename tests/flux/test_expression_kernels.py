@@ -151,7 +151,8 @@ def test_doubles_are_shown_as_java_shows_them(number: Any, text: str) -> None:
 
 
 def test_powers_are_those_of_strict_math() -> None:
-    """Compare values that are not the nearest double, where the C library differs, and the limits, which are Java's, too."""
+    """Compare values that are not the nearest double, where the C library differs, and the limits, which are Java's,
+    too."""
     inf, nan = float("inf"), float("nan")
     assert (
         compute("power", DOUBLE, doubles(61.21, 1.0, -1.0, -8.0, -0.0), doubles(0.5, inf, inf, 1 / 3, -3.0))[0]

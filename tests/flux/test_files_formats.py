@@ -29,8 +29,8 @@ def read(format: FileFormat, path: Path, skip: int = 0) -> list[dict[str, Any]]:
 
 
 def crossing(block: int, at: int, value: bytes, encoding: str = "utf-8") -> tuple[bytes, str]:
-    """Make a file of two rows, and the text of its first field. ``value`` is at the end of this text, ``at`` bytes behind the
-    border of the first block."""
+    """Make a file of two rows, and the text of its first field. ``value`` is at the end of this text, ``at`` bytes
+    behind the border of the first block."""
     text = "x" * (block + at - 1) + value.decode()
     return f'"{text}",first\r\nsecond,row\r\n'.encode(encoding), text
 

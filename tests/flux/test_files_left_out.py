@@ -1,4 +1,5 @@
-"""Files that are linked, incomplete, bad or gone: each file once, and rows that are left out are left out in every life."""
+"""Files that are linked, incomplete, bad or gone: each file once, and rows that are left out are left out in every
+life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files that keep coming, without Spark: the choice of files, their order, and the rows that a later life reads again."""
+"""Files that keep coming, without Spark: the choice of files, their order, and the rows that a later life reads
+again."""
 
 from __future__ import annotations
 
@@ -478,8 +479,8 @@ def patient(folder: Path, **options: Any) -> FilesReader:
 def test_a_folder_that_cannot_be_read_is_silent_where_results_go_on_without_it_and_no_row_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Take the folder away in the middle of a file. The rest of the file is not left out for good, although the rest of a corrupt
-    file would be."""
+    """Take the folder away in the middle of a file. The rest of the file is not left out for good, although the rest of
+    a corrupt file would be."""
     folder, away, read = tmp_path / "in", tmp_path / "away", ParquetFormat.read
     folder.mkdir()
 

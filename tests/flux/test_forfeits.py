@@ -28,8 +28,8 @@ def goes_on(windows: Windows, time: int, seconds: float = 1.5) -> None:
 
 
 def test_windows_close_without_a_stream_that_does_not_move_when_the_state_is_beyond_its_limit() -> None:
-    """Close the oldest windows first, up to the streams that move. Rows of the standing stream for that time are left out and
-    counted when they come; later rows are not."""
+    """Close the oldest windows first, up to the streams that move. Rows of the standing stream for that time are left
+    out and counted when they come; later rows are not."""
     windows = Windows(partitions=2, availability=forfeiting())
     windows.script.given[0] += [rows(1, 2, 15)]
     windows.script.given[1] += [rows(3)]

@@ -58,8 +58,8 @@ def test_a_class_of_flux_keeps_the_name_by_which_locations_know_it(kind: type) -
 
 
 def test_every_operator_of_flux_that_a_plan_can_name_is_listed() -> None:
-    """Compare the list with all operators: a plan names the operators of a chain one by one, and aggregates and keyed operators
-    by their users' classes."""
+    """Compare the list with all operators: a plan names the operators of a chain one by one, and aggregates and keyed
+    operators by their users' classes."""
     bases = [Operator, ReadableOperator]
     bases += [kind for kind in ReadableOperator.__subclasses__() if kind.__name__ == "_Ranks"]
     named = {kind for base in bases for kind in base.__subclasses__() if kind.__module__.startswith("flux.")}

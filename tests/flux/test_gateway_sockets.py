@@ -65,7 +65,8 @@ def test_any_gateway_takes_events_of_any_stream(live: LiveGateway, tmp_path: Pat
 
 
 def test_a_request_is_passed_on_once(live: LiveGateway, tmp_path: Path, token: str) -> None:
-    """Refuse a request that was passed on before: the address of an owner may be wrong, here that of the gateway itself."""
+    """Refuse a request that was passed on before: the address of an owner may be wrong, here that of the gateway
+    itself."""
     catalogue = StreamCatalogue(Folder(tmp_path / "location"))
     lock = OwnerLock(catalogue.log_place(catalogue.get("clicks"), 0), "the log", live.url)
     assert problem(push(live.url, token, 0, "a")) == (421, "other_gateway")

@@ -169,7 +169,8 @@ def test_when_all_has_come_it_asks_whether_the_replica_lives() -> None:
 
 
 def test_what_the_other_end_has_forgotten_is_sent_again_when_it_says_so_on_being_asked() -> None:
-    """Send all parts again: a standby that has no use for an older checkpoint keeps nothing of it, and its answer may be lost."""
+    """Send all parts again: a standby that has no use for an older checkpoint keeps nothing of it, and its answer may
+    be lost."""
     made = parts(50)
     list(made.due(0.0, AGAIN_S, SMALL))
     made.on_received(made.total, 0.1)
@@ -269,7 +270,8 @@ def led_by(kept: tuple[int, int], other: tuple[int, int]) -> Table:
 
 
 def test_what_is_on_its_way_to_one_that_is_deposed_since_is_given_up() -> None:
-    """Give up the first copy: the last answer of its worker may be lost, and the replica may be somewhere else by now."""
+    """Give up the first copy: the last answer of its worker may be lost, and the replica may be somewhere else by
+    now."""
     made, kept = handing(), filled()
     made.ask(kept, ASKED, 0.0)
     assert made.ask(kept, Restore(*KEY, LIFE + 1, WORKER + 1), 0.1)

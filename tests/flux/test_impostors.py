@@ -19,7 +19,8 @@ from flux.wire.messages import Install
 
 
 class Impostor:
-    """A stranger that has bound a port, takes part in ZeroMQ's handshake as far as possible, and notes all frames that come."""
+    """A stranger that has bound a port, takes part in ZeroMQ's handshake as far as possible, and notes all frames that
+    come."""
 
     def __init__(self) -> None:
         self.context = zmq.Context()

@@ -84,7 +84,8 @@ def without_its_end(made: Producer) -> None:
 
 
 def primary() -> Replica:
-    """Make a primary that has applied a step that is not committed. Another slice is ordered, and a third waits for its turn."""
+    """Make a primary that has applied a step that is not committed. Another slice is ordered, and a third waits for its
+    turn."""
     replica = made(Plain, 2)
     replica.lead(0, [ReplicaAt(OTHER, 0)])
     feed(replica, 0, 7)
@@ -152,7 +153,8 @@ def receives() -> StateReceiver:
 
 
 def standby() -> Standby:
-    """Make a standby with a checkpoint of two steps, and beside it one of four steps, the last of which is not committed."""
+    """Make a standby with a checkpoint of two steps, and beside it one of four steps, the last of which is not
+    committed."""
     made = Standby(PartitionKey(0, 0), 0)
     made.on_orders(PartitionOrder(0, 0, 0, 1, 0, [OrderEntry(float(n), float(n), []) for n in range(4)], 3))
     made.take(Checkpoint(step=2, term=1, number=0))

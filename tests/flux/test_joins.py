@@ -587,7 +587,8 @@ def test_a_row_that_is_given_once_looks_for_one_partner(how: str, monkeypatch: p
 def test_long_text_that_many_pairs_repeat_comes_in_parts_which_are_those_of_a_copy(
     side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Split long output: a text of a megabyte with a thousand partners is a gigabyte, and 2 GiB do not fit into a column."""
+    """Split long output: a text of a megabyte with a thousand partners is a gigabyte, and 2 GiB do not fit into a
+    column."""
     monkeypatch.setattr(join, "PAIRS_MAX", 65_536)
     monkeypatch.setattr(batches, "TAKEN_BYTES_MAX", 1 << 16)
     schema = pa.schema([("key", pa.int64()), ("text", pa.string()), ("within", pa.struct([("text", pa.binary())]))])

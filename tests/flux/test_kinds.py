@@ -183,8 +183,8 @@ def test_a_primary_without_others_does_not_keep_checksums() -> None:
 
 
 def test_what_is_repeated_is_compared_to_its_end_though_nobody_else_is_left() -> None:
-    """Go on to the end: a primary alone stops to compare, and would begin anew in the middle when another replica comes, and
-    claim to differ."""
+    """Go on to the end: a primary alone stops to compare, and would begin anew in the middle when another replica
+    comes, and claim to differ."""
     lost, heir = made(Passing, 2), made(Passing, 2)
     lost.lead(0, [ReplicaAt(OTHER, 0)])
     for sequence in range(3):

@@ -13,7 +13,8 @@ import flux
 
 
 def test_a_late_write_that_lands_after_the_successor_has_asked_ends_nothing() -> None:
-    """Let the successor write at a position that the outside has got meanwhile: its write is refused, and nothing ends."""
+    """Let the successor write at a position that the outside has got meanwhile: its write is refused, and nothing
+    ends."""
     store, entered, both = Table.stores["landed late"], [], threading.Event()
 
     def before(position: flux.Position) -> None:
@@ -38,7 +39,8 @@ def test_a_late_write_that_lands_after_the_successor_has_asked_ends_nothing() ->
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_who_changes_the_outside_when_it_is_asked_is_asked_once_by_each_primary(changes: bool) -> None:
-    """Ask such a sink once only: its primary may be given up and not know, and would remove output that its successor writes."""
+    """Ask such a sink once only: its primary may be given up and not know, and would remove output that its successor
+    writes."""
     asked: list[int] = []
 
     class Broken(Table):

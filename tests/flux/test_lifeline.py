@@ -1,5 +1,5 @@
-"""The lifeline: the end of a worker is told at once, a stranger cannot pretend to be one, and messages that a stranger has
-heard are of no use to it."""
+"""The lifeline: the end of a worker is told at once, a stranger cannot pretend to be one, and messages that a stranger
+has heard are of no use to it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ class Between:
         self.heard = b""
 
     def pass_on(self) -> None:
-        """Connect a worker through the relay. The endpoint is that of the controller, as if the relay were on the way to it."""
+        """Connect a worker through the relay. The endpoint is that of the controller, as if the relay were on the way
+        to it."""
         plain = socket.create_connection
         try:
             socket.create_connection = lambda *_, **__: plain(self.listener.getsockname())  # type: ignore[assignment]

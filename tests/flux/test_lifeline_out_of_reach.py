@@ -45,8 +45,8 @@ def test_who_cannot_connect_knows_it_after_the_time_it_gave(swallows: str) -> No
 def test_a_worker_stands_still_for_less_than_it_may_be_silent_and_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Wait less and less often: a worker stood still for two seconds of every three, and was given up although all else was
-    well."""
+    """Wait less and less often: a worker stood still for two seconds of every three, and was given up although all else
+    was well."""
     waited: list[float] = []
     reached = False
 

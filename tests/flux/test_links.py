@@ -129,7 +129,8 @@ def test_workers_that_have_nothing_to_say_to_each_other_have_no_link() -> None:
 
 
 def test_replicas_that_come_and_go_leave_no_links_behind() -> None:
-    """Let one worker after the other get a replica and lose it: the sender to this partition kept a link to all of them."""
+    """Let one worker after the other get a replica and lose it: the sender to this partition kept a link to all of
+    them."""
     cluster = Cluster(40, 4)
     sender = cluster.hosts[cluster.table.stages[0][0][0].worker]
     before = sender.linked

@@ -1,4 +1,5 @@
-"""A checkpoint location on the driver's side: its notes about a query, and the plans that go on from it (design: vault)."""
+"""A checkpoint location on the driver's side: its notes about a query, and the plans that go on from it (design:
+vault)."""
 
 from __future__ import annotations
 

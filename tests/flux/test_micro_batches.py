@@ -54,7 +54,7 @@ def kept(given: Any, key: str | None = "x") -> Any:
 
 
 def plan(key: str | None = "x", above: int = -1) -> Plan:
-    """A stage behind a source; with ``above``, one that gets the rows above this value alone."""
+    """Compile a stage behind a source. With ``above``, the stage gets only the rows above this value."""
     source = flux.stream(SCHEMA)
     return compiled(kept(source if above < 0 else greater(source, above), key))
 
@@ -85,7 +85,7 @@ class Consumers:
         self.applies = True
 
     def task(self, number: int, query: str = "a query", least: int = 0, sent: tuple[int, ...] = ()) -> IngressTask:
-        """An attempt that everybody has answered."""
+        """Begin an attempt at a batch, to which both workers have answered."""
         attempt = next(self.attempts)
         core = IngressTask(self.plan, 0, 0, attempt, MicroBatch(query, number, least, sent))
         core.on_table(TABLE, 0.0)
@@ -130,7 +130,7 @@ class Consumers:
 
 
 def whole(at: Consumers, number: int, *batches: list[int], before: Any = ()) -> IngressTask:
-    """A task that sends all rows of a batch. ``before``: the place of the partition by the count of the driver."""
+    """Send all rows of a batch with one task. ``before`` is the place of the partition by the count of the driver."""
     core = at.task(number, "a query", *before)
     for values in batches:
         at.give(core, *values)
@@ -246,7 +246,7 @@ def test_a_partition_that_some_batches_do_not_have_goes_on() -> None:
 
 
 def test_a_worker_that_had_no_rows_of_the_batches_before_may_greet_again() -> None:
-    """What it asks for is long gone, and was never for it."""
+    """Answer a worker that asks for rows which are long gone, and were never for it."""
     at = Consumers()
     mine = [x for x in range(400) if not for_worker_10(at, x)]
     whole(at, 0, mine)
@@ -323,7 +323,7 @@ def test_a_state_that_is_older_than_the_checkpoint_of_spark_is_noticed(tmp_path:
 
 
 def test_rows_of_a_batch_are_late_by_the_batches_before_it_in_every_attempt(tmp_path: Path) -> None:
-    """A restart repeats a batch that was noted and not committed, with the watermark that it had."""
+    """Repeat a batch that was noted and not committed with the watermark that it had, as a restart does."""
 
     def row(newest: int, late: int = 0) -> SimpleNamespace:
         return SimpleNamespace(partition=0, end=3, sent=[3], newest=newest, late=late)
@@ -345,7 +345,7 @@ def test_rows_of_a_batch_are_late_by_the_batches_before_it_in_every_attempt(tmp_
 
 
 def test_a_batch_that_comes_again_in_other_partitions_is_refused(tmp_path: Path) -> None:
-    """Its rows may have gone into other streams, where they would count once more."""
+    """Refuse it, because its rows may have gone into other streams, where they would count once more."""
     assert not StreamEnds(Folder(tmp_path), "a").begins(4, 2)
     assert StreamEnds(Folder(tmp_path), "a").begins(4, 2), "whoever has no rows this time asks whether there were some"
     with pytest.raises(QueryFailed, match="batch 4 comes again in 1 partitions, and was begun in 2"):

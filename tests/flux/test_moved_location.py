@@ -33,7 +33,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def writing(place: Path) -> tuple[Directory, Journal]:
-    """A journal with orders, a checkpoint in a file of its own, and changes to it."""
+    """Write a journal with orders, a checkpoint in a file of its own, and changes to this checkpoint."""
     store = Directory(place)
     journal = opened(store)
     standby(journal).on_orders(orders(1, 0, 6, committed=5))

@@ -112,7 +112,7 @@ class Count(flux.Aggregate):
 
 
 def test_processes_that_lose_a_change_get_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them lose the one that tells of a lost worker, and its partitions are taken over all the same."""
+    """Let all processes lose the change that tells of a lost worker: its partitions are taken over all the same."""
     take, lost = TableFollower.take, list[int]()
 
     def broken(self: TableFollower, command: NewTable | TableChanged) -> Table | None:

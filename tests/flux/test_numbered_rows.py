@@ -1,4 +1,5 @@
-"""Rows that carry their number: read again they are cut elsewhere, and everybody gets the same rows (design: numbered-rows)."""
+"""Rows that carry their number: read again they are cut elsewhere, and each consumer gets the same rows (design:
+numbered-rows)."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class Life:
         assert self.streams.find_start()
 
     def give(self, *values: int, position: int | None = None) -> None:
-        """In one batch, or as many as it takes."""
+        """Give these rows in one batch, or in as many as it takes."""
         batch, end = rows(*values), b"" if position is None else packed(position)
         while batch.num_rows:
             few = self.streams.until_cut(batch.num_rows)
@@ -188,7 +189,7 @@ def test_rows_that_were_there_before_have_room_beyond_the_bound_of_the_log() -> 
 
 
 def test_a_stream_with_a_full_log_takes_rows_that_another_one_of_its_reader_makes_again() -> None:
-    """Whoever holds up the one may wait for these rows in the other."""
+    """Take them, because a replica that holds up the full stream may wait for these rows in the other one."""
     plan = planned_with("x")
     full, again = (Producer(StreamId(0, 0), 1, PARTITIONS, 1, 1.0, reads_again=True) for _ in range(2))
     streams = SourceStreams([*plan.edges] * 2, [full, again], "rows", False, True, 100)
@@ -302,7 +303,7 @@ def test_a_source_with_positions_takes_two_arguments() -> None:
 
 
 class Heard:
-    """A reader that notes what it hears to be applied."""
+    """A reader that notes the positions of which it hears that they are applied."""
 
     def __init__(self, batches: list[Any]) -> None:
         self._batches, self.done_with = iter(batches), []  # type: list[Any], list[Any]
@@ -366,7 +367,8 @@ def test_what_done_raises_names_the_source() -> None:
 
 
 def test_rows_that_are_read_again_after_a_loss_count_once() -> None:
-    """The report of numbered rows once spoken of batches, where the next reader begins at a row: it counted rows twice."""
+    """Count rows, not batches: the next reader begins at a row, and a report that spoke of batches counted rows
+    twice."""
     core = reading(
         lambda p, start: iter([flux.Positioned(rows(*range(50)), 50), flux.Positioned(rows(*range(50)), 100)])
     )

@@ -1,4 +1,5 @@
-"""Errors and objects of the user whose text cannot be made or sent: the query ends with whatever can be said of them."""
+"""Errors and objects of the user whose text cannot be made or sent: the query ends with as much of them as can be
+said."""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ def test_a_sink_that_raises_it_fails_with_what_can_be_said(
 
 
 def failure_of_sink(sink: flux.Sink) -> UserCodeError:
-    """Return what the threads of a sink report that is given one batch."""
+    """Give one batch to the sink, and return the failure that its thread reports."""
     stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
     failed = threading.Event()
     plan: Any = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={})
@@ -173,7 +174,7 @@ def test_a_sink_without_a_text_of_its_own_ends_the_query_and_is_named_by_its_cla
 
 
 class Hidden:
-    """What is told of it when it is pickled is up to the error."""
+    """An object that raises the given error when it is pickled."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

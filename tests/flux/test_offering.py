@@ -1,4 +1,5 @@
-"""Output that is kept for readers, at its worker: what is shown, to whom, how long it is kept, and who waits."""
+"""Output that is kept for readers, at its worker: the rows that each reader is shown, their end, and readers that
+wait."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Offered:
         work(self.replica, 1.0)
 
     def seen(self) -> None:
-        """The other replica has the order."""
+        """Let the other replica have the order."""
         self.replica.order.on_seen(OTHER, 0, self.replica.order.end, self.replica.applied)
         self.replica.release()
 
@@ -120,7 +121,8 @@ def test_what_a_reader_has_for_good_is_forgotten_and_the_rest_is_kept() -> None:
 
 
 def test_a_reader_cannot_acknowledge_what_it_was_not_shown() -> None:
-    """Of a stranger, or at a primary that has still to make again what a lost one has shown."""
+    """Ignore the acknowledgement of a stranger, and of a reader at a primary that has still to make again the output
+    that a lost one has shown."""
     offered = Offered(replicas=2)
     offered.steps(0, 1)
     offered.pull(2, below=1 << 62)

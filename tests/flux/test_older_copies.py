@@ -39,8 +39,9 @@ ONE = pa.record_batch([pa.array([1])], schema=pa.schema([("x", pa.int64())]))
 
 
 class Strict(Table):
-    """Stays what it is in each partition, and notes under which query it is opened."""
+    """A table that takes each position once, and can be copied for each partition."""
 
+    #: Queries under which sinks of this class were opened.
     opened: ClassVar[list[str]] = []
 
     def __deepcopy__(self, memo: Any) -> Strict:
@@ -56,7 +57,7 @@ class Strict(Table):
 
 
 class Tells(Strict):
-    """Cannot tell by batches what is there, and knows it all the same."""
+    """A table that cannot tell its number of batches, and notices all the same that it is ahead of the location."""
 
     def __deepcopy__(self, memo: Any) -> Tells:
         return Tells(self.name)
@@ -81,7 +82,7 @@ class TakesNotes(Tells):
 
 
 def sinks(sink: flux.Sink, position: int, forgotten: Forgotten | None = None) -> SinkThreads:
-    """Its threads, after a restart: the location has the first ``position`` batches as outside."""
+    """Start the threads of a sink, after a restart: by the location the first ``position`` batches are outside."""
     stage = SimpleNamespace(id=0, name="last", partitions=1, sink=sink)
     plan: Any = SimpleNamespace(
         query="q", stages=[stage], settings=Settings.of(), location="/data/q", durable=True,
@@ -191,7 +192,7 @@ def test_where_a_location_ends_is_told_once_and_in_its_place() -> None:
 
 
 class Noted:
-    """As ``flux.worker.output_delivery.Outside``."""
+    """A ``flux.worker.output_delivery.Outside`` that notes its calls."""
 
     def __init__(self, there: int = 0, agrees: bool = True) -> None:
         self.there = there
@@ -302,7 +303,7 @@ def test_a_location_gets_no_new_steps_before_its_sink_is_compared_so_each_later_
         both.aside()
         both.greet(start, start)
         both.feed(0, 1, 2, 3, 4, 5)
-        both.now += 10.0  # orders are sent again, with what has left
+        both.now += 10.0  # orders are sent again, with the number of batches that have left
         both.turn()
         standby_: Any = both.vault.followers[0, 0]
         assert (standby_.order.end, standby_.left) == (2, 2), "the location knows of no more than before"
@@ -339,7 +340,8 @@ def test_what_the_outside_has_counts_up_to_the_repeated_output_until_it_is_compa
 
 
 def restored(state: dict[str, Any] | None = None, order: OrderLog | None = None) -> Replica:
-    """A primary from a checkpoint location, or from a copy of the state of another one, as a standby if it has an order."""
+    """Make a primary from a checkpoint location, or from a copy of another one's state: as a standby does, if it has an
+    order."""
     plan = planned(flux.stage(partitions=1, schema=SCHEMA)(Gives))
     made = Replica(replace(plan.stages[0], sink=Strict("any")), 0, 0, [], plan.settings)
     made.output.keep_in(SinkBuffer(1 << 20))
@@ -370,7 +372,8 @@ def test_a_copy_compares_too_if_its_primary_had_not_yet_compared() -> None:
 
 
 def test_a_standby_compares_if_its_checkpoint_is_of_a_primary_that_had_not_yet_compared() -> None:
-    """Its state was known to be restored, and the take-over forgot that. So it wrote behind the output of a newer location."""
+    """Compare in that case: the state was known to be restored, the take-over forgot that, and the new primary wrote
+    behind the output of a newer location."""
     first = restored()
     state = first.state()
     heir = restored(state, OrderLog())
@@ -398,7 +401,8 @@ STAGES = {
 
 
 def location(tmp_path: Path) -> Path:
-    """Partition 0 of the last stage: 3 batches are outside by its checkpoint, 4 by what came after it."""
+    """Make a location. In partition 0 of its last stage, 3 batches are outside by the checkpoint, and 4 by the orders
+    after it."""
     place = check_location(tmp_path / "kept")
     about = {
         "format": 2, "query": "q", "workers": 2, "plan": {"stages": STAGES, "sources": []},

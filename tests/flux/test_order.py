@@ -1,4 +1,5 @@
-"""The order log told as stories: what the primary decides, what the others take, and what survives it."""
+"""The order log told as stories: the decisions of a primary, the entries that others take, and those that survive
+it."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def test_a_step_is_committed_when_every_live_replica_has_received_it() -> None:
 
 
 def test_who_leads_from_a_copy_knows_that_all_in_it_is_committed() -> None:
-    """Else it would ask another replica for a step that nobody keeps any more."""
+    """Else it would ask another replica for a step that no replica keeps any more."""
     log = OrderLog(7)
     log.adopt([], 6)
     log.lead([ReplicaAt(A, 0)], 7)
@@ -148,7 +149,7 @@ def test_a_new_primary_has_other_entries_and_those_of_the_old_one_are_cut() -> N
 
 
 def test_what_a_new_primary_has_not_contradicted_is_kept_but_not_acked() -> None:
-    """It may be committed and known to the outside, and this replica may be the next primary."""
+    """Keep entries that may be committed and known to the outside, because this replica may be the next primary."""
     log = following(steps=5, committed=2)
     log.on_orders(1, 2, [], 2, 2)
     assert (log.end, log.verified) == (5, 2)
@@ -158,7 +159,7 @@ def test_what_a_new_primary_has_not_contradicted_is_kept_but_not_acked() -> None
 
 def test_after_a_lost_message_of_a_new_primary_the_entries_of_the_old_one_are_not_acked_for_its_own() -> None:
     log = following(steps=5, committed=2)
-    # The new primary's entries 2 to 5 are lost on the way, this is what comes next.
+    # The new primary's entries 2 to 5 are lost on the way. This message comes next.
     log.on_orders(1, 5, entries(5, 6, "second"), 2, 2)
     assert (log.verified, log.committed) == (2, 2)
     log.on_orders(1, 2, entries(2, 6, "second"), 6, 2)

@@ -25,7 +25,7 @@ class Plain(flux.Operator):
 
 
 def bounded() -> tuple[Replica, Replica]:
-    """A primary and its secondary, with thirty batches each, of which each is a step."""
+    """Make a primary and its secondary, with thirty batches each. Each batch is a step."""
     primary, secondary = pair(Plain, order_max_steps=STEPS_MAX, step_max_rows=1)
     for sequence in range(30):
         feed(primary, sequence, sequence)
@@ -85,7 +85,8 @@ def test_orders_that_are_kept_for_a_copy_under_way_are_bounded_as_well() -> None
 
 
 def test_rows_are_let_in_for_a_starving_replica_where_a_primary_is_held_back_by_its_other_replica() -> None:
-    """Two workers could else starve each other's replicas: each primary holds the credit that the replica beside it needs."""
+    """Let rows in at once: two workers could else starve each other's replicas, where each primary holds the credit
+    that the replica beside it needs."""
     primary, _ = bounded()
     work(primary, 1.0)
     starving: Any = type("Starving", (), {"partition": 1, "primary": False, "missing": lambda self: [STREAM]})()

@@ -30,7 +30,7 @@ LINK_S = 0.3
 
 
 def offered() -> Producer:
-    """A stage's producer on worker 11, whose only consumer is partition 0 on worker 10, and reads elsewhere."""
+    """Make a stage's producer on worker 11. Its only consumer is partition 0 on worker 10, which reads elsewhere."""
     made = Producer(STREAM, 0, 2, 1 << 20, resend_s=1.0, worker=11, link_s=LINK_S)
     made.on_table(Table(0, (((ReplicaAt(10, 0),), (ReplicaAt(11, 0),)),), (), {10: "", 11: ""}), 0, 0.0)
     list(made.poll(0.0))
@@ -45,7 +45,7 @@ def give(producer: Producer, *counts: int) -> None:
 
 
 def told(producer: Producer, now: float) -> list[int]:
-    """The ends of which worker 10 is told now."""
+    """Return the ends of which worker 10 is told now."""
     return [e.message.end for e in producer.poll(now) if e.worker == 10 and isinstance(e.message, Unread)]
 
 
@@ -190,7 +190,7 @@ def test_rows_that_were_under_way_end_the_search(reader: Reader) -> None:
 
 
 def test_a_repeated_handshake_is_no_progress(reader: Reader) -> None:
-    """A worker without answers to its greetings repeats them."""
+    """Repeat a greeting, as a worker without an answer does: the next replica has its turn as planned."""
     reader.unread(2, 1.0, end=5)
     assert reader.hello(1, 1.02) == [1]
     assert reader.resumed(1.06) == [2]
@@ -243,7 +243,7 @@ def test_a_statement_that_does_not_come_from_who_has_offered_the_stream_changes_
 
 
 def test_a_statement_of_the_replica_that_is_read_delays_no_other(reader: Reader) -> None:
-    """It has not heard that it is read."""
+    """Ignore the statement of a replica that has not heard yet that it is read."""
     present = reader.core.subscriptions.streams[STREAM].feed.worker
     reader.unread(present, 1.0, end=5)
     reader.unread(3, 1.01, end=5)

@@ -1,5 +1,5 @@
-"""Rows that bring their numbers, as records of a log bring their offsets: whatever the log has lost since, no row passes for
-another one, and none is read that every replica has applied (design: row-numbers, needed-no-more)."""
+"""Rows that bring their numbers, as records of a log bring their offsets: whichever rows the log has lost since, no row
+passes for another one, and none is read that every replica has applied (design: row-numbers, needed-no-more)."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ def test_what_some_replica_lacks_is_given_again_and_the_newest_position_is_told(
 
 
 def test_a_life_that_begins_at_the_start_is_told_the_newest_position() -> None:
-    """One partition has the first rows, and the others have acked nothing: the log may have begun again under them."""
+    """Tell it the newest position: one partition has the first rows, and the others have acked nothing, so the log may
+    have begun again under them."""
     at = Inbound(StreamId(0, 0), 0, 1 << 30, numbered=True)
     for partition in HOSTED:
         at.received.join(partition, 100 if not partition else 0, HOSTED[:partition])
@@ -168,7 +169,8 @@ def test_a_life_without_any_known_position_begins_at_the_start_of_the_query() ->
 
 
 def joined_by(*shown: tuple[int, list[Mark]]) -> SourceStreams:
-    """The streams of a life for several edges. Each edge has applied all rows below a number and shows these marks."""
+    """Make the streams of a life for several edges. Each edge has applied all rows below a number and shows these
+    marks."""
     producers = []
     for edge, (following, marks) in enumerate(shown):
         at = Inbound(StreamId(edge, 0), 0, 1 << 30, numbered=True)
@@ -350,7 +352,7 @@ def test_nothing_has_passed_that_waits_for_credit() -> None:
 
 
 def waiting_consumer(*orders: OrderEntry) -> tuple[WorkerCore, Inbound]:
-    """A worker whose only replica has these steps ordered, and which has read row 3 of the log."""
+    """Make a worker that has read row 3 of the log, and whose only replica has these steps ordered."""
     core = consumer()
     (replica,) = core.replicas.values()
     replica.lead(3, [])
@@ -377,8 +379,9 @@ def resumed(core: WorkerCore) -> Resume:
 
 @pytest.mark.parametrize("there", [range(6), [0, 1], []], ids=["all", "none of the last", "none"])
 def test_the_end_keeps_its_number_if_only_orders_know_it(there: list[int]) -> None:
-    """The primary has applied rows 0 to 5 and the end, 6, and is lost; a standby has its orders, and a new replica has to repeat
-    its steps. The end got number 7: the step that wants 6 met it and found its rows gone, though none was."""
+    """Lose a primary that has applied rows 0 to 5 and the end, 6. A standby has its orders, and a new replica has to
+    repeat its steps. The end got number 7: the step that wants 6 met this end and found its rows gone, though none
+    was."""
     core, _ = waiting_consumer(OrderEntry(0.0, 0.0, [(0, 0, 5)], rows=6), OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=0))
     resume = resumed(core)
     assert resume.front == 7
@@ -391,7 +394,8 @@ def test_the_end_keeps_its_number_if_only_orders_know_it(there: list[int]) -> No
 
 
 def standby_alone(position: StreamPosition, *orders: OrderEntry) -> WorkerCore:
-    """A worker whose only replica is a standby. Its checkpoint goes to this position, and its order log has what follows."""
+    """Make a worker whose only replica is a standby. Its checkpoint goes to this position, and its order log has these
+    steps."""
     core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of([])), 0)
     listed = ReplicaAt(4, 0), ReplicaAt(0, 0, kind=STANDBY)
     core.on_table(Table(0, ((listed,),), ((5,),), {0: "", 4: "", 5: ""}), 0.0)
@@ -409,9 +413,9 @@ def standby_alone(position: StreamPosition, *orders: OrderEntry) -> WorkerCore:
 def test_the_end_keeps_its_number_if_only_the_checkpoint_of_a_standby_knows_it(
     there: list[int], orders: list[OrderEntry]
 ) -> None:
-    """The primary has applied rows 0 to 5 and the end, 6, and is lost. The checkpoint of the standby has them all, so its order
-    log has none of these steps any more. The end got the number behind the last row that is left: the replica that was made
-    of the checkpoint took it for a row that it had, and waited for the end for ever."""
+    """Lose a primary that has applied rows 0 to 5 and the end, 6. The checkpoint of the standby has them all, so its
+    order log has none of these steps any more. The end got the number behind the last row that is left: the replica
+    that was made of the checkpoint took this end for a row that it had, and waited for the end for ever."""
     marks = ((5, 7, 5, packed(6), 1), (*end_mark(6),))
     resume = resumed(standby_alone(StreamPosition(StreamId(0, 0), 7, 7, marks), *orders))
     assert resume.front == 7
@@ -512,7 +516,7 @@ def test_the_end_of_a_log_is_believed_after_a_long_time_and_counts_what_was_give
     assert not at_end(back + END_PATIENCE + 2), "there was more"
 
 
-# ---- what is settled
+# ---- settled rows
 
 
 def test_partitions_without_rows_hear_what_all_have_applied_and_ask_for_nothing_before_it() -> None:
@@ -555,7 +559,8 @@ def test_what_is_settled_is_told_until_the_consumer_says_so() -> None:
 
 
 def with_checkpoints() -> Producer:
-    """A producer in its second life, which begins with row 6. The checkpoints of both partitions, on worker 11, have no rows."""
+    """Make a producer in its second life, which begins with row 6. The checkpoints of both partitions, on worker 11,
+    have no rows."""
     p = Producer(StreamId(4, 1), 1, 2, 1 << 20, resend_s=1.0, reads_again=True)
     kept = ReplicaAt(11, 0, True, STANDBY)
     p.on_table(Table(1, (((ReplicaAt(10, 0), kept),) * 2,), (), {10: "", 11: ""}), 0, 0.0)
@@ -596,7 +601,7 @@ def test_a_source_is_not_settled_before_it_is_known_where_it_begins() -> None:
 
 
 def test_checkpoints_hear_what_all_of_them_have_though_a_new_replica_has_nothing_yet() -> None:
-    """A query that is stopped while it is repaired goes on from its checkpoints alone."""
+    """Tell the checkpoints: a query that is stopped while it is repaired goes on from its checkpoints alone."""
     row = (ReplicaAt(10, 0), ReplicaAt(12, 0, False), ReplicaAt(11, 0, True, STANDBY))
     table = Table(0, ((row,) * PARTITIONS,), (), {10: "", 11: "", 12: ""})
     life = Life(inbound(), key=None, table=table)
@@ -633,7 +638,7 @@ def test_a_standby_keeps_what_is_settled_with_its_checkpoint() -> None:
 
 
 def consumer() -> WorkerCore:
-    """Its replicas read since epoch 3."""
+    """Make a worker whose replicas have read since epoch 3."""
     core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of([])), 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0),),),), ((5,),), {0: "", 5: ""}), 0.0)
     for replica in core.replicas.values():
@@ -643,7 +648,7 @@ def consumer() -> WorkerCore:
 
 
 def test_a_stream_that_a_copy_of_a_state_does_not_know_is_held_back_for_it_as_well() -> None:
-    """The new replica will want it from the start."""
+    """Hold the stream back, because the new replica will want it from the start."""
     core = consumer()
     (replica,) = core.replicas.values()
     core.subscriptions.copies.note(replica, 9, 8, [])
@@ -654,7 +659,8 @@ def test_a_stream_that_a_copy_of_a_state_does_not_know_is_held_back_for_it_as_we
 
 @pytest.mark.parametrize(("epoch", "incarnation", "believed"), [(3, 7, True), (2, 7, False), (3, 6, False)])
 def test_who_does_not_know_all_replicas_here_is_not_believed(epoch: int, incarnation: int, believed: bool) -> None:
-    """A replica that a later table has brought may have begun with an older state; and an earlier life may still speak."""
+    """Believe only the present life by a table as new as ours: a replica that a later table has brought may have begun
+    with an older state, and an earlier life may still speak."""
     core = consumer()
     inbound_ = core.subscriptions.of_stream(StreamId(0, 0))
     inbound_.greet(7, "there", 1, 3, 5)

@@ -31,7 +31,8 @@ from flux.worker.pacing import (
 
 
 def after(pace: Pacing, share: float, windows: int = 1, rows: int = 100, steps: int = 10, age_s: float = 1.0) -> float:
-    """The interval after so many windows in which the worker was busy for such a share of the time, with rows of this age."""
+    """Return the interval after ``windows`` in which the worker was busy for this share of the time, with rows of this
+    age."""
     for _ in range(windows):
         pace.turn(share * WINDOW_S * 1.01, (1 - share) * WINDOW_S * 1.01, rows, steps, age_s * steps)
     return pace.interval_s

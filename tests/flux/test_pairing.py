@@ -16,7 +16,8 @@ A, B = 11, 12
 
 
 class Primary(SimpleNamespace):
-    """As much of a replica as pairing looks at. ``checksums[n]``: of the output of the first n steps."""
+    """A primary with no more parts than pairing looks at. ``checksums[n]`` is that of the output of the first n
+    steps."""
 
     def __init__(self, peers: dict[int, tuple[int, bool]], steps: int = 0) -> None:
         order = OrderLog()
@@ -210,7 +211,8 @@ def being_added(steps: int, copied_at: int) -> Primary:
 
 
 def test_a_new_replica_has_caught_up_when_it_has_applied_what_was_committed_and_this_is_said_once() -> None:
-    """It may have to lead at once: what it has not applied by then, the outside waits for."""
+    """Wait for committed steps: the replica may have to lead at once, and then the outside waits for those not yet
+    applied."""
     primary = being_added(steps=3, copied_at=2)
     assert answer(primary, below=2, applied=2) == []
     assert answer(primary, below=3, applied=2) == []
@@ -337,7 +339,8 @@ def test_a_secondary_that_holds_back_its_primary_is_asked_soon_how_far_it_is() -
 
 
 def test_a_standby_follows_as_soon_as_it_has_the_order_and_its_steps_are_no_lag() -> None:
-    """It applies nothing, however long one waits; what it would have to repeat is said elsewhere."""
+    """Count no lag: a standby applies nothing, however long one waits; the steps that it would repeat are reported
+    elsewhere."""
     primary = paired(steps=3, live=False)
     primary.order.peers[A].kind = standby
     primary.order.note_copy(A, 1)

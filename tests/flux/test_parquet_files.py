@@ -70,7 +70,7 @@ def widened(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def test_a_step_that_is_larger_than_all_room_goes_into_several_files(tmp_path: Path) -> None:
-    """The sink writes the first of them while the rest of the step waits for room."""
+    """Let the sink write the first files while the rest of the step waits for room."""
     flow = widened(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes="4k")
     with ThreadQuery(flow, **(ALONE | NARROW | {"batch_max_rows": 5000})) as query:
         query.started().feed([batches(3000, 3000)])
@@ -176,7 +176,8 @@ def test_bytes_of_strings_are_those_of_the_rows_alone(type_: pa.DataType) -> Non
 
 
 def test_output_whose_rows_are_gone_leaves_an_empty_file_in_its_place(tmp_path: Path) -> None:
-    """A batch without rows takes the place of such output. The next start looks for files that follow each other."""
+    """Write a batch without rows in place of such output, because the next start looks for files that follow each
+    other."""
     sink = ParquetFiles(str(tmp_path), 0)
     sink.open(flux.SinkContext("q", 0, "last", 0, 1))
     for position, batch in enumerate([ONE.slice(0, 0), ONE, ONE.slice(0, 0), ONE.slice(0, 0)]):

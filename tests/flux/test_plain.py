@@ -1,4 +1,4 @@
-"""Columns are decoded where they enter, whatever they are nested in, and what cannot be is refused by name."""
+"""Columns are decoded where they enter, in any nesting, and columns that cannot be decoded are refused by name."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ DECLARED = pa.schema([("s", pa.string()), ("n", pa.list_(pa.int64())), pa.field(
     "rows", [[{"s": None, "n": None, "x": 1.0}], [{"s": "a", "n": None, "x": 1.0}, {"s": None, "n": None, "x": 2.0}]]
 )
 def test_values_that_all_are_null_have_the_declared_type(rows: list[dict[str, Any]]) -> None:
-    """As ``from_pylist`` makes them, which cannot know it."""
+    """Convert columns of nulls as ``from_pylist`` makes them, which cannot know the declared type."""
     taken = conform(pa.RecordBatch.from_pylist(rows), DECLARED, "output")
     assert taken.schema.equals(DECLARED)
     assert taken.to_pylist() == rows

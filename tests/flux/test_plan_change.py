@@ -1,4 +1,4 @@
-"""Versions of a plan: what a change makes of it, what does not fit, and shares of the log at birth."""
+"""Versions of a plan: the results of changes, changes that do not fit, and shares of the log at birth."""
 
 from __future__ import annotations
 

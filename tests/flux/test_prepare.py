@@ -1,4 +1,4 @@
-"""What sources and sinks settle once for all lives of a query (design: prepare)."""
+"""Facts that sources and sinks settle once for all lives of a query (design: prepare)."""
 
 from __future__ import annotations
 

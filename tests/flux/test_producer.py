@@ -1,4 +1,4 @@
-"""The sending end of a stream, told as stories: what a consumer says, and what is sent then."""
+"""The sending end of a stream, told as stories: messages of consumers, and the rows that are sent then."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def producer(log_bytes_max: int = 1 << 20, incarnation: int = 0) -> Producer:
 
 
 def batch(*counts: int) -> Clustered:
-    """So many rows of 8 bytes for partitions 0, 1, 2."""
+    """Make a batch with these counts of rows, of 8 bytes each, for partitions 0, 1, 2."""
     rows = pa.record_batch({"x": pa.array(np.arange(sum(counts)), pa.int64())})
     return clustered(rows, range(3), counts)
 
@@ -111,7 +111,7 @@ def test_a_worker_without_credit_holds_back_nobody_else() -> None:
     p = welcomed(producer(), granted=1)
     for _ in range(3):
         p.append(batch(1, 1, 0), 0.0)
-    assert sent(p) == [(10, 0), (11, 0)]  # one message may go beyond what was granted
+    assert sent(p) == [(10, 0), (11, 0)]  # one message may go beyond the bytes that were granted
     p.on_answer(11, ack(0, granted=1 + 2 * (MESSAGE_BYTES + 8)), 0.0)
     assert sent(p) == [(11, 1), (11, 2)]
     p.on_answer(10, ack(0, granted=MESSAGE_BYTES + 9), 0.0)
@@ -446,7 +446,8 @@ def test_a_new_replica_with_a_state_counts_before_it_is_live() -> None:
 
 
 def test_a_new_reader_begins_behind_what_everybody_has_applied_however_long_the_queues_are() -> None:
-    """What is received and still waits is not there for whoever gets a copy of the state: only what is applied counts."""
+    """Count applied rows only: rows that are received and still wait are not there for a replica that gets a copy of
+    the state."""
     p = retried()
     marks = [Mark(at, 100 + at) for at in (1, 3, 5, 8)]
     p.on_answer(10, Resume(4, 1, 1, 0, [(0, 9), (2, 9)], 4, [], 1 << 20, marks), 0.0)
@@ -470,7 +471,7 @@ def test_all_that_is_read_again_is_compared_the_first_batch_included() -> None:
                 p.append(batch(1, 0, 0), 0.0, checksum=rows)
 
 
-# ---- what everybody has applied
+# ---- elements that all consumers have applied
 
 
 def test_an_element_is_applied_when_every_partition_with_rows_up_to_it_has_acked_these() -> None:
@@ -506,7 +507,7 @@ def test_what_only_a_checkpoint_lacks_is_not_applied_though_it_has_left_the_log(
 
 
 def test_what_an_earlier_life_gave_and_a_checkpoint_lacks_is_not_applied() -> None:
-    """The partition of that checkpoint has got nothing in this life, which began behind its rows."""
+    """Give the partition of that checkpoint nothing in this life, which began behind its rows."""
     kept = ReplicaAt(11, 0, True, STANDBY)
     p = Producer(StreamId(4, 1), 1, 2, 1 << 20, resend_s=1.0, reads_again=True)
     replicas = (ReplicaAt(10, 0), kept), (ReplicaAt(10, 0),)
@@ -526,7 +527,7 @@ def test_what_an_earlier_life_gave_and_a_checkpoint_lacks_is_not_applied() -> No
 
 
 def alone(*counts: int) -> Clustered:
-    """As ``batch``, for as many partitions as there are numbers."""
+    """Make a batch as ``batch`` does, for as many partitions as there are numbers."""
     rows = pa.record_batch({"x": pa.array(np.arange(sum(counts)), pa.int64())})
     return clustered(rows, range(len(counts)), counts)
 
@@ -569,7 +570,7 @@ def test_elements_without_rows_among_those_that_travel_together() -> None:
 
 
 def test_another_life_makes_elements_without_rows_again() -> None:
-    """A consumer has had batch 1, and nothing was left of batches 0 and 2."""
+    """Let a consumer have batch 1. Nothing was left of batches 0 and 2, which have numbers all the same."""
     p = producer(incarnation=1)
     list(p.poll(0.0))
     for worker in (10, 11):
@@ -587,8 +588,8 @@ def test_another_life_makes_elements_without_rows_again() -> None:
 
 
 def test_an_answer_to_an_earlier_life_is_none_to_this_one() -> None:
-    """It does not show what that life has given, and the end of the stream would get another number. A worker that reads a
-    source again has both lives, one after the other."""
+    """Ignore such an answer: it does not show the rows that the earlier life has given, and the end of the stream would
+    get another number. A worker that reads a source again has both lives, one after the other."""
     p = producer()
     p.on_answer(10, resume(10, incarnation=p.incarnation + 1), 0.0)
     assert not p.awaited

@@ -30,7 +30,7 @@ def same(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
 def query(request: Any) -> Iterator[ThreadQuery]:
-    """Some of the output waits for a reader, and the rest of the rows for room."""
+    """Yield a query with some output that waits for a reader. Its other rows wait for room."""
     options = {"operate": False, "replicas_allow_same_executor": True, "batch_max_rows": 50}
     flow = same(dataframe(SCHEMA)).to_readers(max_bytes="200k")
     with ThreadQuery(flow, encrypted=request.param, **options) as query:  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def puller(query: ThreadQuery) -> Iterator[Puller]:
 
 
 def read(puller: Puller, pulling: OutputPull, most: int = 1) -> list[int]:
-    """So many rows at least, or up to the end."""
+    """Read at least ``most`` rows, or up to the end."""
     found: list[int] = []
     limit = time.monotonic() + LIMIT_S
     while not pulling.over and len(found) < most:
@@ -60,7 +60,8 @@ def read(puller: Puller, pulling: OutputPull, most: int = 1) -> list[int]:
 
 
 def read_to_the_end(puller: Puller, pulling: OutputPull) -> list[int]:
-    """Batch by batch: the last acknowledgement may end the query before its answer has left, and what was read counts."""
+    """Read batch by batch. The last acknowledgement may end the query before its answer has left; rows that were read
+    count."""
     found: list[int] = []
     with suppress(Stopped):
         while not pulling.over:

@@ -1,4 +1,4 @@
-"""A reader of output: what it asks of whom, what it makes of the answers, and what it acknowledges."""
+"""A reader of output: its questions and their receivers, the use of the answers, and acknowledgements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def batch(*values: int) -> pa.RecordBatch:
 
 
 def table(epoch: int, *leaders: int) -> Table:
-    """Who leads each partition of the stage; worker 7 is at "tcp://7"."""
+    """Make a table with the primary of each partition of the stage. Worker 7 is at "tcp://7"."""
     endpoints = {worker: f"tcp://{worker}" for worker in leaders}
     stages = (), tuple((ReplicaAt(worker, 0, True),) for worker in leaders)
     return Table(epoch=epoch, stages=tuple(stages), sources=(), endpoints=endpoints)
@@ -120,7 +120,7 @@ def test_who_does_not_lead_any_more_is_asked_again_only_after_a_while() -> None:
 
 
 def test_what_is_acknowledged_is_said_again_though_all_is_over_to_whoever_leads_then() -> None:
-    """The worker that heard it may have been deposed, or be lost before anybody else knows."""
+    """Say it again: the worker that heard it may have been deposed, or be lost before another replica knows."""
     pulling = reading()
     list(pulling.asks(0.0))
     pulling.on_pulled(Pulled(STAGE, 0, 0, 1, end=1, finished=True), [batch(1)], 0.1)
@@ -140,7 +140,7 @@ def test_what_is_acknowledged_is_said_again_though_all_is_over_to_whoever_leads_
 
 
 def test_what_there_is_to_acknowledge_goes_out_although_a_question_waits() -> None:
-    """The worker may wait for just that: its room is full."""
+    """Send it: the worker may wait for just this acknowledgement, because its room is full."""
     pulling = reading(acknowledging=False)
     list(pulling.asks(0.0))
     pulling.acknowledge(0, 0)
@@ -227,7 +227,8 @@ def test_an_end_never_goes_back() -> None:
 
 
 def test_of_a_full_partition_one_batch_is_left_for_the_next_time() -> None:
-    """Spark acknowledges what it has processed when it has something new to process, and the query gives nothing new before."""
+    """Leave one batch: Spark acknowledges processed rows when there are new ones to process, and a full query gives no
+    new rows before it hears an acknowledgement."""
     found = survey({0: 0, 1: 0}, Pulled(STAGE, 0, 0, end=4, full=True), Pulled(STAGE, 1, 0, end=4))
     assert found.latest({0: 0, 1: 0}) == {0: 3, 1: 4}
     assert found.latest({0: 3, 1: 4}) == {0: 4, 1: 4}, "the last one is there, and with it the others are acknowledged"

@@ -61,7 +61,8 @@ def named(lifelines: Lifelines, heart: LivenessThread | None = None) -> Lifeline
 
 
 def beats_in_one_call(lifelines: Lifelines) -> int:
-    """A machine under load may have no time for them during one call, but not during every one."""
+    """Count the beats during one call of C code. A machine under load may have no time for beats during one call, but
+    not during every one."""
     heard(lifelines)
     ctypes.PyDLL(None).usleep(400_000)
     return heard(lifelines).count((7, Pulse(3, LoopActivity.STEP, 0, 0, 12)))

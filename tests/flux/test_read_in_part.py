@@ -1,4 +1,4 @@
-"""Streams that bring some of the columns of their origin: what is sent, compared and copied."""
+"""Streams that bring some of the columns of their origin: their messages, checksums and copies."""
 
 from __future__ import annotations
 

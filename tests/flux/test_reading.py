@@ -1,4 +1,4 @@
-"""Which source of a worker is read next, and what becomes of its batches: stories without a clock."""
+"""The choice of the source that a worker reads next, and the way of its batches: stories without a clock."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def rows(*values: int) -> pa.RecordBatch:
 
 
 def table(*readers: int, epoch: int = 0) -> Table:
-    """One replica of one partition on worker 0; partitions of the source on these workers."""
+    """Make a table: one replica of one partition on worker 0, and partitions of the source on these workers."""
     return Table(epoch, (((ReplicaAt(0, 0),),),), (readers,), {0: "", 1: ""})
 
 
 def reading(read: Callable[..., Batches], partitions: int = 1, seeks: bool = False, **settings: Any) -> WorkerCore:
-    """A worker that reads all partitions of a source, and has heard that its own replica waits for rows."""
+    """Make a worker that reads all partitions of a source, and has heard that its own replica waits for rows."""
     source = WorkerSource("rows", read, partitions, SCHEMA, seeks)
     flow = flux.stage(partitions=1, name="kept")(lambda batch: batch)(source)
     plan = compile_plan([flow], replace(Settings.of(), **settings), lambda schema: schema, "q", b"")
@@ -55,7 +55,7 @@ def reading(read: Callable[..., Batches], partitions: int = 1, seeks: bool = Fal
 
 
 def turn(core: WorkerCore, now: float, idle: bool = True, each_s: float = READ_S) -> int:
-    """Batches read in one turn; each takes so long."""
+    """Read for one turn, and return the number of batches. Each takes ``each_s``."""
     batches = 0
     while core.read(idle, now + batches * each_s):
         batches += 1
@@ -107,7 +107,7 @@ def test_a_source_that_has_nothing_keeps_no_other_waiting_and_is_asked_again_soo
 
 
 def test_a_reader_that_knows_says_itself_when_it_has_nothing() -> None:
-    """One that reads ahead gives None also where rows are on their way."""
+    """Believe its own count: a reader that reads ahead gives None also where rows are on their way."""
 
     class Ahead:
         found_nothing = 0
@@ -136,7 +136,7 @@ def test_a_reader_that_knows_says_itself_when_it_has_nothing() -> None:
 
 
 def test_at_intervals_all_that_the_sources_have_is_read_together() -> None:
-    """What one has a little later waits for the next multiple of the interval."""
+    """Read all of them at multiples of the interval. Rows that come a little later wait for the next multiple."""
     given: dict[int, list[pa.RecordBatch | None]] = {0: [rows(1), rows(2), None, rows(3)], 1: [None, rows(4), None]}
     core = reading(lambda p: iter(given[p]), partitions=2)
     core.reading.interval_s = 0.016
@@ -173,7 +173,7 @@ def test_a_source_whose_log_is_full_is_not_read() -> None:
 
 
 def logged(core: WorkerCore) -> list[list[int]]:
-    """The batches in the log of the only source."""
+    """Return the batches in the log of the only source."""
     (producer,) = core.sources[0, 0].producers
     return [e.element.data.batch.column("x").to_pylist() for e in producer.log.entries() if isinstance(e.element, Rows)]
 
@@ -343,7 +343,7 @@ def test_what_a_reader_raises_names_source_and_partition(error: BaseException) -
 
 
 def test_sources_that_have_nothing_for_long_are_asked_less_often_and_soon_again_after_a_batch() -> None:
-    """A worker with nothing to do but to ask its sources took a tenth of a core."""
+    """Ask less often: a worker with nothing to do but to ask its sources took a tenth of a core."""
     core = reading(lambda p: iter([*[None] * 5, rows(7), *[None] * 5]))
     now, pauses = 1.0, []
     while read_of(core) == {0: 0}:
@@ -430,7 +430,7 @@ def test_nobody_is_handed_a_bell_where_nobody_can_be_woken() -> None:
 
 
 class Lagging:
-    """A reader that says where it is, and hears what everybody has applied."""
+    """A reader that reports ``said`` as its lag."""
 
     def __init__(self, batches: Iterable[Any], said: Any = None) -> None:
         self._batches, self.said = iter(batches), said
@@ -478,7 +478,8 @@ def test_a_lag_that_makes_no_sense_names_the_source(said: Any) -> None:
 
 
 def test_a_stopped_worker_reads_again_the_batches_that_consumers_have_had_and_no_others() -> None:
-    """The lost reader of the partition had given them to one replica, and another one may need them for its next step."""
+    """Read them again: the lost reader of the partition had given them to one replica, and another one may need them
+    for its next step."""
 
     def source(partition: int) -> Batches:
         for number in range(9):

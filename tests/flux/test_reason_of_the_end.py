@@ -11,7 +11,7 @@ from spark_integration.query.run import QueryRun
 
 
 def failed(*reasons: str, cancelled: bool = False) -> Any:
-    """A run whose workers were lost, and whose input failed for these reasons."""
+    """Make a run whose workers were lost, and whose input failed for these reasons."""
     made: Any = QueryRun.__new__(QueryRun)
     made.server = SimpleNamespace(error=QueryFailed("worker 1 was lost"), job_failed=lambda what, reason, edges: None)
     made._cancelled = cancelled

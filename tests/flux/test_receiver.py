@@ -148,7 +148,7 @@ def test_a_message_of_nothing_but_duplicates_returns_its_credit_at_once() -> Non
 def test_a_new_life_of_the_producer_is_shown_the_checksum_with_every_resume() -> None:
     inbound = greeted()
     take(inbound, data(0, 0, {1: 1}, checksum=55))
-    assert inbound.resume(0, HOSTED).shown == []  # the same life knows what it has sent
+    assert inbound.resume(0, HOSTED).shown == []  # the same life knows its own rows
     for nonce in (8, 9):  # the first answer may be lost
         inbound.greet(1, f"connection {nonce}", nonce)
         assert inbound.resume(0, HOSTED).shown == [Mark(0, 55)]
@@ -165,7 +165,8 @@ def test_what_is_shown_to_a_life_is_what_earlier_lives_have_sent() -> None:
 
 
 def test_a_primary_does_not_ack_beyond_a_copy_of_its_state_that_is_on_its_way() -> None:
-    """A new reader begins where all have acked: who gets the copy will want what comes after it."""
+    """Hold the ack back: a new reader begins where all have acked, and the receiver of the copy will want the rows
+    after it."""
     inbound = greeted()
     for number in range(4):
         apply(inbound, take(inbound, data(number, number, {1: 1, 3: 1})))

@@ -295,12 +295,12 @@ def test_a_reading_that_fails_is_made_again_at_the_next_time() -> None:
 
 
 class Driver:
-    """The readings of a table in the place of its thread, with jobs that send a version at once. ``happened`` has what they did,
-    in order: the prices of a version that was sent, the number to which the watermark was raised, and the end of the table or of
-    the query."""
+    """The readings of a table in the place of its thread, with jobs that send a version at once."""
 
     def __init__(self, location: Any, *readings: int) -> None:
-        """``readings``: the prices of the readings to come, after which the query ends."""
+        """Prepare a table. ``readings`` are the prices of the readings to come, after which the query ends."""
+        #: Acts of the jobs, in order: the prices of a version that was sent, the number to which the watermark was raised, and
+        #: the end of the table or of the query.
         self.happened: list[Any] = []
         self.failures, self.at_job = 0, lambda: None
         self._readings, self._rows = list(readings), 0

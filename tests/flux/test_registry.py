@@ -37,7 +37,7 @@ def call(action: Any, name: str = "", cascade: bool = False, body: str = "") -> 
 
 @pytest.fixture(autouse=True)
 def _no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is lost here, and a thousand flushes take seconds."""
+    """Leave out flushes: no power is lost here, and a thousand flushes take seconds."""
     monkeypatch.setattr("os.fsync", lambda file: None)
 
 
@@ -99,7 +99,7 @@ class Tried:
 
 
 def story(tried: Tried) -> Iterator[str]:
-    """A day of a service; each part is told when it was answered."""
+    """Go through a day of a service, and yield the name of each part when it was answered."""
     tried.register("slow", "clicks")
     yield "slow"
     tried.register("both", "slow", "users")
@@ -156,7 +156,7 @@ def test_a_service_that_is_lost_at_any_effect_is_followed_by_one_that_makes_all_
 
 @pytest.mark.parametrize("broken", ["NoteRunning", "NoteFailed", "Forget", "TakeFromPlan"])
 def test_each_step_is_needed(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry that leaves out one kind of step does not pass the check of the day."""
+    """Leave out one kind of step: such a registry does not pass the check of the day."""
     kind = getattr(convergence, broken)
     found = convergence.next_step
 

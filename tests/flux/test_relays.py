@@ -26,7 +26,7 @@ DIRECTIONS = [{(0, 1)}, {(1, 0)}, {(0, 1), (1, 0)}]
 
 
 def ordered(endpoints: dict[int, str] = THREE) -> SeveralWorkers:
-    """A primary on worker 0 and its secondary on worker 1, both of which get each row."""
+    """Make three workers: a primary on worker 0 and its secondary on worker 1, both of which get each row."""
     plan = planned(flux.stage(partitions=1, replicas=2)(Kept))
     return SeveralWorkers(plan, Table(0, ((BOTH,),), (), endpoints))
 
@@ -103,7 +103,7 @@ def test_attempts_go_over_all_workers_in_turn_and_then_seldom() -> None:
 
 
 def read_in_a_worker(read: Iterator[pa.RecordBatch | None], log_bytes: int = 1 << 20) -> SeveralWorkers:
-    """A source that worker 0 reads, for a partition with one replica on worker 1."""
+    """Make three workers: worker 0 reads a source, for a partition with one replica on worker 1."""
     source = WorkerSource("rows", lambda partition: read, 1, SCHEMA)
     plan = planned(flux.stage(partitions=1)(Kept), source=source, log_max_bytes=log_bytes)
     return SeveralWorkers(plan, Table(0, (((ReplicaAt(1, 0),),),), ((0,),), THREE), fed=())

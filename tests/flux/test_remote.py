@@ -212,7 +212,8 @@ def test_the_command_line_lists_what_is_kept(uri: str) -> None:
 
 
 def test_events_are_pushed_to_an_object_store_and_read_from_it(uri: str) -> None:
-    """Two gateways: there is no lock in an object store, so the newest one owns the log, and the earlier one finds out."""
+    """Push at two gateways: there is no lock in an object store, so the newest one owns the log, and the earlier one
+    finds out."""
     place = pickle.loads(pickle.dumps(place_of(uri)))
     catalogue = StreamCatalogue(place)
     of, _ = catalogue.register(StreamDefinition(name="clicks", schema="user BIGINT, page STRING"))

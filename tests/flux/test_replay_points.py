@@ -24,7 +24,7 @@ BATCH = pa.record_batch([[1, 2]], schema=ROWS)
 
 
 def primary(needs: Any = None) -> Any:
-    """As far as replay points ask it: between two steps, with one outgoing edge of two partitions."""
+    """Make a primary as far as replay points ask it: between two steps, with one outgoing edge of two partitions."""
     producer = Producer(StreamId(1, 0), 0, 2, 1 << 20, resend_s=1.0)
     made = SimpleNamespace(
         where="stage x, partition 0", applied=0, finished=False, leads_since=3, partition=0,
@@ -93,7 +93,7 @@ def test_one_that_looks_back_begins_at_a_boundary_that_was_noted_before_what_it_
 
 
 def test_who_is_still_repeating_goes_on_throwing_away() -> None:
-    """Otherwise the next one would give what everybody has, under new numbers."""
+    """Otherwise the next primary would give rows that all consumers have, under new numbers."""
     replica, points = primary(needs=lambda: 3), ReplayPoints()
     replica.silent = 9
     for _ in range(4):

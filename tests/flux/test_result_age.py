@@ -59,6 +59,7 @@ def ages(replicas: int) -> list[float]:
 
 
 def test_a_result_waits_for_its_row_for_messages_and_for_no_interval() -> None:
-    """The row waits for a tick, the watermark for a look, and the result with two replicas for an order and its answer."""
+    """Bound the age: a row waits for a tick, a watermark for a look, and a result with two replicas for an order and
+    its answer."""
     assert max(ages(1)) < 14
     assert max(ages(2)) < 17

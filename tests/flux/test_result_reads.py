@@ -345,7 +345,8 @@ async def test_a_reader_that_leaves_while_the_disk_is_read_leaves_no_way_in_use_
 async def test_a_reader_that_leaves_as_a_row_comes_has_left(
     endpoints: list[ResultsEndpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wait that swallows the cancellation goes on for a reader that is gone, until nothing was sent for ``SEND_S``."""
+    """End at once: a wait that swallows the cancellation goes on for a reader that is gone, until nothing was sent for
+    ``SEND_S``."""
     opened_sink(tmp_path)
     of = OutputCatalogue(Folder(tmp_path)).get("delays")
     with endpoints[0]._tails.reading(of) as tail:

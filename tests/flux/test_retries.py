@@ -1,4 +1,4 @@
-"""Failed attempts at tasks: what is told of them, and which end the query at once."""
+"""Failed attempts at tasks: their reports, and the failures that end the query at once."""
 
 from __future__ import annotations
 
