@@ -1,4 +1,4 @@
-"""A controller without a shell, and workers that are no more than what they report."""
+"""A controller without a shell, and workers that consist of their reports only."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def epoch_of(command: NewTable | TableChanged) -> int:
 
 
 class Cluster:
-    """A controller with a chain of ``stages``, the last called Sums, of so many ``partitions`` and ``replicas`` each, and
-    workers that confirm every table unless told otherwise. ``readers``: partitions of a source that workers read."""
+    """A controller with a chain of ``stages``, the last called Sums, each with ``partitions`` and ``replicas`` (both numbers),
+    and workers that confirm every table unless told otherwise. ``readers``: partitions of a source that workers read."""
 
     def __init__(
         self, slots: int = 3, replicas: int = 2, partitions: int = 1, stages: int = 1, readers: int = 0, collect: int = 0,
         executors: Any = None, hosts: Any = None, domains: Any = None, recovery: str = "active", streams: bool = False,
         **options: Any,
     ) -> None:  # fmt: skip
-        """``streams``: the rows come in micro-batches. ``executors``: of each slot; one each if not given. ``hosts``,
-        ``domains``: of each slot; one for all."""
+        """``streams``: the rows come in micro-batches. ``executors``: the executor of each slot, by default another for each.
+        ``hosts``, ``domains``: the host and the domain of each slot, by default one for all."""
         flow: Any = DataFrameSource("rows", SCHEMA)
         if readers:
             flow = WorkerSource("rows", lambda partition: iter(()), readers, SCHEMA)
@@ -109,7 +109,7 @@ class Cluster:
         self.now += seconds
         self.take(self.core.on_tick(self.now))
 
-    # ---- what can be seen
+    # ---- observed state
 
     def sent(self, kind: type) -> list[Any]:
         return [order for _, order in self.orders if isinstance(order, kind)]
@@ -136,7 +136,7 @@ class Cluster:
         return {replica.worker for stage in self.table.stages for replicas in stage for replica in replicas}
 
     def kinds(self) -> list[str]:
-        """Of what has happened since the last time."""
+        """List the kinds of events since the last call."""
         return [event.kind for event in self.core.repairs.news()]
 
     def has(self, partition: int = 0, stage: int = 0) -> str:
@@ -150,14 +150,14 @@ class Cluster:
     # ---- what people ask for
 
     def add(self, change: PlanChange) -> int:
-        """The number of the request."""
+        """Ask to add stages; return the number of the request."""
         number = self.core.next_request()
         self.core.people.add(change, b"code", self.now, number)
         self.take(self.core.board.take())
         return number
 
     def remove(self, name: str, cascade: bool = False) -> int:
-        """The number of the request."""
+        """Ask to remove a stage; return the number of the request."""
         number = self.core.next_request()
         self.core.people.remove(name, cascade, self.now, number)
         self.take(self.core.board.take())
@@ -176,7 +176,7 @@ class Cluster:
         self.take(self.core.scale(workers, self.now))
 
     def protect(self, replicas: int | None = None, recovery: str | None = None, stage: int = 0) -> int:
-        """The number of the request."""
+        """Ask for other replicas of a stage; return the number of the request."""
         number = self.core.next_request()
         self.take(self.core.protect(stage, replicas, recovery, self.now, number))
         return number
@@ -184,7 +184,7 @@ class Cluster:
     # ---- what primaries report
 
     def caught_up(self, safe: bool, partition: int = 0, stage: int = 0, **more: Any) -> None:
-        """The primary says so of the newest replica."""
+        """Let the primary report that the newest replica has caught up."""
         primary, *_, newest = self.replicas(partition, stage)
         about = {"worker": newest.worker, "incarnation": newest.incarnation, **more}
         self.report(
@@ -192,27 +192,27 @@ class Cluster:
         )
 
     def complete(self, partition: int = 0, stage: int = 0, **more: Any) -> None:
-        """The copy arrives, and the new replica is safe, whether tables wait for others or not."""
+        """Let the copy arrive and the new replica become safe, whether tables wait for others or not."""
         self.caught_up(False, partition, stage, **more)
         self.let_list(partition, stage)
         self.caught_up(True, partition, stage, **more)
         self.let_list(partition, stage)
 
     def let_list(self, partition: int = 0, stage: int = 0) -> None:
-        """If the next table waits for other additions, it no longer does."""
+        """End the wait of the next table for other additions, if it waits."""
         addition = self.core.repairs.under_way.get(PartitionKey(stage, partition))
         if addition is not None and (addition.phase == Phase.FOLLOWS or addition.arrived):
             self.tick(LISTED_EVERY_S)
 
     def settle_one(self) -> tuple[int, int] | None:
-        """One addition that is under way comes to its end; of which partition."""
+        """Bring one addition that is under way to its end; return its partition, or None if there is none."""
         key = next(iter(self.core.repairs.under_way), None)
         if key is not None:
             self.complete(key.partition, key.stage)
         return key
 
     def settle(self) -> list[tuple[int, int]]:
-        """Everything that is under way comes to its end; which partitions, in which order."""
+        """Bring all additions that are under way to their ends; list their partitions in this order."""
         order = []
         while (key := self.settle_one()) is not None:
             order.append(key)
@@ -220,7 +220,7 @@ class Cluster:
 
 
 def moving(slots: int = 4, replicas: int = 2, source: int = 0, target: int = 3, **more: int) -> Cluster:
-    """Sums/0 is moving; its copies are on workers 0, 1, ... at first."""
+    """Make a cluster in which Sums/0 is moving; its copies are on workers 0, 1, ... at first."""
     c = Cluster(slots=slots, replicas=replicas, **more)
     assert c.holders() == list(range(replicas))
     c.move_all(Move(0, 0, source, target))

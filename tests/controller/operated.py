@@ -74,7 +74,7 @@ def plan_of(**options: Any) -> Any:
 
 
 class FakeCore:
-    """What the desk asks of a controller; what it was told to do is in ``told``."""
+    """A controller as the desk needs it. The orders that it got are in ``told``."""
 
     def __init__(self, **options: Any) -> None:
         self.plan = plan_of(**options)
@@ -107,7 +107,7 @@ class FakeCore:
         )
 
     def load_table(self) -> LoadTable | None:
-        """Each replica is as busy as the others; the state of partition n is n kilobytes."""
+        """Make a table in which each replica is as busy as the others; the state of partition n is n kilobytes."""
         if self.table is None:
             return None
         workers = {
@@ -286,7 +286,7 @@ REPORT: dict[str, Any] = {
 
 @dataclass
 class Counter:
-    """A desk without a port: ``desk.handle`` is what a test calls."""
+    """A desk without a port: tests call ``desk.handle``."""
 
     core: FakeCore
     desk: RequestHandler
@@ -320,7 +320,7 @@ def served(
     tick: Callable[[FakeCore], Any] = FakeCore.finish_move,
     **options: Any,
 ) -> Any:
-    """A fake query that can be found by its connection file and answers at a real port; yields its core."""
+    """Run a fake query that can be found by its connection file and answers at a real port; yield its core."""
     core = FakeCore(**options)
     keys = Keys.make() if encrypted else None
     service = Service(core, About(id, name, "flights (local-1)", os.getpid(), STARTED), lambda: REPORT)  # type: ignore[arg-type]

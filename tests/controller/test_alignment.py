@@ -47,7 +47,7 @@ def test_one_without_an_answer_from_outside_and_one_that_is_held_itself_hold_oth
 
 
 def test_a_worker_waits_for_other_workers_and_not_for_its_own_last_report() -> None:
-    """The worker that is farthest behind would wait for its report to be answered, again and again."""
+    """Otherwise the worker that is farthest behind would wait for the answer to its report, again and again."""
     alignment = Alignment(True)
     alignment.note(0, [at(20), at(100, 1)])
     alignment.note(1, [at(30, 2)])
@@ -73,8 +73,8 @@ def test_the_answer_to_a_heartbeat_says_how_far_others_are() -> None:
 
 
 def test_the_last_report_of_a_lost_reader_stands_until_another_one_reports() -> None:
-    """Else the others would run away from the partition while it is repaired. The next reader may have no watermark for long, if
-    all rows of the partition were applied before, and then holds nobody back."""
+    """Otherwise the other readers would run away from the partition while it is repaired. The next reader may have no watermark
+    for long, if all rows of the partition were applied before; this reader then holds no other back."""
     cluster = Cluster(slots=3, readers=2, watermark_drift=60.0)
     beat(cluster, 0, at(100))
     beat(cluster, 1, at(20, 1))

@@ -102,7 +102,7 @@ def test_before_the_workers_have_come_it_waits_for_them() -> None:
 
 
 class Feed:
-    """A source that gives what it is handed, when it comes."""
+    """A source that gives the rows of ``put`` as they come."""
 
     def __init__(self) -> None:
         self.given: deque[pa.RecordBatch] = deque()
@@ -116,7 +116,7 @@ class Feed:
 
 
 def wait(query: ThreadQuery) -> None:
-    """As the handle of a query does."""
+    """Wait in the way of a query's handle."""
     waiting, end = AllAvailable(query.plan), time.monotonic() + LIMIT_S
     while what := query.server.look(lambda: waiting.look(query.server.core.board)):
         assert time.monotonic() < end, what

@@ -104,7 +104,7 @@ def test_a_repair_falls_back_to_another_executor_of_the_host_and_is_mended_when_
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_two_copies_are_on_one_host_after_kills_and_repairs(seed: int) -> None:
-    """One executor after the other, each when all is repaired; now and then a whole host."""
+    """Here one executor after the other is killed, each when all is repaired; now and then a whole host."""
     rng = random.Random(seed)
     c = cluster(partitions=8)
     for attempt in range(1, 12):
@@ -132,7 +132,8 @@ def test_a_worker_that_leaves_gives_its_copies_to_its_own_host_rather_than_besid
 
 
 def test_the_target_of_a_move_does_not_stay_beside_its_source_on_one_host() -> None:
-    """It may share one with it, as it takes its place; when another copy is lost meanwhile it would not."""
+    """Targets may share the host of their source, because they take its place. If another copy is lost meanwhile, source and
+    target would both stay."""
     c = cluster(partitions=1)
     source, other = c.holders()
     neighbour = next(slot for slot, host in TWO_BY_TWO.items() if host == hosts_of(c, 0)[0] and slot != source)
@@ -144,8 +145,8 @@ def test_the_target_of_a_move_does_not_stay_beside_its_source_on_one_host() -> N
 
 
 def test_a_move_that_would_be_undone_at_once_is_refused() -> None:
-    """The sweep moves replicas apart when nothing else is to be done. So the move was reported as done, and its source was
-    in the table again, as the target of the move back."""
+    """Sweeps move replicas apart when nothing else is to be done. So the move was reported as done, and its source was in the
+    table again, as the target of the move back."""
     c = cluster(partitions=1)
     primary, secondary = c.holders()
     beside = next(slot for slot, host in TWO_BY_TWO.items() if host == hosts_of(c, 0)[0] and slot != primary)

@@ -13,7 +13,7 @@ from tests.controller.cluster import Cluster
 
 
 def moved(c: Cluster, *moves: tuple[int, int, int]) -> int:
-    """The number of a request for moves: partition, source, target."""
+    """Ask for moves, each given by partition, source and target; return the number of the request."""
     number = c.core.next_request()
     c.take(c.core.move([Move(0, *move) for move in moves], "asked for", c.now, number))
     return number
@@ -51,7 +51,7 @@ def test_a_request_whose_target_is_lost_is_given_up_and_says_why() -> None:
 
 
 def test_what_happens_after_the_end_of_a_request_is_not_its_doing() -> None:
-    """Its outcome used to be read off the placement, where a later move could hide it."""
+    """Before, outcomes of requests were read off the placement, where a later move could hide them."""
     c = Cluster(slots=4)
     source, target = c.holders()[0], free(c)
     number = moved(c, (0, source, target))
@@ -147,7 +147,7 @@ def asked_to_drain(c: Cluster, worker: int) -> int:
 
 
 def test_a_drain_ends_a_change_of_scale_that_still_waits_and_is_named_as_the_reason() -> None:
-    """The slot of the worker is closed, so as many workers as were asked for would never be there."""
+    """After the drain the slot of the worker is closed, so the number of workers that was asked for would never be reached."""
     c = Cluster(slots=4, partitions=4, balance_enabled=False)
     scaled = asked_to_scale(c, 5)
     drained = asked_to_drain(c, 1)

@@ -73,7 +73,7 @@ def found(plan: Plan) -> dict[str, Availability | None]:
     return {stage.name: stage.availability for stage in plan.stages}
 
 
-# ---- what a bound reaches
+# ---- reach of a bound
 
 
 def test_without_it_no_stage_has_any() -> None:
@@ -134,7 +134,7 @@ def test_explain_names_it() -> None:
 
 
 def test_a_later_start_may_change_it() -> None:
-    """It is no part of the state, so a checkpoint location does not hold on to it."""
+    """Bounds are no part of the state, so a checkpoint location does not hold on to them."""
     with_it = planned(PerSite(readings()), availability="3s")
     assert description(with_it) == description(planned(PerSite(readings())))
 

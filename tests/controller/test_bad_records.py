@@ -19,7 +19,7 @@ def test_what_all_readers_have_met_comes_together() -> None:
 
 
 def test_a_reader_that_is_over_has_met_what_it_has_met() -> None:
-    """It was lost with its worker, closed, or began again in the same worker."""
+    """Such a reader was lost with its worker, closed, or began again in the same worker."""
     counts = SourceCounts(range(1))
     counts.note({0: said((0, 0, 5)), 1: said((0, 1, 2))})
     counts.note({1: said((0, 0, 1), (0, 1, 2))})

@@ -128,7 +128,7 @@ def test_a_worker_that_leaves_is_emptied_in_batches() -> None:
     assert len(epochs) == 4, "retain, live, without the sources, and without the worker"
 
 
-# ---- what comes between
+# ---- losses and moves meanwhile
 
 
 def test_the_target_of_a_batch_is_lost_and_its_additions_go_elsewhere() -> None:
@@ -167,7 +167,7 @@ def test_a_primary_is_lost_and_what_was_to_be_copied_from_it_is_not_counted_on(p
 
 
 def test_a_copy_that_nobody_wants_any_more_counts_until_its_primary_knows() -> None:
-    """It may be in the middle of it, and its partition stands still."""
+    """Meanwhile the primary may be in the middle of the copy, and its partition stands still."""
     c = Cluster(slots=6, partitions=12, replicas=3)
     c.lose(0)
     first, *others = c.core.repairs.under_way.values()

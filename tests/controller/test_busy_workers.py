@@ -1,4 +1,4 @@
-"""Busy or stopped: what the controller makes of pulses, heartbeats and a lifeline that is reset."""
+"""Busy or stopped: the controller's judgement from pulses, heartbeats and a lifeline that is reset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def at_step(turns: int, step: int = 17, kind: LoopActivity = LoopActivity.STEP) 
 
 
 def go_on(c: Cluster, seconds: float, pulse: Pulse | None, victim: int = 0) -> None:
-    """The others report; the victim does no more than that its process beats, if it does."""
+    """Let the other workers report; of the victim, only the pulse of its process comes, if one is given."""
     for _ in range(round(seconds / BEAT_S)):
         for node in [node for node in c.core.members.workers if node != victim]:
             c.report(node, Heartbeat(node=node, progress=1, stats={}))
@@ -88,7 +88,7 @@ def test_it_is_given_up_also_where_it_has_the_only_copy() -> None:
 
 @pytest.mark.parametrize("kind", [LoopActivity.WAITS, LoopActivity.STEP])
 def test_a_worker_that_turns_and_sends_no_heartbeats_is_out_of_reach_and_given_up(kind: LoopActivity) -> None:
-    """Its lifeline is whole, and orders and reports do not get through."""
+    """Only its lifeline is whole: orders and reports do not get through."""
     c = cluster()
     for turns in range(8):
         go_on(c, BEAT_S, Pulse(turns if kind == LoopActivity.STEP else 0, kind, 0, 0, turns))
@@ -104,8 +104,8 @@ def test_a_controller_that_stood_still_takes_no_step_for_too_long() -> None:
 
 
 def test_a_controller_that_is_late_by_less_than_the_time_out_reads_before_it_judges() -> None:
-    """Its thread waited for a core between a look at the sockets and the search for silence: 505 ms were counted against a
-    worker whose heartbeats of the last 450 ms had come and lay unread, while the other replica was killed."""
+    """Between a look at the sockets and the search for silence, the controller's thread waited for a core: 505 ms were counted
+    against a worker whose heartbeats of the last 450 ms had come and lay unread, while the other replica was killed."""
     c = cluster()
     c.report(0, Heartbeat(node=0, progress=1, stats={}))
     c.tick(0.09)
@@ -139,7 +139,7 @@ def test_a_worker_whose_lifeline_was_reset_and_that_is_silent_is_lost_also_with_
 
 
 def test_what_was_read_before_the_silence_is_looked_for_is_not_put_off_into_the_future() -> None:
-    """A controller stood still for 20 s and read a heartbeat first: the worker could be silent for 20 s more."""
+    """After a controller stood still for 20 s and read a heartbeat first, the worker could be silent for 20 s more."""
     c = cluster()
     c.tick(BEAT_S)
     c.now += 20.0
@@ -163,7 +163,8 @@ def test_what_was_read_before_the_silence_is_looked_for_is_not_put_off_into_the_
     ],
 )
 def test_a_pulse_with_numbers_that_do_not_exist_is_no_sign_of_life_and_ends_nothing(forged: Pulse) -> None:
-    """It ended the query, by an IndexError where the loss is worded. The source here is one of Spark's: no worker reads it."""
+    """Such a pulse ended the query, by an IndexError where the loss is worded. The source here is one of Spark's: no worker
+    reads it."""
     c = cluster(step_timeout=2.0)
     go_on(c, 3.0, forged)
     assert 0 not in c.core.members.workers
@@ -172,7 +173,7 @@ def test_a_pulse_with_numbers_that_do_not_exist_is_no_sign_of_life_and_ends_noth
 
 
 def test_a_step_without_end_is_given_up_also_without_a_lifeline() -> None:
-    """What the worker said of its step kept it for ever, and nobody else had a copy."""
+    """Reports of a worker about its step kept it for ever, though it had the only copy."""
     c = cluster()
     for victim in (1, 2):
         c.lose(victim)

@@ -1,4 +1,4 @@
-"""The command line against served queries: what it shows, what it does, its one JSON document and its exit codes."""
+"""The command line against served queries: its tables, its orders, its one JSON document and its exit codes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(*arguments: str, says: str | None = None) -> Result:
 
 
 def parsed(*arguments: str, code: int = DONE) -> Any:
-    """The one JSON document, and nothing else, on stdout."""
+    """Run a command and return the JSON document that is its whole output."""
     result = run(*arguments, "--json")
     assert result.exit_code == code, result.output
     assert result.stdout.count("\n") == 1

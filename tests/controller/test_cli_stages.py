@@ -61,7 +61,7 @@ def parsed(*arguments: str) -> Any:
 
 
 def program(query: ThreadQuery) -> None:
-    """The program of the query adds a stage of the name that it is given."""
+    """Let the program of the query add a stage of the name that it is given."""
 
     def add(target: str) -> None:
         if ":" not in target:

@@ -53,7 +53,7 @@ SCHEMA = pa.schema([("k", pa.int64())])
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLUX_RUNTIME_DIR", str(tmp_path / "flux"))
-    # A machine under load answers late; the tests of a query that does not answer say what they want.
+    # A machine under load answers late; tests of a query that does not answer set limits of their own.
     monkeypatch.setattr(client_module, "SURVEY_S", LIMIT_S)
     return tmp_path / "flux"
 
@@ -113,7 +113,7 @@ def test_what_operators_do_wrong_does_not_reach_the_workers_port_nor_the_rows(pl
     with ThreadQuery(Rows().stage(Count(dataframe(SCHEMA)))) as query:
         query.started()
         connection = choose(None)
-        for secret in (b"guess", query.plan.secret):  # also who may send rows may not operate
+        for secret in (b"guess", query.plan.secret):  # the right to send rows is not the right to operate
             stranger = msgspec.structs.replace(connection, secret=secret)
             with (
                 QueryClient(stranger) as client,
@@ -130,7 +130,7 @@ def test_what_operators_do_wrong_does_not_reach_the_workers_port_nor_the_rows(pl
 
 
 def eventually_text(client: QueryClient) -> str:
-    """The metrics, when there has been a progress report."""
+    """Wait for a progress report and return the metrics."""
     texts: list[str] = []
     until(lambda: texts.append(client.ask(GetMetrics(), MetricsText).text) or "flux_requests_refused" in texts[-1])  # type: ignore[func-returns-value]
     return texts[-1]
@@ -207,7 +207,7 @@ def test_queries_of_one_process_are_asked_apart() -> None:
         assert [told[:2] for told in two.told] == [("fail", 2)]
 
 
-# ---- those behind whom nobody stands
+# ---- files without a live query behind them
 
 
 def copied(connection: QueryConnection, id: str, **changes: object) -> Path:
@@ -216,7 +216,7 @@ def copied(connection: QueryConnection, id: str, **changes: object) -> Path:
 
 def test_stale_files_are_shown_once_and_cleaned_up_and_hide_no_query(place: Path) -> None:
     with served("clicks", "aa11"), socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # and nobody listens
+        free.bind(("127.0.0.1", 0))  # without a listener
         good = choose(None)
         copied(good, "gone", pid=1 << 22)
         copied(good, "another", process_started=good.process_started - 100)
@@ -238,7 +238,7 @@ def test_stale_files_are_shown_once_and_cleaned_up_and_hide_no_query(place: Path
 def test_a_controller_that_says_nothing_is_unreachable_after_a_while_and_its_file_stays(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that is paused, or busy for long, will be back."""
+    """Drivers that are paused, or busy for long, come back."""
     monkeypatch.setattr(client_module, "SURVEY_S", 0.5)
     with served("clicks", "aa11"), socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -306,14 +306,14 @@ def test_a_wrong_secret_opens_nothing(secret: bytes) -> None:
         with Peer(connection.endpoint, secret, sealed=True, limit_s=0.3) as stranger:
             assert not stranger.met()
         with Peer(connection.endpoint, connection.secret, sealed=False) as stranger:
-            stranger.send(*encode_request(FailWorker(worker=1)))  # has proved it, and does not seal what it says
+            stranger.send(*encode_request(FailWorker(worker=1)))  # after the proof, a message without a seal
             stranger.limit_s = 0.2
             assert stranger.recv() is None
         assert core.told == []
 
 
 def test_a_request_that_was_heard_cannot_be_made_again() -> None:
-    """By somebody on the way, on a connection of his own or on that of the operator."""
+    """Replayed by an attacker on the way, on another connection or on that of the operator, the request has no effect."""
     with served("clicks", "aa11") as core:
         connection = choose(None)
         with Peer(connection.endpoint, connection.secret, sealed=True) as peer:
@@ -359,7 +359,7 @@ class Deaf(Sockets):
 
 
 def test_answers_that_nobody_reads_do_not_pile_up_without_bound() -> None:
-    asked = 2000  # the answers are more than what the kernel holds for a connection
+    asked = 2000  # their answers do not fit into the kernel's buffers of a connection
     with served("clicks", "aa11") as core:
         looked: list[None] = []
         loads = core.load_table

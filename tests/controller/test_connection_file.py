@@ -1,4 +1,4 @@
-"""Connection files: private, whole or not there, and recognised when nobody stands behind them any more."""
+"""Connection files: private, whole or not there, and recognised when their process is gone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def connection(id: str = "a1", **changes: Any) -> QueryConnection:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder that does not exist yet, in one that does not either."""
+    """Return a folder that does not exist yet, in one that does not either."""
     return tmp_path / "state" / "flux"
 
 
@@ -189,7 +189,7 @@ def test_another_process_with_the_same_id_is_not_taken_for_the_query(place: Path
 
 
 def test_a_query_on_another_host_is_shown_and_its_file_left_alone(place: Path) -> None:
-    """The folder may be shared between hosts; a process id means nothing on another one."""
+    """Hosts may share the folder; a process id means nothing on another host."""
     write(connection(host="elsewhere", pid=1 << 22), place)
     assert only(place).problem == "runs on elsewhere: use the command line there"
     assert not only(place).gone

@@ -155,7 +155,7 @@ def test_an_ingress_task_gets_the_table_and_its_attempt_as_incarnation() -> None
 def test_everybody_hears_that_an_edge_is_complete_also_who_comes_later() -> None:
     c = controller()
     c.on_report("a", register(0), 1.0)
-    assert c.driver.on_edge_complete(0, [0, 1]) == []  # nobody has a table yet
+    assert c.driver.on_edge_complete(0, [0, 1]) == []  # no worker has a table yet
     (table,) = [order for order in orders(c.on_report("b", register(1), 1.0), "b") if isinstance(order, NewTable)]
     assert table.complete == {0: [0, 1]}
     assert orders(c.driver.on_edge_complete(1, [0])) == [EdgeComplete(edge=1, producers=[0])] * 2

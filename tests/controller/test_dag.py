@@ -1,4 +1,4 @@
-"""From flows to a plan: topological numbers, edges, keys, and errors that say what is wrong with a flow."""
+"""From flows to a plan: topological numbers, edges, keys, and errors that name the fault of a flow."""
 
 from __future__ import annotations
 

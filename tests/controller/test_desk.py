@@ -1,4 +1,4 @@
-"""The desk answers from the controller's state, hands on what is to be done, and refuses what it cannot read."""
+"""The desk answers from the controller's state, hands on orders, and refuses requests that it cannot read."""
 
 from __future__ import annotations
 

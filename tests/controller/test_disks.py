@@ -192,7 +192,7 @@ class Durable(Cluster):
             self.tick(0.0)
 
     def seen_by(self, connection: Any) -> Table:
-        """The table that a process has by now, made of all that it was told."""
+        """Return the current table of a process, made of all the tables and changes that it was sent."""
         found: Table | None = None
         orders = [order for order in self.told(connection) if isinstance(order, NewTable | TableChanged)]
         for order in sorted(orders, key=epoch_of):
@@ -419,8 +419,8 @@ def test_a_query_without_workers_ends_when_it_is_stopped_or_its_vault_is_lost(wa
 
 
 def test_a_query_that_is_stopped_waits_for_the_successors_of_a_worker_that_is_lost_meanwhile() -> None:
-    """The others had given their last checkpoints when the loss was noticed, and the query ended with them: the lost worker's
-    steps since its last checkpoint had to be repeated by the next start, and the log had their rows no more."""
+    """Without this wait, the other workers had given their last checkpoints when the loss was noticed, and the query ended with
+    these: the next start had to repeat the lost worker's steps since its last checkpoint, and the log had their rows no more."""
     c = Durable(slots=3, replicas=2, partitions=3)
     lost = c.table.stages[0][0][0].worker
     others = [worker for worker in c.core.members.workers if worker != lost]
@@ -452,7 +452,7 @@ def test_a_worker_that_leaves_takes_over_where_nobody_else_is_left() -> None:
 
 
 def test_a_silent_worker_is_given_up_after_the_short_limit_where_the_directory_has_its_partitions() -> None:
-    """They stood still for a minute, though the directory has all that was committed."""
+    """Such partitions stood still for a minute, though the directory has all that was committed."""
     c = Durable(replicas=1, heartbeat_timeout=0.5, heartbeat_last_timeout=60.0)
     silent = c.holders()[0]
     c.beats(1.0, silent)
@@ -461,7 +461,7 @@ def test_a_silent_worker_is_given_up_after_the_short_limit_where_the_directory_h
 
 
 def test_a_silent_worker_keeps_what_the_directory_cannot_give_to_another_one_now() -> None:
-    """Nothing would be gained: the vault is silent, too, or there is no other worker that is heard."""
+    """Giving it up would gain nothing: the vault is silent, too, or no other worker is heard."""
     for others in ("the vault", "other workers"):
         c = Durable(replicas=1, partitions=3, heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
         silent = c.holders()[0]

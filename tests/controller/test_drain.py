@@ -54,7 +54,7 @@ def test_nothing_can_be_moved_to_a_worker_that_leaves() -> None:
 
 
 def test_what_others_gave_it_just_now_is_given_to_somebody_else() -> None:
-    """A worker that leaves while it is a target, of a move or of a repair."""
+    """Drained while it is a target, of a move or of a repair, a worker loses the new replica as well."""
     c = Cluster(slots=5)
     c.take(c.core.move([Move(0, 0, 0, 3)], "by hand", c.now))
     c.drain(3)
@@ -188,7 +188,7 @@ def test_when_the_rest_cannot_hold_everything_any_more_the_worker_stays_until_so
 
 
 def test_the_survivor_of_a_pair_may_be_the_one_that_leaves() -> None:
-    """The last safe copy is on the leaving worker: it becomes primary, is repaired from, and only then goes."""
+    """Left with the last safe copy, such a worker becomes primary, the repair copies from it, and only then does it go."""
     c = Cluster(slots=4)
     c.drain(1)
     c.lose(0)
@@ -197,7 +197,7 @@ def test_the_survivor_of_a_pair_may_be_the_one_that_leaves() -> None:
     assert (1 in c.all_holders(), len(c.holders()), c.core.error) == (False, 2, None)
 
 
-# ---- what a dismissed worker hears
+# ---- answers to a dismissed worker
 
 
 def test_a_stop_that_was_lost_is_told_again() -> None:

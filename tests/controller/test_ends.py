@@ -1,4 +1,4 @@
-"""What would wait for the end of an input that never ends is refused in a sentence (design: public-api)."""
+"""Flows that would wait for the end of an input that never ends are refused in a sentence (design: public-api)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_waits_for_the_end_is_refused(given: Any, goes_on: bool, why: str) 
             flux.UsageError, match=rf'stage Sums has output_mode="complete".*{why}.*output_mode="update"'
         ):
             check(flow, goes_on=goes_on)
-    check(Sums(table), goes_on=goes_on)  # nobody waits for what it gives
+    check(Sums(table), goes_on=goes_on)  # no stage waits for its rows
     check(flux.stage(key="k", output_mode="update")(Sums.target)(table).to_readers(), goes_on=goes_on)
     check(same(table).to_readers(), goes_on=goes_on)
 

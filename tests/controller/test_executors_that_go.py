@@ -112,7 +112,7 @@ def test_a_worker_that_comes_to_the_executor_of_another_one_while_replicas_lack_
 
 @pytest.mark.parametrize(("timeout", "longest"), [(60.0, ELSEWHERE_MOST_S), (1.0, 1.0)], ids=["usual", "short"])
 def test_after_some_attempts_in_succession_it_is_admitted_and_a_warning_says_so(timeout: float, longest: float) -> None:
-    """No worker goes without an answer for as long as ends it."""
+    """Before the time-out that ends a worker without answers, each worker gets an answer."""
     c = Cluster(slots=2, partitions=2, controller_timeout=timeout)
     c.lose(1)
     c.executors |= dict.fromkeys(range(1, 20), "e0")

@@ -1,4 +1,4 @@
-"""``explain`` says in words what a flow will do."""
+"""``explain`` describes a flow in words."""
 
 from __future__ import annotations
 

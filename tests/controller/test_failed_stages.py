@@ -107,7 +107,7 @@ def test_a_failure_of_everything_ends_the_query() -> None:
 
 
 def apart(**options: Any) -> Cluster:
-    """Two stages, each with a source of its own."""
+    """Make a cluster of two stages, each with a source of its own."""
     c = growing(on_failure="stage", stages=1, readers=2, **options)
     plan = c.core.plan
     way = replace(plan.edges[0], id=1, source=1, consumer=1, log_bytes=64 << 10)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Replicas of several kinds as the controller sees them: who is placed, added, moved, and counted on (design: kinds)."""
+"""Replicas of several kinds in the controller: kinds that are placed, added, moved, and counted on (design: kinds)."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_witness_is_no_load_and_does_not_keep_a_partition_from_moving() -> Non
     assert all(load.movable for load in c.core.loads().replicas)
 
 
-#: A witness that nobody waits for, one in each partition.
+#: A witness in each partition, for which nothing waits.
 LOOSE = replace(KIND, name="loose", commits=False, wanted=lambda stage: 1)
 
 

@@ -1,4 +1,4 @@
-"""Replicas that lag their primaries, as the controller sees them: what is given up for their sake, and when they are dropped."""
+"""Replicas that lag their primaries, in the controller: additions that are given up for their sake, and their own end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cluster(**more: Any) -> Cluster:
 
 
 def beat(c: Cluster, worker: int, *lags: tuple[int, int, int, int, int, float, int, bool]) -> list[str]:
-    """A report of this worker; what has happened since the last time."""
+    """Let this worker report; list the kinds of events since the last call."""
     c.report(worker, Heartbeat(node=worker, progress=1, stats={"behind": lags}))
     return c.kinds()
 
@@ -32,7 +32,7 @@ def lag(
 
 
 def fall_behind(c: Cluster, place: int = 1, steps: int = STEPS_MAX + 1) -> None:
-    """The replica in that place of Sums/0."""
+    """Let the primary report that the replica in this place of Sums/0 is ``steps`` behind."""
     beat(c, c.holders()[0], lag(c.replicas()[place], steps))
 
 
@@ -213,7 +213,7 @@ def test_a_repair_is_complete_though_the_new_replica_is_far_behind_because_nothi
 def stand_still(
     c: Cluster, seconds: float, told: bool = True, step: int = 0, steps_behind: int = STEPS_MAX + 1
 ) -> None:
-    """The secondary of Sums/0 applies ``step`` steps per report."""
+    """Let time pass in which the secondary of Sums/0 applies ``step`` steps per report, one report a second."""
     for number in range(round(seconds)):
         c.now += 1.0
         primary, *others = c.replicas()

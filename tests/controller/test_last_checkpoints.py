@@ -36,7 +36,7 @@ def test_it_ends_with_the_answer_of_the_last_worker() -> None:
 
 
 def test_a_worker_that_joins_meanwhile_is_asked() -> None:
-    """It read on, and the query waited for its answer to an order that it had never got."""
+    """Such a worker read on, and the query waited for its answer to an order that it had never got."""
     c = stopped()
     c.lose(1)
     c.tick(0.01)

@@ -15,7 +15,7 @@ from tests.controller.cluster import Cluster, register
 def reports(
     c: Cluster, worker: int, at: float, cpu_s: float = 0.0, rested_s: float | None = None, **counts: Any
 ) -> None:
-    """A heartbeat with load. ``p0=(busy_s, rows, slices, queued, state_bytes)`` of Sums/0, and so on."""
+    """Report a heartbeat with load: ``p0=(busy_s, rows, slices, queued, state_bytes)`` of Sums/0, and so on."""
     lives = {(0, p): r.incarnation for p in range(len(c.table.stages[0])) for r in c.replicas(p) if r.worker == worker}
     replicas = [[0, int(name[1:]), lives.get((0, int(name[1:])), 0), *values] for name, values in counts.items()]
     load = {"at": at, "replicas": replicas} | ({} if rested_s is None else {"rested_s": rested_s})
@@ -109,7 +109,7 @@ def test_heartbeats_without_load_leave_it_as_it_is() -> None:
     assert load_of(c, 0, 0).queued == 7
 
 
-# ---- what may move
+# ---- partitions that can move
 
 
 def test_a_partition_can_be_moved_when_it_is_whole_and_nothing_is_asked_for_it() -> None:

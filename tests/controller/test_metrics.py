@@ -1,4 +1,4 @@
-"""Metrics in the terms of Prometheus: what they say, that counters never fall, and who can reach them."""
+"""Metrics in the terms of Prometheus: their values, counters that never fall, and the addresses that can reach them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def observed(metrics: Metrics, report: dict[str, Any] | None = REPORT, **changes
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
-    """(sample name, values of the labels but the query's) -> value. Fails on what a Prometheus server could not read."""
+    """Parse samples: (sample name, values of the labels but the query's) -> value. Fail on text that a Prometheus server could
+    not read."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -172,7 +172,7 @@ def test_a_source_lost_as_its_drop_goes_out_is_an_ordinary_loss() -> None:
 
 
 def test_what_a_source_says_after_it_was_dropped_changes_nothing() -> None:
-    """It goes by its old table still: says again that the target is safe, and that a secondary gives other output."""
+    """Still on its old table, the source says again that the target is safe, and that a secondary gives other output."""
     c = moving(source=0)
     target = c.replicas()[-1]
     c.complete()

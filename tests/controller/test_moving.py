@@ -274,7 +274,7 @@ def test_output_that_is_being_fetched_stays_where_it_is() -> None:
     assert c.events("move given up")[0].why.startswith("the query is through")
     assert c.holders(0, 1) == held, "its target would be one copy too many"
     about = {"stage": 1, "partition": 0, "worker": target, "incarnation": listed.incarnation}
-    for safe in (False, True):  # what the primary had said before it heard of that
+    for safe in (False, True):  # reports that the primary sent before it heard of that
         c.report(held[0], ReplicaCaughtUp(node=held[0], safe=safe, stall_ms=0.0, **about))
     assert c.holders(0, 1) == held
     with pytest.raises(UsageError, match="the query is finished"):

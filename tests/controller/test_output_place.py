@@ -1,4 +1,4 @@
-"""How a reader gets to the output that is kept for it: what it is told, and what nobody else learns."""
+"""The way of a reader to the output that is kept for it: its answers, and facts that no other reader learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phases are tables: whatever is not in them is an assertion, and what they say is told is told."""
+"""Phases are tables: an event that is not in them is an assertion, and every message that they list is sent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_whatever_is_not_in_the_table_is_an_assertion(name: str) -> None:
 
 
 def test_no_phase_of_an_addition_lasts_for_ever() -> None:
-    """That of the copy ends with a number of copies, and the controller itself ends the one after it."""
+    """Copies that fail end the phase of the copy after a number of them, and the controller itself ends the phase after it."""
     assert additions.LIMIT_S[Phase.RETAIN] == CONFIRM_MAX_S
     assert additions.LIMIT_S[Phase.READY] == READY_MAX_S
     assert additions.LIMIT_S[Phase.LIVE] == SAFE_MAX_S
@@ -63,7 +63,7 @@ def test_what_is_told_with_each_step_of_an_addition_is_what_the_table_says() -> 
         for node in list(c.table.endpoints):
             c.confirm(node, c.table.epoch)
 
-    # Nobody else is added: it is its turn as soon as all have confirmed, and no table waits for others.
+    # No other replica is added: this one has its turn as soon as all have confirmed, and no table waits for others.
     for steps, act in [
         ([AdditionEvent.CONFIRMED, AdditionEvent.TURN], confirm),
         ([AdditionEvent.FOLLOWS, AdditionEvent.LISTED], lambda: c.caught_up(False)),
@@ -149,7 +149,7 @@ def test_kept_output_whose_input_is_gone_is_shown_only_by_a_replica_that_has_all
 
 @pytest.mark.parametrize("complete", [False, True])
 def test_kept_output_that_waits_for_rows_that_were_lost_after_it_took_over_ends_the_query(complete: bool) -> None:
-    """When it took over, there was still a replica that could have given the rows."""
+    """At the time of the take-over, there was still a replica that could have given the rows."""
     c = Cluster(slots=4, stages=2, collect=1, heartbeat_last_timeout=5.0)
     before, collecting = c.holders(stage=0), c.holders(stage=2)
     assert not set(before) & set(collecting)

@@ -1,4 +1,4 @@
-"""One object says who may hold what, and why not, to all who place replicas."""
+"""One object answers which worker may hold which replica, and why not, for all code that places replicas."""
 
 from __future__ import annotations
 

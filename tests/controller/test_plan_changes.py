@@ -52,7 +52,7 @@ def why(c: Cluster, request: int) -> str:
 
 
 def left_as_it_was(c: Cluster, epoch: int) -> None:
-    """Nothing of a refused change is anywhere."""
+    """Check that nothing of a refused change is anywhere."""
     assert c.table.epoch == epoch
     assert c.table.plan == c.core.plan.version
     assert len(c.table.stages) == len(c.core.plan.stages)

@@ -23,7 +23,7 @@ def cluster(**options: int) -> Cluster:
 
 
 def with_rows(c: Cluster, **rows: int) -> Table:
-    """The table with stages behind the last one: the number of their partitions, all on worker 0; none of one that is gone."""
+    """Add stages behind the last one to the table, by their number of partitions (0: a stage that is gone), all on worker 0."""
     more = tuple(((ReplicaAt(0, 0),),) * partitions for partitions in rows.values())
     return Table(c.table.epoch + 1, (*c.table.stages, *more), c.table.sources, c.table.endpoints)
 

@@ -1,5 +1,5 @@
-"""Planning for large clusters takes no time to speak of. The limits are ten times what was measured; the figures are
-made by ``pytest benchmarks/test_planning.py``."""
+"""Planning for large clusters takes no time to speak of. Each limit is ten times the measured time; the command
+``pytest benchmarks/test_planning.py`` makes the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows are counted once in a query's progress, wherever a partition is and whoever has reported last."""
+"""Rows are counted once in a query's progress, on whatever workers a partition is and has reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.controller.operated import FakeCore
 
 
 def at_work(*of_workers: list[tuple[int, int, int, int]]) -> FakeCore:
-    """Each worker's primaries of the first stage: partition, rows in, rows out, finished."""
+    """Make a query with these primaries of the first stage on each worker: partition, rows in, rows out, finished."""
     core = FakeCore()
     for member, primaries in zip(core.members.workers.values(), of_workers, strict=False):
         idle = {"queued": 0, "busy_s": 0.0}
@@ -44,7 +44,8 @@ def test_a_partition_that_moves_is_counted_once_while_the_reports_of_both_worker
 
 
 def test_the_count_does_not_fall_while_nobody_has_reported_a_partition() -> None:
-    """Its worker is lost, or its new primary has not yet spoken; neither is a lost worker's share of the rate."""
+    """Without reports are partitions whose worker is lost, or whose new primary has not yet reported. The rate has no share of a
+    lost worker."""
     progress = a_progress()
     first_stage(progress, [(0, 100, 10, 0)], [(1, 50, 5, 0)], now=1.0)
     assert counted(first_stage(progress, [(1, 60, 6, 0)], now=2.0)) == (160, 16, 0)
@@ -68,7 +69,7 @@ def test_a_report_has_the_properties_of_pysparks() -> None:
 
 
 def test_rows_that_readers_have_not_counted_are_those_that_their_stage_has() -> None:
-    """A reader that takes over in the middle knows the rows before only by the last report of the one before it."""
+    """After a take-over, a reader knows earlier rows only by the last report of the reader before it."""
     c = Cluster(readers=2)
     progress = Progress(c.core.plan, "id", None)
     idle = {"queued": 0, "busy_s": 0.0}
@@ -80,7 +81,7 @@ def test_rows_that_readers_have_not_counted_are_those_that_their_stage_has() -> 
 
 
 def test_a_worker_that_goes_after_the_end_leaves_its_counts_for_the_last_report() -> None:
-    """Its connection may close before the report is made: then the rows of its partitions were missing."""
+    """Connections of such workers may close before the report is made: then the rows of their partitions were missing."""
     c = Cluster()
     progress = Progress(c.core.plan, "id", None)
     worker = c.holders()[0]

@@ -1,4 +1,4 @@
-"""A running stage gets another number of replicas, or other kinds: what is added, what is dropped and when, and how it ends."""
+"""A running stage gets another number of replicas, or other kinds: its additions, the time of its drops, and its end."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_executors_that_are_shared_count_once() -> None:
     c.protect(recovery=STANDBY)
 
 
-# ---- what is told
+# ---- history
 
 
 def test_the_history_has_the_request_its_replicas_and_its_end() -> None:
@@ -385,8 +385,8 @@ def test_a_copy_of_a_standby_is_ordered_like_any_other() -> None:
 )
 @settings(deadline=None)
 def test_no_change_needs_more_workers_than_are_asked_for(before: tuple[int, str], after: tuple[int, str]) -> None:
-    """Where as many workers are there as ``places_needed`` says, every change comes to its end, and there are never more
-    replicas than ``most_at_a_time`` says, nor fewer safe ones than ``least_safe``."""
+    """Given the number of workers that ``places_needed`` says, every change comes to its end, and there are never more replicas
+    than ``most_at_a_time`` says, nor fewer safe ones than ``least_safe``."""
     (have, of), (number, kind) = before, after
     if (have == 1 and of == STANDBY) or (number == 1 and kind == STANDBY):
         return

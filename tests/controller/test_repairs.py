@@ -1,4 +1,4 @@
-"""Losses and repairs as the controller sees them: who takes over, what is added, and what may be counted on."""
+"""Losses and repairs in the controller: heirs, additions, and the replicas that are safe."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_worker_that_comes_back_is_a_new_one_and_gets_replicas() -> None:
     assert c.replicas()[1] == ReplicaAt(back, c.replicas()[1].incarnation, False)
 
 
-# ---- who is waited for
+# ---- confirmations that a repair waits for
 
 
 def test_an_ingress_task_has_to_confirm_too_unless_its_work_is_done() -> None:
@@ -172,7 +172,7 @@ def test_an_attempt_that_comes_after_the_work_is_done_is_not_waited_for() -> Non
 
 
 def test_a_task_of_the_next_micro_batch_has_to_confirm_though_the_last_has_done_its_work() -> None:
-    """It has other rows in its log, which a new replica may need."""
+    """Such a task has other rows in its log, which a new replica may need."""
     c = Cluster(streams=True)
     c.take(c.core.on_report("batch 0", register(0, "ingress", attempt=5), c.now))
     c.take(c.core.on_report("batch 0", Goodbye(node=3), c.now))
@@ -204,7 +204,7 @@ def test_a_task_of_a_micro_batch_that_is_silent_is_forgotten_and_does_not_end_we
 
 
 def test_a_goodbye_of_an_attempt_that_was_replaced_is_not_accepted() -> None:
-    """The newer one may have been told of a replica that the older does not know."""
+    """Meanwhile the newer attempt may have been told of a replica that the older one does not know."""
     c = Cluster()
     c.take(c.core.on_report("old", register(0, "ingress", attempt=5), c.now))
     c.take(c.core.on_report("new", register(0, "ingress", attempt=6), c.now))
@@ -265,7 +265,7 @@ def test_a_silent_worker_is_given_up_also_while_output_is_fetched_and_tasks_are_
 def test_when_the_query_is_through_replicas_that_wait_for_copies_are_dropped_and_copies_on_their_way_are_ordered_again() -> (
     None
 ):
-    """Producers would keep rows for a replica that waits for a copy that nobody orders any more."""
+    """Producers would keep rows for a replica that waits for a copy that is never ordered any more."""
     c = Cluster(slots=4, partitions=2, collect=1, repairs_at_once=1)
     lost = (set(c.holders(0)) & set(c.holders(1))).pop()
     c.lose(lost)

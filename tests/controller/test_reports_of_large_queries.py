@@ -1,5 +1,5 @@
 """Reports that are made from arrays say the same as a count one by one, and take the controller's thread no time to speak
-of. The limits are ten times what was measured; the figures are made by ``pytest benchmarks/test_driver.py``."""
+of. Each limit is ten times the measured time; the command ``pytest benchmarks/test_driver.py`` makes the figures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def closest_one_by_one(c: Cluster) -> str:
 
 
 def settle(c: Cluster) -> None:
-    """All replicas have caught up, and nothing is under way any more."""
+    """Let all replicas catch up, and everything that is under way end."""
     for worker in c.core.members.workers:
         c.core.repairs.note_behind(worker, [], c.table, c.now)
     c.settle()
@@ -100,7 +100,7 @@ def test_what_is_said_of_all_replicas_is_what_each_of_them_is(seed: int) -> None
                 c.lose(chance.choice(workers))
             case 1:
                 others = [worker for worker in workers if worker not in c.holders(partition, stage)]
-                with contextlib.suppress(UsageError, IndexError):  # it is being moved already, or nobody else is left
+                with contextlib.suppress(UsageError, IndexError):  # it moves already, or no other worker is left
                     c.move(row[0].worker, chance.choice(others), partition, stage)
             case 2:
                 settle(c)

@@ -1,4 +1,4 @@
-"""Requests of operators on the wire: what is well-formed is read, everything else is refused."""
+"""Requests of operators on the wire: well-formed ones are read, everything else is refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_answered_is_what_arrives(answer: MetricsText | Accepted | Refus
 
 
 def spoilt(**fields: object) -> bytes:
-    """A request of these fields, whatever their types."""
+    """Encode a request of these fields, whatever their types."""
     return PREFIX + msgspec.msgpack.encode(fields)
 
 
@@ -108,7 +108,7 @@ def test_an_oversized_request_is_refused_before_it_is_decoded() -> None:
 
 
 def test_every_truncation_and_every_flipped_byte_is_refused_or_read_as_a_request() -> None:
-    """Nothing but ProtocolError comes out of the decoder, whatever a peer with the secret sends."""
+    """Bytes of a peer with the secret make the decoder raise ProtocolError and no other error."""
     for request in REQUESTS:
         whole = encode(request)
         for cut in range(len(whole)):

@@ -1,4 +1,4 @@
-"""Policies are asked once a round; the controller accepts or refuses what they suggest."""
+"""Policies are asked once a round; the controller accepts or refuses their suggestions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.controller.cluster import Cluster
 
 
 class Policies:
-    """Stands for all policies: each says what it is told to say, and notes when it was asked."""
+    """A stub for all policies: each makes the suggestions that a test gives, and notes the times at which it was asked."""
 
     def __init__(self) -> None:
         self.says: dict[str, list[Suggestion]] = {}
@@ -144,7 +144,7 @@ def test_after_a_worker_has_joined_counts_are_evened_out_before_loads(policies: 
 
 
 def test_workers_that_join_get_no_partition_by_load_before_counts_are_even(policies: Policies) -> None:
-    """An empty worker looks idle: by load it would be given one partition after the other."""
+    """Empty workers look idle: by load they would be given one partition after the other."""
     policies.says["pairing"] = [Suggestion([Move(0, 0, 0, 3)])] * 9
     c = cluster(slots=3)
     c.core.rounds.round_s = SETTLED_S / 4

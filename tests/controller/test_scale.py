@@ -24,7 +24,7 @@ def test_growing_opens_slots_whose_tasks_are_to_be_started() -> None:
 
 
 def test_who_joins_is_told_how_many_workers_the_query_began_with() -> None:
-    """The share of a stream in the logs must be the same for every replica of it, always."""
+    """Logs give each stream a share by this number, and the share must be the same for every replica, always."""
     c = Cluster(slots=2)
     c.scale(4)
     c.join(2)
@@ -52,7 +52,7 @@ def test_slots_that_nobody_has_come_for_are_closed_first() -> None:
 
 
 def test_growing_after_shrinking_takes_a_number_that_was_never_used() -> None:
-    """The task of a closed slot may live on, or die and come again: it is not taken for that of the new worker."""
+    """Tasks of a closed slot may live on, or die and come again: they are not taken for the task of the new worker."""
     c = Cluster(slots=4, partitions=4)
     c.scale(2)
     c.settle()
@@ -115,7 +115,7 @@ def test_shrinking_below_what_the_replicas_need_is_refused_in_its_own_words() ->
 
 
 def test_the_slot_of_a_worker_that_is_about_to_come_back_is_not_closed_where_its_replicas_need_it() -> None:
-    """Nobody had to leave, so nothing was checked; the drain of another worker could then never end."""
+    """Scaling had no worker to drain, so nothing was checked; the drain of another worker could then never end."""
     c = Cluster(slots=3)
     c.drain(0)
     c.lose(2)

@@ -105,7 +105,7 @@ def until(server: Server, reached: Callable[[], bool], what: str) -> None:
 
 
 def test_a_query_shrinks_and_grows_again_at_once_however_often(scaled: tuple[Server, StubJobs]) -> None:
-    """The end of the task of a slot that had been opened again for another ended the query."""
+    """After a slot had been opened again for another task, the end of its first task ended the query."""
     server, _ = scaled
     for _ in range(4):
         for workers in (3, 2, 3):

@@ -48,7 +48,8 @@ def test_a_call_of_another_thread_is_made_at_once_though_nothing_else_happens(
 def test_a_defect_in_the_controller_fails_the_query_and_says_what_it_was(
     query: ThreadQuery, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It used to set all events without an error, and a query that had lost its controller looked as if it had ended well."""
+    """Before, such a defect set all events without an error, and a query that had lost its controller looked as if it had ended
+    well."""
     working = getattr(query.server.core, where)
 
     def broken(*given: Any) -> Any:
@@ -66,7 +67,7 @@ def test_a_defect_in_the_controller_fails_the_query_and_says_what_it_was(
 
 
 def test_a_question_that_fails_is_the_error_of_its_caller_alone(query: ThreadQuery) -> None:
-    """A name of an odd type, as restart(["Count"]), ended the query."""
+    """Names of an odd type, as in restart(["Count"]), ended the query."""
     known: dict[Any, Any] = {}
     with pytest.raises(TypeError, match="unhashable type"):
         query.server.look(lambda: known.get([]))
@@ -77,7 +78,7 @@ def test_a_controller_that_cannot_even_send_everybody_home_still_ends(
     query: ThreadQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(threading, "excepthook", lambda _: None)  # pytest would report what is expected here
+        patch.setattr(threading, "excepthook", lambda _: None)  # pytest would report the expected error
 
         def broken(*_: Any) -> Any:
             raise OSError("always")

@@ -65,7 +65,7 @@ def test_a_partition_of_which_two_workers_speak_counts_once() -> None:
 
 
 def test_a_position_beyond_the_end_is_no_lag() -> None:
-    """The end is as old as the last answer of a broker."""
+    """Known ends are as old as the last answer of a broker."""
     assert lags().report([said((1, 0, 12, 10))])[1]["lag"]["records"] == 0
 
 

@@ -1,4 +1,4 @@
-"""Standbys as the controller sees them: who takes over, what may be given up for their sake, and how they come back."""
+"""Standbys in the controller: their take-overs, the workers that may be given up because they exist, and their return."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_standby_takes_over_as_an_active_replica_and_another_standby_is_added(
 
 
 def test_an_active_replica_takes_over_before_a_standby() -> None:
-    """The target of a move that has just become safe, for example."""
+    """Such an active replica is, for example, the target of a move that has just become safe."""
     c = cluster(slots=5, replicas=3)
     primary, first, second = c.replicas()
     target = next(worker for worker in range(5) if worker not in c.holders())
@@ -70,7 +70,7 @@ def beat(c: Cluster, seconds: float, *silent: int) -> None:
 
 
 def test_a_silent_worker_is_given_up_after_the_short_limit_where_standbys_can_take_over() -> None:
-    """Its partitions stood still for a minute, as if it had the last safe replica of each."""
+    """Before, its partitions stood still for a minute, as if the worker had the last safe replica of each."""
     c = cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=60.0)
     silent, heir = c.holders()
     beat(c, 0.5, silent)
@@ -90,7 +90,7 @@ def test_a_replica_that_restores_is_an_heir_of_a_silent_primary_once_it_has_arri
 
 
 def test_one_silent_worker_after_the_other_keeps_the_partition_until_another_standby_is_there() -> None:
-    """A take-over leaves the last safe replica at the heir, so a second suspicion must not cost the partition."""
+    """After a take-over the heir has the last safe replica, so a second suspicion must not cost the partition."""
     c = cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=5.0)
     first, second = c.holders()
     beat(c, 1.0, first)

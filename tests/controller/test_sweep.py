@@ -30,7 +30,7 @@ from partitioning.table import ReplicaAt, Table
 
 
 def planned(*replicas: int) -> Plan:
-    """A chain of stages with two partitions and so many replicas each."""
+    """Compile a chain of stages with two partitions and these numbers of replicas."""
     flow: Any = DataFrameSource("rows", pa.schema([("x", pa.int64())]))
     for number, copies in enumerate(replicas):
         flow = flux.stage(partitions=2, replicas=copies, name=f"s{number}")(lambda batch: batch)(flow)
@@ -100,7 +100,7 @@ def test_nothing_is_wanted_when_all_is_well() -> None:
 
 
 def rule(plan: Plan, low: Table, busy: list[Addition], at_once: int) -> list[WantedAddition]:
-    """The rule by itself, counting everything each time."""
+    """Apply the rule by itself, counting everything each time."""
     load = dict.fromkeys(low.endpoints, 0)
     for replica in (replica for stage in low.stages for replicas in stage for replica in replicas):
         load[replica.worker] = load.get(replica.worker, 0) + 1

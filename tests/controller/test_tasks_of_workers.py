@@ -1,4 +1,4 @@
-"""The Spark tasks of workers: which of them count, whose end is the end of what, and who comes in place of whom."""
+"""The Spark tasks of workers: tasks that count, consequences of their ends, and tasks in place of others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_tasks_that_end_before_the_query_end_it_unless_their_slots_are_closed() 
 
 
 def test_the_tasks_of_a_slot_that_was_closed_may_end_at_any_time_after_others_were_opened() -> None:
-    """It ended the query: the task of slot 2 was over after the slot had been opened again for another task."""
+    """Such an end ended the query: the task of slot 2 was over after the slot had been opened again for another task."""
     c = Cluster(slots=3, partitions=3)
     c.scale(2)
     c.settle()
@@ -45,7 +45,7 @@ def test_a_task_counts_until_its_worker_says_that_it_ends() -> None:
 
 
 def test_a_task_counts_no_more_when_its_worker_is_gone_and_its_last_word_was_lost() -> None:
-    """For good: its slot was free, and nobody could have it."""
+    """Otherwise the task counted for good: its slot was free, and no other task could have it."""
     c = Cluster(slots=3, partitions=3)
     c.scale(2)
     c.settle()
@@ -76,7 +76,7 @@ def test_a_dismissed_worker_that_dies_before_it_hears_of_it_leaves_an_attempt_th
 
 
 def test_rolling_decommission_never_takes_the_end_of_one_task_for_that_of_another() -> None:
-    """One executor after the other goes; the tasks of their workers end, or come again, long after others have come."""
+    """Executors go one after the other; the tasks of their workers end, or come again, long after others have come."""
     c = Cluster(slots=3, partitions=3)
     for turn in range(6):
         worker = min(c.core.members.workers)
@@ -102,7 +102,8 @@ def test_rolling_decommission_never_takes_the_end_of_one_task_for_that_of_anothe
 
 
 def test_a_slot_is_opened_in_place_of_a_worker_that_was_given_up_and_may_live() -> None:
-    """Its task ends well, so Spark does not start it again; should it have died meanwhile, the next attempt goes home."""
+    """Tasks of such workers end well, so Spark does not start them again; if one has died meanwhile, the next attempt is
+    dismissed."""
     c = Cluster(slots=3, partitions=3)
     c.take(c.core.fail(0, c.now))
     assert c.core.places.tasked == {0, 1, 2}
@@ -133,7 +134,8 @@ def test_a_worker_taken_for_dead_that_lives_goes_home_and_its_slot_is_renewed_on
 def test_a_task_in_place_of_one_that_may_still_be_there_takes_no_slot_that_is_kept_for_others(
     room: int | None, at_once: bool
 ) -> None:
-    """A stopped worker kept its task slot, the one in its place took that of the tasks that fetch output: they never ran."""
+    """While a stopped worker kept its task slot, the worker in its place took the slot of the tasks that fetch output: these
+    never ran."""
     c = Cluster(slots=3, partitions=3)
     if room is not None:
         c.core.driver.allow(room, f"room for {room} workers")

@@ -13,7 +13,7 @@ from tests.controller.cluster import Cluster
 
 
 def told(c: Cluster, worker: int = 1, **other: Any) -> None:
-    """The secondary on a worker has rows that do not come to the primary."""
+    """Report that the secondary on a worker has rows that do not come to the primary."""
     leader, *others = c.replicas()
     heir = next((replica for replica in others if replica.worker == worker), leader)
     about: dict[str, Any] = {

@@ -42,7 +42,7 @@ def times(*sources: SourceTime, stages: Any = ()) -> EventTimes:
 
 
 def held(state: ReaderState, watermark: int) -> str:
-    """The words for a stage behind a stage, which waits for partition 1 of the source in this state."""
+    """Return the words for a stage behind a stage that waits for partition 1 of the source in this state."""
     seen = times(
         SourceTime(0, 0, 90 * S, 3, 80 * S, 100, ReaderState.READING),
         SourceTime(0, 1, watermark, 0, NEVER, 0, state),

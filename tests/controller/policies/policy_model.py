@@ -1,7 +1,7 @@
 """A small model of a cluster for policies: partitions cost time, workers have a pace, load follows the copies.
 
 Every copy of a partition takes ``cost`` seconds per second on a worker of pace 1. A worker does no more than one second
-per second; what is too much waits. With ``back_pressure`` the slowest worker sets the rate for all, as full logs do, and
+per second; excess work waits. With ``back_pressure`` the slowest worker sets the rate for all, as full logs do, and
 its queue stands at its limit.
 """
 
@@ -49,7 +49,7 @@ class Cluster:
         return asked
 
     def rates(self) -> dict[int, float]:
-        """The part of what it is asked for that each worker gets done."""
+        """Compute, for each worker, the part of its demanded work that it gets done."""
         asked = self.asked()
         fullest = max(asked.values())
         return {worker: 1.0 / max(fullest if self.back_pressure else asked[worker], 1.0) for worker in asked}
@@ -90,7 +90,7 @@ class Cluster:
                     self.queued[key] = max(self.queued.get(key, 0.0) + (SLICES_PER_S - room) * seconds, 0.0)
 
     def make(self, move: Move) -> None:
-        """The copy goes, and its load with it."""
+        """Move a copy, and its load with it."""
         partition = move.stage, move.partition
         holders = self.holders[partition]
         assert move.from_worker in holders
@@ -116,10 +116,10 @@ class Cluster:
         return suggestion
 
     def run(self, policy: Policy, rounds: int) -> list[Move]:
-        """So many rounds; what was moved in them."""
+        """Run this many rounds; list the moves that were made in them."""
         return [move for _ in range(rounds) for move in self.round(policy).moves]
 
-    # ---- what came of it
+    # ---- results
 
     def counts(self) -> dict[int, int]:
         counts = dict.fromkeys(self.pace, 0)
@@ -129,7 +129,7 @@ class Cluster:
         return counts
 
     def imbalance(self) -> float:
-        """The highest load over the mean."""
+        """Compute the highest load over the mean."""
         asked = self.asked()
         return max(asked.values()) / (sum(asked.values()) / len(asked))
 

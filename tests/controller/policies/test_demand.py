@@ -1,4 +1,4 @@
-"""What a replica asks of its worker, and how fast workers are."""
+"""Demand of replicas on their workers, and the pace of workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def loads(*replicas: ReplicaLoad, workers: int = 3, cpu: float = 0.0, thread: fl
 
 
 def row_costs(worker: int, *costs: float, stage: int = 0) -> list[ReplicaLoad]:
-    """Replicas that take so many microseconds for a row."""
+    """Make one replica per cost, in microseconds for a row."""
     return [
         ReplicaLoad(stage, 100 * worker + number, worker, busy=cost * 0.01, rows_per_s=10_000)
         for number, cost in enumerate(costs)
@@ -35,7 +35,7 @@ def test_one_partition_with_costly_keys_makes_its_worker_no_slower() -> None:
 
 
 def test_a_worker_with_hardly_any_partitions_is_not_judged() -> None:
-    """What they have in common may be their keys."""
+    """Slowness of one or two partitions may come from their keys and not from their worker."""
     assert paces(*row_costs(0, 9, 9), *row_costs(1, 1, 1, 1), *row_costs(2, 1, 1, 1)) == [1, 1, 1]
 
 
@@ -59,13 +59,13 @@ def test_a_queue_that_grows_on_a_saturated_worker_counts_by_what_arrives_over_wh
 
 
 def test_a_worker_that_is_saturated_by_other_work_counts_as_such() -> None:
-    """It reads a source, say."""
+    """Such a worker may read a source, for example."""
     assert growing(busy=0.3) == pytest.approx(0.3)
     assert growing(busy=0.3, cpu=0.9) == pytest.approx(0.3 * 1.5)
 
 
 def test_a_worker_whose_thread_never_rests_is_saturated_though_a_replica_has_left_with_its_busy_time() -> None:
-    """What left in this round is not among its replicas any more, and the rest have not had that time."""
+    """Replicas that left in this round are no longer in the report, and the remaining ones did not use that time."""
     assert growing(busy=0.75, thread=0.7) == pytest.approx(0.75)
     assert growing(busy=0.75, thread=0.98) == pytest.approx(0.75 * 1.5)
 

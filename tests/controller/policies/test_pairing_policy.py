@@ -1,4 +1,4 @@
-"""Pairing told as stories: which move is made, which is not, and what is said about it."""
+"""Pairing told as stories: moves that are made, moves that are not, and the notes about both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def moved(moves: list[Move]) -> list[tuple[int, int, int]]:
 
 
 def after_warm_up(cluster: Cluster, asked: Policy, rounds: int = 2) -> None:
-    """Until a difference has lasted long enough to count."""
+    """Run rounds, without a move, until a difference has lasted long enough to count."""
     assert cluster.run(asked, rounds) == []
 
 
@@ -35,7 +35,7 @@ def test_one_overloaded_worker_of_eight_gives_to_the_idlest_until_it_is_like_the
 
 
 def test_the_gain_is_judged_on_the_pair_and_not_diluted_by_the_cluster() -> None:
-    """The same two workers among so many that their difference is nothing in the mean."""
+    """Among 300 other workers, the difference of the same two workers is nothing in the mean."""
 
     def first(others: int) -> list[Move]:
         cluster = Cluster(2 + others).put([0.2] * 4, lambda p: [0])
@@ -129,7 +129,7 @@ def test_load_that_flips_every_round_does_not_cause_a_move_every_round() -> None
 
 
 def test_one_odd_round_causes_no_move_though_the_average_remembers_it_for_long() -> None:
-    """Where the rows began later on one worker than on the others, say."""
+    """Such a round comes where the rows began later on one worker than on the others, for example."""
     cluster = Cluster(2).put([0.1] * 10, lambda p: [p % 2])
     asked = policy(smooth_s=5.0)
     cluster.cost = {(0, p): 0.1 if p % 2 else 0.01 for p in range(10)}
@@ -230,7 +230,7 @@ def test_a_crumb_is_not_moved_where_the_rest_cannot_go() -> None:
 
 
 def test_the_copies_of_a_partition_never_share_an_executor() -> None:
-    """Workers 2 and 3 share one; whoever has a copy on 2 gives the other to 1, not to the idler 3."""
+    """Workers 2 and 3 share an executor: a partition with a copy on worker 2 moves the other copy to 1, not to the idler 3."""
     executors = {0: "a", 1: "b", 2: "c", 3: "c"}
     cluster = Cluster(4, executors=executors).put([0.2] * 4, lambda p: [0, 2])
     cluster.put([0.05], lambda p: [1], stage=1)
@@ -268,7 +268,7 @@ def test_leaving_workers_neither_take_nor_give() -> None:
 
 
 def copying(loads: Loads, move: Move, arrived: bool) -> Loads:
-    """The loads while a move is under way: its partition is not movable, and its target may have a copy already."""
+    """Return the loads while a move is under way: its partition is not movable, and its target may have a copy already."""
     busy = [r for r in loads.replicas if (r.stage, r.partition) != (move.stage, move.partition)]
     (here,) = [r for r in loads.replicas if (r.stage, r.partition) == (move.stage, move.partition)]
     there = replace(here, worker=move.target, primary=False, busy=0.0, movable=False)
@@ -375,7 +375,7 @@ def test_moves_keep_to_the_bytes_per_second_and_a_large_state_moves_all_the_same
     assert sum(per_round) >= 3
 
 
-# ---- what it knows
+# ---- missing measurements
 
 
 def test_before_anything_is_known_nothing_is_suggested() -> None:
@@ -415,7 +415,7 @@ def test_a_backlog_that_grows_no_longer_is_worked_off_with_help() -> None:
 
 
 def test_the_queue_of_a_worker_with_time_to_spare_is_not_its_load() -> None:
-    """Its output waits for somebody downstream."""
+    """Rows queue at such a worker because its output waits for a slow stage downstream."""
     workers = {w: WorkerLoad(w, f"e{w}") for w in range(2)}
     asked = policy(steady_rounds=1)
     for number in range(10):

@@ -24,7 +24,7 @@ def settle(cluster: Cluster, rounds: int = 150) -> None:
 @pytest.mark.parametrize("partitions", [1, 7, pytest.param(32, marks=pytest.mark.long), 61])
 @pytest.mark.parametrize("workers", WORKERS)
 def test_counts_that_do_not_divide_evenly_come_to_rest(workers: int, partitions: int, back_pressure: bool) -> None:
-    """All begin on two workers, each partition as heavy as the others."""
+    """At first all partitions are on two workers, each as heavy as the others."""
     each = 0.8 * workers / partitions
     cluster = Cluster(workers, back_pressure).put([each] * partitions, lambda p: [p % min(workers, 2)])
     settle(cluster)
@@ -71,8 +71,8 @@ def test_skewed_keys_over_64_partitions_on_3_workers_end_within_1_2_of_the_mean(
 def test_with_a_worker_at_a_quarter_of_its_speed_the_placement_ends_near_the_best(
     total: float, partitions: int, copies: int, back_pressure: bool
 ) -> None:
-    """Two and a quarter workers' worth is there; no placement serves the fullest better than ``total / 2.25``, up to one
-    partition, of which the slow worker takes four times as long."""
+    """Together the workers do the work of 2.25 fast ones: no placement brings the fullest below ``total / 2.25``, up to one
+    partition, for which the slow worker takes four times as long."""
     cluster = Cluster(3, back_pressure)
     each = total / partitions / copies
     cluster.put([each] * partitions, lambda p: [(p + c) % 3 for c in range(copies)])
@@ -101,7 +101,7 @@ def test_the_slow_worker_is_given_work_again_when_it_has_recovered() -> None:
 
 
 def test_a_slow_worker_is_not_given_what_only_looks_light() -> None:
-    """A partition that takes 0.15 of a fast worker would take 0.6 of a slow one."""
+    """Moved there, a partition that takes 0.15 of a fast worker would take 0.6 of the slow one."""
     cluster = Cluster(3, back_pressure=True).put([0.15] * 12, lambda p: [1 + p % 2])
     cluster.put([0.02] * 12, lambda p: [p % 3], stage=1)
     cluster.pace[0] = 4.0

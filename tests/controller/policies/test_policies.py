@@ -1,4 +1,4 @@
-"""What all policies share: names, settings, limits, and that a new one is one file."""
+"""Laws of all policies: names, settings, limits, and one file for a new one."""
 
 from __future__ import annotations
 
