@@ -37,14 +37,14 @@ def made(
 
 
 def control(kind: int, offset: int, producer: int) -> bytes:
-    """The batch that ends a transaction."""
+    """Make the batch that ends a transaction."""
     key = (0).to_bytes(2, "big") + kind.to_bytes(2, "big")
     data = made([b"\0" * 6], offset, [key], producer=ProducerIdentity(producer, 0, -1))
     return changed(data, attributes=kernels.TRANSACTIONAL | kernels.CONTROL)
 
 
 def changed(batch: bytes, **fields: int) -> bytes:
-    """One batch with other numbers in its head, and a checksum that fits."""
+    """Make a batch with other numbers in its head, and a checksum that fits."""
     places = {
         "length": (8, 4), "magic": (16, 1), "attributes": (21, 2), "last_delta": (23, 4), "base_time": (27, 8),
         "max_time": (35, 8), "producer": (43, 8), "records": (57, 4), "base": (0, 8),
@@ -57,7 +57,7 @@ def changed(batch: bytes, **fields: int) -> bytes:
 
 
 def signed(batch: bytes) -> bytes:
-    """With the checksum of its bytes."""
+    """Write the checksum of its bytes into a batch."""
     rest = np.frombuffer(batch[21:], np.uint8)
     return batch[:17] + int(kernels.crc32c(rest.ctypes.data, rest.size)).to_bytes(4, "big") + batch[21:]
 
@@ -65,7 +65,7 @@ def signed(batch: bytes) -> bytes:
 def decoded(
     data: bytes, start: int = 0, columns: Sequence[str] = COLUMNS, aborted: Sequence[tuple[int, int]] = (), **more: Any
 ) -> pa.Table:
-    """All rows of all whole batches."""
+    """Decode all rows of all whole batches."""
     decoder, buffer, used, tables = Decoder("a topic", 3, columns), pa.py_buffer(data), 0, []
     transactions = Transactions(Aborted(*each) for each in aborted)
     while used < len(data):

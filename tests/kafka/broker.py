@@ -2,7 +2,7 @@
 ``make kafka`` for trying things out.
 
 Its jars come from Maven once and are kept in the user's cache, by hash of ``pom.xml``. One node is broker and controller.
-It has two doors on loopback: one that is open, and one with TLS and passwords; who comes by the open one may do everything.
+It has two doors on loopback: an open one, whose clients may do everything, and one with TLS and passwords.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ START_S = 120.0
 STOP_S = 10.0
 FETCH_JARS_S = 300.0
 CLUSTER = "Zmx1eC10ZXN0cy1jbHVzdGVy"[:22]
-#: By the door with passwords: who may do everything, and who may connect and nothing else. The last comes by SCRAM.
+#: Users of the door with passwords: ADMIN and SCRAM_ADMIN, who logs in by SCRAM, may do everything; GUEST may only connect.
 ADMIN, GUEST, SCRAM_ADMIN = "admin", "guest", "scram-admin"
 PASSWORD = "not-a-secret"
 
@@ -103,7 +103,7 @@ def missing() -> str:
 
 
 def jars(pom: Path = POM) -> Path:
-    """The folder with the jars that a pom names, by default the broker's; fetched if they are not there."""
+    """Find the folder with the jars that a pom names, by default the broker's; fetch them if they are not there."""
     name = hashlib.sha256(pom.read_bytes()).hexdigest()[:16]
     kept = Path(platformdirs.user_cache_dir("flux-kafka-broker")) / name
     if kept.is_dir():
@@ -119,15 +119,15 @@ def jars(pom: Path = POM) -> Path:
         raise RuntimeError(f"Maven could not fetch what {pom.name} names:\n{(done.stdout + done.stderr)[-2000:]}")
     try:
         fresh.rename(kept)
-    except OSError:  # somebody else was quicker
+    except OSError:  # another process was quicker
         shutil.rmtree(fresh, ignore_errors=True)
     return kept
 
 
 class Broker:
-    """``address``: of the open door. ``secure``: of the other, ``certificate``: the file that a client checks it with.
+    """``address``: the open door. ``secure``: the door with passwords. ``certificate``: the file by which clients check it.
 
-    quick: starts sooner, and is slower then. host: the address of the open door."""
+    quick: start sooner, at the price of a slower broker. host: the host of the open door."""
 
     def __init__(self, port: int = 0, heap: str = "512m", quick: bool = False, host: str = "127.0.0.1") -> None:
         self._port, self._heap, self._quick, self._host = port, heap, quick, host
@@ -231,7 +231,7 @@ class Broker:
 
 
 def _environment() -> dict[str, str]:
-    """Without what the tests say to the JVMs of Spark, which live for seconds: a broker lives for the whole session."""
+    """Copy the environment without the options for JVMs of Spark, which live for seconds: a broker lives for a whole session."""
     return {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
 
 

@@ -22,7 +22,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def topic(broker: Broker) -> str:
-    """With one partition."""
+    """Create a topic with one partition; return its name."""
     name = f"topic-{next(_numbers)}"
     create_topic(broker.address, name)
     return name
@@ -30,7 +30,7 @@ def topic(broker: Broker) -> str:
 
 @pytest.fixture
 def new_topic(broker: Broker) -> Callable[..., str]:
-    """Makes one: ``new_topic(partitions, **settings)``. ``name``: what its name begins with."""
+    """Return a function that creates a topic: ``new_topic(partitions, **settings)``. ``name``: the beginning of its name."""
 
     def make(partitions: int = 1, name: str = "topic", **settings: object) -> str:
         made = f"{name}-{next(_numbers)}"

@@ -16,7 +16,7 @@ import flux
 from tests.kafka.topics import WAIT_S, received, send
 
 SCHEMA = "offset BIGINT, key BINARY, value BINARY"
-#: Of each stage: more than have rows where there is no key.
+#: Partitions of each stage: more than have rows where there is no key.
 PARTITIONS = 8
 #: Settings of a topic whose records are compacted soon. The newest segment never is.
 COMPACTED = {
@@ -32,7 +32,7 @@ def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
 def query_of(
     topic: str, address: str, folder: Path, stages: int = 1, key: str | None = None, replicas: int = 1, **options: Any
 ) -> Any:
-    """A flow of so many stages without state, to parquet files."""
+    """Make a flow of this number of stages without state, to parquet files."""
     flow: Any = flux.kafka(topic, address, **options)
     for number in range(stages):
         flow = flux.stage(key=key, partitions=PARTITIONS, replicas=replicas, schema=SCHEMA, name=f"passed{number}")(
@@ -42,7 +42,7 @@ def query_of(
 
 
 def written(folder: Path) -> Counter[int]:
-    """How often each value, a number, is in the files that are there now."""
+    """Count each value, a number, in the files that are there now."""
     files = [str(path) for path in folder.glob("part-*.parquet")]
     rows = datasets.dataset(files).to_table().column("value").to_pylist() if files else []
     return Counter(int(value) for value in rows)
@@ -56,8 +56,8 @@ def delete_before(address: str, topic: str, offset: int, partition: int = 0) -> 
 
 
 def compact(address: str, topic: str, most: int, marker: tuple[bytes, bytes]) -> int:
-    """Wait until the topic has at most so many records before the newest ones, which are ``marker``; how many markers there
-    are."""
+    """Wait until the topic has at most ``most`` records before the newest ones, which are ``marker``; return the number of
+    markers."""
     end, markers = time.monotonic() + 3 * WAIT_S, 0
     while True:
         time.sleep(0.15)

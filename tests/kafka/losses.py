@@ -3,8 +3,8 @@ and stops, against a broker of its own. ``make test`` does not run it.
 
 Each situation is a query with a checkpoint location: one or two stages, with and without a key, with both values of
 ``fail_on_data_loss``. In each of its lives records are written, and perhaps a worker is killed. Then the query is stopped, and
-retention or compaction takes records that have been applied, and perhaps some that have not. What is there when it is
-deleted, another client says.
+retention or compaction takes records that have been applied, and perhaps some that have not. Another client reads the records
+that are there before they are deleted.
 
 A worker that is killed leaves steps to be repeated, and compaction here takes records within a tenth of a second. With
 ``fail_on_data_loss=True`` such a query ends with DataLost, and is started again with False: it has to go on.
@@ -144,7 +144,7 @@ class Situation:
         return {int(message.value()) for message in all_of(self._address, self.topic)}
 
     def _lose(self) -> None:
-        """The oracle knows what is there before and after."""
+        """Delete or compact records; note those that were there before and after."""
         if not self.fails and not self.compacted and self._rng.random() < 0.5:
             self.lost |= set(self._write())
         there = all_of(self._address, self.topic)

@@ -1,4 +1,4 @@
-"""What a schema registry may do to who asks it: stand still, drip, lie, lead elsewhere. Sockets on loopback."""
+"""Schema registries that stand still, drip, lie, or lead elsewhere, and the client that asks them. Sockets on loopback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = pa.schema([("user", pa.int64()), ("page", pa.string())])
 
 @contextmanager
 def serving(talk: Talk) -> Iterator[str]:
-    """Each connection is given to ``talk``. Gives the URL."""
+    """Serve each connection by ``talk``; yield the URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
     threads: list[threading.Thread] = []
@@ -66,7 +66,7 @@ def serving(talk: Talk) -> Iterator[str]:
 
 
 def request_of(connection: socket.socket) -> tuple[str, bytes]:
-    """Its first line, and its body."""
+    """Read a request: its first line, and its body."""
     got = b""
     while b"\r\n\r\n" not in got:
         got += connection.recv(4096)
@@ -91,7 +91,7 @@ def answering(status: int, body: bytes, *headers: str, seen: list[tuple[str, byt
 
 
 def dripping(first: bytes) -> Talk:
-    """One byte after the other, each sooner than any time-out of a socket."""
+    """Make a server that sends one byte after the other, each sooner than any time-out of a socket."""
 
     def talk(connection: socket.socket) -> None:
         connection.sendall(first)
@@ -144,7 +144,7 @@ def test_who_drips_in_the_handshake_of_tls_is_left_in_time() -> None:
      b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000, b"HTTP/1.1 500 No\r\n\r\n", b"HTTP/1.1 204 None\r\nContent-Length: x\r\n\r\n"],
 )  # fmt: skip
 def test_what_is_no_answer_may_be_one_later(said: bytes) -> None:
-    """Of these, some are errors of other classes than those of connections."""
+    """Here are also errors of other classes than those of connections."""
     with serving(saying(said)) as url, pytest.raises(Passing, match=f"the registry at {url}"):
         Registry(url).writer(5)
 

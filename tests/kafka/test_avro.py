@@ -145,7 +145,7 @@ def test_bad_values_are_told_apart_from_the_good_ones_around() -> None:
 
 
 def test_values_that_the_library_reads_and_no_column_holds_are_bad() -> None:
-    """An int of more than 32 bits, a decimal of more digits than it says, a time that Spark does not know."""
+    """Such are an int of more than 32 bits, a decimal of more digits than it says, a time that Spark does not know."""
     schema = {
         "type": "record", "name": "r", "fields": [
             {"name": "i", "type": "int"},
@@ -184,7 +184,7 @@ BACKWARDS = {
 
 
 def laughs(depth: int) -> Any:
-    """Each of its types has two of the one before."""
+    """Make a type in which each level has two of the level below."""
     if not depth:
         return {"type": "record", "name": "t0", "fields": [{"name": "a", "type": "null"}]}
     fields = [{"name": "a", "type": laughs(depth - 1)}, {"name": "b", "type": f"t{depth - 1}"}]
@@ -217,7 +217,7 @@ ENDLESS = {
     ],
 )  # fmt: skip
 def test_a_writers_schema_that_is_dangerous_or_none_makes_a_bad_value(schema: Any, why: str) -> None:
-    """A few bytes of these could be a tower of calls, or a list that does not end."""
+    """Few bytes of such a value could be a tower of calls, or a list that does not end."""
     tower = b"\x02" + b"\x02\x02" * 200_000 + b"\x00"
     parsed = of(CLICK, {3: schema}.__getitem__).parse(column([b"\x00\x00\x00\x00\x03" + tower]), find_all=True)
     assert len(parsed.rows) == 0
@@ -398,7 +398,7 @@ def test_slices_are_read_as_they_look() -> None:
 
 @pytest.mark.parametrize("schema", [WIDE, CLICK])
 def test_mutated_values_make_rows_or_are_told_apart(schema: Any) -> None:
-    """Whatever the bytes: no crash, no endless loop, and each value is read as if it were alone."""
+    """Mutated bytes cause no crash and no endless loop, and each value is read as if it were alone."""
     chance = random.Random(15)
     format_ = of(schema)
     (good,) = written(schema, {**ROW, "user": 1 << 50, "page": "a page with a name"})

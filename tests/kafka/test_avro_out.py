@@ -1,4 +1,4 @@
-"""Columns to values in Avro: fastavro reads what is written, and what does not fit is named. Hardly a broker."""
+"""Columns to values in Avro: fastavro reads the written values, and values that do not fit are named. Hardly a broker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def by_library(values: list[bytes], schema: Any) -> list[Any]:
 
 
 def test_parts_of_large_lists_are_written_though_a_column_in_them_is_null_for_ever() -> None:
-    """The process was aborted."""
+    """Before, such a column aborted the process."""
     entry = pa.struct([("a", pa.int32()), ("x", pa.null())])
     rows = [[{"a": 1, "x": None}] * 3, [{"a": 2, "x": None}], None, [{"a": 3, "x": None}]]
     batch = pa.record_batch({"c": pa.array(rows, pa.large_list(entry))[1:]})
@@ -82,7 +82,7 @@ SCALARS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 
 
 def columns_of(depth: int) -> st.SearchStrategy[tuple[pa.DataType, st.SearchStrategy[Any]]]:
-    """A type and its values, nulls among them."""
+    """Draw a type and its values, nulls among them."""
     plain = st.sampled_from(SCALARS)
     if not depth:
         return plain.map(_with_nulls)
@@ -108,7 +108,7 @@ def _with_nulls(of: tuple[pa.DataType, st.SearchStrategy[Any]]) -> tuple[pa.Data
 
 
 def as_read(value: Any, type_: pa.DataType) -> Any:
-    """As the library gives it."""
+    """Convert a value to the form in which the library gives it."""
     if value is None:
         return None
     if pa.types.is_struct(type_):
@@ -140,7 +140,7 @@ def test_the_library_and_our_reader_read_what_is_written(data: st.DataObject) ->
 
 
 def test_every_type_of_avro_can_be_written_by_a_schema_that_is_given() -> None:
-    """The same values as the reader's own test has; its columns have the types that reading gives."""
+    """Values are those of the reader's own test; the columns have the types that reading gives."""
     row = {**ROW, "tags": [("a", 1), ("b", None)], "clock": 3_723_000}
     known = format_of("avro", WIDE)
     assert known is not None
@@ -369,7 +369,7 @@ def test_a_topic_in_avro_is_what_other_clients_read_and_we_read_again(
 
 
 def test_a_function_for_schemas_stays_where_the_query_starts(broker: Broker, topic: str) -> None:
-    """It may hold what cannot travel: a connection, a lock."""
+    """Such a function may hold objects that cannot travel: a connection, a lock."""
     lock = threading.Lock()
 
     def schemas(subject: str, schema: str) -> int:

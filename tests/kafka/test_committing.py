@@ -1,4 +1,4 @@
-"""What a consumer group is told: offsets up to which everything is applied, and what happens when it cannot be told."""
+"""Commits to a consumer group: offsets up to which everything is applied, and groups that cannot be reached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ PARTITIONS = 2
 
 
 def committed(broker: Broker, topic: str) -> dict[int, int]:
-    """By partition, of the group that has the name of the topic; without those of which it was told nothing."""
+    """Read the committed offsets, by partition, of the group that has the name of the topic. Partitions without one are left
+    out."""
     consumer = Consumer({"bootstrap.servers": broker.address, "group.id": topic})
     end = time.monotonic() + WAIT_S
     while True:
@@ -72,7 +73,7 @@ def test_the_group_is_told_what_was_said_to_be_applied_and_no_more(broker: Broke
 
 
 def test_the_group_is_told_of_the_end_though_no_row_is_there(broker: Broker, topic: str) -> None:
-    """The end of a transaction takes an offset."""
+    """Ends of transactions take an offset each."""
     producer = Producer({"bootstrap.servers": broker.address, "transactional.id": topic})
     producer.init_transactions()
     producer.begin_transaction()
@@ -101,7 +102,7 @@ def test_the_group_is_told_of_a_partition_that_has_no_records_but_aborted_ones(b
 
 
 class AwayAtFirst(Client):
-    """Of a cluster that cannot be reached three times."""
+    """Client of a cluster that cannot be reached three times."""
 
     times = 3
 

@@ -138,7 +138,7 @@ def test_a_bad_record_that_fits_nowhere_ends_the_reading_and_names_the_limit(
 def test_a_topic_for_bad_records_that_is_made_anew_gets_those_that_come(
     broker: Broker, new_topic: Callable[..., str]
 ) -> None:
-    """Nothing is believed of it but its name and its partitions."""
+    """Only its name and its partitions are taken from the earlier topic."""
     topic, to = new_topic(), new_topic()
     send(broker.address, topic, [b"{", b'{"user": 1}'])
     with reading(of(topic, to, broker)) as batches:

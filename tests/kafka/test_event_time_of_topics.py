@@ -57,11 +57,11 @@ class Model:
                 self.windows[at // SIZE_S * SIZE_S, at % USERS] += 1
 
     def all_idle(self) -> None:
-        """All partitions are idle: the watermark is that of the newest."""
+        """Advance the watermark to that of the newest partition, as all partitions are idle."""
         self.watermark = max(self.watermark, *(at - DELAY_S for at in self.newest.values()))
 
     def least(self, partitions: int) -> None:
-        """None is idle: the watermark is the least."""
+        """Advance the watermark to the least of all partitions, as none is idle."""
         if len(self.newest) == partitions:
             self.watermark = max(self.watermark, min(self.newest.values()) - DELAY_S)
 

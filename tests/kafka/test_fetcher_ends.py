@@ -1,4 +1,4 @@
-"""What becomes of readers and sockets when the thread that fetches ends, with an error or without."""
+"""The end of readers and sockets when the thread that fetches ends, with an error or without."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def crash() -> None:
 
 
 def test_an_answer_without_parts_ends_those_that_were_asked_for_and_says_why(asks: list[Any]) -> None:
-    """A null in it ended every reader of every broker, with a TypeError."""
+    """Null in an answer ended every reader of every broker, with a TypeError."""
     fetching, here, there = fetcher(), Reader(0), Reader(1)
     for reader in (here, there):
         fetching.add(reader)
@@ -95,7 +95,7 @@ def test_an_answer_without_parts_ends_those_that_were_asked_for_and_says_why(ask
 
 
 def test_readers_of_a_thread_that_has_failed_are_told_and_leave_the_next_one_alone(asks: list[Any]) -> None:
-    """To remove one of them ended the thread of those that came later, without a word."""
+    """Removing one of these readers ended the thread of later ones, without an error."""
     fetching, first, later = fetcher(), Reader(0), Reader(1)
     fetching.add(first)
     until(lambda: asks)

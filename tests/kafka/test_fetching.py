@@ -1,4 +1,4 @@
-"""Which partitions are asked for together, and when: told by the clock of the test. No thread, no broker."""
+"""Times of requests, and the partitions that one request asks for, by the clock of the test. No thread, no broker."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_leader_is_looked_up_once_at_a_time() -> None:
 
 
 def test_who_waits_for_a_lookup_that_is_under_way_is_no_reason_to_turn() -> None:
-    """The thread turned without a pause, a whole core, while a broker did not answer."""
+    """Before, the thread turned without a pause and took a whole core while a broker did not answer."""
     fetching = FetchSchedule()
     fetching.add(FetchedPartition("first", "clicks", 0, 0, 0.0))
     fetching.lookups(0.0)
@@ -135,7 +135,7 @@ def test_who_lags_asks_again_at_once_and_takes_the_others_along() -> None:
 
 
 def test_a_broker_is_asked_first_for_whom_nothing_came() -> None:
-    """It fills an answer in this order, and may have room for the first only."""
+    """Brokers fill an answer in the order of the request, and may have room for the first partition only."""
     fetching = FetchSchedule()
     first, *rest = reading(fetching, 0, 1, 2)
     fetching.answered(one(fetching, 0.0), 1.0)
@@ -253,7 +253,7 @@ def test_a_phase_that_cannot_follow_is_an_error_that_names_both() -> None:
 
 
 def test_who_is_to_be_asked_for_alone_is() -> None:
-    """A broker may cut off what does not fit behind the records of others."""
+    """Brokers may cut off records that do not fit behind those of other partitions."""
     fetching = FetchSchedule()
     cut, other = reading(fetching, 0, 1)
     fetching.answered(one(fetching, 0.0), 1.0)
@@ -265,7 +265,7 @@ def test_who_is_to_be_asked_for_alone_is() -> None:
 
 
 def test_a_partition_that_was_held_up_is_looked_up_again_where_topics_go_by_name() -> None:
-    """Its topic may have been made anew meanwhile, and a request by name would not show it."""
+    """Meanwhile its topic may have been made anew, and a request by name would not show this."""
     fetching = FetchSchedule()
     (part,) = reading(fetching, 0)
     asked(fetching, 5.0)

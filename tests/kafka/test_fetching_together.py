@@ -156,7 +156,7 @@ def test_a_broker_that_says_nothing_holds_up_no_partition_of_another(monkeypatch
 
 
 def test_records_that_make_no_sense_end_their_partition_alone() -> None:
-    """They may have been cut off behind those of another: the partition is asked for alone before it ends."""
+    """Such records may have been cut off behind those of another partition: the partition is asked for alone before it ends."""
     ports: list[int] = []
     alone: list[float] = []
 

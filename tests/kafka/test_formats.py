@@ -79,7 +79,7 @@ def test_all_bad_values_are_found_or_the_first() -> None:
 
 
 def test_two_bad_values_make_no_good_row_together() -> None:
-    """A parser of lines would read one object from the end of the first to the beginning of the second."""
+    """Read as lines, they would give one object, from the end of the first to the beginning of the second."""
     parsed = of("json", "a INT, b INT").parse(column([b'{"a":1,"b":', b'5} {"a":3}']), find_all=True)
     assert (len(parsed.rows), len(parsed.bad)) == (0, 2)
     parsed = of("csv", "a STRING, b STRING").parse(column([b'1,"x', b'y"', b"2,3\n4,5"]), find_all=True)

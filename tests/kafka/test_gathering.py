@@ -1,4 +1,4 @@
-"""What a reader makes of answers: when small batches are given out together, and when it has no room. No thread, no broker."""
+"""Readers and answers of brokers: small batches that are given out together, and a reader without room. No thread, no broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kafka.batches import made
 
 
 class Fetches(Fetcher):
-    """Nothing by itself. Notes who has got room."""
+    """A fetcher that fetches nothing. It notes the readers that have got room."""
 
     def __init__(self) -> None:
         self.room: list[object] = []
@@ -47,7 +47,7 @@ def reader(fetches: Fetches) -> Iterator[TopicPartitionReader]:
 
 
 def came(reader: TopicPartitionReader, records: bytes, end: int) -> bool:
-    """Whether the log has more."""
+    """Give records to a reader; tell whether the log has more."""
     reader.came(Fetched(pa.py_buffer(records), end, Transactions([])))
     return reader.work_off(may_wait=False)
 
@@ -130,7 +130,7 @@ def test_a_pace_is_a_pause_behind_each_batch(fetches: Fetches) -> None:
 
 
 def test_bytes_without_a_whole_batch_are_told_apart(reader: TopicPartitionReader) -> None:
-    """They may have been cut off behind the records of other partitions."""
+    """Such bytes may have been cut off behind the records of other partitions."""
     with pytest.raises(NothingWhole, match="no record batch that has this offset"):
         came(reader, made([b"a"], 0)[:-1], 1)
     assert reader.next_offset == 0

@@ -56,7 +56,7 @@ def test_partitions_and_topics_that_come_later_are_told_and_then_read_from_their
     finally:
         query.stop()
     assert {row["key"] for row in written(tmp_path / "rows")} == {0}
-    for life in range(2):  # the numbers of what has come are kept, too
+    for life in range(2):  # the numbers of the new partition's rows are kept, too
         put(topic, 0, range(20 + 10 * life, 30 + 10 * life))
         put(topic, 1, range(10 + 10 * life, 20 + 10 * life), 1)
         query = started()

@@ -1,4 +1,5 @@
-"""What calls itself a broker may answer anything: a typed error in time, no hang, no memory for what it only claims."""
+"""Servers that claim to be brokers may answer anything. They cause a typed error in time, no hang, and no memory is taken for
+records that they only claim."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ VERSIONS, METADATA, FETCH = 18, 3, 1
 
 @contextmanager
 def listening(answer: Answer) -> Iterator[tuple[str, int]]:
-    """A broker that answers as it is told, on a port of its own."""
+    """Run a broker that answers by ``answer``, on a port of its own."""
     server = socket.create_server(("127.0.0.1", 0))
     opened = [server]
 
@@ -103,8 +104,8 @@ def fetched(number: int, records: bytes, partition: int = 0) -> bytes:
 
 @contextmanager
 def serving(records: Callable[[], bytes | None]) -> Iterator[tuple[str, int]]:
-    """A broker that is whole but for what it gives to a fetch: these bytes as records, or as the whole answer if they begin
-    with a length."""
+    """Run a broker that is correct except for its answers to fetches: the given bytes as records, or as the whole answer if they
+    begin with a length."""
     port = []
 
     def answer(api: int, version: int, number: int) -> bytes | None:
@@ -200,7 +201,7 @@ def test_a_broker_that_says_nothing_is_an_error_in_time() -> None:
 
 
 def test_a_broker_that_drips_is_an_error_in_time() -> None:
-    """Each byte comes in time, and all of them would not."""
+    """Single bytes come in time, and all of them would not."""
 
     def drip(api: int, version: int, number: int) -> bytes:
         time.sleep(0.2)

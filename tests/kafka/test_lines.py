@@ -47,7 +47,7 @@ def begun(
 
 
 def taken(line: PartitionBatches) -> list[tuple[bytes, int]]:
-    """All of its record batches."""
+    """Take all record batches of a partition."""
     found = []
     line.make()
     while line.ahead is not None:

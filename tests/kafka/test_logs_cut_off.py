@@ -31,7 +31,7 @@ def reader_of(
     strict: bool = False,
     least_generation: int = 0,
 ) -> TopicPartitionReader:
-    """The reader of a log that has these ends."""
+    """Make the reader of a log that has these ends."""
     how = ReadOptions([("nowhere", 1)], Security({}), kafka_schema(False), fail_on_data_loss=strict)
     made: Any = TopicPartitionReader(how, "clicks", 0, start, None, cast(Fetcher, Fetches()), newest, least_generation)
     made._first_offset, made._end_offset = lambda *of: first, lambda: end
@@ -95,7 +95,7 @@ def test_no_generation_is_begun_twice() -> None:
 
 
 def test_a_topic_that_a_second_start_finds_anew_is_behind_the_orders_of_the_first() -> None:
-    """The checkpoints have positions of the first topic only, and the orders have rows of the second one."""
+    """Checkpoints have positions of the first topic only, and the orders have rows of the second one."""
     reader = reader_of(LogPosition(81, OLD), LogPosition(81, OLD), 0, 10, least_generation=2)
     reader.go_on_in(NEWER)
     assert place_of(reader) == LogPosition(0, NEWER, 2)
@@ -106,7 +106,7 @@ def test_a_topic_that_a_second_start_finds_anew_is_behind_the_orders_of_the_firs
 
 @pytest.mark.parametrize("begin", [LogPosition(30, NEW), LogPosition(30, NEWER)])
 def test_a_query_that_begins_again_under_another_topic_knows_its_generation(begin: LogPosition) -> None:
-    """The start that a checkpoint location keeps has the id of the topic that is there when the query starts again."""
+    """Kept in a checkpoint location, the start has the id of the topic that is there when the query starts again."""
     newest = LogPosition(60, NEW, 1)
     start = begin.at(0, None, newest)
     assert place_of(reader_of(start, newest, 0, 200)) == LogPosition(0, NEW, 1)

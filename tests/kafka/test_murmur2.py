@@ -12,7 +12,7 @@ from tests.kafka.broker import Broker
 
 
 def test_hashes_are_those_of_java() -> None:
-    """From the tests of Kafka's own client, made positive and taken modulo a large prime."""
+    """Known hashes are from the tests of Kafka's own client, here made positive and taken modulo a large prime."""
     known = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536, b"abc": 479470107}
     prime = 2_147_483_647
     keys = pa.array(list(known), pa.binary())

@@ -1,5 +1,5 @@
-"""Whatever bytes come, the decoder gives rows that hold together or a typed error: no crash, no hang, no memory that is not
-its own. ``python -m tests.kafka.test_mutated_batches 1000000`` tries more, in a process of its own."""
+"""For any bytes, the decoder gives consistent rows or a typed error: no crash, no hang, no access to memory that is not its own.
+``python -m tests.kafka.test_mutated_batches 1000000`` tries more, in a process of its own."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def mutated(batch: bytes, chance: random.Random) -> bytes:
 
 
 def attack(seed: int, count: int) -> Counter[str]:
-    """How the decoder took them: rows, nothing, or the first words of an error."""
+    """Decode mutated batches; count the results: rows, nothing, or the first words of an error."""
     chance, ended = random.Random(seed), Counter[str]()
     batches = seeds(chance)
     for _ in range(count):

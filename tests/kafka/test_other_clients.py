@@ -1,4 +1,4 @@
-"""What librdkafka writes is read as it reads it, and the other way round."""
+"""Records of librdkafka are read in the same way by both clients, and so are ours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORDS: list[Any] = [
 
 
 def as_rows(messages: list[Any]) -> list[dict[str, Any]]:
-    """Of librdkafka, as Spark would have them."""
+    """Convert messages of librdkafka to rows, as Spark would have them."""
     return [
         {
             "key": message.key(), "value": message.value(), "offset": message.offset(), "time": message.timestamp()[1],
@@ -90,7 +90,7 @@ def test_transactions_are_read_as_librdkafka_reads_them(broker: Broker, topic: s
                 if record % 7 == number:
                     producer.flush(30)  # so that the batches of both lie between each other
         for producer in producers:
-            producer.flush(30)  # what is not sent yet would be forgotten with the transaction
+            producer.flush(30)  # messages that are not sent yet would be forgotten with the transaction
             if aborted:
                 producer.abort_transaction(30)
             else:
@@ -106,7 +106,7 @@ def test_transactions_are_read_as_librdkafka_reads_them(broker: Broker, topic: s
 
 
 def test_the_broker_takes_a_numbered_batch_once(broker: Broker, topic: str) -> None:
-    """What the sink will stand on: producer id, epoch and sequence are where the broker looks for them."""
+    """Producer id, epoch and sequence are where the broker looks for them: the sink relies on this."""
     from kafka.protocol.producer import InitProducerIdRequest
 
     from flux.connectors.kafka.client.connection import Connection
@@ -157,7 +157,7 @@ def test_a_compacted_topic_is_read(broker: Broker, new_topic: Callable[..., str]
         send(broker.address, topic, [(b"last", b"%f" % time.monotonic(), None, 0)])
         before = offsets()
         if before[0] > 200:
-            # The broker goes on compacting: what the other client reads counts where nothing has changed meanwhile.
+            # The broker goes on compacting: rows of the other client count if nothing has changed meanwhile.
             theirs = [row["offset"] for row in as_rows(received(broker.address, topic, kept))]
             before = offsets()
         else:
@@ -168,7 +168,7 @@ def test_a_compacted_topic_is_read(broker: Broker, new_topic: Callable[..., str]
 
 
 def test_both_see_the_same_head(broker: Broker, topic: str) -> None:
-    """The table that ``scan`` makes, against what is known of the batch."""
+    """Compare the table that ``scan`` makes with the known facts of the batch."""
     import numpy as np
 
     from flux.connectors.kafka.client.cluster import Client, addresses

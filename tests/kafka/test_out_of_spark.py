@@ -30,7 +30,7 @@ def seen_into(topic: str, broker: Broker, gate: Path, replicas: int, guarantee: 
 
 
 def check_topic(topic: str, broker: Broker) -> None:
-    """Each row is there once, and those of a key are in order."""
+    """Check that each row is there once, and that the rows of a key are in order."""
     expected = dict.fromkeys(range(KEYS * PARTITIONS), 0)
     for messages in found(broker.address, topic, TOTAL, 3):
         for message, value in zip(messages, values(messages), strict=True):

@@ -136,7 +136,8 @@ def test_a_query_begins_where_it_was_made(broker: Broker, topic: str) -> None:
 
 
 def test_a_query_begins_where_it_was_first_started(broker: Broker, topic: str) -> None:
-    """Not where the flow was written, nor where it is started again on its checkpoint location."""
+    """Offsets at the time when the flow was written do not count, nor those when it is started again on its checkpoint
+    location."""
     read = reader(topic, broker.address, starting="latest")
     send(broker.address, topic, numbered(5))
     kept = json.loads(json.dumps(read.prepare(None)))

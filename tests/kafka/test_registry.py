@@ -1,4 +1,4 @@
-"""A schema registry over HTTP on loopback: what it answers, and what becomes of the values."""
+"""A schema registry over HTTP on loopback: its answers, and the values that depend on them."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_keys_go_where_librdkafka_sends_them(broker: Broker, new_topic: NewTopic
 
 
 def test_two_writers_at_once_write_each_record_once_and_in_order(broker: Broker, new_topic: NewTopic) -> None:
-    """Both have the producer id of the partition, and write the same output from different positions, with different cuts,
+    """Writers with the producer id of one partition write the same output from different positions, with different cuts,
     while their connections are closed in the middle of requests."""
     topic, total, partitions = new_topic(3), 60_000, 3
     flow = raw(topic, broker)
@@ -191,7 +191,7 @@ def test_a_new_primary_goes_on_behind_what_the_broker_has(broker: Broker, topic:
 def test_where_to_go_on_is_found_in_the_log_as_well(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For brokers that do not answer DescribeProducers; between our records are those of others."""
+    """Brokers that do not answer DescribeProducers need this; here records of others lie between ours."""
     monkeypatch.setattr(producing.ProducerClient, "_described", lambda *_: None)
     monkeypatch.setattr(producing, "_BACK", 5)
     flow = raw(topic, broker)
@@ -277,7 +277,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused(broker: Broker, new_topic: Ne
 
 
 def test_nothing_is_lost_or_doubled_while_the_broker_is_killed(broker: Broker, new_topic: NewTopic) -> None:
-    """With and without transactions, at the same time."""
+    """Writers with and without transactions write at the same time."""
     total, step = {"exactly_once": 16_000, "transactional": 1600}, {"exactly_once": 200, "transactional": 50}
     topics = {kind: new_topic(2) for kind in total}
     progress = dict.fromkeys(total, 0)
@@ -321,7 +321,7 @@ def test_acknowledged_records_that_are_gone_end_the_query(broker: Broker, topic:
 
 
 def test_a_producer_that_the_broker_has_forgotten_goes_on(broker: Broker, topic: str) -> None:
-    """As after producer.id.expiration.ms: the broker knows nothing of the id, though the state says that it has written."""
+    """After producer.id.expiration.ms the broker knows nothing of the id, though by the state of the stage it has written."""
     flow = raw(topic, broker)
     shared, operator = sink_of(flow), operator_of(flow)
     operator.restore({"counts": np.array([1000]), "turn": 0})
@@ -410,7 +410,7 @@ def test_the_sink_keeps_the_contract_of_sinks(broker: Broker, new_topic: NewTopi
     check_sink(flow.sink, batches, lambda: [(value,) for value in values(everything(broker.address, topic, 2))])
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def test_a_record_that_is_too_large_is_named_with_its_limit(broker: Broker, new_topic: NewTopic) -> None:
@@ -506,7 +506,7 @@ def test_a_topic_that_is_not_there_is_told_at_once(broker: Broker) -> None:
 
 
 def test_records_of_others_in_the_topic_are_left_alone(broker: Broker, topic: str) -> None:
-    """A record batch that is no one's, in our partition, does not count as ours."""
+    """Record batches without a producer id, in our partition, do not count as ours."""
     from flux.connectors.kafka.records.encoder import encode
 
     flow = raw(topic, broker)

@@ -1,4 +1,4 @@
-"""What the sink makes of each answer of a broker. The broker is a list: no socket, no clock."""
+"""Reactions of the sink to each answer of a broker. The broker is a list: no socket, no clock."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OK = 0
 
 
 class Asked(list[int]):
-    """The partitions of a round. Nobody waits for files here."""
+    """The partitions of a round, without files to wait for."""
 
     files: tuple[int, ...] = ()
 
 
 class Scripted(ProducerClient):
-    """``codes``: of the next answers, in order, 0 when there are no more. ``known``: the next sequence that it tells of each
-    partition. ``log``: what was sent, as partition, first value and rows."""
+    """``codes``: codes of the next answers, in order, then 0. ``known``: the next sequence that it tells of each partition.
+    ``log``: the sent batches, as partition, first value and rows."""
 
     def __init__(self) -> None:
         super().__init__([("nowhere", 1)], Security({}))
@@ -91,7 +91,7 @@ def rows(first: int, count: int, partitions: int = 1) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("whole", [0, 1, 2])
 def test_a_partition_that_the_broker_has_whole_leaves_the_others_their_rows(whole: int) -> None:
-    """A new primary sends ahead what the one before it has written in part."""
+    """New primaries send ahead rows that the primary before them has written in part."""
     made, broker = sink(3)
     made._told = {each: 2 if each == whole else 0 for each in range(3)}
     batch = rows(0, 6, 3)
@@ -169,7 +169,7 @@ def test_batches_are_halved_until_they_fit() -> None:
 
 
 def test_a_broker_that_has_less_than_it_had_acknowledged_is_asked_twice() -> None:
-    """The first answer may be that of a broker that leads no more."""
+    """Perhaps the first answer is from a broker that leads no more."""
     made, broker = sink()
     made._told = {0: 3}
     broker.known = {0: 5}
@@ -199,7 +199,7 @@ def test_a_topic_that_is_ahead_of_a_restored_location_is_noticed_before_anything
 
 
 def test_a_topic_that_has_less_than_a_location_knows_of_is_no_reason_to_refuse_it() -> None:
-    """The rows that it lacks are written in this life, or are missed where the next row is written."""
+    """Rows that it lacks are written in this life, or their loss is found when the next row is written."""
     made, broker = sink()
     made._told = {0: 4}
     made.write(rows(4, 6), Position(0, 0))

@@ -21,8 +21,8 @@ NewTopic = Callable[..., str]
 
 
 def test_partitions_that_are_written_together_lose_and_double_nothing(broker: Broker, new_topic: NewTopic) -> None:
-    """In rounds, with rows between them that are too large for one, while connections are closed in the middle, and while
-    writers begin anew, as a new primary does: of some partitions of the topic the broker has more than of others then."""
+    """Rounds are written with rows between them that are too large for one round, while connections are closed in the middle, and
+    while writers begin anew, as a new primary does: the broker then has more of some partitions of the topic than of others."""
     topic, writers, batches, parts = new_topic(3), 3, 150, 3
     flow = ended(topic, broker.address, format="raw")
     assert isinstance(flow.sink, KafkaSink)

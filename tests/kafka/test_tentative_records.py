@@ -43,7 +43,7 @@ def two_topics(broker: Broker, new_topic: NewTopic, partitions: int = 2) -> str:
 
 
 def newest(broker: Broker, topic: str) -> dict[Any, Any]:
-    """By key the value of the newest record, and the header that marks it."""
+    """Read, for each key, the value of the newest record and the header that marks it."""
     found = {}
     for message in everything(broker.address, topic, 2):
         mark = dict(message.headers() or []).get("flux-tentative")
@@ -53,7 +53,7 @@ def newest(broker: Broker, topic: str) -> dict[Any, Any]:
 
 
 def patiently(sink: Any, call: Callable[[], None]) -> None:
-    """As a worker does it: brokers need a moment for a new topic."""
+    """Repeat a call, as a worker does it: brokers need a moment for a new topic."""
     end = time.monotonic() + WAIT_S
     while True:
         try:

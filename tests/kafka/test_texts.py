@@ -28,7 +28,7 @@ ROWS = st.lists(
 
 
 def arrays(rows: list[tuple[Any, ...]], skip: int) -> list[pa.Array]:
-    """The first ``skip`` rows are before what is written."""
+    """Make a column of each kind, sliced behind the first ``skip`` rows."""
     return [pa.array([row[i] for row in rows], kind)[skip:] for i, kind in enumerate(KINDS)]
 
 

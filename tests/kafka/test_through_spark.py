@@ -26,7 +26,7 @@ KEYS, ROUNDS, PARTITIONS = 50, 60, 3
 
 
 def rounds(address: str, topic: str, first: int, stop: int) -> None:
-    """Each key is in one partition, so that its sequence numbers come in order."""
+    """Send rounds of rows. Each key is in one partition, so that its sequence numbers come in order."""
     for partition in range(PARTITIONS):
         keys = range(partition, KEYS, PARTITIONS)
         rows = [{"key": key, "sequence": number} for number in range(first, stop) for key in keys]
@@ -103,7 +103,7 @@ def test_a_query_that_meets_a_bad_record_ends_and_names_it(
 def test_avro_out_is_registered_once_and_ends_with_the_row_that_does_not_fit(
     slots: Any, broker: Broker, new_topic: Callable[..., str]
 ) -> None:
-    """What a query settles where it starts is what its workers write by."""
+    """Workers write by the schema id that the query settles where it starts."""
     topic, out = new_topic(), new_topic()
     send(broker.address, topic, [json.dumps({"key": each, "sequence": 0}).encode() for each in (1, 2)])
     rows = flux.kafka(topic, broker.address, format="json", schema="key BIGINT, sequence BIGINT")
@@ -136,7 +136,7 @@ def test_avro_out_is_registered_once_and_ends_with_the_row_that_does_not_fit(
 
 
 def seen_in(broker: Broker, topic: str, count: int) -> list[tuple[int, int, int]]:
-    """Key, sequence and count of each record, at least so many."""
+    """Wait for ``count`` records; list key, sequence and count of each."""
     records = [json.loads(each.value()) for messages in found(broker.address, topic, count, 2) for each in messages]
     return sorted((each["key"], each["sequence"], each["seen"]) for each in records)
 

@@ -31,7 +31,7 @@ NewTopic = Callable[..., str]
 
 @pytest.fixture(params=["by id", "by name"])
 def requests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How brokers find topics: those of Kafka 2.8 to 3.0 by name, where they are read, and up to 4.0 where they are written."""
+    """Choose the way in which brokers find topics: Kafka 2.8 to 3.0 finds them by name for reading, and up to 4.0 for writing."""
     if request.param == "by name":
         newest = {**connection._NEWEST, "Fetch": FETCH_BY_ID - 1, "Produce": PRODUCE_BY_ID - 1}
         monkeypatch.setattr(connection, "_NEWEST", newest)
@@ -40,7 +40,7 @@ def requests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As brokers before Kafka 2.8."""
+    """Limit requests to the versions of brokers before Kafka 2.8."""
     newest = {**connection._NEWEST, "Metadata": 9, "Fetch": 11, "Produce": 8}
     monkeypatch.setattr(connection, "_NEWEST", newest)
 
@@ -140,7 +140,7 @@ def test_all_of_a_longer_topic_is_read_if_it_is_asked_for(broker: Broker, topic:
 
 
 def test_all_lives_of_a_reader_number_the_rows_of_a_new_topic_alike(broker: Broker, topic: str) -> None:
-    """Some replica lacks rows from 60 on, and others may have rows of the new topic already."""
+    """Replicas may lack rows from 60 on, while others have rows of the new topic already."""
     send(broker.address, topic, records(100, "old"))
     read = reader(topic, broker.address, fail_on_data_loss=False)
     with reading(read) as batches:
@@ -219,7 +219,7 @@ def test_a_new_topic_with_fewer_partitions_is_named_as_such(broker: Broker, new_
 
 
 def test_a_location_of_an_earlier_release_is_refused(broker: Broker, topic: str) -> None:
-    """It counts records, and its numbers say nothing of offsets."""
+    """Locations of that release count records, and their numbers say nothing of offsets."""
     with pytest.raises(UsageError, match=r"counted the records of topics.*another checkpointLocation"):
         reader(topic, broker.address).prepare({"partitions": [[topic, 0, 0]]})
 
@@ -258,7 +258,7 @@ class Values(list[bytes]):
                 seen.extend(batch.column("value").to_pylist())
 
             def snapshot(self) -> None:
-                """There is no state."""
+                """Return None: there is no state."""
 
             def restore(self, snapshot: object) -> None: ...
 

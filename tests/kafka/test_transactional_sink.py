@@ -1,5 +1,5 @@
-"""Transactions: each record once and together with the others of its batch, for who reads what is committed; whoever writes at
-the same time, whatever breaks."""
+"""Transactions: a reader of committed records sees each record once and together with the others of its batch, with other writers
+at the same time and after any fault."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sink_of(flow: Any) -> KafkaSinkTransactional:
 
 
 def of(sink: Any, query: str) -> Any:
-    """A primary, under the name of a query of its own: transactional ids outlive a topic."""
+    """Open a primary under the name of a query of its own: transactional ids outlive a topic."""
     from copy import deepcopy
 
     from flux.dataflow.sink import SinkContext
@@ -81,7 +81,7 @@ def test_a_batch_appears_at_once_in_all_partitions_and_headers_and_keys_with_it(
 def test_who_takes_over_goes_on_behind_what_was_committed(
     broker: Broker, topic: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first writer is lost in the middle of its second transaction, or when it was committed and nobody has told it so."""
+    """Here the first writer is lost in the middle of its second transaction, or after the commit, before it knows of it."""
     flow = flow_to(topic, broker)
     shared, operator = sink_of(flow), operator_of(flow)
     first, second, third = (numbered(flow, counted(at, 100), operator) for at in (0, 100, 200))
@@ -100,7 +100,7 @@ def test_who_takes_over_goes_on_behind_what_was_committed(
         with pytest.raises(Passing, match="lost here"):
             lost.write(second, Position(0, 1))
     heir = of(shared, topic)
-    for rows in (first, second, third):  # it does not know what has left
+    for rows in (first, second, third):  # it does not know which rows have left
         write(heir, rows)
     with pytest.raises(Passing, match=r"InvalidProducerEpoch|ProducerFenced|InvalidTxnState"):
         lost._transactions.end(lost._writer, commit=True)
@@ -132,7 +132,7 @@ def test_the_writer_itself_goes_on_after_a_commit_that_was_not_answered(
 
 
 def test_two_writers_at_once_write_each_record_once_and_in_order(broker: Broker, new_topic: NewTopic) -> None:
-    """They fence each other in turn, begin again at random positions, and cut otherwise."""
+    """Writers fence each other in turn, begin again at random positions, and cut otherwise."""
     topic, total, partitions = new_topic(2), 6_000, 2
     flow = flow_to(topic, broker)
     shared, operator = sink_of(flow), operator_of(flow)

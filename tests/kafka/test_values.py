@@ -1,4 +1,4 @@
-"""Rows to bytes and back: what is written is what the parsers of Python, and our own, read."""
+"""Rows to bytes and back: the parsers of Python, and our own, read the values that were written."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_columns_that_do_not_fit_are_named(made: Columns, why: str) -> None:
 def test_times_are_written_as_arrow_writes_them(
     unit: str, zone: str | None, times: list[datetime.datetime | None], close: bool
 ) -> None:
-    """Of all years, and of a few days, which is the fast way."""
+    """Times are of all years, and of a few days, for which there is a fast way."""
     if close or unit == "ns":
         times = [None if time is None else time.replace(year=2026, month=5) for time in times]
     stamps = pa.array(times, pa.timestamp("us")).cast(pa.timestamp(unit), safe=False)
@@ -175,7 +175,7 @@ def test_text_of_every_type_is_quoted_where_csv_needs_it(kind: pa.DataType) -> N
 
 
 def test_nested_text_is_made_once_however_deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is something to escape at every level, the levels below must not be made again for each."""
+    """Characters to escape at every level must not cause the levels below to be made again for each."""
     made: list[pa.DataType] = []
     monkeypatch.setattr(
         values, "json_text", lambda column, make=values.json_text: made.append(column.type) or make(column)

@@ -73,7 +73,7 @@ def test_a_wrong_password_is_an_error_at_once(broker: Broker, topic: str, mechan
 
 
 def test_a_login_without_permission_is_an_error_that_names_both(broker: Broker, topic: str) -> None:
-    """A broker hides topics from whoever may not see them."""
+    """Brokers hide topics from logins that may not see them."""
     with pytest.raises((UsageError, NotPermitted), match=f"'{topic}'.*'{GUEST}' by PLAIN"):
         flux.kafka(topic, broker.secure, **secured(broker, GUEST))
 
@@ -172,7 +172,7 @@ def test_a_broker_that_stays_silent_ends_the_reading(
 def test_a_broker_that_stays_silent_is_waited_for_where_results_go_on_without(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a later life of the reader, too, which has had no answer itself."""
+    """Later lives of the reader wait, too, though they have had no answer themselves."""
     monkeypatch.setattr(client, "ATTEMPT_S", 0.3)
     monkeypatch.setattr(partition_reader, "OVERDUE_S", 0.6)
     send(broker.address, topic, [b"x"])

@@ -20,14 +20,14 @@ from flux.connectors.kafka.source import KafkaReader
 from flux.dataflow.source import Positioned
 from tests.kafka.broker import create_topic
 
-#: A test waits no longer for what a broker on the same machine should do at once.
+#: Longest time that a test waits for an effect that a broker on the same machine should have at once.
 WAIT_S = 30.0
-#: Of a topic that was just made: unknown, no leader, another leader.
+#: Error codes for a topic that was just made: unknown, no leader, another leader.
 _NOT_YET = (3, 5, 6)
 
 
 def reader(*args: Any, **options: Any) -> KafkaReader:
-    """The reader of a source."""
+    """Make a source and return its reader."""
     source = flux.kafka(*args, **options)
     assert source.reader.positions
     assert source.partitions == len(source.reader.topic_partitions)
@@ -36,7 +36,7 @@ def reader(*args: Any, **options: Any) -> KafkaReader:
 
 
 def send(address: str, topic: str, values: Iterable[Any], partition: int = 0, **config: Any) -> None:
-    """With librdkafka. A value may be (key, value, headers, milliseconds)."""
+    """Send values with librdkafka. A value may be (key, value, headers, milliseconds)."""
     producer = Producer({"bootstrap.servers": address, "linger.ms": 5, **config})
     for given in values:
         key, value, headers, stamp = given if isinstance(given, tuple) else (None, given, None, 0)
@@ -46,7 +46,7 @@ def send(address: str, topic: str, values: Iterable[Any], partition: int = 0, **
 
 
 def grow(address: str, topic: str, partitions: int) -> None:
-    """To so many. They are known everywhere a little later."""
+    """Raise the number of a topic's partitions. The new ones are known everywhere a little later."""
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
 
@@ -110,7 +110,7 @@ def received(
 
 
 def all_of(address: str, topic: str) -> list[Any]:
-    """All messages of partition 0 that are there, up to the end that the log has when it is asked."""
+    """Read all messages of partition 0, up to the end that the log has at the time of the question."""
     consumer = Consumer(
         {"bootstrap.servers": address, "group.id": "tests", "enable.auto.commit": False, "enable.partition.eof": True}
     )
@@ -133,7 +133,7 @@ def reading(read: KafkaReader, partition: int = 0, start: Any = None) -> Iterato
 
 
 def until(batches: Iterator[Any], rows: int) -> list[Positioned]:
-    """What comes until there are so many rows."""
+    """Take batches until there are this many rows."""
     got: list[Positioned] = []
     end = time.monotonic() + WAIT_S
     while sum(each.batch.num_rows for each in got) < rows:
@@ -148,7 +148,7 @@ def until(batches: Iterator[Any], rows: int) -> list[Positioned]:
 
 
 def offsets_behind(got: Sequence[Positioned]) -> list[int]:
-    """The offset behind each batch."""
+    """List the offset behind each batch."""
     return [LogPosition.of(each.position).offset for each in got]
 
 

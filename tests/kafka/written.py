@@ -23,21 +23,21 @@ def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def ended(topic: str, address: str, **options: Any) -> FlowTo:
-    """A flow into a topic; its rows are the test's."""
+    """Make a flow into a topic; the test supplies its rows."""
     return flux.to_kafka(
         passed(flux.source(lambda partition, start: iter(()), "value binary", partitions=1)), topic, address, **options
     )
 
 
 def sink_of(flow: FlowTo) -> KafkaSink:
-    """Prepared for one writer, as the start of a query does it."""
+    """Prepare the sink of a flow for one writer, as the start of a query does it."""
     assert isinstance(flow.sink, KafkaSink)
     flow.sink.prepare(1, None)
     return flow.sink
 
 
 def opened(sink: KafkaSink, partition: int = 0, partitions: int = 1) -> KafkaSink:
-    """A primary of its own."""
+    """Copy and open a sink, as another primary does."""
     made = copy.deepcopy(sink)
     made.open(SinkContext("query", 0, "stage", partition, partitions))
     return made
@@ -50,14 +50,14 @@ def operator_of(flow: FlowTo, partition: int = 0) -> Operator:
 
 
 def numbered(flow: FlowTo, rows: pa.RecordBatch, operator: Operator | None = None) -> pa.RecordBatch:
-    """The rows as the stage before the sink hands them on."""
+    """Return the rows as the stage before the sink hands them on."""
     made = (operator or operator_of(flow)).process(rows)
     assert isinstance(made, pa.RecordBatch)
     return made
 
 
 def write(sink: KafkaSink, batch: pa.RecordBatch, limit_s: float = WAIT_S) -> None:
-    """With repetitions, as a worker does it."""
+    """Write a batch with repetitions, as a worker does it."""
     end = time.monotonic() + limit_s
     while True:
         try:
@@ -70,7 +70,7 @@ def write(sink: KafkaSink, batch: pa.RecordBatch, limit_s: float = WAIT_S) -> No
 
 
 def found(address: str, topic: str, count: int, partitions: int = 1) -> list[list[Any]]:
-    """For each partition its messages, with librdkafka: so many in all, and what comes within half a second more."""
+    """Read the messages of each partition with librdkafka: ``count`` in all, and those that come within half a second more."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -96,7 +96,7 @@ def found(address: str, topic: str, count: int, partitions: int = 1) -> list[lis
 
 
 def everything(address: str, topic: str, partitions: int) -> list[Any]:
-    """The messages that are there now, without those of transactions that are open or were aborted."""
+    """Read the messages that are there now, without those of transactions that are open or were aborted."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
