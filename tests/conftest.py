@@ -43,7 +43,7 @@ os.environ["JDK_JAVA_OPTIONS"] = f"{java_archive.options()} -Djava.io.tmpdir={SC
 GONE_S = 60.0
 #: Modules of the processes that fork Python workers: Spark's, and that of Flux.
 DAEMONS = ("pyspark.daemon", "spark_integration.daemon")
-#: What a ZeroMQ context opens, and neither Spark nor pyarrow does.
+#: Kinds of file descriptors that a ZeroMQ context opens, and neither Spark nor pyarrow does.
 ZMQ_FDS = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
 #: New objects after which Python looks for garbage among them. With its own 700, and all modules among the objects, looking takes
 #: a seventh of the time of unit tests.
@@ -113,7 +113,7 @@ def _session(master: str, more: dict[str, str] | None = None) -> Any:
         "spark.python.daemon.module": DAEMONS[1],
         # Dying executors at the end of a run have much to say that no one needs.
         "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
-        # Nobody is given up because the machine is slow; tests of silence say what they want.
+        # No worker is given up because the machine is slow; tests of silence set limits of their own.
         "spark.flux.heartbeat.timeout": "5s",
         "spark.flux.workers.timeout": "180s",
         **(more or {}),
@@ -208,7 +208,7 @@ def nothing_left_behind() -> Iterator[None]:
 def eventually(
     what: str, look: Callable[[], Any], expected: Any, limit_s: float = GONE_S, every_s: float = 0.02
 ) -> None:
-    """Look again and again until it is as expected; fails with what is there instead."""
+    """Look again and again until the result is as expected; fail with the last result when the time is over."""
     end = time.monotonic() + limit_s
     while (found := look()) != expected:
         assert time.monotonic() < end, f"{what}: {found!r} after {limit_s:g} s, expected {expected!r}"
@@ -220,7 +220,7 @@ def _flux_threads() -> list[str]:
 
 
 def _targets(pid: int) -> list[str]:
-    """Where the open file descriptors of a process lead."""
+    """Read the targets of a process's open file descriptors."""
     found = []
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -242,7 +242,7 @@ def _listening() -> set[tuple[str, int]]:
 
 
 def _holders(addresses: set[tuple[str, int]]) -> dict[tuple[str, int], list[str]]:
-    """Who in this process holds the sockets of these addresses, as far as Python knows."""
+    """Find the objects of this process that hold the sockets of these addresses, as far as Python knows."""
     found: dict[tuple[str, int], list[str]] = {address: [] for address in addresses}
     for each in gc.get_objects() if addresses else ():
         if isinstance(each, socket.socket) and each.fileno() >= 0 and each.getsockname()[:2] in addresses:
@@ -259,7 +259,7 @@ def _spark_jobs() -> list[int]:
 
 
 def python_workers() -> list[psutil.Process]:
-    """The processes that Spark forked to run Python code on this machine."""
+    """Find the processes that Spark forked to run Python code on this machine."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:

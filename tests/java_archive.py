@@ -16,11 +16,11 @@ from pathlib import Path
 
 #: Beside the packages whose classes it holds, and named after their release.
 PATH = Path(sys.prefix) / f"spark-{version('pyspark')}.jsa"
-#: What JVMs of tests are told in any case: they live for seconds, and to optimise their code takes more time than it saves.
+#: Options of all JVMs of tests: the JVMs live for seconds, and to optimise their code takes more time than it saves.
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WAIT_S = 600.0
-#: What most tests do: rows from Python, a shuffle, and files. Its tasks run in the driver, so that one archive has the classes of
-#: drivers and executors.
+#: Does the work of most tests: rows from Python, a shuffle, and files. Its tasks run in the driver, so that one archive has the
+#: classes of drivers and executors.
 PROGRAM = """
 import sys
 from pyspark.sql import SparkSession

@@ -3,7 +3,7 @@
 A room is a package folder. Each habit has a pattern or a rule of its own in ``HABITS``; ``survey`` reads source files and
 returns every finding with its file and line. Consecutive comment lines are one text, as a docstring is.
 
-The measures only find what a pattern can find. A text without findings may still be hard to read.
+The measures find patterns only. A text without findings may still be hard to read.
 """
 
 from __future__ import annotations

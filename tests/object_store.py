@@ -14,7 +14,7 @@ BUCKET = "kept"
 
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
-    """Its endpoint: a host and a port."""
+    """Serve an S3 store with one empty bucket; yield its endpoint, a host and a port."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:
@@ -29,6 +29,6 @@ def serving() -> Iterator[str]:
 
 
 def uri_in(endpoint: str, bucket: str = BUCKET) -> str:
-    """Of a prefix that nobody has used."""
+    """Return the URI of a prefix that is in use nowhere else."""
     about = f"scheme=http&region=us-east-1&endpoint_override={endpoint}"
     return f"s3://user:secret@{bucket}/{uuid.uuid4().hex}?{about}"

@@ -19,7 +19,7 @@ TESTS = (
 
 
 def oldest() -> list[str]:
-    """As pip wants them in a file of constraints."""
+    """List the oldest allowed versions in the format of pip's constraints."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     asked = [config["options"]["install_requires"], *config["options.extras_require"].values()]

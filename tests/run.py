@@ -1,9 +1,10 @@
-"""What ``make test`` runs, layer by layer. ``python tests/run.py NAME...`` runs some of the layers, ``--long`` what
-``make test-long`` runs.
+"""The runner of ``make test``, layer by layer. ``python tests/run.py NAME...`` runs some of the layers, ``--long`` the layers of
+``make test-long``.
 
 Layers that wait much of the time run beside each other, in lanes; the layers of one lane follow one another. The simulation
-computes for minutes and goes by a clock of its own. It begins first and runs beside all others, at the priority that only takes
-time nobody else wants (``SCHED_IDLE``): a test that wakes up has the core at once. Asked for alone, it has the machine to itself.
+computes for minutes and goes by a clock of its own. It begins first and runs beside all others, at the priority that gets only
+idle time of the cores (``SCHED_IDLE``): a test that wakes up has the core at once. Asked for alone, the simulation has the whole
+machine.
 
 At the end it prints a timeline: when each layer ran, its work in seconds of a core, and how busy the cores were meanwhile. A
 layer whose work is small may wait beside others; cores that rest before the end ask for another order of the layers.
@@ -102,7 +103,7 @@ LONG = {
 #: Commands of these layers run at once: those of lint are short, those of the simulation compute, one on each
 #: core, and those of the others wait much of the time.
 AT_ONCE = ("lint", "unit", "spark", "simulation")
-#: Layers of different lanes run beside each other. What is in no lane runs before them, alone.
+#: Layers of different lanes run beside each other. A layer that is in no lane runs before them, alone.
 LANES = (("spark",), ("kafka",), ("unit",))
 #: Begins first, and ends last.
 BESIDE = "simulation"
@@ -149,7 +150,8 @@ def be_idle() -> None:
 
 
 def be_idle_no_more(pid: int) -> None:
-    """As this process is: others may use the machine, too, and the rest would wait for all that they compute."""
+    """Give a process tree the priority of this process: at the idle one, the rest of the layer would wait for all other work of
+    the machine."""
     process = psutil.Process(pid)
     for each in [process, *process.children(recursive=True)]:
         try:

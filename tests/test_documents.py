@@ -171,7 +171,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_editors_and_the_reference_see_every_public_name() -> None:
-    """They do not run ``flux.__getattr__``, which loads most names when they are used."""
+    """Editors do not run ``flux.__getattr__``, which loads most names when they are used."""
     tree = ast.parse((ROOT / "flux" / "__init__.py").read_text())
     imported = {(each.asname or each.name) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)
                 for each in node.names}  # fmt: skip
@@ -204,7 +204,7 @@ def test_every_variant_that_a_rule_names_exists() -> None:
 
 
 def test_every_file_that_a_document_names_exists() -> None:
-    """Not in CHANGELOG.md, which tells of earlier files too."""
+    """CHANGELOG.md is left out: it also names files of earlier releases."""
     kept = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
     named = {(path, name) for path in kept for name in _FILE.findall(path.read_text())}
     assert len(named) > 60
@@ -212,7 +212,7 @@ def test_every_file_that_a_document_names_exists() -> None:
 
 
 def test_every_class_and_file_that_a_page_for_contributors_names_exists() -> None:
-    """By its bare name, as in ``Sweep`` and ``sweep.py``. Some classes are pyspark's."""
+    """Pages give bare names, such as ``Sweep`` and ``sweep.py``. Some classes are pyspark's."""
     code = "\n".join(path.read_text() for path in MODULES)
     known = {*re.findall(r"^ *class (\w+)|^(\w+) = NewType\(", code, re.MULTILINE)}
     classes = {name for pair in known for name in pair} | {"None", "StreamingQuery"}
@@ -224,7 +224,7 @@ def test_every_class_and_file_that_a_page_for_contributors_names_exists() -> Non
 
 
 def test_every_test_that_a_document_names_exists() -> None:
-    """As in ``tests/kafka/test_sink.py::test_null_values_are_tombstones``."""
+    """Documents name a test like ``tests/kafka/test_sink.py::test_null_values_are_tombstones``."""
     named = {(path, *pair) for path in RULES for pair in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text())}
     assert len(named) > 25
     missing = [each for each in named if f"def {each[2]}(" not in (ROOT / each[1]).read_text()]
@@ -327,7 +327,7 @@ def project_imports(of: Iterable[ast.AST]) -> set[str]:
 
 
 def test_modules_import_in_no_circle() -> None:
-    """Not counted: imports inside functions, and those for type checkers alone."""
+    """Imports inside functions, and imports for type checkers alone, do not count."""
     graph = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): project_imports(module.body)
         for path, _, module in product()
@@ -336,7 +336,7 @@ def test_modules_import_in_no_circle() -> None:
 
 
 def test_modules_know_few_others() -> None:
-    """Where many parts are put together, they are known."""
+    """Only modules that put many parts together (``WIRING``) import more."""
     imports = {str(path.relative_to(ROOT)): project_imports(ast.walk(module)) for path, _, module in product()}
     assert {path for path, found in imports.items() if len(found) > IMPORTS_MAX} <= WIRING
 
@@ -347,7 +347,7 @@ def test_rooms_have_few_files() -> None:
 
 
 def test_every_module_of_tests_that_is_in_no_package_has_a_name_of_its_own() -> None:
-    """Those of two folders cannot be run together otherwise, and executors find helpers by name."""
+    """Otherwise tests of two folders could not run together, and executors find helpers by name."""
     folders = {path.parent for path in MODULES if path.is_relative_to(ROOT / "tests")}
     loose = [folder for folder in folders if not (folder / "__init__.py").exists()]
     assert len(loose) > 5
@@ -373,7 +373,7 @@ def test_a_citation_is_read_whole() -> None:
 
 
 def test_the_first_hour_breaks_a_law_with_a_seed_that_shows_it() -> None:
-    """The seeds of a variant are renewed when they no longer show it, and this one with them."""
+    """Seeds of a variant are renewed when they no longer show it; the seed of the page is to be renewed with them."""
     first_hour = (ROOT / "CONTRIBUTING.md").read_text().split("See a law break")[1].split("Understand it")[0]
     shown = {int(seed) for seed in re.findall(r"SEED=(\d+)", first_hour)}
     assert shown
@@ -383,7 +383,7 @@ def test_the_first_hour_breaks_a_law_with_a_seed_that_shows_it() -> None:
 
 
 def test_every_run_of_a_variant_that_a_document_names_shows_it() -> None:
-    """By the seeds of the file, which are renewed when they no longer do."""
+    """Seeds in the file of variants are renewed when they no longer show a variant, so documents may name only those."""
     runs = [run for path in DOCUMENTS for run in re.findall(r"make sim SEED=(\d+) VARIANT=(\w+)", path.read_text())]
     assert runs
     for seed, name in runs:
@@ -413,7 +413,7 @@ def test_a_table_of_arguments_has_each_with_its_default(name: str, function: Any
 
 
 def test_every_member_of_a_class_that_a_document_names_exists() -> None:
-    """As in ``Producer.on_table``. Not in CHANGELOG.md, which tells of earlier ones too."""
+    """Documents name a member like ``Producer.on_table``. CHANGELOG.md is left out: it also names members of earlier releases."""
     code = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     bodies: dict[str, str] = {}
     for name, body in re.findall(r"^class (\w+)(.*?)(?=^\S|\Z)", code, re.MULTILINE | re.DOTALL):

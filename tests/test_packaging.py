@@ -1,4 +1,4 @@
-"""What ``pip install .`` installs is whole, and begins without what it does not need."""
+"""An installation by ``pip install .`` is whole, and starts without the modules that it does not need."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_help_of_the_command_loads_nothing_heavy() -> None:
 
 
 def test_a_worker_loads_no_kernels_of_expressions_before_a_plan_has_some() -> None:
-    """A worker in place of a lost one begins while the others catch up, and takes the time from them."""
+    """While a worker in place of a lost one begins, the others catch up, and its start takes processor time from them."""
     assert {"pandas", "flux.expressions.steps"}.isdisjoint(
         loaded(f"import flux.worker.core, flux.dataflow.flow, sys; {LOADED}")
     )

@@ -1,4 +1,4 @@
-"""What the benchmark of faults makes of what has arrived: one stream that stands still must show, although others flow."""
+"""Figures of the benchmark of faults, computed from arrivals: one stream that stands still must show, although others flow."""
 
 from __future__ import annotations
 

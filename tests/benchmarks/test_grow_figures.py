@@ -1,4 +1,4 @@
-"""``flux bench grow``: what its stages note, and what it makes of the notes."""
+"""``flux bench grow``: the notes of its stages, and the figures that are computed from these notes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_a_number_that_is_missing_was_lost_and_one_too_many_doubled(
 
 
 def steady(hole: tuple[int, float, float] | None = None, slow: float = 0.0) -> Seen:
-    """A row of each partition every 10 ms, 5 ms old, in the growing time ``slow`` seconds older; those of the hole come at its
-    end."""
+    """Make a row of each partition every 10 ms, 5 ms old, and ``slow`` seconds older in the growing time. Rows due in the hole
+    come at its end."""
     due = np.repeat(np.arange(CALM.start, GROWING.end, 0.01), PARTITIONS)
     partition = np.tile(np.arange(PARTITIONS), len(due) // PARTITIONS)
     at = due + 0.005 + np.where(due >= GROWING.start, slow, 0.0)

@@ -1,4 +1,4 @@
-"""``flux bench scale`` on small simulated clusters: what it counts is what happens, and what grows is named."""
+"""``flux bench scale`` on small simulated clusters: its counts match the events, and each growing cost is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of Kafka makes of the records that it finds: made-up ones here, of which the answer is known."""
+"""Figures of the benchmark of Kafka, computed from made-up records for which the answer is known."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from flux.settings import Settings
 
 START = 1_000_000.0
 KEYED = pa.schema([("key", pa.binary())])
-#: Of the issue, and of whoever reads them by program.
+#: Names of figures that the issue asked for and that other programs read.
 KEYS = {"rate", "p50_ms", "p99_ms", "worst_second_ms", "gap_ms_max", "lost", "duplicated", "rows_per_s", "ratio"}
 
 
 def rows(keys: list[int]) -> Written:
-    """One each millisecond, in the input."""
+    """Make input records of these keys, one each millisecond."""
     due = np.arange(len(keys)) * 1000 + round(START * 1e6)
     return Written(np.array(keys, np.int64), due, np.zeros(len(keys), np.int64), due // 1000)
 
@@ -132,7 +132,7 @@ def test_the_load_gives_each_partition_its_keys_and_each_row_the_time_at_which_i
 
 
 class NewTopic:
-    """Partition 1 has a leader from the third question on. Keeps what was taken."""
+    """Topic whose partition 1 has a leader from the third question on. It keeps the batches that it took."""
 
     def __init__(self, error: Any) -> None:
         self.error, self.taken, self.asked = error, [], 0
@@ -147,7 +147,7 @@ class NewTopic:
         return {each: Answer(error, "") for each, error in errors.items()}
 
     def forget(self) -> None:
-        """Of leaders."""
+        """Do nothing where a writer would forget the leaders of partitions."""
 
 
 def test_the_load_waits_for_the_leaders_of_a_new_topic_and_sends_only_what_is_missing_again() -> None:
@@ -200,7 +200,7 @@ def test_the_figures_have_their_names_and_those_of_peers_say_whose_they_are() ->
 
 
 def test_the_query_that_works_off_a_backlog_says_that_nothing_takes_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was refused, because a flow that gives rows ends in a sink or says that they are kept or thrown away."""
+    """Such a query was refused before: a flow that gives rows ends in a sink or says that they are kept or thrown away."""
     started: dict[str, Any] = {}
     monkeypatch.setattr(count, "start_query", lambda flows, *given, **options: started.update(options, flows=flows))
     monkeypatch.setattr(count, "_rows", lambda *given: flux.source(lambda partition: iter(()), KEYED, 1))

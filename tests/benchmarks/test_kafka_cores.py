@@ -15,7 +15,7 @@ import pytest
 from benchmarks.kafka import cores
 from benchmarks.kafka.cores import Meter, await_compiled, compile_s, families
 
-#: Works until it has used so many CPU seconds, says so, and waits for the end of its input.
+#: Processor seconds that ``WORK`` uses before it prints a line and waits for the end of its input.
 WORK_S = 0.3
 WORK = f"import sys,time\nwhile time.process_time() < {WORK_S}: pass\nprint(flush=True)\nsys.stdin.read()"
 IDLE = "import sys\nprint(flush=True)\nsys.stdin.read()"
@@ -89,7 +89,7 @@ def test_a_family_is_all_that_a_process_has_started(started: list[subprocess.Pop
 
 
 def test_only_compilers_count_as_compiling(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
-    """A thread with the name that a JVM gives it."""
+    """Threads are told apart by their names: one has the name that a JVM gives to a compiler."""
     named = (
         "import ctypes,sys,threading,time\n"
         "def work(name):\n"

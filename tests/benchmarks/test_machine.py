@@ -1,4 +1,4 @@
-"""What benchmarks say of the machine on which they ran."""
+"""The description of the machine that benchmarks add to their figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of moves and of uneven load make of what has arrived."""
+"""Figures of the benchmarks of moves and of uneven load, computed from arrivals."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_half_of_the_bids_are_for_hot_auctions() -> None:
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_partitions_share_the_same_events(partitions: int) -> None:
-    """Up to the order of rows, each number of partitions gives the same."""
+    """Sorted, the events of every number of partitions are equal."""
     order = [("kind", "ascending"), ("dateTime", "ascending"), ("extra", "ascending")]
     rows = rows_of(events(30_000, partitions, per_second=10_000, disorder=7, late=0.1))
     alone = rows_of(events(30_000, 2, per_second=10_000, disorder=7, late=0.1))

@@ -17,7 +17,7 @@ SCHEMA = pa.schema(
 
 
 def wanted(rows: list[dict[str, int]]) -> list[tuple[int, int, int, float]]:
-    """The mean of the last ten auctions of the seller, up to each auction."""
+    """Compute the mean of the seller's last ten auctions, up to each auction."""
     found, known = [], dict[int, list[int]]()
     for row in sorted(rows, key=lambda row: (row["expires"], row["id"])):
         prices = known.setdefault(row["seller"], [])

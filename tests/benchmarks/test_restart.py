@@ -1,4 +1,4 @@
-"""How the benchmark of restarts runs its programs, and what it counts."""
+"""The benchmark of restarts: runs of its programs, and the rows that it counts."""
 
 from __future__ import annotations
 

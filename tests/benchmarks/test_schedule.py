@@ -1,4 +1,4 @@
-"""What the benchmark of checkpoint schedules makes of what has arrived, and what it sends."""
+"""The benchmark of checkpoint schedules: its figures, computed from arrivals, and the rows that it sends."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ class NoneUnderWay:
 
 
 def to_repeat_s(policy: str, bytes_per_s: int, seconds: int = 300, rate: int = 300) -> np.ndarray:
-    """By the clock of this loop: seconds of work that the loss of the worker with the most rows would cost, at each tenth of a
-    second, on the survivor that has more of it. Copies take no time."""
+    """Compute, at each tenth of a second by the clock of this loop, the seconds of work that the loss of the worker with the most
+    rows would cost the survivor that has more of this work. Copies take no time."""
     shares = 1 / np.arange(1, PARTITIONS + 1) ** 1.2
     rows_per_s = (shares / shares.sum() * rate)[::WORKERS]
     replicas: dict[PartitionKey, Any] = {}

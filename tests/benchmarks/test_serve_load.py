@@ -62,7 +62,7 @@ def test_the_benchmark_loses_and_doubles_nothing(fault: str | None) -> None:
 
 
 def test_rows_at_a_reader_count_from_the_push_that_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three pushes the second was not answered; a row of the first one is missing, and one of the third came twice."""
+    """Here the second of three pushes was not answered; a row of the first one is missing, and one of the third came twice."""
     monkeypatch.setattr(serve_queries, "LAST_ROWS_S", 0.0)
     monkeypatch.setattr(serve_queries, "WARM_UP_S", 0.0)
     load = types.SimpleNamespace(answered=np.array([0.1, np.nan, 0.3]), due=np.array([0.0, 0.01, 0.02]), began=100.0)

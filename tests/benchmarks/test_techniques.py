@@ -1,4 +1,4 @@
-"""What the table of recovery techniques is made of."""
+"""Rows and figures of the table of recovery techniques."""
 
 from __future__ import annotations
 

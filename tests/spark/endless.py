@@ -23,7 +23,7 @@ TICK_S = 0.03
 
 
 def ticks(partition: int) -> Iterator[pa.RecordBatch | None]:
-    """A few rows now and then, without end."""
+    """Yield a few rows now and then, without end."""
     start = time.monotonic()
     for number in range(1 << 30):
         while time.monotonic() < start + number * TICK_S:
@@ -57,17 +57,18 @@ def rows_flow(query: Any) -> None:
 
 
 def command(*arguments: str) -> Result:
-    """In this process: the request goes through connection file and port all the same."""
+    """Run a command in this process: the request goes through connection file and port all the same."""
     return CliRunner().invoke(cli.app, list(arguments))
 
 
 def command_elsewhere(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, as users type it."""
+    """Run a command in a process of its own, as users type it."""
     return begin_elsewhere(*arguments)()
 
 
 def begin_elsewhere(*arguments: str) -> Callable[[], subprocess.CompletedProcess[str]]:
-    """The same; what is returned waits for its end. It takes seconds, most of them to begin."""
+    """Begin a command in a process of its own; return a function that waits for its end. A command takes seconds, most of them to
+    begin."""
     line = [sys.executable, "-m", "flux", *arguments]
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -82,7 +83,7 @@ def begin_elsewhere(*arguments: str) -> Callable[[], subprocess.CompletedProcess
 
 
 def parsed(*arguments: str, code: int = 0) -> Any:
-    """The one JSON document that a command prints."""
+    """Run a command and return the one JSON document that it prints."""
     done = command(*arguments, "--json")
     assert done.exit_code == code, done.output
     assert done.stdout.count("\n") == 1, "one document and nothing else"

@@ -48,7 +48,7 @@ from tests.oracles.disordered import (
 )  # fmt: skip
 
 EXECUTORS, CORES = 3, 2
-#: Events of each partition, and how many come in a second. Of the offers come half as many.
+#: Events of each partition, and events in a second. Offers are half as many.
 ROWS, RATE = 12_000, 2_000
 WAIT_S = 300.0
 #: Executors run in folders of their own; and no worker is given up because the machine is slow.
@@ -95,7 +95,7 @@ class Sums(flux.Aggregate):
 
 @cache
 def texts(rows: Rows, partition: int) -> list[str]:
-    """The rows of a partition as JSON."""
+    """Make the rows of a partition as JSON."""
     given = rows.made(partition, rows.count).to_pandas()
     return given.to_json(orient="records", lines=True, date_format="iso", date_unit="us").splitlines()
 
@@ -290,7 +290,7 @@ class Run:
         return found
 
     def run(self) -> dict[str, bytes]:
-        """Return what the program has given when it has given all that is wanted, has given more, or takes too long."""
+        """Return the program's output when it is complete, has more than the wanted rows, or takes too long."""
         query, faults = self.start(), self.faults()
         try:
             for number, fault in enumerate(faults):

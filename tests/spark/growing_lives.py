@@ -22,8 +22,8 @@ import flux
 #: Keys of each partition of the source; partitions; rows of each key in a batch; seconds between two batches. Rows are under way
 #: at each kill, and leave a machine under load time for changes.
 KEYS, PARTITIONS, BATCH, PACE_S = 5, 2, 4, 0.02
-#: As in the sessions of ``tests/conftest.py``: no worker is given up because the machine is slow, and workers are forked with
-#: Flux loaded.
+#: Options of the sessions of ``tests/conftest.py``: no worker is given up because the machine is slow, and workers are forked
+#: with Flux loaded.
 CONFIGURATION = {
     "spark.ui.enabled": "false",
     "spark.flux.heartbeat.timeout": "5s",

@@ -85,7 +85,7 @@ def rows_of(partition: int, start: int, end: int) -> pa.RecordBatch:
 
 
 def numbered(gate: Path) -> Callable[[int, list[int] | None], Iterator[flux.Positioned | None]]:
-    """A source whose positions are numbers of rows. The file ``gate`` holds the number of rows that each partition gives."""
+    """Make a reader whose positions are numbers of rows. The file ``gate`` holds the number of rows that each partition gives."""
     gate_path = str(gate)
 
     def opened() -> int:

@@ -38,9 +38,9 @@ MARK = "FLUX_SOAK"
 LOOK_S = 0.5
 #: A machine under load takes its time: sessions, executors and workers that come again.
 PROGRESS_S, GONE_S = 900.0, 180.0
-#: After so many kills of executors the query is stopped, and started again with other workers and replicas.
+#: Kills of executors after which the query is stopped, and started again with other workers and replicas.
 KILLS_OF_A_LIFE = 5
-#: What a query says that cannot go on by itself, or cannot start because of an executor that is lost just then.
+#: Words of the error of a query that cannot go on by itself, or cannot start because an executor is lost just then.
 ALL_LOST = "no worker is left, and none has come within"
 TOO_FEW = "on different executors, and the"
 EXECUTOR, JVM = "CoarseGrainedExecutorBackend", "SparkSubmit"
@@ -75,7 +75,7 @@ class Life:
             )  # fmt: skip
 
     def hear(self) -> list[dict[str, Any]]:
-        """What it has said since."""
+        """Read the lines that the life has printed since the last call."""
         text = self._log.read_text(errors="replace")
         whole = text[self._read : text.rfind("\n") + 1]
         self._read += len(whole)
@@ -91,7 +91,7 @@ class Life:
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """All of this run."""
+    """Find all processes of this run."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -103,7 +103,7 @@ def processes(folder: Path) -> list[psutil.Process]:
 
 
 def running(found: list[psutil.Process], word: str) -> list[psutil.Process]:
-    """Those that run this program."""
+    """Choose the processes that run this program."""
     kept = []
     for process in found:
         try:
@@ -123,7 +123,7 @@ def kill(found: list[psutil.Process]) -> None:
 
 
 class Soak:
-    """One kind of kill, so many times."""
+    """One kind of kill, ``kills`` times."""
 
     def __init__(self, what: What, kills: int, seed: int, folder: Path, end: float, say: Callable[[str], None]) -> None:
         self.what, self.kills, self.folder, self.end, self.say = what, kills, folder, end, say
@@ -136,7 +136,7 @@ class Soak:
     # ---- the run
 
     def run(self) -> Iterator[None]:
-        """A step after each kill. Deviation: what must not be."""
+        """Run the query, and yield after each kill. Raise Deviation for any result that must not be."""
         (self.folder / "rows").mkdir()
         (self.folder / "began").write_text(str(time.time()))
         self._begin_life()
@@ -180,7 +180,7 @@ class Soak:
             self._pause(self.random.uniform(0.2, 6.0))
 
     def _to_the_end(self) -> None:
-        """The source ends a little later than now, so no reader has passed that yet."""
+        """Let the source end a little later than now, so that no reader has passed this point yet."""
         rounds = int((self._age() + 3.0) / ROUND_S)
         made = self.folder / ".end"
         made.write_text(str(rounds))
@@ -199,7 +199,8 @@ class Soak:
             self._check_that_all_workers_were_lost()
 
     def _check_that_all_workers_were_lost(self) -> None:
-        """Or that too few were left to begin: the only reasons for which a query may end by itself, and it says what to do."""
+        """Check that all workers were lost, or too few were left to begin: only for these reasons may a query end by itself, and
+        its error says how to go on."""
         told = self.life.told()
         reason = next((reason for reason in (ALL_LOST, TOO_FEW) if reason in told), None)
         if self.what is not What.EXECUTOR or reason is None:
@@ -211,7 +212,7 @@ class Soak:
         ] += 1
 
     def _source(self) -> Iterator[Any]:
-        """As somebody reads it who is alone."""
+        """Read the source directly, without a query."""
         for partition in range(PARTITIONS):
             yield from (batch for batch in Rounds(str(self.folder))(partition, 0) if batch is not None)
 
@@ -225,7 +226,7 @@ class Soak:
         )
 
     def _kill_driver(self) -> None:
-        """Its executors find out by themselves, while the next life begins."""
+        """Kill the driver; its executors find out by themselves, while the next life begins."""
         python = psutil.Process(self.life.process.pid)
         jvm = running(processes(self.folder), JVM)
         which = self.random.choice(("Python", "JVM", "both"))
@@ -252,11 +253,11 @@ class Soak:
         self.say(f"kill {self.killed} of {self.kills} at {self._age():.1f} s: {what}, pids {pids}")
 
     def _age(self) -> float:
-        """Of the source."""
+        """Return the age of the source in seconds."""
         return time.time() - float((self.folder / "began").read_text())
 
     def _stop(self) -> None:
-        """As somebody does who has time."""
+        """Stop the query in order, and wait until all of its processes are gone."""
         self._until(lambda: self.life.said("started"), "query that runs")
         assert self.life.process.stdin is not None
         self.life.process.stdin.close()
@@ -264,7 +265,7 @@ class Soak:
         self._all_gone()
 
     def _all_gone(self) -> None:
-        """Every process of the run ends by itself."""
+        """Check that every process of the run ends by itself."""
         end = time.monotonic() + GONE_S
         while left := processes(self.folder):
             if time.monotonic() > end:
@@ -305,7 +306,7 @@ class Soak:
 
 
 def soak(console: Console, what: What, kills: int, seed: int, limit_s: float) -> bool:
-    """Whether all was well."""
+    """Run one kind of kill and show its progress; tell whether all was well."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)

@@ -1,7 +1,7 @@
-"""What the files of a soak run must be at every moment, and at its end.
+"""Laws of the files of a soak run, at every moment and at its end.
 
-What was once visible stays, with the same rows. A file partition has no hole. No row is there twice, and the detector has counted
-for each row as many before it as there should be. At the end, the rows are those of the source when somebody reads it alone.
+A visible file stays, with the same rows. A file partition has no hole. No row is there twice, and the detector has counted, for
+each row, the right number of rows before it. At the end, the rows are those of the source, read without a query.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Deviation(AssertionError):
 
 
 class File:
-    """``state``: as the file system knows it, to see whether somebody has written it again."""
+    """One file of the query. ``state``: its state in the file system, which shows whether it was written again."""
 
     def __init__(self, path: Path) -> None:
         found = _NAME.fullmatch(path.name)
@@ -88,7 +88,7 @@ class Files:
         self.history.append((time.time(), self.rows))
 
     def check_through(self, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
-        """They have all rows of these batches, and no others."""
+        """Check that the files have all rows of these batches, and no others."""
         self.look()
         for file in self.known.values():
             file.check_same()
@@ -104,7 +104,7 @@ class Files:
             )
 
     def check_read(self, began: float, rows: int, distinct: int, wrong: int | None) -> None:
-        """What somebody else has read of the folder, who began at this time."""
+        """Check the rows that another reader, which began at this time, has read of the folder."""
         before = max((seen for at, seen in self.history if at < began), default=0)
         if rows < before or rows != distinct or wrong:
             raise Deviation(

@@ -76,7 +76,7 @@ class Rounds:
 
 
 class Counted(flux.Operator):
-    """For each row, how many of its key came before: its round, unless one was lost, doubled or out of order."""
+    """A counter, for each row, of earlier rows of its key: this is its round, unless a row was lost, doubled or out of order."""
 
     schema = "key BIGINT, round BIGINT, before BIGINT"
 

@@ -32,7 +32,7 @@ READ_EVERY_S = 3.0
 
 class Rounds:
     """The reader of the source. Round n is due n times ``ROUND_S`` after the time in the file ``began``; a file ``end`` says
-    how many there are in all. After a loss, what is due comes at once."""
+    how many there are in all. After a loss, all rounds that are due come at once."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -58,7 +58,7 @@ def rows_pass(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-#: What may protect the two stages in one life.
+#: Replicas that may protect the two stages in one life.
 PROTECTED = (
     ({"replicas": 1}, {"replicas": 1}),
     ({"replicas": 2}, {"replicas": 2}),
@@ -93,7 +93,7 @@ def keep_reading(spark: SparkSession, folder: str) -> None:
 
 
 def read(spark: SparkSession, folder: str) -> dict[str, int]:
-    """In one task: there are few slots."""
+    """Read the folder with Spark, in one task because there are few slots."""
     wrong = functions.sum((functions.col("seen") != functions.col("sequence")).cast("int"))
     row = (
         spark.read.schema(SEEN)
@@ -107,7 +107,7 @@ def read(spark: SparkSession, folder: str) -> dict[str, int]:
 
 
 def main(folder: Path, workers: int, protected: int) -> None:
-    # Nobody is given up because the machine is slow, as in the tests.
+    # No worker is given up because the machine is slow, as in the tests.
     slow = {"spark.flux.workers.timeout": "300s", "spark.flux.heartbeat.timeout": "5s"}
     spark, _ = session.start(EXECUTORS, CORES, 1024, idle_jvm=True, **{"spark.task.maxFailures": "1000"}, **slow)
     say(starts=True)

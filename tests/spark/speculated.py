@@ -46,7 +46,7 @@ def rows_of_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
 def slow_at_first(
     notes: str,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The first attempt of the first task of a batch goes on when another one is half through its rows; both are noted."""
+    """Hold the first attempt of the first task of a batch until another one is half through its rows; note both."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task: Any = TaskContext.get()
@@ -104,7 +104,7 @@ def answer(spark: SparkSession, folder: Path) -> list[Any]:
 
 @contextlib.contextmanager
 def cluster(scratch: Path) -> Iterator[str]:
-    """A master and two workers with addresses of their own: Spark speculates no task on the host that it is on already."""
+    """Run a master and two workers with addresses of their own: Spark speculates no task on the host that it is on already."""
     home, port = Path(pyspark.__file__).parent, free_port()
     master = f"spark://127.0.0.1:{port}"
     started = []
@@ -156,7 +156,7 @@ def main() -> int:
 
 
 def compared(master: str, scratch: Path) -> int:
-    """How many of the two ways gave something else."""
+    """Run both ways and return how many of them gave other rows."""
     python_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master).appName("speculated")

@@ -28,7 +28,8 @@ SEEN_OF_STREAM = flux.stage(key="key", partitions=4, schema=SEEN)(Seen)
 
 
 def write_files(spark: Any, folder: Path, first: int, count: int) -> None:
-    """Of so many rows each: sequence is 0, 1, 2, ... over all of them. Written one after the other, and read in this order."""
+    """Write files of ``ROWS`` rows each: sequence is 0, 1, 2, ... over all of them. They are written one after the other, and
+    read in this order."""
     for number in range(first, first + count):
         rows = spark.range(number * ROWS, (number + 1) * ROWS, 1, 1).selectExpr(f"id % {KEYS} key", "id sequence")
         rows.write.mode("append").parquet(str(folder))
@@ -68,7 +69,7 @@ def lean(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def started(spark: Any, tmp_path: Path, workers: int = 2) -> Query:
-    """With a checkpoint location, into files."""
+    """Start the query with a checkpoint location, into files."""
     flow = SEEN_OF_STREAM(lean(stream(spark, tmp_path))).to_parquet(str(tmp_path / "rows"), roll_every="200ms")
     return flow.start(
         spark=spark, workers=workers, checkpointLocation=tmp_path / "location", checkpoint_interval="200ms", batch_max_rows=FEW
@@ -81,7 +82,7 @@ TIME = f"timestamp_seconds(sequence - IF(sequence % 10 = 0, {BACK}, 0))"
 
 
 def timed(spark: Any, tmp_path: Path) -> Query:
-    """The same rows with times: windows, and late rows, into files, with a checkpoint location."""
+    """Start a query of the same rows with times: windows, and late rows, into files, with a checkpoint location."""
     rows = stream(spark, tmp_path).selectExpr("sequence", f"{TIME} AS ts").withWatermark("ts", f"{DELAY} seconds")
     counts = rows.groupBy(F.window("ts", f"{WINDOW} seconds")).agg(F.count("*").alias("n"))
     flows = [

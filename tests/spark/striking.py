@@ -56,7 +56,7 @@ def paced(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
 
 def rounds_until_told(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
     """Round n has sequence number n of every key of the partition, at a steady pace. The file at ``gate`` says how many
-    rounds there are in all: until then they go on, whatever a test has to wait for."""
+    rounds there are in all: until then they go on, however long a test has to wait."""
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
@@ -73,7 +73,7 @@ def rounds_until_told(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatc
 
 
 def tell(gate: Path, begun: float) -> int:
-    """The rounds come to an end: some time after now. ``begun``: before any reader was, so none has come farther."""
+    """Let the rounds end some time after now. ``begun``: a time before any reader began, so no reader is farther."""
     rounds = int((time.time() - begun) / ROUND_S) + 150
     made = gate.with_suffix(".new")
     made.write_text(str(rounds))

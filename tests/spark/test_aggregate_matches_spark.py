@@ -1,4 +1,4 @@
-"""The same table aggregated by Spark's own groupBy and by Aggregate: same values, same types, same errors."""
+"""A table aggregated by Spark's own groupBy and by Aggregate: same values, same types, same errors."""
 
 from __future__ import annotations
 

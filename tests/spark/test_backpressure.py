@@ -21,14 +21,14 @@ WAIT_S = 120.0
 ROWS = 1_000
 BATCH_BYTES = ROWS * (8 + 8 + 104 + 4)
 LOG, CREDIT = 4 << 20, 256 << 10
-#: What a message may be held beyond the credit, and what one batch may be beyond its rows.
+#: Bytes that a message may be held beyond the credit, and that one batch may be beyond its rows.
 SLACK = BATCH_BYTES + (16 << 10)
 RSS_GROWTH = 100 << 20
 
 
 def slowed(folder: Path, slices: int) -> flux.Stage:
     """Counts rows; partition 0 takes 20 ms for each of the first slices, and then waits until the gate is open: so it is
-    slow against any machine. Writes when it has applied how much."""
+    slow against any machine. Writes the time and the number of applied rows after each step."""
     name = str(folder)
 
     @flux.stage(key="k", partitions=2)
@@ -56,7 +56,7 @@ def slowed(folder: Path, slices: int) -> flux.Stage:
 
 
 def applied(folder: Path, partition: int) -> list[tuple[float, int]]:
-    """(time, rows so far) of each step."""
+    """Read the time of each step, and the rows through it."""
     try:
         text = (folder / f"log-{partition}").read_text()
     except FileNotFoundError:

@@ -268,7 +268,7 @@ print("through", flush=True)
 
 
 def rows_there(tmp_path: Path) -> int:
-    """As far as files have appeared."""
+    """Count the rows of the files that have appeared."""
     if not (tmp_path / "rows").exists():
         return 0
     return int(pyarrow.dataset.dataset(tmp_path / "rows", format="parquet", exclude_invalid_files=True).count_rows())
@@ -278,7 +278,7 @@ def rows_there(tmp_path: Path) -> int:
 def test_a_location_from_before_modules_were_moved_goes_on_and_gives_the_plain_answer(
     slots: Any, tmp_path: Path
 ) -> None:
-    """It holds checkpoints, and steps ordered since."""
+    """Such a location holds checkpoints, and steps ordered since."""
     location = tmp_path / "location"
     shutil.copytree(ROOT / "tests" / "flux" / "data" / "location", location)
     location.chmod(0o700)

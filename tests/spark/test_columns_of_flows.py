@@ -154,7 +154,7 @@ def test_aliases_functions_and_unions_of_other_types_give_the_rows_of_spark(spar
 
 @pytest.mark.parametrize("kind", ["source", "dataframe"])
 def test_a_row_without_an_answer_ends_the_query_with_its_place(spark: Any, data: Any, kind: str) -> None:
-    """A DataFrame has its own columns; behind it a stage's are computed."""
+    """Columns of a DataFrame are its own; here those of a stage behind it are computed."""
     read = flux.source(counted, SCHEMA, 2, "rows") if kind == "source" else same(data)
     flow = Totals(read.selectExpr("name as short", "cast(name as int) * 2.0d as twice"))
     with pytest.raises(flux.FluxError, match="CAST_INVALID_INPUT") as raised:

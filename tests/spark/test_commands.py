@@ -1,4 +1,4 @@
-"""What a user types, from the outside: the jobs of the Makefile and the benchmarks. The jobs and one benchmark run in processes
+"""Commands of users, from the outside: the jobs of the Makefile and the benchmarks. The jobs and one benchmark run in processes
 of their own, which start Spark themselves; the other benchmarks in this one, with the executors that are there."""
 
 import json
@@ -29,7 +29,7 @@ def bench(cluster: Any, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: No
     """``flux bench ... --json`` on the executors of the tests; the document that it prints last."""
     monkeypatch.setattr("benchmarks.session.start", lambda *_, **__: (cluster, 0.0))
     monkeypatch.setattr(cluster, "stop", lambda: None)
-    monkeypatch.setattr("tempfile.tempdir", os.environ["TMPDIR"])  # for what is kept for the next benchmark
+    monkeypatch.setattr("tempfile.tempdir", os.environ["TMPDIR"])  # for data that is kept for the next benchmark
 
     def invoke(*arguments: str) -> dict[str, Any]:
         done = CliRunner().invoke(cli.app, ["bench", *arguments, "--json"])
@@ -57,7 +57,7 @@ class Program(NamedTuple):
     err: Path
 
     def said(self) -> str:
-        """Wait for the end; what was printed into ``out``. Into ``err`` goes what is not the result."""
+        """Wait for the end and return ``out``, the result. Everything else is printed into ``err``."""
         code = self.process.wait(500)
         assert code == 0, self.out.read_text()[-2000:] + self.err.read_text()[-2000:]
         return self.out.read_text()
@@ -65,8 +65,8 @@ class Program(NamedTuple):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Program]]:
-    """All that start Spark, at once, because each waits much of the time: as a user starts them, from another folder, with a home
-    that is empty, and without the paths that tests have. Only packages and jars are there: fetching them takes minutes."""
+    """Start all programs that start Spark, at once, because each waits much of the time: as users do, from another folder, with
+    an empty home, and without the paths that tests have. Only packages and jars are there: fetching them takes minutes."""
     home = tmp_path_factory.mktemp("home")
     theirs = {"PYTHONPATH", "PYSPARK_PYTHON", "FLUX_RUNTIME_DIR"}
     clean = {key: value for key, value in os.environ.items() if key not in theirs}
@@ -120,7 +120,7 @@ def test_the_latency_benchmark_starts_spark_counts_every_row_and_prints_one_json
 def test_the_move_benchmark_moves_every_partition_twice_and_loses_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # How long it looks makes its figures exact, which nobody asks for here.
+    # Long measurements make the figures exact, which this test does not need.
     for name, seconds in {"WARM_UP_S": 0.5, "CALM_S": 2.0, "FLAT_WARM_UP_S": 0.5, "FLAT_S": 1.5}.items():
         monkeypatch.setattr(f"benchmarks.move.{name}", seconds)
     sizes = ("--state-mb", "0.1", "--partitions", "2", "--rate", "2000", "--workers", "2")

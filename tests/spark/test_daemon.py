@@ -126,7 +126,7 @@ class Sums(flux.Aggregate):
 @pytest.mark.timeout(300)
 def test_workers_are_forked_with_flux_loaded_and_survive_a_kill(cluster: Any, nothing_left_behind: None) -> None:
     def about(numbers: Any) -> Iterator[dict[str, Any]]:
-        """A worker that is used again may have loaded Flux by itself: the kernels are to be in the process that forked it."""
+        """Look for the kernels in the process that forked the worker: a worker that is used again may have loaded Flux itself."""
         import threading
         import time
 
@@ -223,7 +223,7 @@ print(json.dumps(said))
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_query_that_is_started_before_the_executors_have_joined_waits_for_them(tmp_path: Path) -> None:
-    """All workers went to the first one, and the query failed for want of another."""
+    """Before, the first executor got all workers, and the query failed for want of another executor."""
     said = _said(tmp_path, AT_ONCE)
     assert any(each["there"] < 2 for each in said), "the executors were there before"
     assert [each["rows"] for each in said] == [1000, 1000]
@@ -255,7 +255,7 @@ def test_what_is_said_while_loading_neither_garbles_the_port_nor_stands_in_the_w
 
 
 def test_kernels_that_are_not_compiled_yet_are_left_to_the_workers() -> None:
-    """All tasks of the executor wait for the daemon."""
+    """Compiling would take time in the daemon, for which all tasks of the executor wait."""
     program = (
         "import partitioning.warm_up as kernels, flux.shell.liveness_thread as pulse\n"
         "kernels.is_warm = lambda: False\n"
@@ -268,7 +268,7 @@ def test_kernels_that_are_not_compiled_yet_are_left_to_the_workers() -> None:
 
 
 def _said(folder: Path, text: str, *arguments: str) -> Any:
-    """What the last line of a program's output says."""
+    """Run a program and return the last line of its output, parsed."""
     program = folder / "program.py"
     program.write_text(text)
     environment = {

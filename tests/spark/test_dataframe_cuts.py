@@ -170,7 +170,7 @@ def test_a_query_goes_on_with_the_cuts_of_its_first_start(spark: Any, tmp_path: 
 
 
 class Session:
-    """As much of one as says how files are cut: six cores, and nothing set."""
+    """A stub of a Spark session with the settings by which files are cut: six cores, and nothing set."""
 
     def __init__(self) -> None:
         self.set: dict[str, str] = {}
@@ -181,7 +181,7 @@ class Session:
 
 
 def test_reads_that_are_planned_at_the_same_time_do_not_take_the_settings_of_one_for_the_sessions_own() -> None:
-    """A query may read two DataFrames: the second was cut by six cores if the first was through before it."""
+    """Queries may read two DataFrames: the second was cut by six cores if the first was through before it."""
     session: Any = Session()
     by = {LEAVES: "3", FILES_LEAST: "3"}
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Python data sources inside the workers and through Spark: the same rows. One of them nobody here wrote."""
+"""Python data sources inside the workers and through Spark: the same rows. One of them is a foreign package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command against one running query, in the order in which somebody would try them: what each does, and how it ends."""
+"""Every command against one running query, in the order in which a user would try them: their effects, and their exits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def workers() -> list[int]:
 
 
 def happened() -> list[str]:
-    """Without what is said of loads, which no command asks for: a busy machine makes them uneven."""
+    """List the kinds of events without those of loads, which no command asks for: a busy machine makes loads uneven."""
     return [event["kind"] for event in parsed("history", "clicks")["events"] if event["kind"] != "balance"]
 
 

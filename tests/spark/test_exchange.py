@@ -1,4 +1,4 @@
-"""What a user builds with the exchange gives what Spark's own batch operators give for the same rows."""
+"""Flows that users build with the exchange give the results of Spark's own batch operators for the same rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_S = 180.0
 
 
 def test_spark_computes_no_column_that_no_stage_looks_at(spark: Any) -> None:
-    """The columns that are left out stand before, between and behind those that are read, one of them twice and with a dot."""
+    """Columns that are left out stand before, between and behind those that are read, one of them twice and with a dot."""
     df = numbers(spark)
     never = F.raise_error(F.lit("nobody looks at this column")).cast("string")
     wide = df.select(never.alias("k.k"), *df.columns, never.alias("k.k"), never.alias("text"))
@@ -50,7 +50,7 @@ def test_a_stage_that_feeds_two_gives_both_the_same_rows(spark: Any) -> None:
 
 
 def file_sink(folder: Path, key: str | None = None, partitions: int = 2) -> flux.Stage:
-    """A stage that writes a line of JSON for every row, into a file for every partition."""
+    """Make a stage that writes a line of JSON for every row, into a file for every partition."""
     name = str(folder)
 
     @flux.stage(key=key, partitions=partitions)

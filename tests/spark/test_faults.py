@@ -1,4 +1,4 @@
-"""Real faults under a running query with replicas: whatever is killed or stopped, the answer is exact.
+"""Real faults under a running query with replicas: the answer is exact after any process is killed or stopped.
 
 A detector per key remembers the last four sequence numbers and counts every step that is not the next one, so that a
 lost, doubled or reordered row shows even where totals would hide it.
@@ -82,7 +82,7 @@ def test_no_row_is_lost_doubled_or_out_of_order_when(cluster, tmp_path: Path, fa
         until(query.is_whole, "full replication")
         assert rows_in(query) < total, "the fault must come in mid-stream"
         (tmp_path / "gate").touch()
-        if fault == "worker killed":  # once more, when its copy is all that is left of what it keeps to be fetched
+        if fault == "worker killed":  # once more, when the copy is all that is left of the kept output
             assert query.awaitTermination(WAIT_S)
             strike(query, signal.SIGKILL, stage=2)
         out = query.toDF().collect()

@@ -89,7 +89,7 @@ def rows_there(folder: Path) -> list[int]:
 
 
 def count(folder: Path) -> int:
-    """By the footers; not too often, because it takes the time of those who work."""
+    """Count rows by the footers; not too often, because a count takes processor time from the workers."""
     time.sleep(0.2)
     return int(dataset(folder).count_rows()) if folder.exists() else 0
 

@@ -1,4 +1,4 @@
-"""What somebody who knows PySpark tries in the first hour."""
+"""First tries of a user who knows PySpark, in the first hour."""
 
 from __future__ import annotations
 

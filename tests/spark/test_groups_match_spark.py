@@ -228,7 +228,7 @@ def counted(df: Any) -> Any:
 
 
 def test_columns_of_flows_are_attributes_as_of_dataframes(data: Any, rows: Any) -> None:
-    """The program of Spark's guide, whose columns are attributes."""
+    """Spark's guide has this program, whose columns are attributes."""
 
     def guide(words: Any) -> Any:
         return words.groupBy(F.window(words.ts, "10 minutes", "5 minutes"), words.WORD, words["k"] % 2).count()
@@ -248,7 +248,8 @@ def test_columns_of_flows_are_attributes_as_of_dataframes(data: Any, rows: Any) 
 
 
 def test_a_flow_of_groups_is_that_of_spark(spark: Any, data: Any, rows: Any) -> None:
-    """From a source through steps, groups of windows, steps, and groups of their results, by both ways of writing them."""
+    """Flows here lead from a source through steps, groups of windows, steps, and groups of their results, in both ways of writing
+    them."""
     timed = rows.withWatermark("ts", "2 hours")  # no row is as late as that
     theirs = counted(data).groupBy("word").agg(F.count("*").alias("windows"), F.sum("n").alias("n"))
     assert_same(Windows(counted(timed)).toDF(), theirs)
@@ -319,7 +320,7 @@ def test_windows_are_in_the_zone_of_the_session(spark: Any, data: Any, zone: str
 
 
 def test_windows_are_recognised_where_no_session_is_active(spark: Any, rows: Any) -> None:
-    """As in a thread of the program's, or after Ctrl-C in a call of the JVM."""
+    """Sessions are not active in a thread of the program's, for example, or after Ctrl-C in a call of the JVM."""
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     sessions.clearActiveSession()
     try:

@@ -50,7 +50,7 @@ def since(name: str) -> Any:
 
 
 def newest(folder: Path) -> dict[int, tuple[int, int, int]]:
-    """By key, the last row that a stage has given: first, last, n."""
+    """Find, for each key, the last row that a stage has given: first, last, n."""
     files = [str(path) for path in folder.glob("part-*.parquet")]
     found: dict[int, tuple[int, int, int]] = {}
     for row in datasets.dataset(files).to_table().to_pylist() if files else []:
@@ -60,7 +60,7 @@ def newest(folder: Path) -> dict[int, tuple[int, int, int]]:
 
 
 def ends(folder: Path) -> list[int]:
-    """The number of the last row of each key."""
+    """List the number of the last row of each key."""
     return [last for _, last, _ in newest(folder).values()]
 
 
@@ -161,7 +161,7 @@ def test_stages_are_added_exactly_while_executors_are_killed(cluster: Any, tmp_p
 @pytest.mark.starts_spark
 @pytest.mark.timeout(1800)  # eleven starts of a program: two minutes, on a machine under load ten times as long
 def test_changes_are_done_or_never_happened_wherever_the_driver_is_killed(tmp_path: Path) -> None:
-    """The driver and all its processes are killed ten times in the middle of changes, and the program is started again."""
+    """Ten times, the driver and all its processes are killed in the middle of changes, and the program is started again."""
     program = [sys.executable, str(Path(__file__).parent / "growing_lives.py"), str(tmp_path)]
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)

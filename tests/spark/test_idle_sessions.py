@@ -86,7 +86,7 @@ def bursts(gates: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]
 
 
 def seen(query: Query) -> dict[str, int]:
-    """Of the sessions, in the newest report."""
+    """Return the counts of the sessions' stage in the newest report."""
     if query.exception() is not None:
         raise query.exception()
     return query.lastProgress["stages"][1] if query.lastProgress else {"rowsIn": 0, "rowsOut": 0}

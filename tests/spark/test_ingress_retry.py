@@ -90,7 +90,7 @@ def kill_half_way(query: Any, tmp_path: Path) -> Any:
 
 
 def start(slots: Any, tmp_path: Path, changing: bool) -> tuple[Any, Any]:
-    """A query over an input that is held up, and the same rows for Spark itself."""
+    """Start a query over an input that is held up; return it with the same rows for Spark itself."""
     (tmp_path / "tried").mkdir()
     plain = slots.range(0, BATCH * BATCHES * PARTITIONS, 1, PARTITIONS).selectExpr("id % 41 as k", "id as v")
     slow = held_up(str(tmp_path / "gate"), str(tmp_path / "tried"), changing)

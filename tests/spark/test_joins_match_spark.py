@@ -377,7 +377,7 @@ def endless(rows: list[tuple[int, int]]) -> Any:
 
 
 def test_rows_of_endless_sources_come_when_they_are_final(spark: Any) -> None:
-    """A view with a click, and one without; the last rows move both watermarks to minute 60 and wait."""
+    """Here are a view with a click, and one without; the last rows move both watermarks to minute 60 and wait."""
     schema = "ad BIGINT, ts TIMESTAMP"
     views, clicks = (
         flux.source(endless(rows), schema, 1, name).withWatermark("ts", "1 minute")

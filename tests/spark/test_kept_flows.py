@@ -147,7 +147,7 @@ def _without(location: Location, stream: str) -> None:
 
 
 def test_a_flow_that_cannot_be_read_is_told_apart(spark: Any, tmp_path: Path) -> None:
-    """An expression is kept as a mark. A question about one has all texts read anew, as a damaged pickle has."""
+    """Expressions are kept as marks. A question about one has all texts read anew, as a damaged pickle has."""
     location = Location(spark, tmp_path)
     kept, record = location.kept(), AnswerRecord()
     _, declared = location.plan(kept, record, location.queries[:1])

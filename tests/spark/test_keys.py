@@ -21,7 +21,7 @@ KEYED = [
 
 
 def keyed(spark: Any, n: int = 300) -> Any:
-    """Every column has nulls and about ten values."""
+    """Make rows in which every column has nulls and about ten values."""
     start = datetime.datetime(2024, 3, 31, 0, 30)
 
     def some(i: int, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Partitions move and workers come and go under a running query, and the answer stays exact.
 
-The rows are the same for all: so many rounds of so many keys, each key with a sequence number, counted by the detector of
-``test_faults``. The last rounds come only when a test has done what it came for, so that it always happens in
+The rows are the same for all tests: ``ROUNDS`` rounds of the same keys, each key with a sequence number, counted by the detector
+of ``test_faults``. The last rounds come only when a test has made its moves and faults, so that these always happen in
 mid-stream, on a slow machine too.
 """
 
@@ -39,7 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rounds_until(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
-    """Rounds at a steady pace; the last ones when there is a file at ``gate``. Who gets there leaves one beside it."""
+    """Make a reader of rounds at a steady pace; the last ones come when there is a file at ``gate``. A reader that waits there
+    leaves a file beside it."""
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
@@ -141,7 +142,7 @@ class Run:
         assert len(out) == KEYS * PARTITIONS
         assert not self.happened("divergence")
 
-    # ---- what can be seen
+    # ---- observed state
 
     def happened(self, kind: str) -> list[Any]:
         return [event for event in self.query.events() if event.kind == kind]

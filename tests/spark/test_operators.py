@@ -1,4 +1,4 @@
-"""What users write as stages, operators, functions and aggregates, gives what Spark's own batch operators give."""
+"""Stages, operators, functions and aggregates of users give the results of Spark's own batch operators."""
 
 from __future__ import annotations
 

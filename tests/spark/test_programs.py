@@ -1,4 +1,4 @@
-"""What a program of a user's prints, in a process of its own: what Spark does behind a query is said, and nothing else."""
+"""Output of users' programs, in processes of their own: it reports Spark's work behind a query, and nothing else."""
 
 from __future__ import annotations
 

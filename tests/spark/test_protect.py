@@ -30,7 +30,7 @@ def by_spark(session: Any, rounds: int) -> dict[int, tuple[int, int]]:
 
 
 def kinds(query: Any) -> set[tuple[str, ...]]:
-    """Of the replicas of each partition, the primary's first."""
+    """Return the kinds of the replicas of each partition, the primary's first."""
     found: dict[int, list[tuple[bool, str]]] = {}
     for row in query.partitions():
         if row["stage"] == "Counts":

@@ -169,7 +169,7 @@ def test_slots_held_by_another_query_are_counted_and_named(spark: Any) -> None:
         finally:
             second.stop()
         assert first.isActive
-        third = endless().start(spark=spark, workers=2)  # what the second held is free again
+        third = endless().start(spark=spark, workers=2)  # the slots of the second query are free again
         third.stop()
     finally:
         first.stop()

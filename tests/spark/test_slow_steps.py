@@ -16,7 +16,7 @@ import flux
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-#: Of a step: longer than a worker may be silent.
+#: Time of a step: longer than a worker may be silent.
 STEP_S, SILENCE = 2.0, "1500ms"
 BATCHES, PARTITIONS = 2, 2
 

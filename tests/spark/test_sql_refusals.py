@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 #: Texts, the part of each that the error shows, and words of the reason.
 REFUSED = [
-    # what could reach outside
+    # functions and names that could reach outside
     ("SELECT java_method('java.lang.System', 'getenv', 'HOME') FROM bids", "java_method", "reaches outside of the rows"),
     ("SELECT reflect('java.lang.System', 'exit', 1) FROM bids", "reflect", "reaches outside of the rows"),
     ("SELECT input_file_name() FROM bids", "input_file_name", "reaches outside of the rows"),

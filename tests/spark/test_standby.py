@@ -45,7 +45,7 @@ COUNTED = flux.stage(key="key", partitions=4, replicas=2, recovery="standby", sc
 
 @flux.stage(key="key", partitions=3, replicas=2, recovery="upstream")
 def passed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A stage without state, whose rows come once more from where they came from."""
+    """Pass rows on, as a stage without state: after a loss, its rows come once more from the stage before."""
     return batch
 
 
@@ -95,13 +95,13 @@ def test_each_row_has_met_the_state_of_all_before_it_after(cluster, tmp_path: Pa
 
 #: Keys in all, and those that each round has after the first one: few have changed at each checkpoint.
 MANY_KEYS, HOT_KEYS = 20_000, 4
-#: Times that each primary has said what has changed before one of them is lost.
+#: Changes of its state that each primary has sent before one of them is lost.
 SAID = 3
 
 
 def few_of_many(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
-    """All keys at first, then a few in each round, ``ROUND_S`` after the one before; the last ones when there is a file at
-    ``gate``."""
+    """Make a reader of all keys at first, then of a few in each round, ``ROUND_S`` after the round before; the last ones come
+    when there is a file at ``gate``."""
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:

@@ -1,5 +1,5 @@
 """Late rows and windows of micro-batches, by Spark's own rule: rows of a batch are late below the greatest time of the batches
-before, less the delay. The same when the driver is killed in the middle of a batch (design: batch-watermarks)."""
+before, less the delay. This holds also when the driver is killed in the middle of a batch (design: batch-watermarks)."""
 
 from __future__ import annotations
 

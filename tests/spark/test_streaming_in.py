@@ -38,7 +38,7 @@ def until(look: Callable[[], Any], what: str) -> Any:
 
 
 def files(spark: Any, folder: Path, first: int = 0, count: int = FILES) -> None:
-    """Files of so many rows each: v is 0, 1, 2, ... over all of them."""
+    """Write files of ``ROWS`` rows each: v is 0, 1, 2, ... over all of them."""
     for number in range(first, first + count):
         rows = spark.range(number * ROWS, (number + 1) * ROWS, 1, 1)
         rows = rows.selectExpr("id % 7 k", "id v", "timestamp_seconds(1700000000 + id) `a.t`")

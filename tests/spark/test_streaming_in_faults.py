@@ -53,7 +53,7 @@ def test_a_worker_and_a_task_are_killed_in_the_middle_of_a_batch(slots: Any, tmp
         task = max(query._server.core.members.ingress.values(), key=lambda member: member.left is False)
         assert not task.left
         os.kill(task.about.pid, signal.SIGKILL)
-        (tmp_path / "gate").touch()  # Spark ends the task once what comes before it in the JVM gives its rows
+        (tmp_path / "gate").touch()  # Spark ends the task once the step before it in the JVM gives its rows
         got = sorted(map(tuple, query.toDF().collect()))
     finally:
         (tmp_path / "gate").touch()
@@ -84,7 +84,7 @@ def rows_there(tmp_path: Path) -> Any:
 
 
 def check_rows(tmp_path: Path, files: int) -> None:
-    """Each row once, and none before it was lost or doubled in the state."""
+    """Check that each row is there once, and that no row before it was lost or doubled in the state."""
     found = rows_there(tmp_path)
     assert sorted(found["sequence"].to_pylist()) == list(range(files * ROWS))
     seen = Counter(zip(found["key"].to_pylist(), found["seen"].to_pylist(), strict=True))
@@ -101,11 +101,11 @@ def test_the_driver_is_killed_between_the_offsets_of_a_batch_and_its_commit(spar
     environment = {**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
     environment["FLUX_RUNTIME_DIR"] = str(
         tmp_path / "queries"
-    )  # what a killed driver leaves there is for no other test
+    )  # no other test may find the files that a killed driver leaves there
     driver = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, cwd=ROOT)
 
     def in_mid_stream() -> bool:
-        """One partition of the batch is applied whole, and the other in part; of the other query, some of the rows."""
+        """Tell whether one partition of the batch is applied whole and the other in part, and some rows of the other query."""
         time.sleep(0.2)
         if not (tmp_path / "rows").exists() or rows_there(tmp_path).num_rows <= HELD * ROWS + ROWS // 4:
             return driver.poll() is not None
@@ -131,7 +131,7 @@ def test_the_driver_is_killed_between_the_offsets_of_a_batch_and_its_commit(spar
     check_rows(tmp_path, 4)
     assert (checkpoint / "commits" / "1").exists()
 
-    write_files(spark, tmp_path / "in", 4, 1)  # what comes later is for the next start
+    write_files(spark, tmp_path / "in", 4, 1)  # later rows are for the next start
     assert started(spark, tmp_path).awaitTermination(WAIT_S)
     check_rows(tmp_path, 5)
 

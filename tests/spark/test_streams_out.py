@@ -1,4 +1,4 @@
-"""The output of a running query, read in its program and as a stream of Spark's: every row once, whatever is lost meanwhile."""
+"""The output of a running query, read in its program and as a stream of Spark's: every row once, through all losses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def flow(gate: Path, **options: Any) -> Any:
 
 
 class Counted:
-    """What has come: each key's numbers have to follow each other, from 0 on. That is an answer of its own: nothing but the
+    """A check of received rows: each key's numbers have to follow each other, from 0 on. This is an answer of its own: only the
     number of rounds is taken from the query."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Counted:
 
 @pytest.fixture
 def callbacks(slots: Any, callbacks: None) -> None:
-    """The port for callbacks of the session of ``slots``, which begins first."""
+    """Open the port for callbacks of the session of ``slots``, which begins first."""
 
 
 def stream(session: Any, name: str, **options: str) -> Any:
@@ -79,7 +79,7 @@ def test_rows_in_the_program_survive_the_loss_of_a_worker(
         for batch in rows:
             found.add(*(batch.column(name).to_pylist() for name in ("key", "sequence")))
             if lost is None and found.rows > TOTAL // 4:
-                rows.close()  # what was handed out is read, the rest comes to the next one
+                rows.close()  # rows that were handed out are read, the rest comes to the next reader
                 assert list(rows) == []
                 rows = query.rows()
                 lost = strike(query, signal.SIGKILL, stage=0)
@@ -243,7 +243,7 @@ def test_a_function_that_does_not_take_its_output_stops_the_query_and_status_say
 
 
 def until_it_stands_still(query: Any) -> int:
-    """The rows that were read when nothing more was read for a while: the source always has more."""
+    """Wait until nothing more was read for a while, though the source always has more; return the number of rows read."""
     seen: list[int] = []
 
     def stands() -> bool:

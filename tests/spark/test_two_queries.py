@@ -31,7 +31,7 @@ def batch(partition: int, number: int) -> pa.RecordBatch:
 
 
 def until_there_is(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | None]]:
-    """A batch every ten milliseconds; the last ones when there is a file at ``gate``."""
+    """Make a reader of a batch every ten milliseconds; the last ones come when there is a file at ``gate``."""
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
@@ -52,7 +52,7 @@ class Totals(flux.Aggregate):
 
 
 def started(session: Any, gate: Path, key: str, workers: int) -> Any:
-    """A query with the name of its gate."""
+    """Start a query with the name of its gate."""
     same = flux.stage(key=key, partitions=3, replicas=2, name="same")(lambda rows: rows)
     totals = flux.stage(key=key, partitions=4, replicas=2, name="Totals")(Totals)
     source = flux.source(until_there_is(gate), ROWS, partitions=SOURCES)
@@ -75,7 +75,7 @@ def by_hand(key: str) -> dict[Any, tuple[int, int]]:
 
 
 def answer(query: Any, gate: Path) -> dict[Any, tuple[int, int]]:
-    """The last rows come, and the query ends."""
+    """Let the last rows come, and return the rows of the ended query."""
     gate.touch()
     return {row[0]: (row["rows"], row["total"]) for row in query.toDF().collect()}
 

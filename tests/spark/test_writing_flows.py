@@ -116,7 +116,7 @@ def test_answers_hold_for_the_settings_of_their_call(spark: Any) -> None:
 
 
 def test_spark_reads_folders_by_columns_as_it_reads_its_own(spark: Any, tmp_path: Any) -> None:
-    """Written by the sink alone: tests/flux shows what it does in a query."""
+    """Folders are written by the sink alone: tests/flux shows the sink in a query."""
     values = (
         "(1, 'a', DATE'2013-01-01', true, 1.5D, 2.50BD, TIMESTAMP_NTZ'2013-01-01 05:30:00'), "
         "(2, NULL, NULL, NULL, NULL, NULL, NULL), "
