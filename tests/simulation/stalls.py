@@ -1,25 +1,25 @@
 """The law of progress: once the table is confirmed by all and no fault follows, no stream stands still for long.
 
-A stream stands still at a replica while a batch that was given out has rows for it and is not applied there, nothing of
-that stream is, and what it waits for does not go on either. What that is follows from where these rows are, and is looked at
-for each replica of its own, so that a secondary which gets nothing is seen although its primary goes on:
+A stream stands still at a replica while a batch given out has rows for the replica that are not applied there, no other batch
+of the stream is applied there, and the awaited event comes no nearer. The awaited event follows from the place of these rows.
+Each replica is looked at alone, so that a secondary which gets no rows is seen although its primary goes on:
 
-not received here           what its own worker receives of that stream, and what the replica of the producer does that it reads:
-                            the rows of a partition may lie far apart in a stream whose credit is for one message
-received, not ordered       a secondary waits for its primary, and so for what the primary waits for; a primary for its turn: rows
-                            that came before these, and replicas that have not applied what it has ordered
-ordered                     the steps before these, their commit, and the rows that the next of them lacks
-its own logs are full       whoever has to apply what is in them: a log of one batch gives way slowly; and what it keeps for
-                            its sink until that is committed and has left
+not received here           rows of that stream that come to the replica's worker, and steps of the producer's replica that it
+                            reads: the rows of a partition may lie far apart in a stream whose credit is for one message
+received, not ordered       a secondary waits for its primary, and so for the event that its primary awaits; a primary waits for
+                            its turn: rows that came before these, and replicas that have not applied its orders
+ordered                     the steps before these, their commit, and the rows that the next of these steps lacks
+its own logs are full       steps of the consumers that have to apply the batches in the logs: a log of one batch gives way
+                            slowly; and output kept for the sink until it is committed and has left
 
 A log stands still while it holds batches and loses none, unless it has room and waits for a checkpoint, or for the replay point
-of a standby, which may need rows that have not come; a partition stands still while the primary has steps that nobody
-commits. Each is counted from the last of: what it did last, the last fault (with its after-effects), the moment when all
-went by the newest table, and the last part of a state that was copied: logs keep what a new replica will need.
-What waits for something else that waits stands still too: a law about the whole, not about who is to blame.
+of a standby, which may need rows that have not come; a partition stands still while its primary has steps that are not
+committed. The time counts from the last of: the last progress, the last fault (with its after-effects), the moment when all
+followed the newest table, and the last part of a state that was copied: logs keep rows that a new replica will need.
+A replica that waits for a waiting one stands still, too: the law is about the whole, and does not look for the cause.
 A stream of a source whose attempts give different batches stands still where the log of its newest attempt does: a replica
-need not get what an earlier one would have given. A query that is being stopped reads nothing more, so what a lost reader has
-given and no consumer has received, or has in its order, does not come again before the next start.
+need not get the batches of an earlier attempt. A query that is being stopped reads nothing more, so batches that a lost reader
+has given, and that no consumer has received or has in its order, do not come again before the next start.
 """
 
 from __future__ import annotations
@@ -42,35 +42,36 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.run import Simulation
 
-#: How often it is looked at, in virtual time.
+#: Virtual time between two looks.
 LOOK_S = 0.05
-#: So many resend time-outs, and so long besides for who has much to do, a stream may stand still.
+#: A stream may stand still for this number of resend time-outs, and these seconds besides for replicas with much to do.
 RESENDS_MAX, BESIDES_S = 6.0, 1.0
 
 
 @dataclass
 class Standing:
-    """What stands still, how long by now, and how far it, or what it waits for, has got."""
+    """A stream, log or partition that stands still."""
 
+    #: The name in messages.
     what: str
     since: float
+    #: Its own progress, and that of the awaited event.
     got: Hashable
 
 
 class StallWatch:
-    """``worst``: the longest that anything stood still, in seconds, with its name and the time of its end."""
+    """The look-out for streams, logs and partitions that stand still."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        #: The longest standstill: its seconds, its name, and the time of its end.
         self.worst: tuple[float, str, float] = (0.0, "", 0.0)
         self._standing: dict[Hashable, Standing] = {}
         self._epoch = -1
         self._confirmed_at: float | None = None
         self._copied_at = -1.0
         self._hosts: dict[int, WorkerCore] = {}
-        self._given_way: dict[
-            int, int
-        ] = {}  # id of a full replica -> how far those have got that read from it, as of this look
+        self._given_way: dict[int, int] = {}  # id of a full replica -> the progress of its readers at this look
         partitions = {source: len(data.batches) for source, data in sim.source_data.items()}
         self._producers = {
             edge.id: partitions[edge.source] if isinstance(edge, FromSource) else edge.producers
@@ -83,7 +84,7 @@ class StallWatch:
         return RESENDS_MAX * self.sim.plan.settings.resend_timeout + BESIDES_S
 
     def copied(self) -> None:
-        """A part of some state has arrived."""
+        """Note that a part of some state has arrived."""
         self._copied_at = self.sim.world.now
 
     def _look(self) -> None:
@@ -110,7 +111,7 @@ class StallWatch:
                 self._judge(before, now)
 
     def _note_confirmation(self, now: float) -> None:
-        """Whether everybody goes by the newest table, and since when."""
+        """Note the time since which all processes follow the newest table, if they do."""
         table = self.sim.controller.table
         if table is None or not self._all_go_by_it():
             self._confirmed_at = None
@@ -128,7 +129,7 @@ class StallWatch:
                 epochs += [producer._epoch for producer in attempt.core.producers.values()]
         return sim.all_in and min(epochs) >= table.epoch
 
-    # ---- what is to go on: a key, what it is called, and how far it has got
+    # ---- streams, logs and commits that have to go on: a key, a name, and the progress
 
     def _owed(self) -> Iterator[tuple[Hashable, str, Hashable]]:
         for process in self._processes():
@@ -143,13 +144,13 @@ class StallWatch:
                 yield from self._owed_by(process.core)
 
     def _may_wait(self, producer: Producer) -> bool:
-        """For the next checkpoint, or replay point: nobody is held up."""
+        """Tell whether a log may wait for the next checkpoint or replay point, because it has room and holds up no replica."""
         log, consumers = producer.log, producer._consumers
         unpressed = consumers is not None and consumers.kept and log.bytes < log.bytes_max * PRESSED_SHARE
         return producer.has_room and (self.sim.plan.durable or unpressed)
 
     def _processes(self) -> list[Process]:
-        """That take part, as the controller sees it."""
+        """Return the processes that take part in the view of the controller."""
         table = self.sim.controller.table
         assert table is not None
         attempts = [attempt for attempt in self.sim.spark.alive() if attempt._current()]
@@ -178,7 +179,7 @@ class StallWatch:
         return 0 if edge not in edges else self._producers.get(edge, edges[edge].producers)
 
     def _is_left_for_later(self, stream: StreamId, sequence: int) -> bool:
-        """Tell whether only a reader that was lost has had an element, in a query that is being stopped."""
+        """Tell whether only a lost reader has had an element, in a query that is being stopped."""
         edge = self.sim.plan.edges[stream.edge]
         if not self.sim.controller.departures.stopping or not isinstance(edge, FromSource):
             return False
@@ -196,10 +197,11 @@ class StallWatch:
         orders = [order for core in self._hosts.values() for order in core.hosted.orders_of(edge.consumer)]
         return sequence >= max([*ends, *(order.ordered_below(stream) for order in orders)], default=0)
 
-    # ---- what a replica waits for
+    # ---- progress of the event for which a replica waits
 
     def _waits_for(self, core: WorkerCore, replica: Replica, stream: StreamId, index: int) -> tuple[object, ...]:
-        """How far that has got for which a replica waits, until it can apply this one of the batches with rows for it."""
+        """Return the next thing for which a replica waits before it can apply one of the batches with rows for it, and the
+        progress of that thing."""
         key, ledger = (replica.stage.id, replica.partition), self.sim.ledger
         sequence = ledger._touching[stream, replica.partition][index]
         if _is_full(replica):
@@ -235,8 +237,8 @@ class StallWatch:
         return (core, replica) if core is not None and replica is not None and replica.primary else None
 
     def _comes(self, core: WorkerCore, replica: Replica, stream: StreamId, inbound: Inbound | None) -> int:
-        """How far a worker has received a stream; others there whose rows of it use up the credit; and the replica of the
-        producer that it reads."""
+        """Sum the progress of a stream on its way to a worker: rows received, steps of other replicas there whose waiting rows
+        use up the credit, and steps of the producer's replica that the worker reads."""
         if inbound is None:
             return 0
         got = sum(inbound.received[partition] for partition in core.subscriptions.hosted_by(stream))
@@ -250,26 +252,27 @@ class StallWatch:
         return got
 
     def _batches_applied(self, replica: Replica) -> int:
-        """Of all streams; timers alone do not bring a replica closer to what waits."""
+        """Count the batches of all streams that a replica has applied. Timers do not count: they bring it no closer to the
+        waiting batches."""
         watch = self.sim.ledger._watches.get(id(replica))
         return 0 if watch is None else sum(watch.counts.values())
 
     def _ordered_behind(self, replica: Replica) -> int:
-        """How far those have got for whom a primary waits that may order nothing more."""
+        """Return the progress of the replicas for which a primary waits that may order nothing more; else 0."""
         return replica.order.oldest if replica.held_back else 0
 
-    # ---- who waits for room
+    # ---- progress of replicas that wait for room
 
     def _behind_head(self, stream: StreamId, log: Log) -> int:
-        """How far those have got who wait for room or for their turn, of the partitions that the oldest batch is for."""
+        """Sum the progress of the replicas that wait for room or for their turn, in the partitions of the oldest batch."""
         consumer = self.sim.plan.edges[stream.edge].consumer
         touched = log[log.base].touches.tolist()
         turns = [_others_first(r, stream) for partition in touched for r in self._replicas(consumer, partition)]
         return sum(self._full(consumer, partition) for partition in touched) + sum(turns)
 
     def _full(self, stage: int, partition: int) -> int:
-        """How far replicas of a partition have got that wait for room in their logs: they, and those they wait for. And how
-        far all of them have, where the order log of the primary is full."""
+        """Sum the progress of the logs of replicas of a partition that wait for room, and, if the order log of the primary is
+        full, the steps of all its replicas."""
         replicas = self._replicas(stage, partition)
         got = sum(self._gives_way(replica) for replica in replicas if _is_full(replica))
         if any(replica.primary and replica.held_back for replica in replicas):
@@ -277,7 +280,7 @@ class StallWatch:
         return got
 
     def _gives_way(self, replica: Replica) -> int:
-        """How far the logs have got that a replica waits for."""
+        """Sum the progress of the logs for which a full replica waits, and of the consumers of these logs."""
         known = self._given_way.get(id(replica))
         if known is None:
             self._given_way[id(replica)] = 0  # a circle ends here
@@ -309,7 +312,7 @@ def _is_full(replica: Replica) -> bool:
 
 
 def _others_first(replica: Replica, stream: StreamId) -> int:
-    """How many steps a replica has applied, where the next one in the order is for other streams than this."""
+    """Count the steps that a replica has applied, if the next one in the order is for other streams than this; else 0."""
     order = replica.order
     if not order.base <= replica.applied < order.end:
         return 0

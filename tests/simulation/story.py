@@ -1,7 +1,7 @@
-"""The story of a run: who sent what to whom, what was applied, committed, lost and decided, one line each.
+"""The story of a run: each message with sender and receiver, each step, commit, loss and decision, one line each.
 
-A run without a story pays nothing for it: ``Story`` puts itself around the seams of one simulation, as the checkers do,
-and only where somebody asks. It draws no random numbers, so that the told run is the run.
+A run without a story pays nothing: ``Story`` puts itself around the seams of one simulation, as the checkers do, and only on
+request. ``Story`` draws no random numbers, so that the told run is the run.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ from tests.simulation.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: What an event is about: partitions (``"0/1"``: stage 0, partition 1) and streams (``"0.1"``). None: everybody reads it.
+#: The subject of an event: partitions (``"0/1"``: stage 0, partition 1) and streams (``"0.1"``). None: it is in every story.
 About = Iterable[str] | None
 
 
 @dataclass(frozen=True)
 class Event:
-    """``at``: seconds since the start of the run. ``about``: empty for what only the whole story needs."""
+    """One line of a story."""
 
+    #: Seconds since the start of the run.
     at: float
     text: str
+    #: Empty for an event that only the whole story needs.
     about: frozenset[str] | None
 
     def __str__(self) -> str:
@@ -55,14 +57,16 @@ class Event:
 
 @dataclass
 class _Seen:
-    """What was told of a replica: its role, and how many steps are committed."""
+    """The parts of a replica that were told last."""
 
     role: str
+    #: Number of committed steps.
     committed: int
 
 
 class Story:
-    """Of a simulation that has not begun. ``said``: how the product's own text, such as the reason of an event, is told."""
+    """The story of a simulation that has not begun. ``said`` puts the product's own text, such as the reason of an event, into
+    the words of the story."""
 
     def __init__(self, sim: Simulation, said: Callable[[str], str] = str) -> None:
         self.sim = sim
@@ -72,8 +76,10 @@ class Story:
         self._table: Table | None = None
         self._replicas: dict[tuple[int, Key], _Seen] = {}
         self._awaited: set[tuple[int, Key]] = set()
-        self._logs: dict[int, tuple[int, int, bool]] = {}  # producer -> base and end of its log, whether that is full
-        self._starved: set[tuple[int, int]] = set()  # producer and worker that gives it no credit
+        self._logs: dict[
+            int, tuple[int, int, bool]
+        ] = {}  # producer -> base and end of its log, and whether the log is full
+        self._starved: set[tuple[int, int]] = set()  # producer, and worker that gives no credit to it
         self._noted = 0
         self._kept: list[Any] = []  # so that ids stay unique
         for link in sim.network.links:
@@ -95,20 +101,20 @@ class Story:
         ]:
             self._before(owner, method, note)
 
-    # ---- what is told
+    # ---- events
 
     def note(self, text: str, about: About = None) -> None:
         kept = None if about is None else frozenset(about)
         self.events.append(Event(self.sim.world.now - self.began, text, kept))
 
     def told(self, about: set[str] | None = None) -> list[Event]:
-        """The events about these partitions and streams and those that everybody shall read; None: all."""
+        """Return the events about these partitions and streams with those of every story; None: return all."""
         if about is None:
             return self.events
         return [event for event in self.events if event.about is None or event.about & about]
 
     def concerned(self, detail: str) -> set[str]:
-        """Partitions and streams that the detail of a broken law names, with the streams that the partitions give."""
+        """Return the partitions and streams named in the detail of a broken law, with the output streams of the partitions."""
         plan, words, keys = self.sim.plan, self.words, set[Key]()
         ids = {name: stage for stage, name in words.stages.items()}
         keys.update((int(s), int(p)) for s, p in re.findall(r"\((\d+), (\d+)\)", detail) if int(s) in words.stages)
@@ -151,7 +157,7 @@ class Story:
         return link
 
     def _watch_owner(self, link: Link) -> None:
-        """The first link of a process leads to the controller: from here on its turns are looked at as well."""
+        """Watch the turns of the process that owns a link, from its first link on, which leads to the controller."""
         process = getattr(link._to_client, "__self__", None)
         if isinstance(process, Process):
             for method in ("turn", "send", "report"):
@@ -188,7 +194,7 @@ class Story:
             self._before(link, way, cut)
 
     def _ends(self, link: Link) -> tuple[str, str]:
-        """Names of the client and the server."""
+        """Return the names of the client and the server."""
         process = getattr(link._to_client, "__self__", None)
         if isinstance(process, Process):
             return self.name(process), "controller"
@@ -240,7 +246,7 @@ class Story:
         self.note(f"{self.name(process):<24}{text}")
 
     def _look(self, process: Process) -> None:
-        """Before each turn and each message: what has changed since the last one."""
+        """Note the changes since the last look; called before each turn and each message."""
         if isinstance(process.core, WorkerCore):
             self._look_at_replicas(process.core)
         for producer in process.producers():
@@ -312,7 +318,7 @@ class Story:
 
     def _watch_replica(self, inner: Callable[..., None], core: WorkerCore, replica: Replica) -> None:
         inner(core, replica)
-        began: list[dict[StreamId, int]] = []  # where its output begins, of a step that has just begun
+        began: list[dict[StreamId, int]] = []  # the places at which the output of a step that has just begun will begin
 
         def begins(now: float) -> None:
             self._look_at_replicas(core)

@@ -36,9 +36,9 @@ from tests.transcripts import kit
 from tests.transcripts.flows import FLOWS
 
 FILE = Path(__file__).parent / "story_hashes.json"
-#: Characters of a hash. Sixteen of hexadecimal digits never meet by chance among a thousand.
+#: Characters of a hash. Among a thousand hashes of sixteen hexadecimal digits, no two are equal by chance.
 LENGTH = 16
-#: Seeds that draw everything, also what fixed seeds do not have: sinks, standbys, directories, logs that lose records.
+#: Seeds that draw everything, also parts that fixed seeds lack: sinks, standbys, directories, logs that lose records.
 LATE = range(LOSSES_FROM, LOSSES_FROM + 60)
 #: Runs handed to a process at a time. Runs of one variant follow one another, and some take seconds.
 CHUNK = 4
@@ -51,7 +51,7 @@ class Told:
     simulation: Simulation
     story: Story
     result: Result
-    #: Stories of the lives before, where the query lost everything and went on; ``simulation`` is the last life.
+    #: Stories of the earlier lives of a query that lost everything and went on; ``simulation`` is the last life.
     earlier: tuple[Story, ...] = ()
 
     def lines(self) -> Iterator[str]:
@@ -91,7 +91,7 @@ def names() -> list[str]:
 
 
 def hash_of(name: str) -> str:
-    """Make the run of this name, and hash what is told of it."""
+    """Make the run of this name, and hash its story."""
     what, *rest = name.split()
     make = partial(Story, said=left_out)
     with pytest.MonkeyPatch.context() as patch:

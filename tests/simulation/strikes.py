@@ -1,4 +1,4 @@
-"""When which fault strikes whom: at the rates that a run has, and at the moments that matter (``faults.Faults``)."""
+"""The times and victims of faults: at the rates of a run, and at moments that matter (``faults.Faults``)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from tests.simulation.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: A worker that has been heard so recently will not be given up soon.
+#: A worker that was heard within this time will not be given up soon.
 FRESH_S = 0.15
 
 
 class Strikes:
-    """Until ``calm_at``. Crashes spare the last safe copy of a partition, unless the run is reckless."""
+    """The faults of a run, until ``calm_at``. Crashes spare the last safe replica of a partition, unless the run is
+    reckless."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.world, self.network, self.controller = sim.world, sim.network, sim.controller
         self.counts, self.plan = sim.counts, sim.plan
         self.calm_at = sim.world.now + sim.faults.calm_after_s
-        self._struck: set[str] = set()  # crashes at a certain moment that have been
+        self._struck: set[str] = set()  # crashes at a certain moment that have happened
 
     def start(self) -> None:
         sim, faults = self.sim, self.sim.faults
@@ -92,7 +93,7 @@ class Strikes:
             process.wall_ahead = (2 * self.world.random.random() - 1) * self.sim.faults.clock_step_s
 
     def _send_garbage(self) -> None:
-        """Where a message would be understood, so that only its reader can refuse it."""
+        """Send garbage in place of a message that is allowed there, so that only its reader can refuse it."""
         worker = self.world.random.choice(self.sim.workers)
         if not worker.dead:
             self.counts["garbage"] += 1
@@ -161,7 +162,7 @@ class Strikes:
     # ---- crashes
 
     def spares(self, victim: WorkerProcess) -> bool:
-        """Whether every partition has a safe copy elsewhere that is well."""
+        """Tell whether every partition has a safe replica on another worker that is well."""
         if self.sim.faults.reckless:
             return True
         table, members = self.controller.table, self.controller.members.workers
@@ -196,7 +197,7 @@ class Strikes:
         return True
 
     def _crash_all(self) -> None:
-        """Within some hundredths of a second. A table that lists a worker as lost may be under way."""
+        """Crash all workers within some hundredths of a second. A table that lists one as lost may be under way."""
         for victim in self.sim.workers:
             if not victim.dead:
                 self.world.after(self.world.random.random() * 0.05, self._die_unspared, victim)
@@ -219,15 +220,15 @@ class Strikes:
     # ---- at a moment
 
     def twice(self) -> bool:
-        """Whether this message comes twice."""
+        """Tell whether this message comes twice."""
         return not self.network.calm and self.world.chance(self.sim.faults.twice_probability)
 
     def first_step(self) -> None:
-        """Somebody has applied something; nothing can be acked yet."""
+        """Crash a worker, if the run wants it, when the first step was applied and no row can be acked yet."""
         self.once(self.sim.faults.crash_at_the_start, "crashes before the first ack")
 
     def last_batch(self) -> None:
-        """A source has come to its end."""
+        """Crash a worker, if the run wants it, when a source has come to its end."""
         self.once(self.sim.faults.crash_at_the_last_batch, "crashes at the last batch of a source")
 
     def once(self, wanted: bool, when: str) -> None:

@@ -1,4 +1,4 @@
-"""The laws about what the controller decides: where replicas are, what is added, and what stands still for it (design: laws)."""
+"""The laws about decisions of the controller: places of replicas, additions, and partitions that stand still (design: laws)."""
 
 from __future__ import annotations
 
@@ -17,30 +17,34 @@ if TYPE_CHECKING:
 
 
 class TableLaws:
-    """``check`` after each decision. ``moved``: stage, partition and incarnation of replicas that are there by a move."""
+    """The laws about tables; ``check`` is called after each decision."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        #: Stage, partition and incarnation of replicas that are there by a move.
         self.moved: set[tuple[int, int, int]] = set()
-        self._most: dict[int, int] = {}  # replicas of a partition, by stage, while the query was running
+        self._most: dict[int, int] = {}  # by stage: most replicas of a partition while the query was running
         self._seen = -1  # epoch of the table that was looked at last
-        self._copies_at_first: dict[tuple[int, int, int], int] = {}  # when a target was listed, this among them
-        self._stalled: dict[Key, float] = {}  # partitions that stand still while they are copied -> until when
+        self._copies_at_first: dict[
+            tuple[int, int, int], int
+        ] = {}  # replicas when a target was listed, the target included
+        self._stalled: dict[Key, float] = {}  # partition that stands still while its state is copied -> end of that
 
     def stall(self, stage: int, partition: int, now: float, seconds: float) -> None:
-        """The state of a partition is being copied. Seen where it happens, not where it is ordered."""
+        """Note that the state of a partition is being copied. The worker that copies says so, not the order to copy."""
         self._stalled = {key: until for key, until in self._stalled.items() if until > now}
         self._stalled[stage, partition] = now + seconds
         if len(self._stalled) > self._ledger.plan.settings.repairs_at_once:
             raise Violation("partitions stalled at a time are limited", f"{sorted(self._stalled)}")
 
     def resume_all(self, stalled: Iterable[Key]) -> None:
-        """Their process is dead."""
+        """Note that partitions stand still no more, because their process is dead."""
         for key in stalled:
             self._stalled.pop(key, None)
 
     def check_turns(self, now: float) -> None:
-        """After the controller has looked at its clock. A query that is through has no more rows to keep."""
+        """Check, after the controller has looked at its clock, that no addition waits long for its turn. A query that has
+        finished has no more rows to keep."""
         if self._ledger.controller.phase != "running":
             return
         for key, addition in self._ledger.controller.repairs.under_way.items():
@@ -62,11 +66,11 @@ class TableLaws:
         moved = [
             key for key, a in repairs.under_way.items() if a.from_worker is not None and a.from_worker not in leaving
         ]
-        if len(moved) > at_once and self._ledger.controller.phase != "ended":  # nobody is emptied any more then
+        if len(moved) > at_once and self._ledger.controller.phase != "ended":  # no worker is emptied any more then
             raise Violation("moves at a time are limited", f"{moved}")
         self.moved |= {(*a.key, a.incarnation) for a in repairs.under_way.values() if a.from_worker is not None}
         wishes = self._ledger.controller.board.wishes
-        if self._ledger.controller.phase == "running":  # what is under way when it is through stays beside the others
+        if self._ledger.controller.phase == "running":  # at the end, additions under way stay beside the others
             self._most = {stage.id: wishes.most(stage) for stage in wishes.plan.stages}
         if table.epoch == self._seen:
             return
@@ -88,7 +92,8 @@ class TableLaws:
                 self._check_apart((stage.id, partition), replicas, addition)
 
     def _check_apart(self, key: Key, replicas: Sequence[ReplicaAt], addition: Addition | None) -> None:
-        """The loss of one executor takes one copy. Source and target of a move may share one: only one of them stays."""
+        """Check that the loss of one executor takes one replica. Source and target of a move may share an executor, because
+        only one of them stays."""
         if self._ledger.plan.settings.same_executor:
             return
         workers = [replica.worker for replica in replicas]
@@ -96,7 +101,7 @@ class TableLaws:
             alike = sum(replica.kind == addition.kind for replica in replicas)
             at_first = self._copies_at_first.setdefault((*key, addition.incarnation), alike)
             wanted = counts(self._ledger.controller.wished.stages[key[0]]).get(addition.kind, 0)
-            if alike == at_first or alike > wanted:  # none was lost whose place the target takes instead
+            if alike == at_first or alike > wanted:  # no replica was lost whose place the target takes instead
                 workers = [worker for worker in workers if worker != addition.from_worker]
         members = self._ledger.controller.members.workers
         workers = [worker for worker in workers if worker in members]  # the loss that ends a query changes no table

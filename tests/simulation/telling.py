@@ -1,7 +1,7 @@
-"""Operators of the simulation that tell what has changed in their state, each time or most of the time.
+"""Operators of the simulation that tell the changes of their state, each time or most of the time.
 
-Which of them do so is drawn for each stage. What they tell is found by comparing the state with what it was when they were last
-asked: lists that have grown tell what was appended, dictionaries their new items, anything else its value.
+A draw decides for each stage whether it tells changes. They are found by comparing the state with that of the last question:
+grown lists tell the appended values, dictionaries tell their new items, and other parts tell their value.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 import flux
 
-#: So many of the stages tell what has changed.
+#: Share of the stages that tell their changes.
 TELLING_SHARE = 0.9
-#: So often one of these does not know.
+#: Share of the questions to which such a stage does not know its changes.
 UNKNOWN_SHARE = 0.03
 
 
 class Telling:
-    """Beside an operator with a ``state`` of lists, dictionaries and plain values."""
+    """A base beside an operator with a ``state`` of lists, dictionaries and plain values."""
 
     state: dict[str, Any]
     stage_name: str
@@ -56,6 +56,6 @@ def _change(name: str, earlier: Any, value: Any) -> tuple[str, str, Any]:
 
 
 def perhaps_telling(kind: type, rng: random.Random | None) -> tuple[type, ...]:
-    """The bases of the class of a stage. Aggregates tell by themselves."""
+    """Return the bases of the class of a stage, perhaps with ``Telling``. Aggregates tell changes without it."""
     tells = rng is not None and rng.random() < TELLING_SHARE and not issubclass(kind, flux.Aggregate)
     return (Telling, kind) if tells else (kind,)

@@ -1,5 +1,5 @@
 """Tentative results in simulated runs: sources fall silent, workers die, and every law of availability holds; and each rule that
-is left out breaks a law. With availability on and nothing silent, old runs are what they were."""
+is left out breaks a law. With availability on and no silent source, old runs stay as they were."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.simulation.story_hashes import tell
 from tests.simulation.timed_rows import SECOND
 from tests.simulation.violation import Violation
 
-#: Workers die and come back, connections break, single messages are lost.
+#: Faults with workers that die and come back, broken connections and lost single messages.
 HARD = Faults(
     calm_after_s=7.0,
     crashes_per_s=0.3,
@@ -83,7 +83,7 @@ def test_many_runs_keep_all_laws() -> None:
 
 @pytest.mark.parametrize("seed", [16, 21, 18, 39])
 def test_wide_runs_keep_all_laws(seed: int) -> None:
-    """One of each kind of faults: silence alone, lost workers, moves, cut links."""
+    """Run one seed of each kind of faults: silence alone, lost workers, moves, cut links."""
     sim = WideSimulation(WIDE_FROM + seed)
     sim.run()
     assert sim.counts["tentative batches shown"]
@@ -109,7 +109,8 @@ def test_the_stable_lane_has_as_many_rows_with_availability_as_without() -> None
 def test_with_nothing_silent_a_run_is_what_it_is_without_availability(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Line by line: each message, step and commit, at its time. X is ten minutes, so that no spell of a source is a failure."""
+    """Compare both runs line by line: each message, step and commit, at its time. X is ten minutes, so that no spell of a source
+    is a failure."""
     before, draw, timed = list(tell(seed).lines()), timed_flows.draw, []
 
     def with_availability(*given: Any, **more: Any) -> Any:
@@ -133,7 +134,7 @@ def keeps_the_overlay(patch: pytest.MonkeyPatch) -> None:
 
 
 def changes_the_state(patch: pytest.MonkeyPatch) -> None:
-    """A tentative mark closes its windows."""
+    """Let a tentative mark close its windows."""
     mark = PeekedOperator.mark
 
     def marks(self: PeekedOperator, after: int, through: int, overlay: Any) -> Any:
@@ -168,7 +169,7 @@ def waits_for_the_whole_bound(patch: pytest.MonkeyPatch) -> None:
 
 
 def acks_tentative_rows(patch: pytest.MonkeyPatch) -> None:
-    """A shadow that takes tentative rows counts the elements that they stand for as received."""
+    """Let a shadow that takes tentative rows count the elements that they stand for as received."""
     take = ShadowHosting._on_tentative
 
     def takes(self: ShadowHosting, message: Tentative, *given: Any) -> None:
@@ -182,7 +183,7 @@ def acks_tentative_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_to_undo_after_a_take_over(patch: pytest.MonkeyPatch) -> None:
-    """A new primary leaves what earlier ones have shown."""
+    """Let a new primary leave the tentative rows shown by earlier ones."""
     patch.setattr(TentativeDelivery, "begins", Delivery.begins)
     made = Shadow.__init__
 
@@ -194,7 +195,7 @@ def forgets_to_undo_after_a_take_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_logs_for_a_redo(patch: pytest.MonkeyPatch) -> None:
-    """Rows of healthy streams stay in their logs until the failure is over, as if all of them were applied again then."""
+    """Keep rows of healthy streams in their logs until the failure is over, as if all of them were applied again then."""
     poll, evict = WorkerCore._poll, Producer._evict
     failing: set[int] = set()
 
@@ -212,7 +213,7 @@ def keeps_logs_for_a_redo(patch: pytest.MonkeyPatch) -> None:
 
 
 def says_more_is_corrected_than_is(patch: pytest.MonkeyPatch) -> None:
-    """The end of a correction is said of ten seconds of windows that are still to come."""
+    """Report the end of a correction also for ten seconds of windows that are still to come."""
     settle = Shadow._settle
 
     def settles(self: Shadow, now: float) -> None:
@@ -226,7 +227,7 @@ def says_more_is_corrected_than_is(patch: pytest.MonkeyPatch) -> None:
 
 
 class SilentTwice(AvailabilitySimulation):
-    """One failure behind another."""
+    """A run in which one failure follows another."""
 
     def drawn(self, rng: random.Random) -> AvailabilityCase:
         data = SilentData("readings", [], clock=lambda: self.world.now, delay=0)
@@ -236,7 +237,7 @@ class SilentTwice(AvailabilitySimulation):
 
 
 class SilentAlone(WideSimulation):
-    """One of two inputs is missing for five seconds, and nothing else fails."""
+    """A run in which one of two inputs is missing for five seconds, and nothing else fails."""
 
     def drawn(self, rng: random.Random) -> WideCase:
         case = super().drawn(rng)

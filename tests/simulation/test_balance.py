@@ -1,4 +1,4 @@
-"""Load balance in running queries: what comes of a policy's suggestions, round after round, among faults and without."""
+"""Load balance in running queries: the results of a policy's suggestions, round after round, among faults and without."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WORKERS = 8
 PARTITIONS = 32
 #: The stage whose load differs; the sink after it has none.
 BUSY_STAGE = 0
-#: Long enough for a dozen rounds and for what they begin.
+#: Long enough for a dozen rounds and for the moves that they begin.
 SECONDS = 12.0
-#: What an ordinary partition takes of a worker.
+#: Share of a worker that an ordinary partition takes.
 ORDINARY = 0.08
 
 
 def balanced(
     demand: Demand, copies: int = 1, faults: Faults | None = None, seed: int = 1, partitions: int = PARTITIONS
 ) -> Simulation:
-    """A query that goes on for a while, and keeps every law."""
+    """Run a query that goes on for a while and keeps every law."""
     sim = Simulation(
         seed,
         faults or Faults(calm_after_s=SECONDS, patient=True),
@@ -41,7 +41,7 @@ def balanced(
 
 
 def loads(sim: Simulation, demand: Callable[[int], float]) -> Counter[int]:
-    """Of each worker at the end. ``demand`` of a partition of the busy stage."""
+    """Return the load of each worker at the end. ``demand`` is that of a partition of the busy stage."""
     assert sim.controller.table is not None
     load = Counter(dict.fromkeys(sim.controller.members.workers, 0.0))
     for partition, replicas in enumerate(sim.controller.table.stages[BUSY_STAGE]):

@@ -14,13 +14,13 @@ from tests.simulation.mixes import Mix
 from tests.simulation.run import Result, run
 from tests.simulation.variants import VARIANTS, Variant
 
-#: Tried when the seeds of the file no longer show it, so that a change elsewhere costs time and not the test.
+#: Seeds tried when those of the file no longer show a variant, so that a change elsewhere costs time and not the test.
 MORE = range(200)
 BY_KEY = {variant.key: variant for variant in VARIANTS}
 
 
-#: The law of stuck runs. A variant that may break it, and the code as it is under the same seed, are stuck after so long without
-#: progress in virtual time: a run costs as much as the wait is long.
+#: The law of stuck runs. A variant that may break it, and the unbroken code under the same seed, count as stuck after this
+#: virtual time without progress: the cost of a run grows with the wait.
 STUCK, STUCK_S = "every run comes to its end", 10.0
 
 

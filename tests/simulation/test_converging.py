@@ -20,7 +20,7 @@ from tests.simulation.violation import Violation
 pytestmark = pytest.mark.long
 
 
-#: Longest time of a call of a slow outside, which is that of a window: a partition could fire one before it has the answer.
+#: Longest time of a call of a slow outside, as long as a window: a partition could fire one before it has the answer.
 SLOW_S = 0.5
 
 
@@ -52,7 +52,7 @@ def test_many_runs_that_begin_empty_keep_all_laws() -> None:
 
 
 def keeps_to_rows_that_are_gone(patch: pytest.MonkeyPatch) -> None:
-    """A replica that begins empty is refused, because rows from the start on are gone."""
+    """Refuse a replica that begins empty, because rows from the start on are gone."""
     patch.setattr(
         ConsumersAt,
         "empty",
@@ -74,7 +74,7 @@ def orders_before_the_outside_has_answered(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_the_window_out(patch: pytest.MonkeyPatch) -> None:
-    """Results are said to be whole behind the newest lost row."""
+    """Report results as whole right behind the newest lost row."""
     patch.setattr(beginnings, "_through", lambda begun, plan: begun.newest)
 
 

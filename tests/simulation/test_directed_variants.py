@@ -21,8 +21,8 @@ def batch() -> Clustered:
 
 
 def served_to_a_new_life() -> list[int]:
-    """Batches that a replica gets which is built anew on the worker where it was before. An ack of its earlier life has
-    been on its way for long; the copy of its state was taken when its primary had applied one batch of three."""
+    """Return the batches for a replica that is built anew on its earlier worker. An ack of its earlier life has been on
+    its way for long; the copy of its state was taken when its primary had applied one batch of three."""
     producer = Producer(StreamId(0, 0), 0, 1, 1 << 20, resend_s=1.0)
     endpoints = {10: "", 11: ""}
     producer.on_table(Table(0, (((ReplicaAt(10, 0), ReplicaAt(11, 0)),),), (), endpoints), 0, 0.0)
@@ -49,8 +49,8 @@ def test_acks_of_an_earlier_life_do_not_count_for_a_new_one(monkeypatch: pytest.
 
 
 def rows_of_two_lives() -> list[int]:
-    """Rows that a worker gets of a source whose reader is built anew. The reader cuts them elsewhere the second time: the first
-    row that is new to the worker comes in one batch with the ten that the worker has."""
+    """Return the rows that a worker gets from a source whose reader is built anew. The reader cuts its rows elsewhere the second
+    time: the first row that is new to the worker comes in one batch with the ten that the worker has."""
     worker = inbound()
     first = Life(worker)
     first.answer()

@@ -1,7 +1,7 @@
 """Random flows with event time: sources with disorder, late rows, leaps and idle spells; windows, windows of windows, operators
 with timers of event time, stages without event time beside them; and the answer of a batch over the rows that are not late.
 
-Seeds of these flows are of a range of their own (``mixes.EVENT_TIME``), so that no draw of another flow changes.
+Seeds of these flows have their own range (``mixes.EVENT_TIME``), so that no draw of another flow changes.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ IDLE_SHARE = 0.25
 POSITIONS_SHARE, NUMBERS_SHARE = 0.5, 0.5
 #: The share of sources with several partitions of which one ends before the others.
 EARLY_SHARE = 0.4
-#: Virtual seconds between two batches of a partition, and of a spell in which it has nothing.
+#: Virtual seconds between two batches of a partition, and of a spell in which a partition has nothing.
 PERIODS_S, SPELLS_S = (0.0, 0.002, 0.01), (0.02, 0.1, 0.4)
 #: Virtual time for which an idle source has given nothing, in microseconds.
 IDLE_US = (20_000, 100_000)
-#: So often a batch comes after a spell.
+#: The share of batches that come after a spell.
 SPELLS = 0.1
-#: So many of the flows come to their end only when every partition knows the least watermark.
+#: The share of flows that come to their end only when every partition knows the least watermark.
 LINGERS_SHARE = 0.6
-#: Virtual seconds between two checkpoints, where rows wait for them, and the least elsewhere.
+#: Virtual seconds between two checkpoints in flows whose rows wait for them, and the least in other flows.
 OFTEN_S, SELDOM_S = 0.02, 0.1
 #: Virtual seconds between two statements, or watermarks, that cross no end of a window.
 INTERVALS_S = (0.002, 0.01, 0.05)
@@ -76,23 +76,23 @@ MARKS_SHARE = 0.9
 
 @dataclass
 class TimedData(SourceData):
-    """A source whose rows have times. ``due[p]``: virtual seconds after the first reading of a partition at which each of its
-    batches is there."""
+    """A source whose rows have times."""
 
-    #: Microseconds; None: its rows have no event time, or are those of a DataFrame.
+    #: Microseconds; None: the rows have no event time, or are those of a DataFrame.
     delay: int | None = None
     idle: int | None = None
     #: Microseconds, and rows in succession; None: each time is believed.
     max_ahead: int | None = None
     believed_after: int = 1
+    #: By partition: the virtual seconds from its first reading until each of its batches is there.
     due: list[list[float]] = field(default_factory=list)
     #: Partitions that come to their end while others stand still.
     early: set[int] = field(default_factory=set)
-    #: Partitions without rows that come to their end when all others have.
+    #: Partitions without rows that come to their end after all others.
     lasting: set[int] = field(default_factory=set)
     #: Columns that Spark reads; None: all.
     columns: tuple[int, ...] | None = None
-    #: The clock of the run, and when each partition was read first.
+    #: The clock of the run, and the time at which each partition was read first.
     clock: Callable[[], float] = lambda: 0.0
     begun: dict[int, float] = field(default_factory=dict)
 
@@ -150,7 +150,7 @@ class TimedData(SourceData):
 
 
 class PositionedReader:
-    """``read(partition, start)`` of a source with positions: it cuts its rows elsewhere each time. Rows may bring numbers."""
+    """The ``read(partition, start)`` of a source with positions. It cuts its rows elsewhere each time. Rows may bring numbers."""
 
     def __init__(self, data: TimedData, numbers: list[np.ndarray] | None, rng: random.Random) -> None:
         self._data, self._numbers, self._rng = data, numbers, rng
@@ -189,27 +189,29 @@ class PositionedReader:
 
 @dataclass
 class TimedNode(Node):
-    """A source or a stage. ``rows`` makes its answer; ``time``: the column of its event time, None if it has none; ``late``: its
-    rows are the late ones of a source."""
+    """A source or a stage."""
 
+    #: The column of the event time; None: the rows have none.
     time: str | None = None
+    #: Makes the expected rows.
     rows: Callable[[], list[Any]] = list
+    #: The rows are the late ones of a source.
     late: bool = False
-    #: It, or a stage before it, leaves rows out that are behind the watermark.
+    #: This stage, or one before it, leaves rows out that are behind the watermark.
     windowed: bool = False
     #: A source without its watermark.
     raw: Source | None = None
-    #: Windows to which a row of it belongs, where that is the same for all rows; 0: it is not.
+    #: Number of windows of each row, if it is the same for all rows; else 0.
     fold: int = 0
-    #: Microseconds in which it gives one row of a key; 0: it is no deduplication.
+    #: Microseconds in which a deduplication gives one row of a key; 0 for other stages.
     ttl: int = 0
-    #: Its ranks, where rows come again with the place of another; None: it gives each row once.
+    #: Ranks of a stage whose rows come again with the place of another; None: each row is given once.
     places: relations.Places | None = None
     #: The order of arrival decides which rows the stage gives.
     some: bool = False
-    #: A function of the rows of a source, on-time or late, to what a table has made of them.
+    #: A function of the rows of a source, on-time or late, to the rows after a lookup in a table.
     looks: Callable[[list[TimedRow]], list[TimedRow]] = list
-    #: The table in which its rows were looked up.
+    #: The table in which the rows were looked up.
     table: TimedData | None = None
 
     def model(self, version: dict[tuple[str, int], int]) -> list[Any]:
@@ -313,7 +315,7 @@ class _Builder:
         return node
 
     def table(self, rng: random.Random) -> TimedNode:
-        """A table whose versions are the times of its rows, each with at most one row of a key."""
+        """Add a table whose versions are the times of its rows, each with at most one row of a key."""
         name, partitions, versions = f"source{len(self.nodes)}", rng.choice([1, 1, 2]), rng.randint(2, 9)
         data = TimedData(name, [], clock=self.clock, delay=0)
         for partition in range(partitions):
@@ -386,7 +388,7 @@ class _Builder:
         return tuple(number for number, node in enumerate(inputs) if node.time is not None)
 
     def passing(self, inputs: list[TimedNode]) -> TimedNode:
-        """Rows with times go on at once, or when the watermark has reached them."""
+        """Add a stage that passes rows with times on at once, or when the watermark has reached them."""
         rng = self.rng
         kind = rng.choice([kinds.Keeper, kinds.Keeper, kinds.Timed, kinds.TimedReplaying])
         # Rows of an input without event time have any time.
@@ -458,7 +460,8 @@ class _Builder:
         return tuple(TIMED.names)
 
     def sink(self, node: TimedNode, late: bool = False, raw: bool = False) -> TimedNode:
-        """``late``: of the late rows of a source; ``raw``: of a source without its watermark, which has all rows."""
+        """Add a sink. ``late``: for the late rows of a source; ``raw``: for a source without its watermark, which has all
+        rows."""
         results = node.kind in (kinds.Counts, kinds.Sums)
         kind: Any
         if node.places is not None:
@@ -491,14 +494,14 @@ class _Builder:
 
 
 def _time_behind(relation: str) -> str | None:
-    """Return the column with the event time of the rows of a relation; None: they have none, or the operator says it."""
+    """Return the column with the event time of the rows of a relation; None: the rows have none, or the operator names it."""
     return None if relation in ("top", "best_so_far", "last", "refreshed") else TIME
 
 
 def _answer(rows: list[Any], window: Window | SessionWindow, results: bool, keyed: bool) -> list[Any]:
     """Return the results of windows over rows, or over results of windows."""
     if results:
-        # Its time is the end of the window, its count and its sum are the last columns.
+        # The time of a result is the end of the window; its count and its sum are the last columns.
         given = [(row[:-4] if keyed else (), row[-3], row[-2], row[-1]) for row in rows]
     else:
         given = [((row[1],) if keyed else (), row[3], 1, row[0]) for row in rows if row[3] is not None]
@@ -517,15 +520,16 @@ def draw(
     looks_up: bool = False,
     marks: random.Random | None = None,
 ) -> Dataflow:
-    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``clock``: that of the run.
-    ``ahead``: decides on alignment and times that are not believed, ``related`` on joins, ranks and deduplication: each on its
-    own, so that flows without are the same with and without it. ``wide``: relations of all kinds, and lookups; ``looks_up``: in
-    their place, lookups in a table that is read anew; ``marks`` decides which aggregates have replicas without a common order."""
+    """Draw a flow with event time. ``copies``: number of replicas of every partition; 0: drawn, up to ``copies_max``. ``clock``:
+    the clock of the run. ``ahead`` decides on alignment and times that are not believed, and ``related`` on joins, ranks and
+    deduplication: each has its own draws, so that flows without it are as before. ``wide``: relations of all kinds, and lookups;
+    ``looks_up``: in their place, lookups in a table that is read anew; ``marks`` chooses the aggregates that have replicas
+    without a common order."""
     builder = _Builder(rng, ledger, copies_max, copies, clock, ahead, related if wide else None)
     what = ""
     if related is not None:
         what = "refreshed" if looks_up else related.choice(relations.WIDE if wide else relations.RELATIONS)
-    if what or marks is not None:  # which rows are left out after idleness is only known of windows, and of one order
+    if what or marks is not None:  # the rows left out after idleness are only known for windows, and for one order
         builder.idles = False
     both = what in ("join", "as_of")
     timed = [builder.source() for _ in range(2 if both else rng.choice([1, 1, 2]))]
@@ -537,7 +541,7 @@ def draw(
     if rng.random() < 0.5:
         last = builder.passing([*inputs, *(other if rng.random() < 0.6 else [])])
         inputs = [last]
-    elif other and rng.random() < 0.2:  # it holds the watermark until it has ended
+    elif other and rng.random() < 0.2:  # such an input holds the watermark until its end
         inputs = [*inputs, *other]
     if what:
         last = _related(builder, related, what, timed, last)
@@ -634,8 +638,8 @@ def _believing(plan: Plan, sources: list[Any]) -> Plan:
 
 def with_checkpoints(flow: Dataflow) -> Dataflow:
     """Return the flow with checkpoints as often as its logs need them. A log that takes a row or two waits for a checkpoint of
-    each, for a minute in all where these are rare; elsewhere a worker that looks for checkpoints all the time costs the most of
-    its run."""
+    each, for a minute in all if checkpoints are rare; in other flows a worker that looks for checkpoints all the time takes most
+    of the cost of a run."""
     settings = flow.plan.settings
     interval = OFTEN_S if settings.log_max_bytes <= TINY_LOG else max(settings.checkpoint_interval, SELDOM_S)
     return replace(flow, plan=replace(flow.plan, settings=replace(settings, checkpoint_interval=interval)))

@@ -1,7 +1,7 @@
-"""Stages of the flows with event time: operators that see to it that watermarks, timers of event time and results are right.
+"""Stages of the flows with event time: operators that check watermarks, timers of event time and results.
 
 ``Timed`` passes rows on, ``Keeper`` holds each row until the watermark has reached its time, ``Turns`` gives rows by the order in
-which they come, ``Counts`` and ``Sums`` count windows and windows of windows. Sinks keep what arrives: ``TimedSink`` rows,
+which they come, ``Counts`` and ``Sums`` count windows and windows of windows. Sinks keep their input: ``TimedSink`` rows,
 ``ResultSink`` results of windows that come once, ``NewestSink`` results that are renewed, ``PlaceSink`` ranks that are renewed.
 """
 
@@ -33,7 +33,7 @@ BEAT = 7 * SECOND
 
 
 class Timed(Watched):
-    """Passes rows with times on."""
+    """An operator that passes rows with times on."""
 
     schema: Any = TIMED
 
@@ -56,7 +56,7 @@ class Timed(Watched):
 
 
 class TimedReplaying(Replaying, Timed):
-    """The same with nothing to remember, so that a stage may have upstream replicas."""
+    """A ``Timed`` with nothing to remember, so that a stage may have upstream replicas."""
 
     def stamped(self, rows: list[TimedRow], elsewhere: int = 0) -> pa.RecordBatch:  # type: ignore[override]
         step, given = self.context.step, self._stamped[1] if self._stamped[0] == self.context.step else 0
@@ -65,7 +65,7 @@ class TimedReplaying(Replaying, Timed):
 
 
 class Renamed(Timed):
-    """Passes rows on under other names."""
+    """An operator that passes rows on under other names."""
 
     schema = RENAMED
 
@@ -74,8 +74,8 @@ class Renamed(Timed):
 
 
 class Turns(Timed):
-    """Passes a row on if its key is another one than that of the row before. So its output depends on the order in which rows of
-    several streams come, and steps may give nothing that would have given rows in another order."""
+    """An operator that passes a row on if its key differs from that of the row before. So its output depends on the order in
+    which rows of several streams come, and steps may give nothing that would have given rows in another order."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -91,9 +91,9 @@ class Turns(Timed):
 
 
 class Keeper(Timed):
-    """Holds each row until the watermark has reached its time, with one timer for the earliest. Rows without a time, rows of
-    inputs whose watermarks do not count and, after idleness, rows behind the watermark go on at once. A second timer beats as
-    event time goes on, and a third is cancelled as often as it is set."""
+    """An operator that holds each row until the watermark has reached its time, with one timer for the earliest. Rows without a
+    time, rows of inputs whose watermarks do not count and, after idleness, rows behind the watermark go on at once. A second
+    timer beats as event time goes on, and a third is cancelled as often as it is set."""
 
     #: The inputs whose watermarks count.
     timed_inputs: tuple[int, ...] = (0,)
@@ -166,7 +166,7 @@ class Keeper(Timed):
 
 
 class Counts(flux.Aggregate):
-    """Counts rows and sums their ids, by window."""
+    """A count of rows and sum of their ids, by window."""
 
     _told_share = 1.0
     n = flux.count()
@@ -174,7 +174,7 @@ class Counts(flux.Aggregate):
 
 
 class Sums(flux.Aggregate):
-    """Sums the results of windows, by window."""
+    """A sum of the results of windows, by window."""
 
     _told_share = 1.0
     n = flux.sum("n")
@@ -182,7 +182,7 @@ class Sums(flux.Aggregate):
 
 
 class TimedSink(Watched):
-    """Keeps the rows that arrive."""
+    """A sink that keeps the rows that arrive."""
 
     schema: Any = None
 
@@ -204,7 +204,7 @@ class TimedSink(Watched):
 
 
 class ResultSink(TimedSink):
-    """Keeps results of windows, each of which comes once."""
+    """A sink that keeps results of windows, each of which comes once."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -221,7 +221,7 @@ class ResultSink(TimedSink):
 
 
 class NewestSink(TimedSink):
-    """Keeps the newest result of each window of a key, and sees to it that counts only grow."""
+    """A sink that keeps the newest result of each window of a key, and checks that counts only grow."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -239,7 +239,7 @@ class NewestSink(TimedSink):
 
 
 class PlaceSink(TimedSink):
-    """Keeps the newest row of each place, and sees to it that each is better than the one before."""
+    """A sink that keeps the newest row of each place, and checks that each is better than the one before."""
 
     #: Functions of a row: its place, and a value that is less for better rows.
     place: Any = None
@@ -259,7 +259,7 @@ class PlaceSink(TimedSink):
 
 
 class GivesOn:
-    """Beside a sink of the simulation: hands on the rows that arrive, to a sink outside."""
+    """A base beside a sink of the simulation, which also hands the rows on to a sink outside."""
 
     def output_schema(self, schemas: Any, key: Any) -> Any:
         return schemas[0]
@@ -269,8 +269,8 @@ class GivesOn:
 
 
 class TimedGiving(GivesOn, TimedSink):
-    """Keeps the rows, and gives them as well."""
+    """A sink that keeps the rows and also gives them on."""
 
 
 class ResultGiving(GivesOn, ResultSink):
-    """Keeps the results, and gives them as well."""
+    """A sink that keeps the results and also gives them on."""

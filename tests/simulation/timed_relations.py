@@ -1,11 +1,11 @@
 """Joins, ranks, deduplication and lookups in the flows of event time, and the answer of a batch in plain Python.
 
-The operators are those of the product. The answer of a join and of ranks follows from the rows that are not late, whatever the
-order in which they meet. The first row of a key does not follow from them alone: of a deduplication the gaps between given rows
-are checked, and that each other row has one before it (``DedupSink``); by the time of steps, that each key is given. Of rows that
-are given by the order in which they meet (``Turns``), only that they are there is checked. The version of a table that a row
-meets follows from the order of steps: rows of a key meet versions that never go back (``LookupSink``), and replicas agree on them
-(``event_time_laws``).
+The operators are those of the product. The answer of a join and of ranks follows from the rows that are not late, in any order
+of their meeting. The first row of a key does not follow from them alone. A deduplication by event time is checked for the gaps
+between given rows, and for a given row before each other one (``DedupSink``); a deduplication by the time of steps only for a
+row of each key. Rows given by the order in which they meet (``Turns``) are checked only for being there. The version of a table
+that a row meets follows from the order of steps: rows of a key meet versions that never go back (``LookupSink``), and replicas
+agree on them (``event_time_laws``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLAIN = [(at, name) for at, name in enumerate(TIMED.names) if name in ("id", "ke
 KEY_AT, TIME_AT = TIMED.names.index("key"), TIMED.names.index(TIME)
 #: Law (g) for a deduplication.
 ONCE_IN = "(g) one row of a key is given in each stretch of time"
-#: The operators of flows that are no aggregates.
+#: The operators of relations, none of which is an aggregate.
 OPERATORS = (Join, AsOfJoin, TopOfWindow, Top, Dedup, RefreshedLookup)
 #: The relations of a flow, by the names of functions below.
 RELATIONS = ("join", "join", "top", "dedup")
@@ -61,7 +61,7 @@ class Places(NamedTuple):
 
 
 def join(rng: random.Random, wide: bool = False) -> tuple[type[Join], Answer]:
-    """Draw a join of rows by their key, whose times are near each other; ``wide``: of any kind."""
+    """Draw a join of rows with one key whose times are near each other; ``wide``: of any kind."""
     how = rng.choice(KINDS if wide else ("inner", "inner", "left_outer", "left_outer", "left_semi", "left_anti"))
     low = rng.choice([-8, -3, 0, 2]) * SECOND
     high = low + rng.choice([0, 4, 10]) * SECOND
@@ -227,8 +227,8 @@ def once(rng: random.Random) -> tuple[type[Dedup], None]:
 
 
 def lookup(rng: random.Random) -> tuple[list[RowStep], Callable[[list[TimedRow]], list[TimedRow]]]:
-    """Draw a table with words for some keys, which take the place of those of the rows. Return the steps in which rows look
-    them up, and their answer: rows whose key is not there stay as they are, or are left out."""
+    """Draw a table with words for some keys, which take the place of the words of the rows. Return the steps in which rows look
+    up the words, and the expected rows: rows whose key is not there stay as they are, or are left out."""
     known, inner = sorted(rng.sample(range(4), rng.randint(1, 4))), rng.random() < 0.5
     words = {key: "w" * rng.choice([1, 2, 9]) for key in known}
     rows = pa.table({"key": pa.array(known, pa.int64()), "label": pa.array(words.values(), pa.string())})
@@ -245,7 +245,7 @@ def lookup(rng: random.Random) -> tuple[list[RowStep], Callable[[list[TimedRow]]
 
 
 class Chain:
-    """The part of a DataFrame, whose steps are those that it is given."""
+    """A stand-in for a DataFrame that collects its steps."""
 
     def __init__(self, *steps: RowStep) -> None:
         self.steps = steps
@@ -287,9 +287,9 @@ def refreshed(rng: random.Random) -> tuple[type[RefreshedLookup], Answer]:
 
 
 class LookupSink(TimedSink):
-    """Keeps rows that have met versions of a table, and sees to it that those of a key go forwards. ``versions``: by the id of a
-    row of the table."""
+    """A sink that keeps rows which have met versions of a table, and checks that the versions of a key go forwards."""
 
+    #: By the id of a row of the table: its version.
     versions: Mapping[int, int] = {}
 
     def open(self, context: flux.Context) -> None:
@@ -308,7 +308,7 @@ class LookupSink(TimedSink):
 
 
 class DedupSink(TimedSink):
-    """Keeps rows, and sees to it that those of a key are ``ttl`` apart."""
+    """A sink that keeps rows, and checks that the rows of a key are ``ttl`` apart."""
 
     ttl = 0
 
@@ -327,7 +327,7 @@ class DedupSink(TimedSink):
 
 
 def lacking(found: list[Any], rows: list[TimedRow], ttl: int) -> str:
-    """Return a row that should have been given, or was not to be; empty: there is none."""
+    """Describe a row that is missing or should not have been given; empty if there is none."""
     known = {row for row in rows if row[3] is not None}
     if strange := [row for row in found if row not in known] or [row for row in found if found.count(row) > 1]:
         return f"{strange[0]} was given"

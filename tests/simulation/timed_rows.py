@@ -15,13 +15,13 @@ import pyarrow as pa
 from flux.windows.window import SessionWindow, Window
 from tests.simulation.stage_kinds import ROW
 
-#: The time column of source rows, and that of the results of windows.
+#: The time columns of source rows and of the results of windows.
 TIME, WINDOW_TIME = "ts", "window_end"
 TIMED = ROW.append(pa.field(TIME, pa.timestamp("us")))
 #: The columns of source rows under other names, but for the key, as the right side of an as-of join has them.
 RIGHT_TIME = "right_ts"
 RENAMED = pa.schema([field if field.name == "key" else field.with_name(f"right_{field.name}") for field in TIMED])
-#: Columns that say from where a row comes and in which order. They are no part of an answer.
+#: Columns with the origin and the order of rows. They are no part of an answer.
 ORIGIN = ("hop", "tick", "right_hop", "right_tick")
 SECOND = 1_000_000
 #: A row as the model knows it: id, key, word, time in microseconds or None.
@@ -38,7 +38,7 @@ def make_timed_batch(rows: Sequence[TimedRow], hop: int, tick: int) -> pa.Record
 
 
 def tuples(batch: pa.RecordBatch) -> list[tuple[object, ...]]:
-    """Return the rows of a batch without the columns of their origin; times are numbers of microseconds."""
+    """Return the rows of a batch without the columns of their origin, with times in microseconds."""
     names = [name for name in batch.schema.names if name not in ORIGIN]
     columns = [batch.column(name) for name in names]
     plain = [
@@ -63,12 +63,12 @@ class Disorder:
         return cls(rng.choice([0, 2, 4, 8, 15]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.02]))
 
     def with_leaps(self) -> Disorder:
-        """Return the same manner with single rows from the future, as many as sources that believe not each time need."""
+        """Return the manner with single rows from the future, as many as sources need that do not believe each time."""
         return replace(self, leaps=0.08)
 
     def times(self, rng: random.Random, count: int, begin: int) -> list[int | None]:
-        """Return the times of ``count`` rows of one partition. One leap of two is that of a single row from the future, which
-        makes all later rows late."""
+        """Return the times of ``count`` rows of one partition. Half of the leaps are those of a single row from the future,
+        which makes all later rows late."""
         now, times = begin, list[int | None]()
         for _ in range(count):
             now += rng.choice([0, 0, 1, 1, 2, 3])
@@ -81,10 +81,10 @@ class Disorder:
 
 
 class Newest:
-    """The greatest time of rows that is believed; None: no row has had one."""
+    """The greatest time of rows that is believed; None before the first time."""
 
     def __init__(self, max_ahead: int | None = None, believed_after: int = 1) -> None:
-        """``max_ahead``: as of ``withWatermark``; None: each time is believed."""
+        """Begin before the first row. ``max_ahead`` is that of ``withWatermark``; None: each time is believed."""
         self.time: int | None = None
         self._max_ahead, self._believed_after = max_ahead, believed_after
         self._doubted = list[int]()
@@ -99,7 +99,8 @@ class Newest:
 
 
 def judged(rows: Iterable[TimedRow], delay: int, newest: Newest) -> tuple[list[TimedRow], list[TimedRow]]:
-    """Return the rows of one partition that are not late, and the late ones. ``newest``: that before them, which goes on."""
+    """Return the rows of one partition that are not late, and the late ones. ``newest`` comes from the rows before, and moves
+    on."""
     on_time, late = list[TimedRow](), list[TimedRow]()
     for row in rows:
         time = row[3]

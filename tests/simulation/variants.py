@@ -1,6 +1,6 @@
-"""Deliberately broken variants of the exchange, and how it shows that they are broken (design: variants).
+"""Deliberately broken variants of the exchange, and the laws that show it (design: variants).
 
-Each takes away one rule. ``VARIANTS`` says which laws may be broken then, and under which faults that happens soon;
+Each takes away one rule. ``VARIANTS`` lists the laws that may be broken then, and the faults under which that happens soon;
 ``seeds.json`` holds the seeds that show it, and ``make seeds`` looks for them anew.
 """
 
@@ -122,7 +122,7 @@ from tests.simulation.timed_kinds import LEFT_OUT
 from tests.simulation.timed_relations import ONCE_IN
 
 Patch = pytest.MonkeyPatch
-#: How a row that is lost, doubled or out of order shows.
+#: Laws that a row breaks which is lost, doubled or out of order.
 ROWS = {
     "each partition applies each batch once and in order",
     "order within a stream",
@@ -135,10 +135,10 @@ STUCK = {"every run comes to its end"} | STILL
 ACKED = {"an ack never exceeds what was applied", "no batch leaves the log before it is applied"}
 KEPT = {"no batch leaves the log before it is in the checkpoints"}
 COMMITTED = {"nothing is given out before it is committed"}
-#: How it shows that replicas have gone different ways; who repeats steps may notice it, too, and end the query.
+#: Laws that break when replicas go different ways. A replica that repeats steps may notice it, too, and end the query.
 ALIKE = ROWS | {"replicas take the same steps", "equal sequences are equal batches", "replicas agree", "no run fails"}
 
-#: How it shows that a watermark does not hold for all rows behind it.
+#: Laws that break when a watermark does not hold for all rows behind it.
 BELOW = {HOLDS, LEFT_OUT, ANSWER}
 
 
@@ -146,7 +146,7 @@ BELOW = {HOLDS, LEFT_OUT, ANSWER}
 
 
 def acks_before_it_applies(patch: Patch) -> None:
-    """An ack says what was received, not what was applied."""
+    """Ack the rows received, and not the rows applied."""
     ack = Inbound.ack
 
     def broken(self: Inbound, *given: Any) -> Any:
@@ -160,7 +160,7 @@ def acks_before_it_applies(patch: Patch) -> None:
 
 
 def never_returns_credit(patch: Patch) -> None:
-    """What was applied counts as held for ever. (Forgotten by one connection alone, the next handshake mends it.)"""
+    """Count applied rows as held for ever. (If only one connection forgot them, the next handshake would mend it.)"""
     applied = Inbound.applied
 
     def broken(self: Inbound, *given: Any) -> bool:
@@ -173,7 +173,7 @@ def never_returns_credit(patch: Patch) -> None:
 
 
 def sends_without_credit(patch: Patch) -> None:
-    """A producer does not heed what it was granted."""
+    """Let a producer send beyond its granted credit."""
     data = Producer._data
 
     def broken(self: Producer, worker: int, cursor: Any, now: float) -> Any:
@@ -184,13 +184,13 @@ def sends_without_credit(patch: Patch) -> None:
 
 
 def appends_to_a_full_log(patch: Patch) -> None:
-    """Back-pressure is ignored."""
+    """Ignore back-pressure."""
     patch.setattr(Log, "_fits", lambda self: True)
 
 
 def room_is_told_once(patch: Patch) -> None:
-    """A log that drains tells its owner so only the first time. It does not check its own flag either, so that the law about
-    progress alone can see it."""
+    """Let a log that drains tell its owner so only the first time. The log does not check its own flag either, so that only the
+    law about progress can see it."""
     note = Log._note_room
 
     def broken(self: Log) -> None:
@@ -203,7 +203,7 @@ def room_is_told_once(patch: Patch) -> None:
 
 
 def overlooks_gaps(patch: Patch) -> None:
-    """A consumer does not see that a message is missing."""
+    """Let a consumer overlook that a message is missing."""
     take = Inbound.take
 
     def broken(self: Inbound, message: Any, *given: Any) -> Any:
@@ -213,12 +213,12 @@ def overlooks_gaps(patch: Patch) -> None:
 
 
 def never_greets_again(patch: Patch) -> None:
-    """A producer waits for ever for an ack that was lost."""
+    """Let a producer wait for ever for a lost ack."""
     patch.setattr(Producer, "_silent", lambda self, cursor, now: False)
 
 
 def greets_again_much_too_late(patch: Patch) -> None:
-    """Whoever owes an answer has minutes for it."""
+    """Give a silent consumer minutes for its answer."""
     silent = Producer._silent
 
     def broken(self: Producer, cursor: Any, now: float) -> bool:
@@ -228,7 +228,7 @@ def greets_again_much_too_late(patch: Patch) -> None:
 
 
 def resumes_one_too_far(patch: Patch) -> None:
-    """A consumer asks for the batch after the one that it needs."""
+    """Let a consumer ask for the batch after the one that it needs."""
     resume = Inbound.resume
 
     def broken(self: Inbound, *given: Any) -> Any:
@@ -241,7 +241,7 @@ def resumes_one_too_far(patch: Patch) -> None:
 
 
 def finishes_with_the_first_stream(patch: Patch) -> None:
-    """A stage takes the end of one stream for the end of its input."""
+    """Take the end of one stream for the end of a stage's input."""
     patch.setattr(StepQueue, "all_ended", property(lambda self: any(self.ended.values())))
 
 
@@ -262,11 +262,11 @@ def sends_a_key_to_two_partitions(patch: Patch) -> None:
     patch.setattr(Clustering, "by_key", broken)
 
 
-# ---- variants of what keeps replicas alike
+# ---- variants of the rules that keep replicas alike
 
 
 def sends_before_it_is_committed(patch: Patch) -> None:
-    """The release rule is left out."""
+    """Leave the release rule out."""
     release = Replica.release
 
     def broken(self: Replica) -> None:
@@ -282,7 +282,7 @@ def reports_the_end_before_it_is_committed(patch: Patch) -> None:
 
 
 def applies_what_is_not_committed(patch: Patch) -> None:
-    """A secondary applies steps as soon as it hears of them."""
+    """Let a secondary apply steps as soon as it hears of them."""
     ready = Replica.ready
 
     def broken(self: Replica, now: float) -> bool:
@@ -303,13 +303,13 @@ def applies_what_is_not_committed(patch: Patch) -> None:
 
 
 def heeds_a_deposed_primary(patch: Patch) -> None:
-    """The terms of primaries are not compared."""
+    """Accept orders without comparing the terms of primaries."""
     on_orders = OrderLog.on_orders
     patch.setattr(OrderLog, "on_orders", lambda self, term, *given: on_orders(self, max(term, self.term), *given))
 
 
 def acks_what_an_earlier_primary_sent(patch: Patch) -> None:
-    """A secondary takes the length of its log for what it shares with the new primary."""
+    """Let a secondary take its whole log for the part shared with the new primary."""
     on_orders = OrderLog.on_orders
 
     def broken(self: OrderLog, *given: Any) -> bool:
@@ -321,7 +321,7 @@ def acks_what_an_earlier_primary_sent(patch: Patch) -> None:
 
 
 def copies_before_producers_retain(patch: Patch) -> None:
-    """The copy is ordered as soon as the new replica is listed."""
+    """Order the copy as soon as the new replica is listed."""
     patch.setattr(
         AdditionTracker, "confirmed", lambda self, _: [a for a in self.under_way.values() if a.phase == "retain"]
     )
@@ -332,12 +332,12 @@ def acks_for_a_state_that_has_not_come(patch: Patch) -> None:
 
 
 def counts_on_a_replica_before_it_is_safe(patch: Patch) -> None:
-    """Live is taken for safe."""
+    """Take live replicas for safe ones."""
     patch.setattr(ReplicaSafety, "is_safe", lambda self, stage, partition, replica: replica.live)
 
 
 def forgets_the_order_in_the_copy(patch: Patch) -> None:
-    """What is ordered and not yet applied is not copied, and the primary thinks that it is."""
+    """Leave the steps ordered but not yet applied out of a copy, while the primary believes that they are in it."""
     adopt = OrderLog.adopt
     patch.setattr(OrderLog, "adopt", lambda self, entries, committed: adopt(self, [], committed))
     note_copy = OrderLog.note_copy
@@ -354,12 +354,12 @@ def sends_orders_only_once(patch: Patch) -> None:
 
 
 def asks_anew_for_nothing(patch: Patch) -> None:
-    """A new replica does not tell the producers what it needs."""
+    """Let a new replica ask the producers for no rows."""
     patch.setattr(Subscriptions, "_ask_again", lambda *given: None)
 
 
 def resumes_without_a_nonce(patch: Patch) -> None:
-    """Data of an earlier handshake is taken for an answer to the newest."""
+    """Take data of an earlier handshake for an answer to the newest."""
     take = Inbound.take
 
     def broken(self: Inbound, message: Any, *given: Any) -> Any:
@@ -371,12 +371,12 @@ def resumes_without_a_nonce(patch: Patch) -> None:
 
 
 def waits_for_rows_for_ever(patch: Patch) -> None:
-    """Rows of an ordered step are not looked for elsewhere, and credit stays what it is."""
+    """Neither look elsewhere for rows of an ordered step nor raise the credit for them."""
     patch.setattr(Subscriptions, "relieve", lambda *given: None)
 
 
 def says_nothing_again_on_a_new_connection(patch: Patch) -> None:
-    """What a worker had reported may have been lost with its connection to the controller."""
+    """Repeat no reports on a new connection, although earlier ones may have been lost with the old one."""
     patch.setattr(WorkerCore, "report_again", lambda self: None)
 
 
@@ -385,7 +385,7 @@ def never_goes_over_to_a_survivor(patch: Patch) -> None:
 
 
 def waits_for_ingress_that_has_left(patch: Patch) -> None:
-    """An attempt that came after the work was done, and died, is waited for."""
+    """Wait for an ingress attempt that came after the work was done, and died."""
     admit = Membership.admit
 
     def broken(self: Membership, *given: Any) -> Any:
@@ -397,7 +397,7 @@ def waits_for_ingress_that_has_left(patch: Patch) -> None:
 
 
 def repairs_everything_at_once(patch: Patch) -> None:
-    """Stages do not wait for those before them."""
+    """Repair a stage without waiting for the stages before it."""
     due = AdditionTracker.due
 
     def broken(self: AdditionTracker, *given: Any) -> Any:
@@ -416,7 +416,7 @@ def never_repairs(patch: Patch) -> None:
 
 
 def everybody_leads(patch: Patch) -> None:
-    """Each live replica takes itself for the primary."""
+    """Let each live replica take itself for the primary."""
 
     def broken(self: ReplicaLifecycle, replica: Replica, row: Any, epoch: int) -> None:
         replica.lead(epoch, [other for other in row if other.worker != self._hosted.worker])
@@ -425,7 +425,7 @@ def everybody_leads(patch: Patch) -> None:
 
 
 def follows_in_its_own_order(patch: Patch) -> None:
-    """A secondary applies the slices of a step in the order that suits it."""
+    """Let a secondary apply the slices of a step in its own order."""
     take = StepQueue.take
     patch.setattr(StepQueue, "take", lambda self, entry: sorted(take(self, entry), key=lambda s: -s.sequence))
 
@@ -435,20 +435,20 @@ def leaves_the_state_out_of_the_copy(patch: Patch) -> None:
 
 
 def takes_no_attributes_for_state(patch: Patch) -> None:
-    """As it was: an operator that defines no snapshot had no state."""
+    """Save no state of an operator that defines no snapshot, as in earlier versions."""
     patch.setattr(Operator, "snapshot", lambda operator: None)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A rule that is taken away."""
+    """A variant of the product without one rule."""
 
     break_it: Callable[[Patch], None]
     #: The laws that may be broken, and no others.
     laws: frozenset[str] | set[str]
     #: The faults under which a law breaks soon.
     mix: Mix = ANY
-    #: Tells two variants apart that take the same rule away.
+    #: A word to tell two variants of one rule apart.
     case: str = ""
 
     @property
@@ -457,12 +457,12 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """Return the name in ``seeds.json``."""
+        """The name in ``seeds.json``."""
         return f"{self.name} ({self.case})" if self.case else self.name
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Return the seeds of the file that show it; none for a new variant."""
+        """The seeds of the file that show the variant; none for a new one."""
         return tuple(OF_VARIANTS.get(self.key, ()))
 
 
@@ -645,8 +645,8 @@ VARIANTS = [
     Variant(growing.each_reader_begins_an_edge_anew, ALIKE | {EXACT}, GROWING_SOURCES),
 ]
 
-#: Without these nothing breaks: another rule covers each, see docs/design/code.md, redundant-rules. To be tried again by
-#: ``tests.simulation.catch`` when one of the covering rules changes.
+#: Variants that break no law: another rule covers each rule taken away, see docs/design/code.md, redundant-rules. To be tried
+#: again by ``tests.simulation.catch`` when one of the covering rules changes.
 REDUNDANT = [
     Variant(rules.answers_who_does_not_know_new_replicas, set()),
     Variant(rules.resumes_who_does_not_know_the_new_replica, set()),

@@ -1,7 +1,7 @@
-"""The vault of the simulation, the place that it writes to, and the lives of a query that loses all its processes.
+"""The vault of the simulation, its place of storage, and the lives of a query that loses all its processes.
 
-The place is a dumb store: what was appended and not flushed is lost with the process, but for some first part of it. Files and
-segments are whole or not there.
+The place is a dumb store: of the bytes appended and not flushed, only some first part outlives the process. Files and segments
+are whole or not there.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: Its attempt, which no worker has.
+#: Attempt number of the vault, which no worker has.
 ATTEMPT = 1_000_000
-#: Between two lives of a query.
+#: Longest time between two lives of a query.
 AWAY_S = 5.0
-#: Of two queries in nine: what it writes waits for more. Of another one it waits as long as a greeting waits for its answer.
+#: Time for which written records wait for more, in two queries of nine. In a third one they wait as long as a greeting for its
+#: answer.
 LATE_FLUSH_S = 0.004
-#: Of the state of a partition, where it waits so long.
+#: Least size of the parts of a partition's state in queries with that long wait.
 LATE_PART_BYTES = 1000
 
 
 class AllLost(Exception):
-    """Every process is gone at once."""
+    """The loss of all processes at once."""
 
 
 class Place:
-    """As ``flux.vault.journal.Store``. ``fatal``: flushes until everything is lost in the middle of one."""
+    """A store in memory in place of ``flux.vault.journal.Store``."""
 
     def __init__(self, rng: random.Random) -> None:
+        #: Flushes until all processes are lost in the middle of one.
         self.fatal: int | None = None
         #: The newest version of a plan that grows.
         self.plan: Plan | None = None
@@ -66,7 +68,7 @@ class Place:
     look_s = 1.0
 
     def check(self) -> None:
-        """Nothing moves it."""
+        """Find the place as it was: nothing moves it."""
 
     @property
     def crowded(self) -> bool:
@@ -85,7 +87,7 @@ class Place:
         self._appended.clear()
 
     def lose(self) -> None:
-        """The process is gone."""
+        """Lose the process, and the bytes that it had not flushed, but for a first part of them."""
         self._segment += self._appended[: self._rng.randint(0, len(self._appended))]
         self._appended.clear()
         self.fatal = None
@@ -120,7 +122,7 @@ class VaultProcess(WorkerProcess):
 
 
 def _go_on(ledger: Ledger, earlier: Ledger) -> None:
-    """What the query has given out before, it gives out again: the same batches by the same steps."""
+    """Carry the records of an earlier life over: the query gives out the same batches by the same steps again."""
     ledger._home, ledger._given, ledger._touching = earlier._home, earlier._given, earlier._touching
     ledger._given_rows, ledger.lossy = earlier._given_rows, earlier.lossy
     ledger._largest, ledger._official = earlier._largest, earlier._official
@@ -131,12 +133,14 @@ def _go_on(ledger: Ledger, earlier: Ledger) -> None:
 
 @dataclass
 class Life:
-    """Of a query, the ``number``th. ``now``: when it begins; ``earlier``: the one before."""
+    """One life of a query with a directory."""
 
     place: Place
     number: int = 0
+    #: The time at which the life begins.
     now: float = 1000.0
     began_with: int = 0
+    #: The simulation of the life before.
     earlier: Simulation | None = None
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -146,7 +150,7 @@ class Life:
         return world
 
     def go_on(self, sim: Simulation, slots: int) -> int:
-        """How many workers it has this time."""
+        """Give the simulation of this life the records of the earlier ones, and return its number of workers."""
         plan = sim.dataflow.plan
         self.began_with = self.began_with or slots
         late = plan.settings.resend_timeout if sim.seed % 9 == 0 else LATE_FLUSH_S
@@ -170,12 +174,12 @@ class Life:
 
     @staticmethod
     def limits(drawn: PartLimits, plan: Plan) -> PartLimits:
-        """Each part of a copy waits for a flush before the next one comes: where that is long, it is larger."""
+        """Return the limits with larger parts if flushes are long: each part of a copy waits for a flush before the next."""
         late = plan.settings.journal_flush > LATE_FLUSH_S
         return replace(drawn, part_bytes=max(drawn.part_bytes, LATE_PART_BYTES)) if late else drawn
 
     def had_ended(self, sim: Simulation, source: int, partition: int) -> bool:
-        """Whether the source came to its end in an earlier life: there are steps that wait for it."""
+        """Tell whether the source came to its end in an earlier life: there are steps that wait for this end."""
         if self.earlier is None:
             return False
         streams = [StreamId(edge.id, partition) for edge in sim.plan.edges_of_source(source)]
@@ -191,7 +195,7 @@ class Life:
         return outside
 
     def next(self, sim: Simulation) -> Life:
-        """All processes of this one are gone."""
+        """Return the life after this one, whose processes are all gone."""
         self.place.lose()
         now = sim.world.now + self.rng.random() * AWAY_S
         return Life(self.place, self.number + 1, now, self.began_with, sim, self.rng)

@@ -1,4 +1,4 @@
-"""How a broken law is told."""
+"""The exception for a broken law."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ Key = tuple[int, int]
 
 
 class Violation(Exception):
-    """A law was broken."""
+    """The report of a broken law."""
 
     def __init__(self, law: str, detail: str) -> None:
         super().__init__(f"{law}: {detail}")

@@ -1,8 +1,8 @@
 """A kind of replica that exists in tests only: a witness receives and acks the order of a partition, and does nothing else.
 
-It holds no state, reads no streams, may never lead and saves no partition, but a step is committed only when it has the
-entry. To register it is all that it takes: that it lives among active replicas, and keeps every law, shows that the exchange
-asks kinds and does not take them for active.
+A witness holds no state, reads no streams, may never lead and saves no partition, but a step is committed only when the
+witness has the entry. Registration is all that the kind needs: witnesses live among active replicas and keep every law, which
+shows that the exchange asks kinds and does not take them for active.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ WITNESS = "witness"
 
 
 class WitnessLog:
-    """One witness. ``order``: None until the first orders come."""
+    """The log of one witness."""
 
     def __init__(self, key: PartitionKey, incarnation: int) -> None:
         self.key = key
         self.incarnation = incarnation
+        #: None until the first orders come.
         self.order: OrderLog | None = None
         self.answers = 0
 
     def on_orders(self, item: PartitionOrder) -> PartitionSeen | None:
         if self.order is None:
             if item.first > item.committed:
-                return None  # the first message was lost; what it had is not committed without this witness
+                return None  # the first message was lost; its steps are not committed without this witness
             self.order = OrderLog(item.first)
         order = self.order
         if not order.on_orders(item.term, item.first, item.entries, item.committed, order.committed):
@@ -62,7 +63,7 @@ KIND = ReplicaKind(
 
 @contextmanager
 def witnesses(count: int) -> Iterator[None]:
-    """Each partition has so many beside its active replicas."""
+    """Give each partition this number of witnesses beside its active replicas."""
     if not count:
         yield
         return

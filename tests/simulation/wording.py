@@ -9,21 +9,21 @@ from flux.dataflow.plan import EdgePlan, Plan
 from flux.wire import control, messages
 from tests.simulation.violation import Key
 
-#: What is said all the time and changes nothing.
+#: Messages that come all the time and change nothing.
 QUIET = (control.Heartbeat, control.HeartbeatSeen)
-#: What messages are about that carry a table or confirm one.
+#: The subject of messages that carry a table or confirm one.
 TABLES = "tables"
-#: A message can be several lines: one for each partition that it speaks of. With each, what it is about.
+#: The lines of a message, each with its subjects. A message has one line for each partition in it.
 Lines = list[tuple[str, list[str]]]
 
 
 def key_tag(key: Key) -> str:
-    """Names a partition of a stage, unlike ``str(StreamId)``, which names a stream."""
+    """Name a partition of a stage, unlike ``str(StreamId)``, which names a stream."""
     return f"{key[0]}/{key[1]}"
 
 
 def numbers(what: str, which: Sequence[int]) -> str:
-    """``batch 3``, ``batches 3-5``, ``batches 3, 5``."""
+    """Return ``batch 3``, ``batches 3-5`` or ``batches 3, 5``."""
     if len(which) == 1:
         return f"{what} {which[0]}"
     plural = f"{what}es" if what.endswith("ch") else f"{what}s"
@@ -39,7 +39,7 @@ def number_of(what: str, count: int) -> str:
 
 
 class Wording:
-    """Puts messages into words. ``said``: how the product's own text, such as the reason of a refusal, is told."""
+    """The words for messages. ``said`` puts the product's own text, such as the reason of a refusal, into words."""
 
     def __init__(self, plan: Plan, said: Callable[[str], str] = str) -> None:
         self.said = said
@@ -59,7 +59,7 @@ class Wording:
         return f"{self.stages[key[0]]}/{key[1]}"
 
     def of(self, message: Any, payload: Any) -> Lines:
-        """``payload``: what travels with it."""
+        """Put a message into words. ``payload``: the data that travels with the message."""
         name = type(message).__name__
         told = getattr(self, f"_{name}", None)
         if message is None:

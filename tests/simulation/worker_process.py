@@ -1,4 +1,4 @@
-"""The worker of the simulation: around a ``WorkerCore``, what ``flux.shell.worker_loop`` is around it in a Spark task."""
+"""The worker of the simulation: the shell of a ``WorkerCore``, in place of ``flux.shell.worker_loop`` in a Spark task."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ from tests.simulation.network import Identity
 from tests.simulation.process import HELD_BACK_S, TURN_S, Process
 from tests.simulation.standby_watch import watch_standbys
 
-#: Of some workers small slices wait for others before they are ordered.
+#: Times for which small slices wait for others before they are ordered, one of these for each worker.
 GATHER_S = (0.0, 0.0, 0.004)
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: Virtual time that a worker stands still while it copies the state of a partition, at most.
+#: Longest virtual time for which a worker stands still while it copies the state of a partition.
 COPY_S = 0.004
-#: How far the clock of a worker may be ahead or behind, where there are timers.
+#: Largest error of a worker's clock in flows with timers.
 SKEW_S = 0.1
-#: An answer is slow that takes longer than this on average, and then so many parts of a state are under way at once.
+#: An answer is slow if it takes longer than this on average. Then this number of parts of a state are under way at once.
 SLOW_S, PARTS_AT_ONCE = 0.01, 4
 #: Links that nothing needs close much sooner than in a real worker, so that runs see it happen.
 LINK_GRACE_S = 0.1
-#: How often it is looked what all consumers have applied: some times within a short life.
+#: Time between two looks at the rows that all consumers have applied: some looks within a short life.
 DONE_EVERY_S = 0.05
 
 
 def draw_limits(rng: random.Random, faults: Faults, plan: Plan) -> PartLimits:
-    """States in small parts and in one, made at once and in the background. Where an answer takes long, some parts at a time: one
-    by one, tiny parts of a large state take longer than an attempt may. Nor are parts tiny where each row waits for a checkpoint,
-    or where a checkpoint has a batch for each row of the output.
-    States are tiny, so changes may be larger than they are: else whole checkpoints would do."""
+    """Draw the sizes of parts: states in small parts and in one, made at once and in the background. If an answer takes long,
+    some parts go at a time: one by one, tiny parts of a large state take longer than an attempt may. Parts are not tiny if each
+    row waits for a checkpoint, or if a checkpoint has a batch for each row of the output.
+    States are tiny, so changes may be larger than the state: else whole checkpoints would do."""
     part_bytes, parts, inline_bytes = rng.choice([50, 1000, 1 << 20]), rng.choice([1, 4]), rng.choice([0, 1 << 20])
     changes_max, changes_share = rng.choice([1, 4, 64, 64]), rng.choice([0.5, 100.0, 100.0, 100.0])
     answer_s = 2 * (faults.delay_s + TURN_S * faults.slowness)
@@ -97,7 +97,7 @@ class WorkerProcess(Process):
         sim.listening[str(attempt)] = self
         self._failure: Failure | None = None
         self._unneeded = UnneededLinks(LINK_GRACE_S)
-        self._unheard: list[Any] = []  # waits in the socket until the loop begins
+        self._unheard: list[Any] = []  # messages that wait in the socket until the loop begins
         sim.hearts.start(self)
 
     @property
@@ -111,7 +111,7 @@ class WorkerProcess(Process):
             self.core.reading.open_reader = self._open
             self.core.reading.idle_s, self.core.reading.idle_max_s = self.sim.idle_source_s, self.sim.idle_source_max_s
             self.core.reading.done_every_s = DONE_EVERY_S
-            self.core.reading.idle_done_s = math.inf  # that is often enough for idle sources, too
+            self.core.reading.idle_done_s = math.inf  # these looks are often enough for idle sources, too
             self.core.leaving.outside = self.sim.outside.of(self)
             self.sim.by_node[self.node] = self
             self.sim.welcomed(self)
@@ -121,7 +121,7 @@ class WorkerProcess(Process):
 
     def made(self, workers: int) -> WorkerCore:
         core = WorkerCore(self.sim.first_plan, self.node, workers=workers, limits=self.sim.copies)
-        if self.sim.gathers:  # as their shells find, each for itself
+        if self.sim.gathers:  # in a real worker, the shell finds this time
             core.turns.gather_s = GATHER_S[(self.sim.seed + self.node) % len(GATHER_S)]
         return core
 
@@ -153,7 +153,7 @@ class WorkerProcess(Process):
         self.sim.replaced(self)
 
     def on_stop(self) -> None:
-        """A worker that has been emptied, or that nobody needs any more, goes for good."""
+        """Go for good: the worker has been emptied, or is not needed any more. After the query the order has no effect."""
         if self.sim.controller.phase in ("starting", "running"):
             self.sim.counts["workers told to go while the query runs"] += 1
             self.report(Goodbye(node=self.node))
@@ -195,7 +195,7 @@ class WorkerProcess(Process):
                 self.sim.ledger.watch_producer(producer, self._current, self.careless)
 
     def _watch_outlets(self, core: WorkerCore) -> None:
-        """Some of them have just begun, in a step of their own."""
+        """Watch the outlets of all replicas, some of which have just begun in a step of their own."""
         for replica in core.replicas.values():
             self.sim.ledger.watch_outlets(replica)
         self._watch(core)
@@ -258,7 +258,7 @@ class WorkerProcess(Process):
         core.on_data_plane(identity, message, batches, self.clock)
 
     def _installing(self, core: WorkerCore, event: Callable[..., None], *given: Any) -> None:
-        """Perhaps a replica comes to life."""
+        """Handle an event by which a replica may come to life."""
         known = set(core.replicas.values())
         event(*given, self.clock)
         self.sim.counts["copies of state installed"] += set(core.replicas.values()) != known
@@ -269,7 +269,8 @@ class WorkerProcess(Process):
         self.core.on_answer(worker, message, self.clock)
 
     def turn(self) -> None:
-        """An input that is not deterministic is reported, as the shell does with every error, and until somebody hears it."""
+        """Take a turn of the core. Input that is not deterministic is reported again and again, as the shell does with every
+        error, until the controller hears of it."""
         try:
             if self._failure is None:
                 self._turn_of_core()
@@ -348,7 +349,7 @@ class WorkerProcess(Process):
             self.wake(max(rest, TURN_S * self.slowness))
 
     def _in_a_long_step(self) -> bool:
-        """What it gives goes out when it is over, and what has come meanwhile is read then."""
+        """Tell whether a long step begins. Its output goes out at its end, and messages that come meanwhile are read then."""
         faults = self.sim.faults
         long = self.sim.hearts.long_step(self)
         if long is not None:
@@ -366,7 +367,7 @@ class WorkerProcess(Process):
         return True
 
     def _stall(self, install: Install) -> None:
-        """It took time to copy the state, and the whole worker stood still."""
+        """Stand still for the time that the copy of a state took, unless it was made in the background."""
         if (install.stage, install.partition) in self._copied_aside:
             self._copied_aside -= Counter([(install.stage, install.partition)])
             return
@@ -376,14 +377,14 @@ class WorkerProcess(Process):
         self.pause(seconds, busy=True)
 
     def _for_a_standby(self, install: Install) -> bool:
-        """Whether it is a checkpoint: repairs do not wait for these, nor these for repairs."""
+        """Tell whether a copy is a checkpoint: repairs do not wait for checkpoints, nor checkpoints for repairs."""
         assert self.core is not None
         replica = self.core.replicas.get(PartitionKey(install.stage, install.partition))
         peers = {} if replica is None else replica.order.peers
         return any(peer.live and peer.incarnation == install.incarnation for peer in peers.values())
 
     def _aside(self, effect: Aside) -> None:
-        """Another thread does it; what it reads must not change meanwhile, so it is read at the end."""
+        """Do a job as another thread does. Its input must not change meanwhile, so the job reads it at the end."""
         seconds = self.world.random.random() * COPY_S
         if effect.what in ("copy", "checkpoint"):
             self._copied_aside[effect.key] += 1
@@ -400,7 +401,8 @@ class WorkerProcess(Process):
             self.wake()
 
     def _note_stall(self, key: tuple[int, int], seconds: float) -> None:
-        """A deposed primary that does not know yet holds up nobody: another one leads its partition."""
+        """Note that a partition stands still. A deposed primary that does not know it yet holds up no replica: another one leads
+        the partition."""
         if self.sim.leader_of(*key) == self.node:
             self._copying.add(key)
             self.sim.ledger.tables.stall(*key, self.world.now, seconds)
@@ -418,9 +420,9 @@ class WorkerProcess(Process):
         return self.sim.opened(about, partition, reader)
 
     def _patiently(self, key: tuple[int, int], reader: PartitionReader) -> Iterator[pa.RecordBatch | None]:
-        """With nothing to read at the end, as long as the sources may not end."""
+        """Yield the batches of a reader, then None as long as the source may not end."""
         take = reader.next
-        while True:  # as the scheduler takes them
+        while True:  # one batch at a time, as the scheduler takes them
             assert self.core is not None
             self.sim.alignment.asked(self.core, key)
             try:
@@ -434,9 +436,9 @@ class WorkerProcess(Process):
         self._held_back.discard(key)
 
     def _read(self, core: WorkerCore, idle: bool) -> int:
-        """As the shell does, how many batches. Each takes as long as a turn without one."""
+        """Read sources as the shell does, and return the number of batches. Each takes as long as a turn without one."""
         if not core.sources:
-            core.read(idle, self.clock)  # it keeps count of turns
+            core.read(idle, self.clock)  # the core counts turns
             return 0
         self.sim.counts["turns with a full log"] += sum(not streams.has_room for streams in core.sources.values())
         ended = sum(streams.ended for streams in core.sources.values())

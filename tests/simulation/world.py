@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 Action = Callable[..., None]
-#: How often the controller looks at its clock.
+#: Virtual time between two looks of the controller at its clock.
 TICK_S = 0.025
 
 
 class World:
-    """Time passes only from event to event; equal times keep the order in which they were planned."""
+    """Virtual time, which passes only from event to event. Events of equal times keep the order in which they were planned."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -34,14 +34,14 @@ class World:
         return probability > 0 and self.random.random() < probability
 
     def throw(self, sides: int) -> int:
-        """One of 1 .. ``sides``: as ``random.randint``, three times as fast, and asked for at each turn of a process."""
+        """Return one of 1 .. ``sides``, as ``random.randint`` does, but three times as fast: each turn of a process throws."""
         bits = sides.bit_length()
         while (thrown := self._getrandbits(bits)) >= sides:
             pass
         return thrown + 1
 
     def step(self) -> bool:
-        """The next event; False if there is none."""
+        """Take the next event. Return False if there is none."""
         if not self._heap:
             return False
         self.now, _, action, given = heapq.heappop(self._heap)
