@@ -57,7 +57,8 @@ class Lives:
         self.rng = random.Random(seed)
         self.told = [Told(KEY), Told(OTHER)]
         self.epoch = 0
-        #: For each place of a crash: the store that it leaves, the possible contents of its standbys, and the least ``highest``.
+        #: For each place of a crash: the store that it leaves, the possible contents of its standbys, and the least
+        #: ``highest``.
         self.points: list[tuple[Memory, list[Any], int]] = []
         self.flushed: Any = {}
         self.flushing: Any = None

@@ -299,8 +299,8 @@ class Driver:
 
     def __init__(self, location: Any, *readings: int) -> None:
         """Prepare a table. ``readings`` are the prices of the readings to come, after which the query ends."""
-        #: Acts of the jobs, in order: the prices of a version that was sent, the number to which the watermark was raised, and
-        #: the end of the table or of the query.
+        #: Acts of the jobs, in order: the prices of a version that was sent, the number to which the watermark was
+        #: raised, and the end of the table or of the query.
         self.happened: list[Any] = []
         self.failures, self.at_job = 0, lambda: None
         self._readings, self._rows = list(readings), 0

@@ -42,7 +42,7 @@ def table(epoch: int, worker: int, incarnation: int) -> Table:
 
 
 class Both:
-    """A worker and the vault; what they say to each other is carried by ``turn``, what they do aside by ``aside``."""
+    """A worker and the vault. ``turn`` carries their messages to each other, and ``aside`` does their jobs aside."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -91,7 +91,7 @@ class Both:
             self.turn(2)
 
     def feed(self, *batches: int) -> None:
-        """One row in each."""
+        """Give the worker these batches, of one row each."""
         for number in batches:
             message = Data(0, 0, self.nonce, self.number, self.first, number, [0], [1], [1], 100)
             self.number, self.first = self.number + 1, number + 1
@@ -146,7 +146,7 @@ def test_it_asks_and_goes_on_where_the_vault_says(both: Both) -> None:
 def test_a_source_that_greets_waits_until_it_is_known_where_to_read_on(both: Both) -> None:
     assert both.greet(1, 1) == []
     both.turn()
-    while both.jobs and both.jobs[0][1].what != "restore":  # what has come, is checked and decoded
+    while both.jobs and both.jobs[0][1].what != "restore":  # the state that has come is checked and decoded
         core, effect = both.jobs.pop(0)
         core.on_done(effect.token, effect.job(), both.now)
         both.turn(2)
@@ -168,7 +168,8 @@ def test_from_its_question_on_the_vault_heeds_no_earlier_primary(both: Both) -> 
 def test_who_asks_before_its_table_has_come_to_the_vault_is_answered_when_it_comes(
     both: Both, between: list[Table]
 ) -> None:
-    """And not a resend time-out later: the table may be on its way to the vault, alone or behind others."""
+    """Answer then, and not a resend time-out later: the table may be on its way to the vault, alone or behind
+    others."""
     third = table(3, FIRST, 3)
     both.worker = WorkerCore(both.plan, FIRST, limits=PartLimits(inline_bytes=0))
     both.worker.on_table(third, both.now)

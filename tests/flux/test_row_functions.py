@@ -134,7 +134,7 @@ def test_a_plan_with_another_function_or_schema_does_not_go_on() -> None:
 
 
 def test_a_vault_and_writers_of_a_stream_get_plans_that_travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A function may be local: plain pickle does not know it."""
+    """Let a plan with a local function travel, which plain pickle does not know."""
     local = lambda batches: parsed(batches)  # noqa: E731
     flow = source().mapInArrow(local, PARSED)
     plan = compiled(

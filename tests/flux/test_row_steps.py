@@ -308,7 +308,8 @@ def test_output_of_which_nothing_is_left_is_no_element() -> None:
 
 
 def test_output_of_a_stage_that_goes_on_without_rows_keeps_its_numbers() -> None:
-    """A step whose rows are gone gives an empty batch in place of its output, which must not shift the numbers behind it."""
+    """Send an empty batch in place of the output of a step whose rows are gone: it must not shift the numbers behind
+    it."""
     whole, less = outlet(may_lose=True), outlet(may_lose=True)
     for batch in BATCHES:
         whole.send(batch, 0.0, lambda: "here")
@@ -388,7 +389,7 @@ def test_rows_of_a_dataframe_pass_the_steps_where_its_tasks_read_them() -> None:
 
 
 def test_what_a_sink_chains_behind_steps_works_behind_them() -> None:
-    """As ``to_kafka`` does, which numbers rows in the steps of the stage before."""
+    """Chain a step as ``to_kafka`` does, which numbers rows in the steps of the stage before."""
     number = flux.stage(partitions=1, name="records")(lambda batch: batch)
     number.chained = True
     plan = compiled(number(same(source()).where(above(3))))
@@ -416,7 +417,7 @@ def test_a_plan_with_other_steps_does_not_go_on_from_a_checkpoint_location() -> 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rows_are_acked_and_leave_the_log_though_few_or_none_pass(workers: int) -> None:
-    """The log has room for a few batches, so the query would stop if elements without rows stayed there."""
+    """Give the log room for a few batches: the query would stop if elements without rows stayed there."""
     read = flux.source(read_all, SCHEMA, 2, "rows")
     seen = harness.Rows()
     flow = seen.stage(flux.stage(partitions=3)(lambda batch: batch)(read.where(above(900))))

@@ -139,9 +139,9 @@ def test_a_step_that_has_all_its_rows_is_repeated_as_it_was() -> None:
 
 
 def test_a_replica_applies_rows_that_were_gone_before_the_primary_got_them() -> None:
-    """A reader has given row 3 to this replica and was lost, and the log has lost the row. The primary got rows 2 and 5 from the
-    next reader, and has ordered them as one step. The order names row 5 only, so this replica cannot tell which row is too many.
-    The query ended with NonDeterministicInputError, which advises to sort the input."""
+    """Lose a reader that has given row 3 to this replica, and let the log lose the row. The primary got rows 2 and 5
+    from the next reader, and has ordered them as one step. The order names row 5 only, so this replica cannot tell
+    which row is too many. The query ended with NonDeterministicInputError, which advises to sort the input."""
     read = Read(step(5, 2), step(7, 1))
     read.give(2, 3, 5)
     assert (read.got, read.first.gone) == ([2, 3, 5], [(0, -1)])
@@ -164,7 +164,8 @@ def test_a_row_too_many_does_not_make_up_for_one_that_is_gone() -> None:
 
 
 def test_the_output_behind_a_step_that_gives_nothing_has_the_numbers_that_it_had() -> None:
-    """A consumer may have the output of both steps: it would take the second one's for the first one's, and drop it."""
+    """Keep the numbers, because a consumer may have the output of both steps: it would take the output of the second
+    step for that of the first, and drop it."""
     read = Read(step(5, 6), step(7, 2))
     read.give(6, 7)
     (outlet,) = read.first.outlets
@@ -233,8 +234,8 @@ def test_a_tick_without_the_timer_that_the_rows_would_have_set_keeps_its_number(
 
 
 def took_over(*said: bool) -> Any:
-    """A replica of the stage ``odd`` that leads behind the empty checkpoint of a standby, to which the lost primary has said with
-    its orders whether each of its steps had given one batch."""
+    """Make a replica of the stage ``odd`` that leads behind the empty checkpoint of a standby. The lost primary has
+    said to this standby, with its orders, whether each of its steps had given one batch."""
     standby = Standby(FIRST, 0)
     for first, steady in enumerate(said):
         standby.on_orders(PartitionOrder(*FIRST, 0, 1, first, [step(3 * first + 2, 2)], first, steady=steady))
@@ -246,8 +247,9 @@ def took_over(*said: bool) -> Any:
 
 
 def test_a_replica_believes_what_the_lost_primary_has_said_of_the_output_of_its_steps() -> None:
-    """It has seen no step itself, so nothing else tells that its steps do not give one batch each. It gave a batch for each step
-    whose rows were gone, and waited for ever, or gave later output under the numbers of other output."""
+    """Believe it, because the replica has seen no step itself: nothing else tells that its steps do not give one batch
+    each. It gave a batch for each step whose rows were gone, and waited for ever, or gave later output under the
+    numbers of other output."""
     read = took_over(True, False)
     with pytest.raises(DataLost, match=r"no batch of output or several"):
         read.has_passed(4)
@@ -286,8 +288,8 @@ def test_the_journal_knows_what_the_steps_gave() -> None:
 
 
 def test_the_stage_behind_it_goes_on_without_the_output_that_does_not_come() -> None:
-    """Its step was ordered when the first stage had all rows. The batch of that stage has none for it any more, and no newer
-    one comes: the producer says that it has passed it."""
+    """Order a step of the second stage when the first one had all rows. The batch of the first stage has no rows for
+    this step any more, and no newer batch comes: the producer says that it has passed the batch."""
     read = Read(step(5, 6))
     read._follows(read.second, [step(0, 6, edge=1)])
     read.core.subscriptions.read_from_next(read.core.subscriptions.streams[1, 0])
@@ -324,7 +326,7 @@ def test_a_replica_that_has_passed_over_other_rows_is_dropped_and_built_anew(
     assert any(isinstance(each, Diverged) for each in found) is drops
 
 
-# ---- whatever is lost, and wherever checkpoints are
+# ---- any losses, and any places of checkpoints
 
 
 class Recorded(Read):
@@ -405,7 +407,7 @@ def test_each_row_that_is_left_counts_once_and_none_twice_from_any_checkpoints(s
         before.note()
     assert before.got == there
     first = rng.choice([states[FIRST] for states in before.states])
-    # What the first stage has given by then is in no log here, so the second one has it.
+    # Output of the first stage until then is in no log here, so the second one has it.
     second = rng.choice([states[SECOND] for states in before.states if states[SECOND].next >= first.made])
     lost = set(rng.sample(there, rng.randint(0, len(there)))) if rng.random() < 0.9 else set(there)
     after = Restored(first, second, before.orders)

@@ -44,7 +44,7 @@ class Stream:
         self.rows: list[list[int]] = []
 
     def append(self, *counts: int) -> None:
-        """So many rows for each partition."""
+        """Append a batch with these counts of rows for the partitions."""
         number, by_rank = len(self.rows), self.producer.by_rank
         assert by_rank is not None
         self.rows.append(list(counts))
@@ -57,7 +57,7 @@ class Stream:
         return self.sent(worker)
 
     def sent(self, worker: int) -> list[tuple[Data, list[pa.RecordBatch]]]:
-        """As it comes out at the other end."""
+        """Return the messages to a worker as they come out at the other end."""
         sent = []
         for effect in self.producer.poll(0.0):
             if effect.worker == worker and isinstance(effect.message, Data):
@@ -179,7 +179,7 @@ def test_a_batch_that_waits_alone_is_no_run() -> None:
 
 
 def test_the_header_of_a_run_is_bounded() -> None:
-    """Each batch is for a partition of its own: the numbers of a run are as many as its batches times its partitions."""
+    """Give each partition a batch of its own: a run has its batches times its partitions of numbers."""
     partitions, batches = 1000, 200
     table = Table(0, (((ReplicaAt(10, 0),),) * partitions,), (), {10: ""})
     producer = Producer(StreamId(0, 0), 0, partitions, 1 << 30, 1.0, run_max_rows=4096)
@@ -223,7 +223,7 @@ def test_a_worker_that_catches_up_gets_runs_and_nothing_twice() -> None:
 
 
 def test_a_replica_cuts_its_slices_as_the_order_says() -> None:
-    """It has got batches 0 to 4 as one run; the primary had them in others, and has merged the last two."""
+    """Give it batches 0 to 4 as one run; the primary had them in other runs, and has merged the last two."""
     stream = Stream()
     for _ in range(5):
         stream.append(2, 0, 0, 0)
@@ -326,7 +326,8 @@ def order(*slices: tuple[int, int, int], rows: int = -1) -> OrderEntry:
 
 
 def fed(*elements: int) -> Any:
-    """A secondary of a source's stream that has been read again. Rows of batches 0, 1, ...; 0: none for it; -1: the end."""
+    """Make a secondary of a source's stream that has been read again. ``elements`` are the rows of batches 0, 1, ...;
+    0: none for this partition; -1: the end."""
     replica = made(scripted(), 2)
     replica.waits.from_sources = {0}
     replica.follow()

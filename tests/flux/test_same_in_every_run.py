@@ -1,5 +1,5 @@
-"""The same in every run: windows, sessions, late rows, joins, ranks and rows without duplicates are equal byte for byte, whatever
-is lost and moved, and however rows are cut and partitioned; and they are those of the oracle."""
+"""Results are the same in every run: windows, sessions, late rows, joins, ranks and rows without duplicates are equal
+byte for byte, with any losses and moves, and however rows are cut and partitioned; and they are those of the oracle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Spent(flux.Aggregate):
 
 
 def read(name: str, count: int, most: int, made: Any) -> Any:
-    """A reader of a source that waits at its half."""
+    """Make a reader of a source that waits at its half."""
 
     def may_go_on(partition: int, number: int) -> bool:
         if number >= count // 2:
@@ -139,7 +139,7 @@ def outputs(folder: Path, seed: int) -> dict[str, bytes]:
 
 
 def moves(table: Any, rng: random.Random) -> list[Move]:
-    """A move of the primary of some partitions of the stages, to a worker that has no replica of them."""
+    """Choose moves of the primaries of some partitions, each to a worker that has no replica of the partition."""
     found = []
     for stage, partitions in enumerate(table.stages):
         for partition, replicas in enumerate(partitions):

@@ -17,7 +17,7 @@ from spark_integration.tasks.entry_points import spark_id
 
 def test_too_few_task_slots_are_counted_aloud() -> None:
     with pytest.raises(flux.UsageError) as raised:
-        count_slots(0, True, 1, OtherQueries())  # what a DataFrame on local[1] needs
+        count_slots(0, True, 1, OtherQueries())  # a DataFrame on local[1]
     assert str(raised.value).startswith(
         "too few task slots: 1 worker + 1 for the Spark tasks that read the input or fetch the output = 2 slots "
         "needed; existing: 1, free: 1."
@@ -45,7 +45,8 @@ def test_room_for_more_workers_is_counted_aloud() -> None:
 
 
 def test_a_slot_stays_free_for_the_spark_tasks_of_another_query() -> None:
-    """Its output could not be fetched while a second query held all other slots, perhaps for ever."""
+    """Leave one free: output of the first query could not be fetched while a second one held all other slots, perhaps
+    for ever."""
     fed = OtherQueries({"x": 2}, feeding="x")
     with pytest.raises(flux.UsageError) as raised:
         count_slots(2, False, 4, fed)
@@ -143,7 +144,7 @@ def test_the_page_of_settings_lists_each_with_its_default_and_meaning() -> None:
 
 
 def test_every_keyword_follows_from_its_key() -> None:
-    """As a reader of docs/settings.md makes it: dots and changes of case become underscores."""
+    """Make the keyword as a reader of docs/settings.md does: dots and changes of case become underscores."""
     for s in TABLE:
         words = [word for part in s.key.split(".") for word in re.findall("[A-Z]?[a-z]+", part)]
         keyword = "_".join(words).lower()
@@ -172,7 +173,8 @@ def test_units_mean_what_they_say() -> None:
 
 
 def test_batches_fit_into_messages_whatever_is_said_of_these() -> None:
-    """Every batch was larger than a message might be, and the query failed late, with advice about rows."""
+    """Bound batches by messages: every batch was larger than a message might be, and the query failed late, with advice
+    about rows."""
     assert Settings.of(message_max_bytes="64k").batch_max_bytes == 32 << 10
     assert Settings.of(message_max_bytes="64k", batch_max_bytes="32k").batch_max_bytes == 32 << 10
     for conf, given in (({}, {"batch_max_bytes": "33k"}), ({"spark.flux.batch.maxBytes": "33k"}, {})):

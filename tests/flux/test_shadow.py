@@ -195,7 +195,7 @@ def test_a_mark_to_which_every_stream_has_come_is_due_at_once() -> None:
 
 
 def test_a_failure_does_not_begin_where_all_streams_have_passed_the_mark_or_move() -> None:
-    """The watermark is late by load."""
+    """Take neither for a failure: such a watermark is late by load."""
     case = Case()
     case.look(100.0, 10, 11, 11)
     assert case.shadow.due_at == float("inf")
@@ -359,7 +359,7 @@ def test_idle_and_ended_streams_hold_nothing_back() -> None:
 
 
 def test_marks_that_an_ended_stream_has_brought_are_due_as_before() -> None:
-    """It may have ended before the shadow has looked at its last rows."""
+    """Keep them due: the stream may have ended before the shadow has looked at its last rows."""
     case = Case()
     case.look(100.0, 10, 10, 10)
     bounds = {ONE: StreamBound(12 * SECOND, ended=True), OTHER: StreamBound(10 * SECOND)}
@@ -388,7 +388,7 @@ def test_without_windows_the_marks_are_those_of_the_stage_before() -> None:
 
 
 def test_a_mark_is_told_again_once_stable_rows_in_front_of_it_have_come_to_rest() -> None:
-    """Two inputs are missing, and one comes back: its stable rows void the rows of later marks in the stages behind."""
+    """Bring back one of two missing inputs: its stable rows void the rows of later marks in the stages behind."""
     case = Case()
     case.look(0.0, 0, 0, 0)
     case.look(1.0, 0, 5, 0)

@@ -32,7 +32,7 @@ class Echo(flux.Operator):
 
 
 class Kept:
-    """Has for good the positions below ``sure``."""
+    """An outside that has the positions below ``sure`` for good."""
 
     def __init__(self) -> None:
         self.sure = 0
@@ -57,7 +57,8 @@ class Kept:
 
 
 def leaving(*replicas: Replica, kept_max: str = "1m") -> tuple[OutputDelivery, Kept, list[Any]]:
-    """With a sink, for replicas that are alone on their workers. What is told, and who is woken."""
+    """Deliver output of replicas, each alone on its worker, to a sink. Return the delivery, the outside, and a list of
+    messages and of replicas that are woken."""
     told: list[Any] = []
     outside = Kept()
     for replica in replicas:
@@ -74,7 +75,7 @@ def leaving(*replicas: Replica, kept_max: str = "1m") -> tuple[OutputDelivery, K
 
 
 def follower(steps: int) -> tuple[Replica, OutputDelivery, Kept]:
-    """It has applied so many steps, all committed, of one row each."""
+    """Make a secondary that has applied ``steps`` committed steps of one row each."""
     replica = made(Echo, 2)
     found, sink, _ = leaving(replica)
     replica.follow()
@@ -217,7 +218,7 @@ def test_what_has_left_is_told_with_the_orders_and_by_itself_now_and_then() -> N
 
 
 def test_nothing_is_ordered_ahead_in_front_of_a_sink() -> None:
-    """The other replicas would apply it, and keep its output, while this one waits."""
+    """Order no step ahead: other replicas would apply it, and keep its output, while this one waits."""
     replica = made(Echo, 2, step_max_rows=1)
     leaving(replica)
     replica.lead(0, [ReplicaAt(OTHER, 0)])

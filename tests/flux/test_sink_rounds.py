@@ -25,10 +25,11 @@ PARTITIONS = 3
 
 
 class Outside:
-    """A pipe for each partition, into which it answers. ``said``: what the sinks were called with, in order."""
+    """An outside with a pipe for each partition, into which it answers."""
 
     def __init__(self) -> None:
         self.pipes = [os.pipe() for _ in range(PARTITIONS)]
+        #: Calls of the sinks in order: name, partition and sequence.
         self.said: list[tuple[str, int, int]] = []
         self.threads: dict[tuple[str, int, int], str] = {}
         self.silent: set[int] = set()
@@ -51,7 +52,7 @@ class Outside:
 
 
 class Piped(flux.Sink):
-    """Answers are there as soon as something is sent, unless the outside is silent."""
+    """A sink whose answers are there as soon as something is sent, unless the outside is silent."""
 
     traits = flux.SinkTraits(sends_ahead=True, joins_bytes=1 << 20)
 
@@ -87,7 +88,8 @@ def outside() -> Iterator[Outside]:
 
 @pytest.fixture
 def sinks(outside: Outside) -> Iterator[SinkThreads]:
-    """Partition 0 writes, and is held until its event is set: what comes meanwhile goes together."""
+    """Yield sinks of which partition 0 writes, and is held until its event is set: batches that come meanwhile go
+    together."""
     outside.held[0] = threading.Event()
     stage = SimpleNamespace(id=0, name="last", partitions=PARTITIONS, sink=Piped(outside))
     plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(), forgotten={})
@@ -104,13 +106,13 @@ def sinks(outside: Outside) -> Iterator[SinkThreads]:
 
 
 def turned(sinks: SinkThreads, partition: int, has: int) -> bool:
-    """After a turn of the worker's loop: whether so much is outside."""
+    """Take a turn of the worker's loop, and tell whether the outside has ``has`` batches of the partition."""
     sinks.check()
     return sinks.has(0, partition) == has
 
 
 def three_of_each(sinks: SinkThreads, outside: Outside) -> None:
-    """Both partitions get theirs outside, once and in order."""
+    """Write three batches of partitions 1 and 2, and check that the outside gets each once and in order."""
     for partition in (1, 2):
         for sequence in range(3):
             sinks.write(0, partition, sequence, ONE)

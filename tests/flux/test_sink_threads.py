@@ -1,4 +1,4 @@
-"""Sinks are called in threads of the worker: once for each batch, patiently, and by whoever leads the partition."""
+"""Sinks are called in threads of the worker: once for each batch, patiently, and by the primary of the partition."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_all_output_goes_to_the_sink_once_and_the_query_ends_when_it_is_there() 
 
 
 def test_a_take_over_goes_on_where_the_outside_is() -> None:
-    """Its primary is lost in the middle of a write, which lands all the same."""
+    """Lose the primary in the middle of a write, which lands all the same."""
     held, entered = threading.Event(), threading.Event()
 
     def before(position: flux.Position) -> None:
@@ -55,7 +55,7 @@ def test_a_take_over_goes_on_where_the_outside_is() -> None:
 
 
 def test_an_outside_that_refuses_a_late_write_ends_nothing() -> None:
-    """The worker lives on: only its partition was moved, and its write was under way."""
+    """Move a partition away from a worker that lives on, while its write is under way."""
     held, entered = threading.Event(), threading.Event()
 
     def before(position: flux.Position) -> None:
@@ -216,14 +216,14 @@ def test_a_query_ends_though_a_sink_does_not() -> None:
 
 
 class Direct(Table):
-    """As ``HeldTable``; what a test does without a query."""
+    """A ``HeldTable`` for tests without a query."""
 
     def __deepcopy__(self, memo: Any) -> Direct:
         return Direct(self.name, self.before)
 
 
 def lines(sink: flux.Sink, partitions: int = 1, **options: Any) -> SinkThreads:
-    """Its threads alone."""
+    """Start the threads of a sink, without a query."""
     stage = SimpleNamespace(id=0, name="last", partitions=partitions, sink=sink)
     plan = SimpleNamespace(query="q", stages=[stage], settings=Settings.of(**options), forgotten={}, location="/data/q")
     made = SinkThreads(plan, lambda: None)  # type: ignore[arg-type]
@@ -294,7 +294,7 @@ class Stored:
     """Functions for ``foreach_batch`` that keep rows and position together; the third batch fails twice before it is there."""
 
     def __init__(self, number: type = int) -> None:
-        self.number = number  # what a table gives may be one of numpy's
+        self.number = number  # a table may give numbers of numpy's
         self.next: dict[tuple[str, int], int] = {}
         self.rows: list[int] = []
         self.failures = 2
@@ -337,7 +337,7 @@ def test_an_error_that_nobody_calls_transient_ends_the_query() -> None:
         assert "a server that starts" in str(query.error())
 
 
-# ---- what is refused
+# ---- refusals
 
 
 class Nothing(flux.Operator):

@@ -1,4 +1,4 @@
-"""What is known of a cluster before anything starts: task slots, executors, and whether all copies have a place."""
+"""A cluster before anything starts: its task slots and executors, and places for all copies."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ def test_with_dynamic_allocation_the_default_goes_by_what_is_there_at_first_and_
 
 
 def test_there_are_as_many_workers_as_copies_if_there_is_room() -> None:
-    assert (
-        count_slots(0, True, 3, OtherQueries(), replicas=2).workers == 2
-    )  # what the README's first example needs on local[3]
+    assert count_slots(0, True, 3, OtherQueries(), replicas=2).workers == 2  # the README's first example on local[3]
     with pytest.raises(flux.UsageError, match=r"2 workers \+ 1 for .* = 3 slots needed; existing: 2, .*local\[3\]"):
         count_slots(0, True, 2, OtherQueries(), replicas=2)
 
@@ -126,7 +124,7 @@ def test_a_task_may_fail_as_often_as_spark_says(master: str, conf: dict[str, str
 
 
 def test_what_is_being_started_at_once_shares_the_slots() -> None:
-    """Compiling a plan takes seconds; who was counted first keeps what it was given."""
+    """Compiling a plan takes seconds; the query that was counted first keeps its slots."""
     five = partial(count_slots, 0, True, 5)
     with active.claimed("a", "first", lambda others: five(others, replicas=2)) as need:
         assert need.workers == 2

@@ -16,7 +16,7 @@ Row = tuple[int, int, int]
 
 
 def written(folder: Path, first: int, next_: int, *rows: Row, partition: int = 0) -> Path:
-    """A file as the sink names it, with the positions from ``first`` to below ``next_``."""
+    """Write a file as the sink names it, with the positions from ``first`` to below ``next_``."""
     path = folder / f"part-{partition:05}-4f4b0e0e-1c1e-2-{first:010}-{next_:010}.parquet"
     columns: Sequence[Sequence[int]] = list(zip(*rows, strict=True)) or [(), (), ()]
     pq.write_table(pa.table([pa.array(column, pa.int64()) for column in columns], names=NAMES), path)

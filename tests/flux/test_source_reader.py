@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 def started(source: flux.Source) -> WorkerCore:
-    """A worker that reads partition 0, and has heard that its own replica waits for rows."""
+    """Start a worker that reads partition 0, and has heard that its own replica waits for rows."""
     core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=source), 0)
     core.on_table(Table(0, (((ReplicaAt(0, 0),),),), ((0,),), {0: ""}), 0.0)
     list(core.poll(0.0))

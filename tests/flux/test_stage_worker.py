@@ -62,7 +62,8 @@ def test_a_producer_that_has_heard_of_a_newer_table_is_answered_when_that_table_
 
 
 def test_a_producer_that_goes_by_a_table_from_before_the_first_here_is_not_answered() -> None:
-    """By that table the replica may be a standby, to which it sends no rows."""
+    """Leave the greeting without an answer: by the older table the replica may be a standby, to which the producer
+    sends no rows."""
     plan = planned(SINK)
     core = WorkerCore(plan, 0)
     core.on_table(table(plan, epoch=1), 0.0)
@@ -198,7 +199,7 @@ def test_output_that_does_not_fit_into_the_log_waits_within_its_step() -> None:
 
 
 def test_a_replica_that_is_dropped_in_the_middle_of_a_step_gives_back_the_credit_of_its_rows() -> None:
-    """A move drops a primary on a worker that lives on, also while its step waits for room in the log."""
+    """Drop a primary on a worker that lives on, as a move does, also while its step waits for room in the log."""
     plan = planned(flux.stage(partitions=1)(Split), SINK, log_max_bytes=1)
     core = worker(plan, others={(1, 0): 5})
     feeder = Feeder(core)
@@ -245,7 +246,7 @@ def test_an_error_in_user_code_names_stage_partition_stream_and_row() -> None:
 
 
 def spoil(feeder: Feeder, sequence: int) -> list[Any]:
-    """A batch comes, and its payload cannot be decoded."""
+    """Give the worker a batch whose payload cannot be decoded, and return its answers."""
     message = Data(0, 0, feeder.nonce, feeder.number, feeder.first, sequence, [0], [1], [1], 100)
     feeder.core.on_undecodable(feeder.connection, message, "no such type")
     return feeder.answers()
@@ -320,6 +321,6 @@ def test_a_worker_that_the_newest_table_does_not_know_is_fenced() -> None:
 
 
 def test_parts_of_a_copy_are_no_larger_than_a_port_accepts() -> None:
-    """The port cut the connection, again and again, and the repair never came to its end."""
+    """Bound parts by messages: the port cut the connection, again and again, and the repair never came to its end."""
     assert worker(planned(SINK, message_max_bytes=1 << 16))._state_sender._limits.part_bytes == 1 << 16
     assert worker(planned(SINK))._state_sender._limits.part_bytes == PartLimits().part_bytes

@@ -1,4 +1,5 @@
-"""A standby: what it keeps, what it acks, and when a checkpoint replaces another (design: standby)."""
+"""A standby: its orders and checkpoints, its acks, and the replacement of one checkpoint by another (design:
+standby)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked and said when a query is started, as far as it needs no Spark."""
+"""Checks and messages at the start of a query, as far as they need no Spark."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
 
 
 def test_a_second_query_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by Structured Streaming."""
+    """Refuse it as Structured Streaming does."""
     running: Any = SimpleNamespace(name="clicks", phase="running")
     monkeypatch.setattr(active, "_active", {"id": running})
     assert flux.queries() == [running]
@@ -179,7 +179,8 @@ def test_a_second_query_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_of_two_threads_that_start_queries_of_one_name_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start takes seconds; nothing of a query runs for most of them."""
+    """Refuse the second start while the first one is under way: a start takes seconds, and nothing of a query runs for
+    most of them."""
     checking, goes_on = threading.Event(), threading.Event()
 
     def slow(sources: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The thread that says which step takes long: it outlives whatever it looks at."""
+"""The thread that says which step takes long: it outlives the objects that it looks at."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class Log:
 
 @pytest.fixture
 def core() -> WorkerCore:
-    """A reader of one record. The replicas of all partitions are with other workers, and none of the checkpoints has it yet."""
+    """Make a reader of one record. The replicas of all partitions are with other workers, and none of the checkpoints
+    has the record yet."""
     source = flux.source(Log(), SCHEMA, 1, "log", positions=True)
     plan = replace(planned(flux.stage(partitions=PARTITIONS)(Kept), source=source), durable=True)
     core = WorkerCore(plan, READER)
@@ -53,7 +54,7 @@ def kept(core: WorkerCore, through: dict[int, int], now: float) -> None:
 
 
 def first(partitions: int) -> dict[int, int]:
-    """The checkpoints of the first partitions have the record."""
+    """Return the rows of checkpoints, of which those of the first ``partitions`` have the record."""
     return dict.fromkeys(range(min(partitions, PARTITIONS)), LAST)
 
 
@@ -71,8 +72,8 @@ def reported(core: WorkerCore, step: Callable[[float], None] | None = None) -> t
 
 
 def test_a_reader_waits_as_long_as_checkpoints_come(core: WorkerCore) -> None:
-    """The next start of a query raised DataLost on a busy machine: its checkpoints had come one after the other for longer than
-    the reader waited, and the topic was compacted after the stop."""
+    """Wait for all checkpoints. The next start of a query raised DataLost on a busy machine: its checkpoints had come
+    one after the other for longer than the reader waited, and the topic was compacted after the stop."""
     each_s = SETTLES_S * 0.8
     when, settled = reported(core, lambda now: kept(core, first(int(now / each_s)), now))
     assert settled

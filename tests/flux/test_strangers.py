@@ -6,7 +6,7 @@ import random
 
 from flux.wire.handshake import STRANGER_BYTES_MAX, STRANGER_S, STRANGERS_MAX, Strangers
 
-#: Of a process that may have 1,024 files open.
+#: Strangers that a process admits at most, if it may have 1,024 files open.
 AT_MOST = 128
 
 

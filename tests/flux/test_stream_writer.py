@@ -1,4 +1,4 @@
-"""``format("flux")``: how it finds the query, and what it refuses (design: micro-batches)."""
+"""``format("flux")``: its way to the query, and its refusals (design: micro-batches)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ARROW = pa.schema([("x", pa.int64()), ("at", at("Asia/Tokyo"))])
 
 @pytest.fixture
 def query(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A running query that takes rows, and the folder of its files."""
+    """Write the files of a running query that takes rows, and return their folder."""
     folder = tmp_path / "queries"
     monkeypatch.setenv(connection_file.FOLDER_VARIABLE, str(folder))
     monkeypatch.setattr("controller.operate.client.listening", lambda endpoint: True)

@@ -44,7 +44,8 @@ class PerSite(flux.Aggregate):
 
 @flux.stage(key="site", partitions=2, replicas=2, availability="400ms")
 class OwnPerSite(flux.Operator):
-    """The same by an operator of the user's own. It has no windows, so its marks are those of its shadow."""
+    """An operator of the user's own with the results of ``PerSite``. It has no windows, so its marks are those of its
+    shadow."""
 
     schema = pa.schema([("window_start", pa.timestamp("us", "UTC")), ("site", pa.string()), ("n", pa.int64())])
 
@@ -115,7 +116,7 @@ def counts(shown: list[dict[str, Any]]) -> dict[tuple[int, str], int]:
 
 @pytest.mark.parametrize("stage", [PerSite, OwnPerSite])
 def test_windows_are_shown_while_a_partition_is_silent_and_corrected_when_it_is_back(stage: Any) -> None:
-    """The second sink stands in a stage of its own, behind that of the first."""
+    """Show them at two sinks. The second sink stands in a stage of its own, behind the stage of the first."""
     BACK.clear()
     board = Board()
     behind = Board() if stage is PerSite else board

@@ -79,7 +79,7 @@ def test_streams_without_tentative_rows_are_refused(asked: Any) -> None:
 
 
 def test_rows_for_a_worker_without_the_shadow_are_counted_and_end_nothing() -> None:
-    """It has left for another worker, or an error has ended it. The payload is not decoded then."""
+    """Drop them without decoding: the shadow has left for another worker, or an error has ended it."""
     found = hosting(object())
     assert not found.knows(message())
     found.on_message(message(), [], 0.0, 0.0)
@@ -87,7 +87,7 @@ def test_rows_for_a_worker_without_the_shadow_are_counted_and_end_nothing() -> N
 
 
 def test_a_life_of_an_epoch_that_is_not_known_here_is_refused() -> None:
-    """It would void the marks of all true lives until the end of the failure."""
+    """Refuse such a life: it would void the marks of all true lives until the end of the failure."""
     found = hosting(object())
     found._hosted.epoch = 3
     found._shadows[PartitionKey(1, 0)] = object()  # type: ignore[assignment]
@@ -120,7 +120,8 @@ def test_the_host_is_the_primary_in_front_of_a_sink_and_else_the_last_live_repli
 
 
 def test_shadows_that_come_with_a_later_version_of_the_plan_have_room_for_rows() -> None:
-    """A service begins without any stage that has availability. With no room their rows would go as they come."""
+    """Make room when such a version comes: a service begins without any stage that has availability, and without room
+    their rows would go as they come."""
     found, later = hosting(None), hosting(object())
     assert found.room.bytes_max == 0
     room = found.room

@@ -1,4 +1,4 @@
-"""Tentative results for readers over HTTP: events and pages, beside stable rows that stay what they are."""
+"""Tentative results for readers over HTTP: events and pages, beside stable rows that stay unchanged."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def test_columns_are_found_whatever_their_case_as_in_spark() -> None:
 
 @flux.stage(key="k", schema="k long, most double")
 class Largest(flux.Operator):
-    """The largest of each key; ``forgets`` to tell what has changed."""
+    """An operator with the largest value of each key, which can forget to report the changed ones."""
 
     def __init__(self, forgets: bool = False) -> None:
         self.forgets = forgets

@@ -1,4 +1,5 @@
-"""Timers of operators, told as stories: when they fire, in which order, what waits for them and what they may not do."""
+"""Timers of operators, told as stories: their times and order, rows that wait for them, and calls that are not
+allowed."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def test_an_operator_can_ask_for_its_first_call_when_it_is_opened() -> None:
 
 
 def test_rows_that_wait_come_after_timers_that_are_due() -> None:
-    """An operator that looks at the time sees no row of a session that is over."""
+    """Fire timers first: an operator that looks at the time sees no row of a session that is over."""
     replica = alone(on_rows=in_a_second)
     feed(replica, 0, 1)
     work(replica, 10.0)
@@ -130,7 +131,8 @@ def test_a_timer_that_is_always_due_lets_rows_and_the_end_through() -> None:
 
 
 def test_rows_that_go_between_two_ticks_are_of_the_time_of_the_first() -> None:
-    """So that also then no row comes at or after the time of a timer that was set in advance."""
+    """Give these rows the time of the first tick, so that also then no row comes at or after the time of a timer that
+    was set in advance."""
     replica = alone(on_start=lambda context: context.set_timer(0), on_tick=in_a_second)
     work(replica, 10.0)
     work(replica, 13.0)
@@ -366,7 +368,7 @@ def sets_an_event_timer(self: Any, batch: pa.RecordBatch) -> None:
 @pytest.mark.parametrize("at_the_end", [False, True])
 @pytest.mark.parametrize("method", ["on_event_timer", "on_watermark", "finish"])
 def test_an_error_where_the_watermark_moves_names_the_method_that_raised_it(method: str, at_the_end: bool) -> None:
-    """The end of the input moves the watermark first."""
+    """Name the method also at the end of the input, which moves the watermark first."""
     methods = {"process": sets_an_event_timer, "on_event_timer": lambda *_: None, method: raises("no luck")}
     replica = made(type("Moved", (Plain,), methods))
     feed(replica, 0, 7)
@@ -392,7 +394,7 @@ def test_output_of_other_columns_at_the_end_names_the_method_that_gave_it() -> N
 
 @pytest.mark.parametrize("method", ["on_key_timer", "on_key_event_timer"])
 def test_an_error_in_a_timer_of_a_key_names_the_method_of_the_key(method: str) -> None:
-    """The timer by the clock is due at once, the other one at the end of the input."""
+    """Name either method. The timer by the clock is due at once, the other one at the end of the input."""
 
     class Totals(flux.KeyedOperator):
         schema = pa.schema([("x", pa.int64())])

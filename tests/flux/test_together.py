@@ -89,7 +89,7 @@ def test_state_and_results_are_those_of_each_partition_alone(steps: list[Any], k
             theirs[step].process(some)
             continue
         parts = [batch(rows) for rows in step]
-        # Behind rows of somebody else: what is read is by address.
+        # Behind a row of another batch, because kernels read by address.
         behind = pa.concat_batches([batch([(1, "x", 1, 1, 1.0)]), *parts]).slice(1)
         found = ours[0].process_many(ours, behind, [part.num_rows for part in parts])
         expected = [operator.process(part) for operator, part in zip(theirs, parts, strict=True)]
@@ -130,7 +130,8 @@ class Reals(flux.Aggregate):
 
 
 def test_a_result_that_is_no_number_has_the_same_bits_whoever_lies_beside_it() -> None:
-    """A null anywhere in a batch leads to another loop, in which the sum of two NaN has other bits; replicas compare bits."""
+    """Compute with the same bits, because replicas compare bits: a null anywhere in a batch leads to another loop, in
+    which the sum of two NaN has other bits."""
     schema = pa.schema([("k", pa.int64()), ("x", pa.float64())])
     ours, theirs = [Reals(), Reals()], Reals()
     for operator in (*ours, theirs):
@@ -276,7 +277,8 @@ def test_partitions_of_a_worker_are_applied_in_one_call_and_give_what_they_shoul
 
 
 def test_partitions_that_feed_other_edges_than_each_other_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secondary has begun a new edge with some partitions, and has not got the orders of the others (design: edge-begins)."""
+    """Let a secondary begin a new edge with some partitions. It has not got the orders of the others (design:
+    edge-begins)."""
     calls: list[set[int]] = []
     watch(monkeypatch, lambda operators, batch: calls.append({each.context.partition for each in operators}))
     later: dict[int, Producer] = {}
@@ -482,7 +484,8 @@ at_work: list[Any] = []
 
 
 def test_timers_and_ends_are_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are code of the user's, which may take long: whoever looks sees which partition it is."""
+    """Apply them one by one: they are code of the user's, which may take long, and the watch of steps has to name the
+    partition."""
     Endings.at = []
     apply = WorkerCore._apply
 
@@ -516,7 +519,8 @@ def test_whose_rows_failed_is_said_as_if_it_had_been_alone() -> None:
 
 
 def test_output_of_a_small_share_does_not_keep_that_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log counts the rows of its own partition; what it shares with others is not a multiple of that."""
+    """Copy a small share: a log counts the rows of its own partition, and the shared batch that it holds must not be a
+    large multiple of them."""
     held: list[tuple[int, int]] = []
     monkeypatch.setattr("flux.exchange.producer.Producer._evict", lambda self: None)
     push = flux.exchange.producer.Producer.append
@@ -537,7 +541,8 @@ def test_output_of_a_small_share_does_not_keep_that_of_the_others(monkeypatch: p
 
 
 def test_what_waits_for_a_sink_is_its_own() -> None:
-    """It has a bound for each partition: one that is stuck must not hold what others gave."""
+    """Copy batches that wait for a sink: the bound is that of a partition, and a stuck one must not hold rows of
+    others."""
     source = flux.source(lambda p: iter([pairs(*[(k, 1) for k in range(100)])]), PAIRS, 1)
     flow = flux.stage(key="k", partitions=6, output_mode="update")(Sums)(source).to(Stuck())
     core = worker(compile_plan([flow], Settings.of(), lambda schema: schema, "q", b"s"))

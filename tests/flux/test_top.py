@@ -1,4 +1,4 @@
-"""Ranks, against a model in plain Python: whatever the order of arrival, the cuts, the watermarks, the copies and the changes."""
+"""Ranks against a model in plain Python, with any order of arrival, cuts, watermarks, copies and changes."""
 
 from __future__ import annotations
 

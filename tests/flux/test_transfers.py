@@ -137,7 +137,7 @@ class Two:
 
     @property
     def text(self) -> bytes | None:
-        """What the new replica has; None: it has not come to life."""
+        """Return the state of the new replica; None: it has not come to life."""
         replica = self.target.replicas.get(KEY)
         return None if replica is None else replica.operator.text  # type: ignore[attr-defined]
 
@@ -202,7 +202,8 @@ def test_a_state_arrives_and_only_then_the_new_replica_is_told_the_order() -> No
 
 
 def test_a_copy_that_is_asked_of_a_primary_which_is_still_restored_begins_when_it_is_there() -> None:
-    """The controller asks again only after a while, and producers keep rows for the new replica meanwhile."""
+    """Begin the copy as soon as the primary is there: the controller asks again only after a while, and producers keep
+    rows for the new replica meanwhile."""
     two = Two()
     del two.source.replicas[KEY]
     two.source.awaited[KEY] = 0
@@ -307,7 +308,8 @@ def test_a_copy_that_is_ordered_again_is_taken_once() -> None:
 
 
 def test_a_copy_that_has_arrived_is_not_taken_again() -> None:
-    """The controller asks again until it hears that the replica has caught up; that may cross the end of the copy."""
+    """Ignore the question: the controller asks again until it hears that the replica has caught up, and that may cross
+    the end of the copy."""
     two = Two().copied()
     two.finish()
     peer = two.primary.order.peers[TARGET]
@@ -319,7 +321,8 @@ def test_a_copy_that_has_arrived_is_not_taken_again() -> None:
 
 
 def test_a_replica_that_becomes_live_while_a_copy_for_it_is_taken_is_told_the_order() -> None:
-    """By the report of an earlier primary, whose copy it has. Else nothing would be committed any more."""
+    """Make the replica live by the report of an earlier primary, whose copy it has. Without the order nothing would be
+    committed any more."""
     two = Two()
     two.sender.on_copy_state(ORDER)
     two.do_aside("room")
@@ -416,7 +419,7 @@ class Spy:
 
 @pytest.mark.parametrize("limits", [SMALL, PartLimits()], ids=["aside", "at once"])
 def test_a_copy_without_the_signature_of_the_query_is_not_read(limits: PartLimits) -> None:
-    """As somebody sends it who has got into a connection: he knows all but the secret."""
+    """Forge a copy as a stranger inside a connection would, with all knowledge except the secret."""
     two = Two(limits)
     data = pickle.dumps(Spy())
     forged = struct.pack("<Q", len(data)) + data + b"N"

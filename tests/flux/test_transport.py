@@ -1,4 +1,4 @@
-"""What cannot be bound or connected leaves nothing open behind: the thread that tried can end."""
+"""Sockets that cannot be bound or connected leave nothing open behind: the thread that tried can end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_port_whose_thread_is_busy_outlives_one_that_sends_more_than_may_wait_
 
 
 def test_who_has_lost_all_links_sleeps_until_it_dials_again() -> None:
-    """It kept a core busy."""
+    """Sleep: a process without links kept a core busy."""
     with socket.create_server(("127.0.0.1", 0)) as once:
         endpoint = f"tcp://127.0.0.1:{once.getsockname()[1]}"
     sockets = Sockets(None, SECRET)
@@ -142,7 +142,8 @@ def test_messages_that_are_sent_together_come_one_by_one_and_a_damaged_bundle_is
 
 
 def test_small_messages_get_through_to_one_that_accepts_no_large_ones() -> None:
-    """All of them together were larger than it accepts: it cut the connection, again and again."""
+    """Bundle them up to its limit: all of them together were larger, and the receiver cut the connection, again and
+    again."""
     sockets = Sockets(None, SECRET, 64 << 10)
     port = sockets.port("127.0.0.1")
     link = sockets.link(port.endpoint)

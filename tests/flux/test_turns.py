@@ -1,4 +1,4 @@
-"""Whose turn it is on a worker that has more to do than it can: partitions, stages, and its sources."""
+"""Turns on a worker that has more to do than it can: partitions, stages, and its sources."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Sink(flux.Operator):
 
 
 def overloaded(batches: int, behind: int = 0) -> WorkerCore:
-    """A worker with three partitions of a stage, for each of which so many steps wait, and with one of the stage behind
-    it, for which ``behind`` do."""
+    """Make a worker with three partitions of a stage, and one partition of the stage behind it. ``batches`` steps wait
+    for each of the three, and ``behind`` steps for the one behind them."""
     source = flux.source(lambda p: iter(()), SCHEMA, 1, "rows")
     flow = flux.stage(partitions=1)(Sink)(flux.stage(partitions=3)(Passed)(source))
     plan = compile_plan([flow], Settings.of(step_max_rows=1), lambda schema: schema, "q", b"s")
@@ -126,7 +126,7 @@ def test_who_has_nothing_to_do_takes_no_turn() -> None:
 
 
 def batches_read(turn: ReadTurn, start: float, each_s: float) -> int:
-    """By a turn that has begun, of batches that take so long."""
+    """Return the number of batches that a turn which has begun reads, if each takes ``each_s``."""
     batches = 0
     while turn.goes_on(batches, start + batches * each_s):
         batches += 1
@@ -162,7 +162,7 @@ def test_several_large_batches_are_read_when_there_is_nothing_else_to_do_and_one
 
 
 def test_small_batches_are_read_for_a_while_however_many_they_are() -> None:
-    """One for each slow step would be too few for a source that has a hundred a second."""
+    """Read for a while: one batch for each slow step would be too few for a source that has a hundred a second."""
     turn = ReadTurn()
     assert turn.begins(idle=False, now=11.0)
     assert batches_read(turn, 11.0, each_s=READ_S / 16) == pytest.approx(16, abs=1)

@@ -47,11 +47,13 @@ def segments(place: Path) -> list[str]:
 
 
 class Writer:
-    """Opens the place and writes step by step. ``shown``: what was held when a flush returned; ``written``: when the last
-    one began. Each flush begins a new segment, each second step has a checkpoint in a file of its own."""
+    """A writer that opens the place and writes step by step. Each flush begins a new segment, each second step has a
+    checkpoint in a file of its own."""
 
     def __init__(self, place: Path, base: int = 0) -> None:
+        #: Content of the standbys as each flush returned.
         self.shown: list[Any] = []
+        #: Content of the standbys as the last flush began.
         self.written: Any = {}
         self.steps = 0
         self._base = base
@@ -244,7 +246,7 @@ def test_a_writer_knows_of_a_later_one_also_when_more_have_come_since(place: Pat
 
 
 def test_a_checkpoint_that_an_earlier_writer_still_puts_does_not_replace_one_of_the_later_one(place: Path) -> None:
-    """It is put in another thread, and before anything is flushed. The earlier query had gone on to an epoch of which the
+    """Put it in another thread, and before anything is flushed. The earlier query had gone on to an epoch of which the
     later one has not read, so both have a primary of that term, and both count their copies from the same number."""
     first = opened(Directory(place))
     first.see(4)

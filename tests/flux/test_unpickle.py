@@ -106,7 +106,8 @@ def test_what_would_run_code_is_not_read(name: str) -> None:
 
 
 def sets(named: Any, state: Any, make: bool = False) -> bytes:
-    """A pickle that sets attributes of what it names, or of what that makes when it is called without arguments."""
+    """Make a pickle that sets attributes of the named object, or, with ``make``, of the result of its call without
+    arguments."""
     push = pickle.dumps(named, 2)[:-1]
     return push + (pickle.EMPTY_TUPLE + pickle.REDUCE if make else b"") + pickle.dumps(state, 2)[2:-1] + b"b."
 
@@ -182,7 +183,8 @@ OWN = {
 
 
 def as_of_a_notebook(kind: type, monkeypatch: pytest.MonkeyPatch) -> type:
-    """The same class as another process has it: it cannot be imported, its code came with the operator's."""
+    """Return the class as another process has it: it cannot be imported there, and its code came with that of the
+    operator."""
     monkeypatch.setattr(kind, "__module__", "__main__")
     return kind
 

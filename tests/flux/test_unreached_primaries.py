@@ -17,7 +17,7 @@ BOTH = (ReplicaAt(0, 0), ReplicaAt(1, 0))
 
 
 def with_consumer() -> SeveralWorkers:
-    """A primary on worker 0, its secondary on worker 1, and their consumer on worker 2."""
+    """Make a primary on worker 0, its secondary on worker 1, and their consumer on worker 2."""
     plan = planned(flux.stage(partitions=1, replicas=2)(Split), flux.stage(partitions=1)(Kept))
     return SeveralWorkers(plan, Table(0, ((BOTH,), ((ReplicaAt(2, 0),),)), (), {0: "", 1: "", 2: ""}))
 
@@ -67,7 +67,7 @@ def test_rows_that_are_seldom_lent_are_no_reason() -> None:
 
 
 def test_a_secondary_that_lacks_rows_itself_is_not_told_and_its_primary_goes_on_with_what_it_lends() -> None:
-    """A reader on the worker of each replica, and nothing comes over the link between them."""
+    """Put a reader on the worker of each replica, and let nothing come over the link between the two."""
     plan = planned(flux.stage(partitions=1, replicas=2)(Kept))
     workers = SeveralWorkers(plan, Table(0, ((BOTH,),), (), {0: "", 1: "", 2: ""}), fed=())
     feeders = [Feeder(workers.cores[producer], producer=producer) for producer in (0, 1)]

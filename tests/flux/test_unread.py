@@ -1,4 +1,4 @@
-"""What sources have got since the start: asked for now and then, told once, and no reason to end."""
+"""Data that sources have got since the start: asked for now and then, told once, and no reason to end."""
 
 from __future__ import annotations
 

@@ -429,7 +429,7 @@ def test_a_key_without_columns_is_refused(wrong: Any) -> None:
 
 @pytest.mark.parametrize("name", ["kafka", "stream", "files"])
 def test_help_shows_a_function_for_each_source(name: str) -> None:
-    """No package has its name, which would hide the function once it was imported."""
+    """Look at the function itself: a package of its name would hide it once that package was imported."""
     function = getattr(flux, name)
     assert inspect.isfunction(function)
     assert pydoc.plain(pydoc.render_doc(function)).splitlines()[2].startswith(f"{name}(")

@@ -1,4 +1,4 @@
-"""Where the user's code fails, its own frames are shown, and nothing of ours."""
+"""An error of the user's code shows its own frames, and none of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a replica, by itself."""
+"""Slices that wait for a replica, without the replica."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def the_end_as_batch(sequence: int) -> WordSlice:
 def test_another_batch_than_the_one_ordered_is_the_fault_of_an_input_that_was_read_again(
     from_sources: set[int], error: Any, said: str
 ) -> None:
-    """An earlier primary had applied the end as batch 1; the second reading has it as batch 2."""
+    """Let an earlier primary have applied the end as batch 1, and the second reading give the end as batch 2."""
     waits = StepQueue(PartitionKey(0, 0), [0], Timers(), Settings.of(), "stage s, partition 0")
     waits.from_sources = from_sources
     waits.forget_turns()  # the order is that of an earlier primary
@@ -74,7 +74,7 @@ class Joining:
             self.waits.add(rows_as_batch(sequence, **column))
 
     def step(self, row_s: float = 0.0, most: int = 8 * SLICE_ROWS) -> int:
-        """How many slices it has."""
+        """Take a step, and return the number of its slices."""
         taken = self.waits.choose(most, self.busy_s)
         self.waits.take(OrderEntry(0.0, 0.0, [(*STREAM, taken[-1].sequence)]))
         self.busy_s += row_s * SLICE_ROWS * len(taken)
@@ -142,7 +142,7 @@ def test_slices_of_an_input_are_joined_across_those_of_another_one() -> None:
 
 
 def test_slices_that_are_passed_over_are_next() -> None:
-    """An input that is always busy would hold the other one up otherwise."""
+    """Take them next: an input that is always busy would hold the other one up otherwise."""
     waits = alternating(3)
     waits.choose(100, 0.0)
     for sequence in range(3, 9):

@@ -34,7 +34,8 @@ ALARMED = flux.stage(partitions=1)(Alarmed)
 
 
 def turns(core: WorkerCore, until: float, now: float = 0.0) -> list[tuple[float, int]]:
-    """What the loop does that sleeps as long as it may: (when it wakes up, steps applied then)."""
+    """Run a loop that sleeps as long as it may. Return pairs of the time at which it wakes up and the steps applied
+    then."""
     course = []
     while now <= until:
         course.append((now, work(core, now)))

@@ -21,7 +21,7 @@ class Total(flux.Aggregate):
 
 
 def test_a_wall_clock_that_is_set_back_stops_neither_rows_nor_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stopped the query for as long as it was set back."""
+    """Set the clock back in the middle: it stopped the query for as long as it was set back."""
     real, back = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() - back[0])
 
@@ -35,7 +35,7 @@ def test_a_wall_clock_that_is_set_back_stops_neither_rows_nor_reports(monkeypatc
             yield pa.RecordBatch.from_arrays([pa.array([number % 5]), pa.array([1])], schema=SCHEMA)
 
     def reported() -> bool:
-        """Or there is nobody any more who could."""
+        """Tell whether a report came in the second half, or the query has ended and can report no more."""
         shown = [report["totalInputRows"] for report in query.server.progress]
         return query.server.phase != "running" or any(BATCHES // 2 < rows_in < BATCHES for rows_in in shown)
 

@@ -352,7 +352,8 @@ def test_windows_of_another_column_than_that_of_the_watermark_are_refused() -> N
 
 
 def test_windows_behind_windows_are_those_of_the_end() -> None:
-    """The start of a window that has closed is below the watermark, and its rows would be left out without a word."""
+    """Refuse windows of the start: the start of a window that has closed is below the watermark, and its rows would be
+    left out without a word."""
     first = windows(source().withWatermark("ts", "1 second"))
     for wrong in (first, first.select(("k", K), ("window_start", Column("window_start", TIME)))):
         with pytest.raises(

@@ -66,7 +66,7 @@ class Kept(flux.Operator):
 
 
 class Script:
-    """A source whose partitions give what a test has put in: batches, None for nothing, flux.SILENT."""
+    """A source whose partitions give the items that a test has put in: batches, None for nothing, flux.SILENT."""
 
     def __init__(self, partitions: int = 1) -> None:
         self.given: list[list[Any]] = [[] for _ in range(partitions)]
@@ -215,7 +215,7 @@ def test_a_late_row_is_left_out_and_counted() -> None:
 
 
 def test_a_window_ends_at_once_although_its_stage_is_to_look_again_later() -> None:
-    """The look for a watermark that ends no window is due 50 ms after the one before."""
+    """End the window at once, although a look for a watermark that ends no window is due 50 ms after the one before."""
     windows = Windows()
     for time, seconds in ((1, 0.2), (5, 0.01), (7, 0.01), (12, 0.02)):
         windows.script.given[0] += [rows(time)]
@@ -270,7 +270,8 @@ def test_a_worker_that_gets_nothing_but_statements_greets_anew_when_its_connecti
 
 
 def test_a_producer_that_goes_on_under_an_earlier_handshake_is_told_of_the_newest_one() -> None:
-    """Its Resume was lost, and statements are not acked. Two of them may have been under way when it was sent."""
+    """Repeat the Resume, which was lost, at the third statement: statements are not acked, and two of them may have
+    been under way when the Resume was sent."""
     windows = Windows()
     windows.script.given[0] += [rows(1, 12)]
     windows.run()
@@ -354,7 +355,8 @@ def test_the_watermark_of_sessions_is_below_the_last_instant_of_those_that_are_o
 
 
 def test_the_watermark_of_an_idle_source_goes_on_with_the_clock_if_it_is_told_to() -> None:
-    """The worker's wall clock begins with the test, so the last window ends after idle, delay and itself."""
+    """Begin the worker's wall clock with the test, so that the last window ends after idle, delay and its own
+    length."""
     windows = Windows(delay=100_000, idle=300_000, advance=True)
     windows.script.given[0] += [rows(1, 200_001)]
     windows.run(0.55)
@@ -393,7 +395,7 @@ def test_a_reader_whose_broker_does_not_answer_is_not_idle() -> None:
 
 
 def test_a_reader_that_gets_no_answer_is_told_of_whether_or_not_it_may_be_idle() -> None:
-    """Its pauses have not risen since its last rows."""
+    """Tell of a reader whose pauses have not risen since its last rows."""
     windows = Windows()
     counting = Counting([rows(1)])
     windows.script.read = lambda partition: iter(counting)  # type: ignore[method-assign]
@@ -423,7 +425,7 @@ def silences(windows: Windows) -> list[tuple[int, float, str]]:
 
 
 def test_silence_is_told_early_and_idleness_does_not_depend_on_it() -> None:
-    """A reader without an answer is told of after 300 ms; its being idle goes by five seconds, as without availability."""
+    """Tell of a reader without an answer after 300 ms; its being idle goes by five seconds, as without availability."""
     counting = Counting([rows(1)])
     for may_be_silent in (True, False):
         windows = Windows(idle=3_000_000, may_be_silent=may_be_silent)
@@ -513,7 +515,7 @@ def test_a_reader_that_is_too_far_ahead_of_another_one_of_its_worker_waits_and_t
 
 
 def test_a_reader_that_gives_rows_again_is_not_held_back() -> None:
-    """An ordered step may wait for these rows, and all watermarks with it."""
+    """Let it read, because an ordered step may wait for these rows, and all watermarks with it."""
     windows = Windows(drift=15)
     windows.core.reading.align(20)
     windows.script.given[0] += [rows(55)]

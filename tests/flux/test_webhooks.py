@@ -147,7 +147,7 @@ def test_a_delivery_goes_out_when_its_rows_take_too_many_bytes(
 def test_the_end_of_a_webhook_leaves_no_error_of_its_thread_behind(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gateway whose port is taken ends while it opens webhooks, which belong to another one."""
+    """End a gateway while it opens webhooks that belong to another one, as happens if its port is taken."""
     begun, ended = threading.Event(), threading.Event()
 
     def opened(*given: Any) -> None:
@@ -245,7 +245,7 @@ def test_a_webhook_that_is_removed_while_it_opens_is_no_failure(
 
 
 def test_private_receivers_are_refused_unless_they_are_allowed(tmp_path: Path, receiver: Receiver) -> None:
-    """A name is refused at the delivery; an address, below, when it is registered."""
+    """Refuse a name at the delivery, and an address, below, when it is registered."""
     client = HeldClient(tmp_path)
     try:
         written(opened_sink(tmp_path), 0, results(1))

@@ -16,7 +16,8 @@ from flux.vault.journal import Journal
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A partition with a whole checkpoint of two steps, changes up to step three, and others that wait."""
+    """Write a partition with a whole checkpoint of two steps, changes up to step three, and further changes that
+    wait."""
     (tmp_path / "flux.json").write_text(json.dumps({"query": "q", "workers": 2, "plan": {"stages": {"visits": 1}}}))
     directory = Directory(tmp_path)
     journal = Journal(directory)

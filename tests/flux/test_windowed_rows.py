@@ -1,4 +1,4 @@
-"""Functions over the rows of windows, against a model in plain Python: whatever the cuts, the watermarks, the copies."""
+"""Functions over the rows of windows against a model in plain Python, with any cuts, watermarks and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of aggregates, against a model in plain Python: whatever the cuts, the watermarks, the copies and the changes."""
+"""Windows of aggregates against a model in plain Python, with any cuts, watermarks, copies and changes."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def steps_of(drawn: tuple, late: list[int]) -> list[Any]:
 
 
 def applied_from(operator: Any, steps: list[Any], first: int) -> Any:
-    """Apply steps from ``first`` on, and yield what each gives, and the first step whose rows matter behind it. The watermark at
-    the first step is what a replay point has."""
+    """Apply steps from ``first`` on. Yield the output of each, and the first step whose rows matter behind it. The
+    watermark at the first step is that of a replay point."""
     context = operator.context
     context.watermarks = [max([step for step in steps[:first] if isinstance(step, int)], default=NEVER)]
     for context.step in range(first, len(steps)):
@@ -229,7 +229,8 @@ def test_many_rows_have_the_sessions_that_sorted_rows_have(keys: int, gap: int, 
 
 @pytest.mark.parametrize(("spread", "most"), [(1, 7), (3, 7), (400, 64), (10**7, 7), (10**15, 64)])
 def test_sessions_that_end_together_come_in_order_part_by_part(spread: int, most: int) -> None:
-    """By the last row, the first row, and the place of the first row; other partitions have turns between parts."""
+    """Sort by the last row, the first row, and the place of the first row; other partitions have turns between
+    parts."""
     random, total = np.random.default_rng(spread), 500
     state = session_state.SessionState([pa.field("user", pa.int64())], {}, SessionWindow("ts", 2))
     times = random.integers(0, spread, total) * 10 - 5 * spread
@@ -269,7 +270,8 @@ def test_sessions_that_end_together_come_in_the_order_of_their_first_rows_whatev
 
 
 def test_windows_that_end_together_are_one_batch_as_far_as_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch costs as much as thousands of rows, and old data that is read fast ends thousands of windows at once."""
+    """Give them as one batch: a batch costs as much as thousands of rows, and old data that is read fast ends thousands
+    of windows at once."""
     monkeypatch.setattr(windowed_groups, "RESULT_ROWS_MAX", 7)
     for mode, steps in ((None, [batch(*((10 * i, i % 2, 1) for i in range(20))), 150]), ("update", [])):
         operator = opened(Window("ts", 10, 10), mode)
@@ -286,7 +288,8 @@ def test_windows_that_end_together_are_one_batch_as_far_as_it_has_room(monkeypat
 
 
 def test_a_session_that_joins_others_keeps_the_place_of_the_earliest_row() -> None:
-    """The cut into batches decides which sessions there are before, and not in which order they come."""
+    """Keep that place: the cut into batches decides which sessions there are before, and not in which order they
+    come."""
     rows = [(9, 7, 1), (0, 8, 1), (0, 7, 1), (9, 8, 1), (4, 8, 1), (5, 7, 1)]
     for cut in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
         table = flux.testing.apply(stage(SessionWindow("ts", 5)), [batch(*each) for each in cut])
@@ -347,7 +350,7 @@ def test_windows_of_many_panes_are_those_of_the_model_in_the_order_of_their_firs
 
 
 def test_sums_of_doubles_are_the_same_on_a_replica_that_begins_anywhere() -> None:
-    """Sums of panes are made of the same panes in the same order, whatever was computed before."""
+    """Sums of panes are made of the same panes in the same order, no matter which sums were computed before."""
     random = np.random.default_rng(3)
     state, measures = [], {"x": TypedMeasure("sum", "x", pa.float64())}
     for _ in range(2):
@@ -513,7 +516,7 @@ def test_a_time_whose_window_fits_into_no_number_is_refused(window: Any, time: i
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
 def test_a_time_of_a_coarse_unit_does_not_wrap_around(unit: str) -> None:
-    """The product with a million was a time near 1970, which is in a window."""
+    """Bound it: the product with a million was a time near 1970, which is in a window."""
     far = (1 << 64) // (1_000_000 if unit == "s" else 1_000) + 1
     found = microseconds_of(pa.array([far, -far], pa.timestamp(unit)))
     assert found[0] > TIME_MAX
@@ -523,7 +526,7 @@ def test_a_time_of_a_coarse_unit_does_not_wrap_around(unit: str) -> None:
 
 @pytest.mark.parametrize("by_window", [False, True])
 def test_a_watermark_that_ends_no_window_looks_at_no_pane(by_window: bool) -> None:
-    """A watermark may move twenty times a second, and thousands of panes may be open."""
+    """Look at none, because a watermark may move twenty times a second, and thousands of panes may be open."""
     state = pane_state.PaneState([], {"n": TypedMeasure("count")}, Window("ts", 10, 5), by_window)
     state.add(np.arange(0, 1000, 5), [], [None])
     looks = []
@@ -628,8 +631,8 @@ OF_UNITS = [
 def test_bounds_of_windows_are_exact_whatever_the_unit_of_the_times(
     unit: str, declared: Any, times: list[int], wanted: list[tuple[int, int]]
 ) -> None:
-    """A window of a second and a half that begins at 4.5 s was given as one from 4 s to 6 s, and the end of one that has the last
-    nanosecond of 64 bits as a time in 1677."""
+    """Give exact bounds: a window of a second and a half that begins at 4.5 s was given as one from 4 s to 6 s, and the
+    end of a window that has the last nanosecond of 64 bits as a time in 1677."""
     kind = pa.timestamp(unit, "Europe/Berlin")
     rows = pa.record_batch({"user": [1] * len(times), "ts": pa.array(times).cast(kind), "amount": [1] * len(times)})
     table = flux.testing.apply(stage(declared), rows)

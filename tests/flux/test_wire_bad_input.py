@@ -1,4 +1,4 @@
-"""Whoever has proved the secret of a query and sends nonsense is counted and refused, and the result is unchanged."""
+"""Nonsense of a peer that has proved the secret of a query is counted and refused, and the result is unchanged."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def test_a_peer_that_sends_nonsense_after_its_hello_is_counted_and_changes_nothi
 
 
 def test_damaged_payloads_never_reach_an_operator_nor_end_the_worker() -> None:
-    """Each byte of the payload's metadata and buffers is spoilt once; what still is a batch is one of another nonce."""
+    """Spoil bytes of the payload's metadata and buffers, one at a time. A payload that still is a batch has another
+    nonce."""
     whole = row()
     with attacked_half_way(resend_timeout="100ms") as query, Peer(query.ports()[0]) as peer:
         peer.send(encode(hello()))
@@ -119,7 +120,8 @@ def test_damaged_payloads_never_reach_an_operator_nor_end_the_worker() -> None:
         assert isinstance(resume, Resume)
 
         def counted() -> int:
-            """The real producer may greet again in between: what comes later on this connection is refused."""
+            """Count messages that were turned away. Some are refused, because the real producer may greet again in
+            between, and later messages on this connection count as refused then."""
             counters = query.counters()
             return counters["malformed"] + counters["stale"] + counters["refused"]
 
@@ -178,7 +180,7 @@ def test_absurd_numbers_of_primaries_and_answers_that_nobody_asked_for_are_malfo
 
 
 def test_tentative_rows_and_loans_of_strangers_are_counted_and_change_nothing() -> None:
-    """In a query without availability, and from a worker that has no replica here."""
+    """Send them to a query without availability, from a worker that has no replica here."""
     tentative = Tentative(0, 0, 1, 1, 0, 5, 0, 1.0, [0], [1])
     malformed = (
         tentative, Tentative(99, -1, 1 << 62, 0, 5, 0, 0, float("nan"), [], [1]), WantTentative(0, 0, 0, 0), Unread(99, 0, 0, 1),
@@ -238,7 +240,7 @@ def test_who_has_not_registered_at_the_controller_is_counted_and_changes_nothing
 
 
 def test_the_controller_hears_nothing_without_a_seal() -> None:
-    """Of somebody who has got into a connection of the query."""
+    """Refuse a message without a seal, as of a stranger inside a connection of the query."""
     with attacked_half_way() as query, Peer(query.rendezvous.endpoint, sealed=False) as peer:
         peer.send(encode(Failure(node=0, kind="UserCodeError", message="all is lost")))
         until(lambda: query.server.core.refused == 1)

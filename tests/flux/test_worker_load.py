@@ -1,4 +1,4 @@
-"""What a worker reports of its load, and what it does when another worker reads its sources."""
+"""Reports of a worker about its load, and its work when another worker reads its sources."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Unsized(flux.Operator):
 
 
 def hosting(operator: Any, seeks: bool = False) -> WorkerCore:
-    """A worker with one partition of a stage and the two partitions of its source."""
+    """Make a worker with one partition of a stage and the two partitions of its source."""
     read = (lambda partition, start: iter(())) if seeks else (lambda partition: iter(()))
     source = WorkerSource("rows", read, 2, SCHEMA, seeks)
     flow = flux.stage(partitions=1, key="x")(operator)(source)
@@ -74,7 +74,8 @@ def read(core: WorkerCore, partition: int, *values: int) -> None:
 
 
 def test_rows_that_a_replica_has_applied_elsewhere_are_not_counted_here() -> None:
-    """Its count travels with its state: after a move a worker seemed to do several times what all do together."""
+    """Leave them out. The count of a replica travels with its state: after a move a worker seemed to do several times
+    the work of all workers together."""
     core = hosting(Sized)
     read(core, 0, 1, 2, 3)
     core.replicas[0, 0].rows_in += 1_000_000  # as a copy of state brings it
@@ -175,7 +176,7 @@ def test_it_may_come_back_and_begins_as_another_life() -> None:
     assert core.wants(0, 1)
 
 
-# ---- what protects a stage, and what a loss would cost
+# ---- protection of a stage, and the cost of a loss
 
 
 def protected(kind: str, worker: int = 0) -> WorkerCore:

@@ -16,14 +16,14 @@ QUICK_S, SLOW_S = 0.0, 1.1 * WORK_S
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of steps alone: what else the machine does takes no time."""
+    """Replace the clock by one that only steps move: all other work takes no time."""
     Turning.now = 0.0
     clocks = dict.fromkeys(("monotonic", "perf_counter", "time", "sleep"), lambda *_: Turning.now)
     monkeypatch.setattr(worker, "time", SimpleNamespace(**clocks))
 
 
 class Core:
-    """As much of a worker's as its loop asks for."""
+    """A core with no more parts than a worker's loop asks for."""
 
     rows_in = steps = 0
     aged_s = 0.0
@@ -44,11 +44,12 @@ class Core:
 
 
 class Turning(WorkerLoop):
-    """Notes what it does; ``steps`` are seconds that each step takes, ``receives`` messages come in every turn."""
+    """A loop that notes its acts."""
 
     now = 0.0
 
     def __init__(self, steps: list[float], receives: int = 0) -> None:
+        """Prepare turns. ``steps`` are the seconds that each step takes; ``receives`` messages come in every turn."""
         self.did: list[str] = []
         self.left = steps
         self.paces: list[Pacing] = []
@@ -85,7 +86,7 @@ class Turning(WorkerLoop):
 
 
 def test_sources_are_read_in_a_turn_that_has_applied_all_there_was() -> None:
-    """They were read every 50 ms only, wherever each turn found something to apply."""
+    """Read them in such a turn: they were read every 50 ms only, wherever each turn found something to apply."""
     assert Turning([QUICK_S] * 3).turn() == ["apply", "apply", "apply", "read", "send"]
     assert Turning([SLOW_S]).turn() == ["apply", "read", "send"]
 

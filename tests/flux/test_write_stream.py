@@ -27,7 +27,7 @@ def same(batch: Any) -> Any:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FlowTo, dict[str, Any]]]:
-    """What would run."""
+    """Collect the flows and options that would be started."""
     calls: list[tuple[FlowTo, dict[str, Any]]] = []
     monkeypatch.setattr(flux, "start", lambda flow, **options: calls.append((flow, options)))
     return calls
@@ -52,7 +52,7 @@ def test_a_parquet_program_of_spark_runs(started: list[Any], tmp_path: Any) -> N
 
 
 def test_the_path_of_one_start_is_not_that_of_the_next(started: list[Any], tmp_path: Any) -> None:
-    """As with Spark's writer."""
+    """Keep no path for the next start, as Spark's writer does not."""
     writer = flow().writeStream.format("parquet")
     writer.start(str(tmp_path / "one"))
     writer.start(str(tmp_path / "two"))
