@@ -1,6 +1,6 @@
 """Each checker can fail: a run that has gone well is tampered with, and the law that is broken then is named.
 
-What only shows while a run goes on is left to the broken variants; the last test sees to it that no law is left out.
+Laws that can only break while a run goes on are left to the broken variants; the last test checks that no law is left out.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def some_core(sim: Simulation) -> Any:
 
 
 def sink_rows(sim: Simulation) -> list[Any]:
-    """Rows in one copy of a partition of the sink."""
+    """Return the rows in one replica of a partition of the sink."""
     copies = (core.replicas.get((1, 0)) for core in (process.core for process in sim.workers) if core is not None)
     return next(replica for replica in copies if replica is not None).operator.state["rows"]  # type: ignore[attr-defined]
 
 
 def with_replicas(sim: Simulation, change: Callable[[tuple[ReplicaAt, ...]], tuple[ReplicaAt, ...]]) -> None:
-    """Another table, in which partition 0 of stage 0 has other replicas."""
+    """Give the controller another table, in which partition 0 of stage 0 has other replicas."""
     table = sim.controller.table
     assert table is not None
     first, *others = table.stages[0]
@@ -63,7 +63,7 @@ def with_replicas(sim: Simulation, change: Callable[[tuple[ReplicaAt, ...]], tup
     sim.controller.board.table = Table(table.epoch + 1, stages, table.sources, table.endpoints)
 
 
-# ---- what is done to it
+# ---- the ways of tampering
 
 
 def a_row_is_missing_in_every_copy(sim: Simulation) -> None:
@@ -151,7 +151,7 @@ def two_partitions_stand_still(sim: Simulation) -> None:
 
 
 def under_way(sim: Simulation, *keys: tuple[int, int], **more: Any) -> None:
-    """Make the controller believe that these are added."""
+    """Make the controller believe that replicas are being added to these partitions."""
     about = {"phase": Phase.LIVE, "from_worker": None, "since": 0.0, **more}
     begun = {key: SimpleNamespace(stage=key[0], partition=key[1], **about) for key in keys}
     sim.controller.repairs.under_way = begun  # type: ignore[assignment]
@@ -249,7 +249,7 @@ def two_workers_lead_by_the_same_table(sim: Simulation) -> None:
 
 
 def some_primary(sim: Simulation) -> tuple[Any, Any]:
-    """Of the sink, with its worker."""
+    """Return a primary of the sink, with its worker."""
     return next((c, r) for c in sim.hosts() for (stage, _), r in c.replicas.items() if stage == 1 and r.primary)
 
 
@@ -345,7 +345,7 @@ def test_what_is_wrong_is_named(tamper: Tamper) -> None:
 
 
 def test_no_law_is_without_a_proof_that_it_can_be_broken() -> None:
-    """Here, or by a broken variant that breaks this law and no other."""
+    """Compare all laws with those broken here, or by a broken variant that breaks this law and no other."""
     source = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py") if "test_" not in path.name)
     laws = set(re.findall(r'Violation\(\s*"([^"]+)"', source))
     proved = {*SHOWN.values(), *test_kills.SHOWN.values(), test_kills.ON_ONE_HOST, *test_leaving.LAWS} | {

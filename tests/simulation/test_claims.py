@@ -1,8 +1,8 @@
-"""What the project takes from the literature, claim by claim, each tried in the simulator.
+"""The claims of the literature on which the project rests, one by one, each tried in the simulator.
 
 "Article" is the encyclopedia article on fault tolerance and high availability in data stream systems, by its sections;
-"ICDE 2003" the paper that introduced Flux for load balance, "SIGMOD 2004" the one that made it fault-tolerant. Every run
-here is also under all the laws of the checkers: no row lost, doubled or out of order.
+"ICDE 2003" is the paper that introduced Flux for load balance, and "SIGMOD 2004" the paper that made it fault-tolerant. Every
+run here is also under all the laws of the checkers: no row lost, doubled or out of order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.simulation.stage_kinds import Double, Shatter, Watched
 from tests.simulation.violation import Violation
 from tests.simulation.worker_process import WorkerProcess
 
-#: When the rows of these runs flow; their sources end about 60 ms after the start, or when all is repaired.
+#: A time at which the rows of these runs flow; their sources end about 60 ms after the start, or when all is repaired.
 UNDER_WAY_S = 0.03
 
 
@@ -42,7 +42,7 @@ def simulation(
     faults: Faults | None = None,
     **flow: Any,
 ) -> Simulation:
-    """Without faults, unless they are given: they are struck by hand."""
+    """Make a simulation without faults, unless they are given: most tests strike by hand."""
     return Simulation(seed, faults or Faults(), copies, slots, lambda ledger: chain(ledger, kinds, copies, **flow))
 
 
@@ -65,7 +65,7 @@ def cores(sim: Simulation) -> Iterator[WorkerCore]:
 
 
 def replicas(sim: Simulation) -> dict[tuple[int, int], list[Replica]]:
-    """Copies of each partition, the primary first."""
+    """Return the replicas of each partition, the primary first."""
     found: dict[tuple[int, int], list[Replica]] = {}
     for core in cores(sim):
         for key, replica in core.replicas.items():
@@ -92,7 +92,7 @@ def whole_again(sim: Simulation) -> bool:
 
 
 def data_links(sim: Simulation, worker: WorkerProcess) -> list[Link]:
-    """All that lead to this worker or away from it, but those to the controller."""
+    """Return all links to this worker and from it, but not those to the controller."""
     to_it = [process.links[worker.node] for process in sim.workers if worker.node in process.links]
     return [*worker.links.values(), *to_it]
 
@@ -118,12 +118,12 @@ def test_copies_that_take_the_same_steps_give_the_same_output() -> None:
 
 
 def test_copies_that_choose_their_own_order_differ() -> None:
-    """Article, Historical Background: what is coordinated is the order of the input. Without it, copies of one partition
-    that is fed by several streams come to differ, and a consumer that goes over from one to the other sees it."""
+    """Article, Historical Background: copies agree on the order of their input. Without that, copies of one partition that
+    is fed by several streams come to differ, and a consumer that goes over from one to the other sees it."""
     laws = Counter[str]()
     for seed in range(5):
         sim = simulation((Watched,), seed=seed, ordered=False)
-        # Nobody leads and nobody follows then.
+        # No replica leads or follows then.
         sim.ledger.watch_roles = sim.ledger._known_everywhere = lambda *given: None  # type: ignore[method-assign]
         sim.moves.roles = lambda core: None  # type: ignore[method-assign]
         try:
@@ -136,7 +136,7 @@ def test_copies_that_choose_their_own_order_differ() -> None:
 
 def test_a_slow_copy_does_not_hold_up_the_other() -> None:
     """Article, Active Replicas; SIGMOD 2004: replicated pipelines need not go in lock-step. With enough room in the logs
-    each goes at its own pace: the output of the faster is used while the slower is far behind."""
+    each goes at its own pace: consumers use the output of the faster copy while the slower is far behind."""
     sim = simulation((Watched,), slots=2, batches=60, step_max_rows=1)
     slow = sim.workers[1]
     slow.slowness = 150.0
@@ -200,7 +200,7 @@ def test_k_copies_more_survive_k_failures_at_once(copies: int, crashes: int) -> 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_more_failures_at_once_end_the_query_and_give_no_wrong_result(copies: int) -> None:
-    """The same claim from its other side: k + 1 failures at once are beyond it, and the query says so."""
+    """Try the claim from its other side: k + 1 failures at once are beyond it, and the query says so."""
     sim = simulation(copies=copies, slots=copies + 1)
     run_for(sim, UNDER_WAY_S)
     table = sim.controller.table
@@ -214,7 +214,7 @@ def test_more_failures_at_once_end_the_query_and_give_no_wrong_result(copies: in
 
 def test_survivors_go_on_before_anything_is_repaired() -> None:
     """Article, Failure Recovery: the first part of recovery masks the failure by the remaining copy: consumers and
-    producers turn to it. It needs no repair: here none is possible, and the query comes to its right end."""
+    producers turn to that copy. This part needs no repair: here none is possible, and the query comes to its right end."""
     sim = simulation((Watched, Watched), slots=2)
     run_for(sim, UNDER_WAY_S)
     before = applied(sim)
@@ -229,7 +229,7 @@ def test_survivors_go_on_before_anything_is_repaired() -> None:
 
 def test_a_consumer_may_go_over_to_another_copy_at_any_time() -> None:
     """Article, Failure Detection (first edition): as the copies of a producer are alike, a consumer may go over to another
-    on suspicion, or only because that one is faster, without asking anybody."""
+    on suspicion, or only because that one is faster, without an agreement."""
     for seed in range(3):
         sim = simulation((Watched, Watched), seed=seed, batches=100, faults=Faults(calm_after_s=1.0, whims_per_s=500.0))
         sim.run()
@@ -281,7 +281,7 @@ def test_pieces_are_repaired_one_at_a_time_from_input_to_output_while_all_go_on(
     sim.crash(sim.workers[1], back=False)
     sim.run_until(lambda: bool(sim.controller.repairs.under_way))
     at_once, order, rows_end = 0, [], sim.world.now + 0.25
-    progress: dict[int, Counter[tuple[int, int]]] = {0: Counter(), 1: Counter()}  # by the stage that is repaired
+    progress: dict[int, Counter[tuple[int, int]]] = {0: Counter(), 1: Counter()}  # by the stage under repair
 
     def copied() -> list[PartitionKey]:
         return [key for key, addition in sim.controller.repairs.under_way.items() if addition.phase == Phase.COPY]
@@ -318,7 +318,8 @@ def test_a_new_node_is_used() -> None:
 
 
 def course(sim: Simulation, stage: int, partition: int, until: Callable[[], bool]) -> list[dict[int, bool]]:
-    """The copies that are listed, worker by worker in their order, and whether they are live: one item for each change."""
+    """Follow the listed copies of a partition: the workers in their order, and whether each copy is live; one item for each
+    change."""
 
     def listed() -> dict[int, bool]:
         return {replica.worker: replica.live for replica in replicas_listed(sim, stage, partition)}
@@ -332,8 +333,8 @@ def course(sim: Simulation, stage: int, partition: int, until: Callable[[], bool
 
 def test_a_move_is_an_artificial_failure_and_a_repair_elsewhere() -> None:
     """Article, Flux: load is balanced by artificially failing overloaded partitions and repairing them on other nodes. Here
-    in that order which costs no copy: the new one is added in the steps of a repair and by the same orders, and then the
-    source is dropped as if it had failed, so that the survivors take over."""
+    the order is the one that costs no copy: the new copy is added in the steps of a repair and by the same orders, and then
+    the source is dropped as if it had failed, so that the survivors take over."""
     sim = simulation((Watched,), slots=4, batches=600, faults=PATIENT)
     sim.run_until(lambda: begun(sim))
     orders = Counter[str]()
@@ -381,8 +382,8 @@ def test_a_move_is_an_artificial_failure_and_a_repair_elsewhere() -> None:
 
 
 def test_a_slow_node_is_taken_for_dead_and_does_no_harm() -> None:
-    """Article, Failure Detection: a slow node cannot be told from a dead one, so long delays are treated as failures; if
-    both then acted as primary, output would be doubled. Here the suspected worker is removed by agreement, its epoch
+    """Article, Failure Detection: a slow node cannot be told from a dead one. A long delay therefore counts as a failure;
+    if both then acted as primary, output would be doubled. Here the suspected worker is removed by agreement, its epoch
     fences it, and another comes in its place."""
     sim = simulation((Watched, Watched), faults=PATIENT)
     sim.run_until(lambda: begun(sim))
@@ -399,7 +400,7 @@ def test_a_slow_node_is_taken_for_dead_and_does_no_harm() -> None:
 
 
 def test_silence_is_noticed_within_the_time_out() -> None:
-    """Article, Failure Detection: whoever does not answer keep-alive messages within a time out is suspected."""
+    """Article, Failure Detection: a node that does not answer keep-alive messages within a time-out is suspected."""
     sim = simulation(faults=PATIENT)
     sim.run_until(lambda: begun(sim))
     settings = sim.plan.settings
@@ -413,7 +414,7 @@ def test_silence_is_noticed_within_the_time_out() -> None:
 
 def test_membership_is_agreed_in_one_place() -> None:
     """Article, Failure Detection: nodes must not act alone on a suspicion; a group membership service, in Flux the
-    controller, decides who takes part. Workers whose links to each other are all cut suspect nobody: the table stays."""
+    controller, decides on the members. Workers whose links to each other are all cut suspect no node: the table stays."""
     sim = simulation((Watched,), faults=PATIENT)
     sim.run_until(lambda: begun(sim))
     assert sim.controller.table is not None
@@ -427,8 +428,8 @@ def test_membership_is_agreed_in_one_place() -> None:
 
 
 def test_what_is_cut_off_stalls_and_does_not_guess() -> None:
-    """Article, Network Partitions: Flux prefers consistency. A primary that its secondaries do not hear goes on applying,
-    but nothing of it is let out until they are back."""
+    """Article, Network Partitions: Flux prefers consistency. A primary without a link to its secondaries goes on applying,
+    but lets no output out until they are back."""
     sim = simulation((Watched,), slots=2, batches=200, faults=PATIENT)
     sim.run_until(lambda: begun(sim))
     for link in data_links(sim, sim.workers[0]):
@@ -447,8 +448,8 @@ def test_what_is_cut_off_stalls_and_does_not_guess() -> None:
 
 
 def test_a_slow_consumer_holds_back_only_its_own_rows() -> None:
-    """ICDE 2003, short-term imbalance: where a plain exchange waits for its slowest consumer, Flux keeps the rows for
-    that one in a buffer and goes on with the others."""
+    """ICDE 2003, short-term imbalance: a plain exchange waits for its slowest consumer, while Flux keeps the rows for
+    that consumer in a buffer and goes on with the others."""
     sim = simulation((Watched,), copies=1, slots=2, partitions=2, batches=100)
     sim.run_until(lambda: begun(sim))
     slow = sim.workers[1]
@@ -475,8 +476,8 @@ def test_a_full_buffer_slows_the_source_down_and_drops_nothing() -> None:
 
 
 def test_what_comes_twice_is_counted_once() -> None:
-    """SIGMOD 2004, take-over: producers send again what was not acknowledged, and consumers drop by sequence number what
-    they have had."""
+    """SIGMOD 2004, take-over: producers repeat unacknowledged batches, and consumers drop known ones by their sequence
+    numbers."""
     careless = Faults(calm_after_s=1.0, breaks_per_s=200.0, repeats_probability=1.0)
     sim = simulation((Watched, Watched), seed=0, batches=300, faults=careless)
     sim.run()
@@ -485,8 +486,8 @@ def test_what_comes_twice_is_counted_once() -> None:
 
 def test_operators_know_nothing_of_it() -> None:
     """Article, Active Replicas: Flux is put between operators without their knowledge. The operators of these runs have
-    process, snapshot and restore, and see rows only; the same operator gives the same with one copy and no faults as with
-    three and a crash."""
+    process, snapshot and restore, and see rows only; an operator gives the same output with one copy and no faults as with
+    three copies and a crash."""
     plain = simulation((Double,), copies=1, slots=1)
     plain.run()
     replicated = simulation((Double,), copies=3)

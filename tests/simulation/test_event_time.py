@@ -1,4 +1,4 @@
-"""Event time among faults: watermarks hold, each window comes once, and the answer is that of a batch."""
+"""Event time among faults: watermarks hold, each window comes once, and the answer equals that of a batch."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_row_behind_an_ordered_watermark_is_seen_whenever_it_is_given_out() ->
     stream = StreamId(0, 0)
     after, before = books(), books()
     after._claim(stream, 0, 4, 10)
-    after._note(stream, 0, 4, 9)  # in front of it
+    after._note(stream, 0, 4, 9)  # in front of the watermark
     after._note(stream, 0, 5, 10)
     with pytest.raises(Violation, match="ordered watermark 10 behind 4"):
         after._note(stream, 0, 6, 9)

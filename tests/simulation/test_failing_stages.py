@@ -1,4 +1,4 @@
-"""A stage that fails takes along what depends on it and nothing else, whatever else goes wrong (design: stage-fails)."""
+"""Failing stages, among other faults: a stage takes along the stages that depend on it, and no other (design: stage-fails)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.failing_stages import FailingFlow, FailingSimulation
 from tests.simulation.run import GROWS_FROM, outcome
 from tests.simulation.runs import LONG
 
-#: In ``make test`` seeds in which much happens in little time.
+#: Seeds; for ``make test``, seeds in which much happens in little time.
 SEEDS = range(GROWS_FROM + 200, GROWS_FROM + 300) if LONG else [GROWS_FROM + each for each in (200, 205)]
 
 

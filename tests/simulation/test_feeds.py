@@ -1,4 +1,4 @@
-"""Streams that are read over several feeds give the same rows, whatever link brings them (design: feeds, hedged)."""
+"""Streams that are read over several feeds: any link brings the same rows (design: feeds, hedged)."""
 
 from __future__ import annotations
 

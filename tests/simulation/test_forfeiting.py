@@ -28,13 +28,13 @@ def test_runs_that_forfeit_keep_all_laws() -> None:
 
 
 def forgets_what_was_forfeited(patch: pytest.MonkeyPatch) -> None:
-    """A copy of a replica begins without the spans and counts."""
+    """Begin a copy of a replica without the forfeited spans and their counts."""
     state = Replica.state
     patch.setattr(Replica, "state", lambda self: {k: v for k, v in state(self).items() if k != "forfeits"})
 
 
 def takes_it_for_a_watermark(patch: pytest.MonkeyPatch) -> None:
-    """A secondary does not tell a forfeiting step from another one."""
+    """Let a secondary take a forfeiting step for any other one."""
     close = Forfeits.close
     call = Replica.call
 
@@ -46,7 +46,7 @@ def takes_it_for_a_watermark(patch: pytest.MonkeyPatch) -> None:
 
 
 def goes_past_streams_that_move(patch: pytest.MonkeyPatch) -> None:
-    """A primary closes windows up to the foremost stream."""
+    """Let a primary close windows up to the foremost stream."""
     standing = WatermarkScheduler._standing
 
     def broken(self: WatermarkScheduler, *given: Any) -> Any:
@@ -57,7 +57,7 @@ def goes_past_streams_that_move(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_only_while_it_leads(patch: pytest.MonkeyPatch) -> None:
-    """Rows are counted by the primary alone."""
+    """Count rows at the primary only."""
     count = Forfeits.count
     each = Replica._count
 
@@ -80,7 +80,7 @@ def counts_only_while_it_leads(patch: pytest.MonkeyPatch) -> None:
 def test_each_law_is_broken_without_its_rule(
     variant: Callable[[pytest.MonkeyPatch], None], laws: set[str], first: int
 ) -> None:
-    """Seeds from the first one on that has shown it."""
+    """Try seeds until one shows the variant, beginning with one that has shown it."""
     for seed in range(first, first + 20):
         with pytest.MonkeyPatch.context() as patch:
             variant(patch)

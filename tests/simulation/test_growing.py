@@ -1,4 +1,4 @@
-"""Stages and edges come and go while everything else fails: no row of a new stage is missing, and nothing of an old one is left
+"""Stages and edges that come and go among all faults: no row of a new stage is missing, and nothing of an old one is left
 (design: plan-version, edge-begins, edge-closes)."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.simulation.mixes import GROWING_LIVES, GROWING_SOURCE_LIVES
 from tests.simulation.run import GROWS_FROM, SOURCES_COME_FROM, WIDE_GROWS_FROM, Result, run
 from tests.simulation.runs import LONG
 
-#: In ``make test`` seeds in which much happens in little time.
+#: Seeds; for ``make test``, seeds in which much happens in little time.
 SEEDS = range(GROWS_FROM, GROWS_FROM + 100) if LONG else [GROWS_FROM + each for each in (0, 2, 4)]
 
 
@@ -70,7 +70,7 @@ def test_stages_come_and_go_in_queries_of_all_kinds() -> None:
 
 @pytest.mark.long
 def test_versions_that_no_directory_has_break_the_next_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variant: processes go by versions of which the next life of the query knows nothing."""
+    """Let processes follow versions of the plan that the next life of the query does not know."""
     init = PlanChanges.__init__
 
     def broken(self: PlanChanges, *given: Any) -> None:
@@ -81,7 +81,7 @@ def test_versions_that_no_directory_has_break_the_next_life(monkeypatch: pytest.
     assert [run(seed, GROWING_LIVES).ok for seed in (1, 2, 5)] == [False] * 3
 
 
-#: Seeds with sources that come and go, and stages that fail alone: in ``make test`` cheap ones.
+#: Seeds with sources that come and go, and stages that fail alone; for ``make test``, cheap ones.
 COMING = range(SOURCES_COME_FROM, SOURCES_COME_FROM + 100) if LONG else [SOURCES_COME_FROM + 109]
 
 
@@ -135,7 +135,7 @@ def test_streams_of_running_sources_begin_with_the_same_row_in_all_lives() -> No
 
 
 def tells_before_the_location_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A birth is told when it is reported, and kept later."""
+    """Tell a birth when it is reported, and keep it later."""
     report = SourceBirths.report
 
     def broken(self: SourceBirths, birth: EdgeStored, now: float) -> tuple[EdgeStored, ...]:

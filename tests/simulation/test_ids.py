@@ -19,7 +19,7 @@ def edge_id(number: int) -> int:
 
 
 def with_gaps(plan: Plan) -> Plan:
-    """Return the plan as one from which parts with other ids have been removed."""
+    """Return the plan with gaps between its ids, as if parts with other ids had been removed."""
 
     def edge(given: EdgePlan) -> EdgePlan:
         match given:

@@ -1,7 +1,7 @@
 """Kill after kill, each at full replication: none of them ends a query, and every row is counted once.
 
-A real run of twenty kills found what broke this: while one copy moved within its executor the other was lost, the target
-took its place, and both copies shared an executor, which the next kill hit.
+A real run of twenty kills found a failure: while one copy moved within its executor the other was lost, the target took the
+place of the lost copy, and both copies shared an executor, which the next kill hit.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.simulation.runs import LONG
 from tests.simulation.table_laws import TableLaws
 from tests.simulation.violation import Violation
 
-#: Kills of one run, and those of all runs together that hit several workers or a move.
+#: Kills of one run, and the least number of kills, over all runs, that hit several workers or a move.
 TIMES, MET = (6, 4) if LONG else (3, 2)
-#: Faults besides, and how long full replication may take after the return of the last worker. Where messages are lost
-#: among them may be orders to copy, which are repeated after one second, then two.
+#: Faults besides, and the longest time to full replication after the return of the last worker. Lost messages may be orders to
+#: copy, which are repeated after one second, then two.
 BESIDES = {
     "none": (Faults(), 1.0),
     "breaks": (Faults(breaks_per_s=3.0, control_breaks_per_s=3.0), 5.0),
@@ -53,7 +53,7 @@ def test_kills_at_full_replication_end_no_query_whatever_fails_besides() -> None
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_copies_are_on_different_hosts_again_after_each_kill(seed: int) -> None:
-    """Two hosts of two executors each; a copy stays beside the other only while there is no other host."""
+    """Kill workers on two hosts of two executors each. A copy stays beside the other only while there is no other host."""
     shape = Shape(executors=4, slots=1, workers=4, hosts=2, partitions=4)
     sim = Kills(seed, *BESIDES["none"], shape)
     sim.kill_again_and_again(TIMES)
@@ -61,19 +61,19 @@ def test_the_copies_are_on_different_hosts_again_after_each_kill(seed: int) -> N
 
 
 def both_copies_on_one_executor(patch: pytest.MonkeyPatch) -> None:
-    """And nobody sees it before it hurts."""
+    """Allow both copies on one executor, and switch off the checks that would see it before it hurts."""
     a_target_stays_beside_a_source_on_its_own_executor(patch)
     patch.setattr(TableLaws, "_check_apart", lambda *given: None)
     patch.setattr(Sweep, "validate", lambda *given: None)
 
 
 def copies_wherever_there_is_room(patch: pytest.MonkeyPatch) -> None:
-    """Hosts are all the same."""
+    """Place copies as if all hosts were one."""
     patch.setattr(FarApart, "rank", lambda *given: 0)
     patch.setattr(FarApart, "best", lambda *given: 0)
 
 
-#: The law that shows it, where there are several hosts.
+#: The law that shows it if there are several hosts.
 ON_ONE_HOST = "replicas are on different hosts"
 
 

@@ -1,4 +1,4 @@
-"""What leaves the dataflow: the committed output of last stages, once, whoever has handed it on."""
+"""Output that leaves the dataflow: the committed output of last stages, once, whichever replica has handed it on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ STRIDE = 1 if LONG else 5
 def simulated(
     copies: int, crash_at: float | None = None, seed: int = 0, call_s: float = 0.001, **settings: Any
 ) -> Simulation:
-    """The laws of ``tests.simulation.outside`` are checked on the way and at the end. ``call_s``: what the outside takes for a
-    call at most."""
+    """Run a query under the laws of ``tests.simulation.outside``, which are checked on the way and at the end. ``call_s``: the
+    longest time of a call of the outside."""
     sim = Simulation(
         seed, Faults(), copies, 3, lambda ledger: flows.chain(ledger, (), copies, outside=True, **settings)
     )
@@ -69,7 +69,7 @@ def hands_on_what_is_not_committed(patch: Patch) -> None:
 
 
 def forgets_what_it_has_handed_on(patch: Patch) -> None:
-    """And tells the others, although the write may be lost with its worker."""
+    """Forget output that was handed on and tell the others, although the write may be lost with its worker."""
     hand_on = SinkBuffer.hand_on
 
     def careless(self: SinkBuffer, below: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -96,7 +96,8 @@ def secondaries_keep_nothing(patch: Patch) -> None:
 
 
 def tells_only_once_that_there_is_room(patch: Patch) -> None:
-    """It does not check its own flag either, so that the law about progress alone can see it."""
+    """Tell only the first time that there is room. The buffer does not check its own flag either, so that only the law about
+    progress can see it."""
     note = SinkBuffer._note_room
 
     def broken(self: SinkBuffer) -> None:
@@ -111,14 +112,14 @@ def tells_only_once_that_there_is_room(patch: Patch) -> None:
 
 LEFT_OUT, ALL = "nothing is left out outside", "the outside has all output"
 ALIKE, NOTHING = "output outside is that of every replica", "the first primary finds nothing outside"
-#: The law that is broken then, and the seed and the number of the moment that show it; one of those that follow may, too.
+#: By variant: the broken law, and the seed and the number of the moment that show it; one of the next moments may, too.
 BROKEN = {
     hands_on_what_is_not_committed: (ALL, 0, 1),
     forgets_what_it_has_handed_on: (LEFT_OUT, 1, 10),
     copies_without_what_has_not_left: (LEFT_OUT, 4, 6),
     secondaries_keep_nothing: (LEFT_OUT, 0, 0),
 }
-#: Proved by the tests of this file.
+#: The laws proved by the tests of this file.
 LAWS = {LEFT_OUT, ALL, ALIKE, NOTHING}
 
 
@@ -151,14 +152,14 @@ def test_an_outside_that_lacks_something_or_has_something_else_is_seen() -> None
 
 
 def crash_after_crash(seed: int, number: int) -> None:
-    """Begin with this seed and moment, and go on with those that follow."""
+    """Crash workers at this moment of this seed, and at the moments that follow."""
     tried = [(each, moment) for each in range(seed, seed + 20) for moment in MOMENTS]
     for each, moment in tried[number:]:
         twice(each, moment)
 
 
 def twice(seed: int, moment: float) -> None:
-    """A second worker dies when the first has been repaired."""
+    """Crash a second worker when the first has been repaired."""
     sim = Simulation(seed, Faults(), 2, 3, lambda ledger: flows.chain(ledger, (), 2, batches=200, outside=True))
     sim.world.after(moment, lambda: sim.crash(sim.workers[1]))
     sim.world.after(moment + 0.1, lambda: sim.crash(sim.workers[0]))

@@ -1,4 +1,4 @@
-"""Everything is lost at once, and the query goes on from its directory: what was shown stays true, nothing is lost or twice."""
+"""Queries that lose everything at once and go on from their directory: shown output stays true, no row is lost or doubled."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_query_goes_on_where_all_workers_are_lost_and_the_vault_is_not() -> No
 
 
 def test_output_that_is_fetched_outlives_the_workers_that_have_it() -> None:
-    """Also where stages before the last one have lost their last replica when all output was there."""
+    """Fetch the output also if stages before the last one have lost their last replica when all output was there."""
     runs = runs_of((LIVES_FETCHED,), range(1, 16), few=4)
     assert runs.happens("take-overs", 11)
     assert sum(result.counts["fetches that the end of the query broke off"] for result in runs.results) == 0

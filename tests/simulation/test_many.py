@@ -1,4 +1,4 @@
-"""Which seeds are run: the same always, and others for every change of the source."""
+"""The choice of seeds: some run always, and others change with every change of the source."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ PERIOD_S, WINDOW_S, WINDOW, DELAY_S = 0.005, 0.05, 10 * SECOND, 0.03
 
 
 def steady(order: str, holder: dict[str, Any]) -> Any:
-    """A source whose rows come every few milliseconds, and windows of it that end every 50 ms, in two replicas."""
+    """Return the maker of a flow: a source whose rows come every few milliseconds, and windows that end every 50 ms, in two
+    replicas."""
 
     def make(ledger: Ledger) -> Dataflow:
         builder = timed_flows._Builder(
@@ -78,7 +79,7 @@ def steady(order: str, holder: dict[str, Any]) -> Any:
 
 
 def longest_gap(order: str, strike: str) -> float:
-    """Return the longest virtual time between two batches of results, when one replica is struck."""
+    """Return the longest virtual time between two batches of results when one replica is struck."""
     holder: dict[str, Any] = {}
     sim = Simulation(7, Faults(patient=True, calm_after_s=1.0), 2, 4, steady(order, holder))
     holder["sim"] = sim
@@ -98,7 +99,7 @@ def longest_gap(order: str, strike: str) -> float:
         reader = sim.controller.table.sources[0][0]
         consumers = {replica.worker for replica in sim.controller.table.stages[1][0]}
         listed = [replica.worker for replica in sim.controller.table.stages[0][0]]
-        # Not the worker that reads the source, and the first of the list if that may be.
+        # The fault strikes the first listed worker, but never the worker that reads the source.
         struck = next(worker for worker in [*listed, *consumers] if worker != reader)
         victim = sim.by_node[struck]
         if strike == "killed":
@@ -114,7 +115,7 @@ def longest_gap(order: str, strike: str) -> float:
 
 @pytest.mark.parametrize("strike", ["killed", "paused"])
 def test_results_go_on_when_one_replica_is_lost_or_stands_still(strike: str) -> None:
-    """And those of replicas with a common order wait: for the other, or for its loss to be noticed."""
+    """Compare with replicas that have a common order. Their results wait for the other replica, or until its loss is noticed."""
     assert longest_gap(MARKS, strike) <= WINDOW_S + DELAY_S
     if strike == "paused":
         assert longest_gap(STEPS, strike) >= 0.15

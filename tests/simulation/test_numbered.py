@@ -1,4 +1,4 @@
-"""Readers that cut their rows elsewhere each time: every row comes once, to the same partition, whatever is lost."""
+"""Readers that cut their rows elsewhere each time: despite all losses, every row comes once, to the same partition."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_it_happens_to_logs_that_lose_data(losing_data: Runs, event: str) -> Non
     assert losing_data.happens(event, 2)
 
 
-#: Seeds that broke a law once, and what was wrong.
+#: Seeds that broke a law once, with the cause.
 BROKE_ONCE = {
     113: "a query that was stopped read no row again for which an ordered step waited",
     1019: "the law did not see that a source was told again and again to begin with the start of its log",

@@ -1,4 +1,4 @@
-"""A replica that lags its primary: whom it holds back, and what becomes of it when it stands still."""
+"""A replica that lags its primary: it holds back only this primary, and is dropped when it stands still."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from tests.simulation.test_claims import (
 from tests.simulation.violation import Violation
 
 STEPS_MAX = 5
-#: A replica that applies nothing for so long is dropped.
+#: A replica that applies nothing for this time is dropped.
 STANDS_STILL_S = 0.2
 #: Longer than any part of a run here.
 NEVER_S = 60.0
 
 
 def with_a_replica_that_stops(stands_still_s: float) -> tuple[Simulation, Replica]:
-    """The second replica of the first partition takes no more steps, and hears and answers as ever."""
+    """Start a run and stop the second replica of the first partition: it takes no more steps, but hears and answers as
+    ever."""
     sim = simulation(
         (Watched,), slots=3, partitions=3, batches=150, faults=PATIENT, order_max_steps=STEPS_MAX, step_max_rows=1,
         step_timeout=stands_still_s,
@@ -47,7 +48,7 @@ def with_a_replica_that_stops(stands_still_s: float) -> tuple[Simulation, Replic
 
 
 def steps_in(sim: Simulation, seconds: float) -> Counter[tuple[int, int]]:
-    """That primaries have applied meanwhile."""
+    """Run on for a while, and count the steps that primaries have applied meanwhile."""
     before = applied(sim)
     run_for(sim, seconds)
     return Counter({key: steps - before[key] for key, steps in applied(sim).items()})
@@ -88,7 +89,7 @@ def test_a_replica_that_is_only_slow_sets_the_pace_of_its_primary_and_is_not_rep
 
 
 def with_ordered(steps: int) -> Any:
-    """A replica that has applied none of them."""
+    """Make a replica with this number of ordered steps, none of which it has applied."""
     order = OrderLog()
     for _ in range(steps):
         order.append(OrderEntry(0.0, 0.0, []))
@@ -111,7 +112,7 @@ def test_the_law_allows_more_only_where_the_primary_had_not_heard_from_all_and_a
 
 
 def test_what_a_new_primary_orders_before_it_has_heard_from_a_replica_is_noted_and_nothing_after_that() -> None:
-    """The primary dies, and the next one does not hear from the third replica for a while."""
+    """Kill the primary while the next one hears nothing from the third replica for a while."""
     sim = simulation(
         (Watched,), copies=3, slots=4, partitions=1, batches=300, faults=PATIENT, order_max_steps=STEPS_MAX,
         step_max_rows=1,

@@ -1,4 +1,4 @@
-"""Thousands of random schedules of order logs lose nothing that is committed; without any of its rules they do."""
+"""Thousands of random schedules of order logs lose no committed step; without any one rule, some do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.simulation.runs import LONG
 from tests.simulation.variants import acks_what_an_earlier_primary_sent, heeds_a_deposed_primary
 
 Patch = pytest.MonkeyPatch
-#: Schedules that keep the law. A rule that is taken away shows in one of the first some hundreds, or later.
+#: Schedules that keep the law. A missing rule shows in one of the first some hundreds, or later.
 SEEDS, MORE = range(4000 if LONG else 1500), range(4000)
-#: How much is lost on the way, in turn.
+#: The shares of messages lost on the way, in turn.
 LOSSES = (0.0, 0.1, 0.3, 0.5)
 
 
@@ -42,7 +42,8 @@ def counts_on_a_replica_that_lacks_what_was_promised(patch: Patch) -> None:
 
 
 def promises_before_the_secondary_has_answered(patch: Patch) -> None:
-    """It may hold entries of an earlier term for those that it is told of."""
+    """Promise to the only live secondary before it has answered, though it may hold entries of an earlier term in the places of
+    the new ones."""
 
     def broken(self: OrderLog, peer: Peer) -> bool:
         return peer.live and sum(other.live for other in self.peers.values()) == 1
@@ -51,7 +52,7 @@ def promises_before_the_secondary_has_answered(patch: Patch) -> None:
 
 
 def forgets_that_a_copy_has_uncommitted_steps(patch: Patch) -> None:
-    """A copy of the state may hold steps that the survivors of its primary order otherwise."""
+    """Forget that a copy of the state may hold steps that the survivors of its primary order otherwise."""
     settled = OrderLog.settled
 
     def broken(self: OrderLog, peer: Peer) -> bool:
@@ -68,7 +69,7 @@ def _first_broken() -> int | None:
     for seed in MORE:
         try:
             _schedule(seed).run()
-        except (Lost, AssertionError):  # a replica that is contradicted in what is committed ends itself
+        except (Lost, AssertionError):  # a replica whose committed steps are contradicted ends itself
             return seed
     return None
 

@@ -1,4 +1,4 @@
-"""Techniques of recovery change while rows flow and workers die: every law is kept, and what people wish comes true."""
+"""Changes of the recovery technique while rows flow and workers die: every law is kept, and the wishes come true."""
 
 from __future__ import annotations
 

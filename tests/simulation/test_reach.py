@@ -1,4 +1,4 @@
-"""Links between two workers that are cut for seconds hold up nothing that can be had elsewhere (design: reachability)."""
+"""Links between two workers that are cut for seconds hold up no rows that another worker can give (design: reachability)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.simulation.run import REACH_FROM, Result, run
 from tests.simulation.runs import LONG
 from tests.simulation.story_hashes import tell
 
-#: Seeds of cut links and nothing else, by their mix: in ``make test`` those in which much happens in little time.
+#: Seeds of cut links and nothing else, by their mix; for ``make test``, seeds in which much happens in little time.
 ALONE = {
     CUT_LINKS: range(60) if LONG else (1, 3, 7, 10),
     CUT_LINKS_OF_READERS: range(60) if LONG else (0, 1, 3, 11, 13),
     CUT_ALONE: range(60) if LONG else (3,),
     CUT_ALONE_OF_READERS: range(60) if LONG else (1, 13),
 }
-#: Whatever a seed has, beside cut links.
+#: Seeds with all other faults beside cut links.
 AMONG = range(REACH_FROM, REACH_FROM + (100 if LONG else 8))
 
 

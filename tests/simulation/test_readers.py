@@ -1,4 +1,4 @@
-"""Output that is kept for readers: each batch until a reader has it for good, whoever leads and whoever reads."""
+"""Output that is kept for readers: each batch stays until a reader has it for good, under any primary and any reader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOM, TINY = 1 << 20, 1
 def simulated(
     copies: int, crash_at: tuple[float, ...] = (), seed: int = 0, room: int = ROOM, batches: int = 80
 ) -> Simulation:
-    """The laws of ``tests.simulation.outside`` are checked on the way and at the end."""
+    """Run a query with a reader under the laws of ``tests.simulation.outside``, checked on the way and at the end."""
     sim = Simulation(
         seed, Faults(), copies, 3, lambda ledger: flows.chain(ledger, (), copies, batches=batches, readers=room)
     )

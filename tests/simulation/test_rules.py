@@ -1,4 +1,4 @@
-"""Rules that random schedules hardly ever need, each told as the one story that does: with it all goes well, without it not."""
+"""Rules that random schedules hardly ever need, each with the one story that needs it and goes wrong without it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STREAM = StreamId(0, 0)
 
 
 def listed(epoch: int, *replicas: ReplicaAt) -> Table:
-    """Of one partition."""
+    """Return a table of one partition."""
     return Table(epoch, ((replicas,),), (), {replica.worker: "" for replica in replicas})
 
 
@@ -61,7 +61,7 @@ def acked(worker: int, producer: Producer, epoch: int, through: int) -> None:
 
 
 def with_three_batches(*readers: ReplicaAt) -> Producer:
-    """By the table of epoch 0, and all sent to those who have answered."""
+    """Make a producer with the table of epoch 0, for batches that go to the readers which have answered."""
     producer = Producer(STREAM, 0, 1, ROOM, resend_s=1.0)
     producer.on_table(listed(0, *readers), 0, 0.0)
     return producer
@@ -77,7 +77,8 @@ OLD, OTHER, NEW = ReplicaAt(10, 0), ReplicaAt(11, 0), ReplicaAt(10, 5, False)
 
 
 def an_answer_of_an_earlier_life_comes_late() -> str:
-    """Worker 10 has lost its replica and is to get another. What its first copy had asked for has gone since."""
+    """Tell how worker 10 has lost its replica and is to get another. The batches for which its first replica had asked have
+    left the log since."""
     producer = with_three_batches(OLD, OTHER)
     resumed(11, producer, 0, 0)
     fill(producer)
@@ -93,7 +94,7 @@ def an_answer_of_an_earlier_life_comes_late() -> str:
 
 
 def a_producer_did_not_know_of_a_new_replica() -> object:
-    """It has forgotten what that one needs, and has more to give."""
+    """Tell how a producer has forgotten batches that a new replica needs, and has more to give."""
     producer = with_three_batches(OTHER)
     resumed(11, producer, 0, 0)
     fill(producer)
@@ -113,13 +114,13 @@ def a_producer_did_not_know_of_a_new_replica() -> object:
 
 
 def a_replica_is_built_anew_where_one_had_acked() -> object:
-    """The copy was taken when its primary had applied one batch of three; the first life had acked all."""
+    """Tell how a copy was taken when its primary had applied one batch of three, although the first life had acked all."""
     producer = with_three_batches(OLD, OTHER)
     resumed(10, producer, 0, 0)
     resumed(11, producer, 0, 0)
     fill(producer)
     acked(10, producer, 0, 2)
-    producer.on_table(listed(5, OTHER, NEW), 0, 0.0)  # by one table, because the one between was lost with a connection
+    producer.on_table(listed(5, OTHER, NEW), 0, 0.0)  # in one table, because the one between was lost with a connection
     acked(11, producer, 0, 2)
     try:
         resumed(10, producer, 5, 1)
@@ -130,7 +131,7 @@ def a_replica_is_built_anew_where_one_had_acked() -> object:
 
 
 def a_source_is_read_again_and_then_a_replica_is_added() -> object:
-    """Five batches are received and two applied when it is read again; the copy is taken just then."""
+    """Tell how a source is read again when five batches are received and two applied, and a copy is taken just then."""
     producer = with_three_batches(OTHER)
     marks = [Mark(at, 0) for at in range(5)]
     producer.on_answer(11, Resume(*STREAM, 1, 0, [(0, 5)], 1, [], ROOM, marks), 0.0)
@@ -146,7 +147,7 @@ def a_source_is_read_again_and_then_a_replica_is_added() -> object:
 
 
 def who_was_dropped_greets_first() -> list[object]:
-    """Whom a consumer reads from, when a replica of its producer that was dropped greets before the one that is left."""
+    """Return the workers from which a consumer reads when a dropped replica of its producer greets before the one left."""
     plan = chain(Ledger(), (Watched,), 2).plan
     sinks = ((ReplicaAt(10, 0), ReplicaAt(12, 0)),) * 2
     endpoints = {10: "", 11: "", 12: ""}
@@ -161,7 +162,7 @@ def who_was_dropped_greets_first() -> list[object]:
 
 
 def a_table_comes_later_than_greetings_that_follow_it() -> bool:
-    """Whether rows flow at once. Producers greet where a new replica is to come, and that worker hears of it last."""
+    """Tell whether rows flow at once. Producers greet the worker of a new replica, and that worker hears of the replica last."""
     slow = {"resend_timeout": 5.0}
     sim = Simulation(0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, **slow))
     sim.world.after(0.03, sim.crash, sim.workers[1], True, False)
@@ -171,7 +172,7 @@ def a_table_comes_later_than_greetings_that_follow_it() -> bool:
 
 
 def a_newcomer_has_not_heard_of_any_table() -> set[str]:
-    """In which phase the addition is that was begun meanwhile: who has not heard of it may forget what it will need."""
+    """Return the phase of an addition begun meanwhile: a worker that has not heard of the addition may forget rows for it."""
     slow = {"heartbeat_timeout": 30.0, "batches": 200}
     sim = Simulation(0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, **slow))
     sim.run_until(lambda: begun(sim))
@@ -186,12 +187,12 @@ def a_newcomer_has_not_heard_of_any_table() -> set[str]:
 
 
 def a_secondary_gives_other_output() -> list[str]:
-    """What the controller notes: words are longer in one copy than in the other, once."""
+    """Return the events noted by the controller when words are longer in one copy than in the other, once."""
     sim = Simulation(
         0, Faults(patient=True, calm_after_s=1.0), 2, 3, lambda led: chain(led, (Watched,), 2, batches=100)
     )
     sim.run_until(lambda: begun(sim))
-    sim.ledger.unsteady.add(StreamId(sim.plan.stages[0].edges_out[0], 0))  # whoever reads from that copy gets its rows
+    sim.ledger.unsteady.add(StreamId(sim.plan.stages[0].edges_out[0], 0))  # readers of that copy get other rows
     sim.divergences.expect((0, 0))
     secondary = next(copy for copy in replicas(sim)[0, 0] if not copy.primary)
     operator: Any = secondary.operator
@@ -201,7 +202,8 @@ def a_secondary_gives_other_output() -> list[str]:
 
 
 def a_standby_repeats_with_other_output() -> list[str]:
-    """Why the query ends: a primary gives other output once than its operator would, and is lost before its next checkpoint."""
+    """Return the reason why the query ends: a primary gives other output once than its operator would, and is lost before its
+    next checkpoint."""
 
     def flow(ledger: Ledger) -> Dataflow:
         made = with_standbys(chain(ledger, (Watched,), 2, batches=200), random.Random(0), 1.0)
@@ -225,7 +227,7 @@ def a_standby_repeats_with_other_output() -> list[str]:
 
 
 def primaries_move_in_the_middle_of_steps() -> str | None:
-    """The law that is broken. Steps give more than the logs have room for, and somebody moves primaries without a break."""
+    """Return the broken law. Steps give more than the logs have room for, and primaries move without a break."""
 
     def flow(ledger: Ledger) -> Dataflow:
         tight = {"log_max_bytes": 300, "credit_max_bytes": 600, "batches": 20}
@@ -236,7 +238,7 @@ def primaries_move_in_the_middle_of_steps() -> str | None:
 
 
 def a_copy_takes_longer_than_rows_can_wait() -> str | None:
-    """The law that is broken. Nobody hears of the first copy of a batch for three seconds."""
+    """Return the broken law. The controller does not hear of the first copy among several for three seconds."""
     slow = {"heartbeat_timeout": 30.0, "batches": 40, "partitions": 6}
     faults = Faults(patient=True, calm_after_s=1.0)
     sim = Simulation(0, faults, 2, 4, lambda led: chain(led, (Watched,), 2, **slow))
@@ -264,7 +266,7 @@ def a_copy_is_asked_of_a_primary_that_is_still_restored() -> bool:
 
 
 class Turning(flux.Operator):
-    """Gives a row if its last digit is not that of the row before."""
+    """An operator that gives a row if its last digit is not that of the row before."""
 
     schema = SCHEMA
     last = -1
@@ -277,7 +279,7 @@ class Turning(flux.Operator):
 
 
 def timed(kind: type[flux.Operator]) -> Replica:
-    """A replica whose rows have event time. Worker 10 reads its output, and has answered."""
+    """Make a replica whose rows have event time. Worker 10 reads its output, and has answered."""
     plain = made(kind, 2)
     producer = Producer(STREAM, 0, 1, ROOM, resend_s=1.0, pace=WatermarkPace(0, 0.0))
     producer.on_table(listed(0, OLD), 0, 0.0)
@@ -317,7 +319,7 @@ def a_primary_dies_whose_watermark_no_other_has_heard_of() -> bool:
 
 
 REPEATED = ["QueryFailed", "stage watched1, partition 0", "gave other output"]
-#: The story, how it ends when all rules are kept, and the variant that ends otherwise.
+#: Each story, its end when all rules are kept, and the variant that ends otherwise.
 STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
     (an_answer_of_an_earlier_life_comes_late, "the producer goes on", rules.takes_answers_of_an_older_table),
     (a_producer_did_not_know_of_a_new_replica, "stale", rules.serves_what_is_left_to_who_needs_more),
@@ -342,7 +344,7 @@ STORIES: list[tuple[Callable[[], object], object, Callable[[Patch], None]]] = [
 
 @cache
 def _with_all_rules(story: Callable[[], object]) -> object:
-    """Tell a story, once for all the rules that it needs."""
+    """Tell a story with all rules, once for all its variants."""
     return story()
 
 

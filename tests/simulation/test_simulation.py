@@ -14,9 +14,9 @@ from tests.simulation.mixes import ANY, MANY_DIVERGENCES, UNEVEN
 from tests.simulation.run import Result, Simulation, run
 from tests.simulation.runs import LONG, Runs, runs_of
 
-#: So that runs which end with an error stay the exception.
+#: Largest share of runs that end with an error, which are to stay the exception.
 FAILED_MAX = 0.05
-#: Rows of a run, on average.
+#: Least number of rows of a run, on average.
 ROWS_MIN = 30
 
 
@@ -27,7 +27,7 @@ def results(many_results: list[Result]) -> list[Result]:
 
 @pytest.fixture(scope="module")
 def others() -> Runs:
-    """The fixed seeds that are not in ``seeds.json``."""
+    """Return the runs of the fixed seeds that are not in ``seeds.json``."""
     return runs_of((ANY,), [seed for seed in FIXED if seed not in SEEDS], few=0)
 
 
@@ -39,8 +39,8 @@ def test_every_law_is_kept_under_every_seed(results: list[Result]) -> None:
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_it_happens_often_enough_to_mean_something(results: list[Result], others: Runs, event: str) -> None:
-    """In one of five hundred runs at least. The seeds of ``seeds.json`` show each event, until a change of the protocol
-    gives them other runs."""
+    """Find each event in one of five hundred runs at least. The seeds of ``seeds.json`` show each event, until a change of the
+    protocol gives them other runs."""
     if not any(result.counts[event] for result in results):
         warnings.warn(f"{event}: run make seeds", stacklevel=1)
         assert others.happens(event), f"{event}: not in any run"
@@ -51,7 +51,7 @@ def test_each_run_counts_rows(results: list[Result]) -> None:
 
 
 def test_crashes_that_spare_the_last_copy_rarely_end_a_query(results: list[Result]) -> None:
-    """Delays can make two losses of one."""
+    """Allow a few ended runs, because delays can turn one loss into two."""
     assert sum(result.counts["runs ended by a loss"] for result in results) < FAILED_MAX * len(SEEDS)
 
 
@@ -60,7 +60,7 @@ def test_a_seed_gives_the_same_run_again(seed: int) -> None:
     assert run(seed) == run(seed)
 
 
-#: Seeds that broke a law once under these faults, and what was wrong. They stay.
+#: Seeds that broke a law once under these faults, with the cause. They stay.
 REGRESSIONS = {
     17: "a handshake that left out a replica being added was not repeated when the next one was lost",
     136: "only a worker that held the head of a log was greeted again after silence",
@@ -68,7 +68,7 @@ REGRESSIONS = {
 }
 
 
-#: Seeds that broke a law once under faults that are drawn, and what was wrong.
+#: Seeds that broke a law once under drawn faults, with the cause.
 BROKE_ONCE = {
     7386719663: "output in many small pieces was fetched for ever, because each of many workers was lost on the way",
     498: "the last change of the table was lost, and nothing followed that would have shown it",
@@ -115,13 +115,13 @@ BROKE_ONCE = {
 }
 
 
-#: Takes as long as fifty others. What was wrong is a limit that the simulation draws, not a rule of the product.
+#: A seed that takes as long as fifty others. Its cause is a limit that the simulation draws, not a rule of the product.
 LONG_RUN = 330669
 
 
 def left_to_test_long(seed: int) -> bool:
-    """Tell whether a seed shows no rule of the product that another one does not show: the law was wrong in it, or it is a
-    second one with the same cause."""
+    """Tell whether a seed shows no rule of the product that no other seed shows: the law was wrong, or the seed is a second
+    one with the same cause."""
     return seed == LONG_RUN or BROKE_ONCE[seed].startswith(("the law ", "the same"))
 
 
@@ -157,8 +157,8 @@ def test_what_went_wrong_once_goes_well_now(seed: int) -> None:
 
 
 def test_without_faults_and_with_patience_nothing_is_repeated() -> None:
-    """Seed 17 has logs of one batch and credit for one message: replicas wait for each other in a circle, which is
-    broken before anybody loses patience."""
+    """Run seeds without faults. Seed 17 has logs of one batch and credit for one message: replicas wait for each other in a
+    circle, which is broken before any of them loses patience."""
     counts: Counter[str] = Counter()
     for seed in range(200 if LONG else 60):
         simulation = Simulation(seed, Faults())

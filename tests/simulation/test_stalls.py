@@ -1,4 +1,4 @@
-"""Streams and replicas that stand still: how long is measured in every run, and each replica is looked at for itself.
+"""Streams and replicas that stand still: every run measures the time, for each replica alone.
 
 Variants break the laws: ``greets_again_much_too_late``, ``keeps_who_stands_still``.
 """

@@ -49,9 +49,9 @@ def test_it_happens_among_standbys(results: Runs, event: str) -> None:
 @pytest.mark.parametrize(
     "seldom",
     [
-        # Its standby must hear the next primary before the checkpoint's last step is committed.
+        # The standby must hear the next primary before the checkpoint's last step is committed.
         "checkpoints of deposed primaries",
-        # Nothing else has the rows: each replica of its stage has left, and no log keeps them for a standby.
+        # Only the source has the rows: each replica of its stage has left, and no log keeps the rows for a standby.
         "sources read again for a standby",
     ],
 )

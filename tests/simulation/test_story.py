@@ -1,4 +1,4 @@
-"""The story of a run tells what happened in it, in order, and changes nothing."""
+"""The story of a run tells its events in order, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Told runs are those of the file: whoever changes names, places or texts alone leaves it as it is (design: story-hashes)."""
+"""Told runs are those of the file: a change of names, places or texts alone leaves the file as it is (design: story-hashes)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Timers survive what rows survive: told as stories, each with the rule without which it goes wrong.
+"""Timers survive all that rows survive: stories, each with the rule without which it goes wrong.
 
-Rows flow for 60 ms here, and the sources end a second later: what is passed on between has been passed on by timers.
+Rows flow for 60 ms here, and the sources end a second later: rows passed on in between have been passed on by timers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.simulation.stage_kinds import PAUSES_S, Delay, Sink
 
 Patch = pytest.MonkeyPatch
 
-#: When all rows are in and some are still held back, and when all have been passed on.
+#: The time at which all rows are in and some are still held back, and the time at which all have been passed on.
 HELD_S, PASSED_ON_S = 0.2, 0.8
 #: From the time of a timer to its step, on a worker that has nothing else to do: some turns of its loop.
 PUNCTUAL_S = 0.002
@@ -35,7 +35,7 @@ def simulation(copies: int = 2, slots: int = 3, seed: int = 0, faults: Faults | 
 
 
 def run_until(sim: Simulation, seconds: float) -> None:
-    """After the start."""
+    """Run until this time after the start."""
     end = 1000.0 + seconds
     sim.world.at(end, lambda: None)
     sim.run_until(lambda: sim.world.now >= end)
@@ -78,7 +78,7 @@ def in_peace() -> bool:
 
 
 def after_a_take_over() -> bool:
-    """The new primary has heard nothing but the order, and hears of no row any more."""
+    """Tell how a primary is lost. The new one has heard only the order, and hears of no row any more."""
     sim = simulation(slots=2)
     run_until(sim, HELD_S)
     sim.crash(sim.workers[0], back=False)
@@ -87,7 +87,7 @@ def after_a_take_over() -> bool:
 
 
 def after_a_move() -> bool:
-    """There is one copy, and it is moved: what the new one knows of timers has come with the state."""
+    """Tell how the only copy is moved. The new one knows its timers from the state alone."""
     sim = simulation(copies=1, slots=2)
     run_until(sim, HELD_S)
     other = {core.worker for core, _ in primaries(sim)}
@@ -101,7 +101,7 @@ def after_a_move() -> bool:
 
 
 def after_a_repair() -> bool:
-    """Both copies are of a later time than the timers, and the first of them is lost as well."""
+    """Tell how both copies are made after the timers were set, and the first of them is lost as well."""
     sim = simulation()
     run_until(sim, HELD_S)
     victims = [process for process in sim.workers if process.core is not None and process.core.replicas]
@@ -149,7 +149,7 @@ def test_replicas_fire_at_the_same_steps_whatever_their_clocks_say() -> None:
     sim.run()
 
 
-# ---- what goes wrong without a rule
+# ---- variants without a rule
 
 
 def leaves_timers_out_of_the_copy(patch: Patch) -> None:
@@ -162,7 +162,7 @@ def leaves_timers_out_of_the_copy(patch: Patch) -> None:
 
 
 def keeps_what_a_fresh_operator_has_set(patch: Patch) -> None:
-    """The copy's timers come in addition."""
+    """Add the timers of a copy to those of the fresh operator, in place of replacing these."""
     adopt = Replica.adopt
 
     def broken(self: Replica, state: Any) -> None:
@@ -176,7 +176,7 @@ def never_wakes_up(patch: Patch) -> None:
 
 
 def fires_by_its_own_clock(patch: Patch) -> None:
-    """A secondary does not go by the time in the order."""
+    """Let a secondary go by its own clock, and not by the time in the order."""
     fired = Replica._fired
 
     def broken(self: Replica) -> Any:
@@ -187,7 +187,7 @@ def fires_by_its_own_clock(patch: Patch) -> None:
 
 
 def fires_without_being_told(patch: Patch) -> None:
-    """A secondary fires what is due at any step."""
+    """Let a secondary fire timers as they are due, without an order."""
     begin = Replica._begin
 
     def broken(self: Replica, now: float) -> Any:
@@ -201,7 +201,7 @@ def fires_without_being_told(patch: Patch) -> None:
 
 
 def lets_rows_go_first(patch: Patch) -> None:
-    """Also rows of a later time."""
+    """Let rows go before due timers, also rows of a later time."""
     tick_due = StepQueue.tick_due
     patch.setattr(StepQueue, "tick_due", lambda self, order, now: not self.by_stream and tick_due(self, order, now))
     decide = StepQueue.decide

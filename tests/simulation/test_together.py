@@ -1,4 +1,4 @@
-"""Steps of several partitions in one call are those that each partition takes alone, also among faults (design: together)."""
+"""Steps of several partitions in one call equal those that each partition takes alone, also among faults (design: together)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from tests.simulation.run import Result, Simulation, outcome
 from tests.simulation.runs import LONG
 from tests.simulation.stage_kinds import Watched
 
-#: In seeds 0, 7 and 8 most repairs happen, and they take as long as thirty others.
+#: Most repairs happen in seeds 0, 7 and 8, which take as long as thirty others.
 SEEDS = range(12) if LONG else (1, 2, 3, 4, 5, 6, 9, 10, 11)
-#: Steps applied in one call with others, at least.
+#: Least number of steps applied in one call with others.
 TOGETHER_MIN = 200 if LONG else 100
 
 
 def totals(seed: int) -> Result:
-    """A source, a stage, an aggregate with many partitions, and a sink that compares its results; workers die all the time."""
+    """Run a source, a stage, an aggregate with many partitions, and a sink that compares its results, while workers die all the
+    time."""
     rng = random.Random(f"together {seed}")
 
     def flow(ledger: Ledger) -> Dataflow:

@@ -1,4 +1,4 @@
-"""Upstream replicas: they begin empty at a replay point, and everything is as if nothing had been lost (design: replay-point)."""
+"""Upstream replicas: they begin empty at a replay point, and the output is as if nothing had been lost (design: replay-point)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReplayingShatter(Replaying, Shatter):
 
 
 def long_run(seed: int) -> Result:
-    """A source, one to three stages, and a sink; workers die all the time."""
+    """Run a source, one to three stages, and a sink, while workers die all the time."""
     rng = random.Random(f"upstream {seed}")
     kinds = rng.choices(
         [Lately, ReplayingShatter, Replaying, Watched, Hold], [5, 1, 2, 1, 0.3], k=rng.choice([1, 2, 2, 3])
@@ -86,23 +86,24 @@ def test_it_happens_to_upstream_replicas(results: Runs, event: str) -> None:
 
 
 def sends_points_before_all_is_acked(patch: pytest.MonkeyPatch) -> None:
-    """What consumers lack then is made by nobody any more."""
+    """Send replay points before all output is acked: no replica makes the output again that consumers lack."""
     patch.setattr(ReplayPoint, "acked", lambda self, replica: True)
 
 
 def gives_again_what_everybody_has(patch: pytest.MonkeyPatch) -> None:
-    """An operator that has just begun gives other batches, and all that follow get other numbers."""
+    """Give output again that all consumers have. An operator that has just begun gives other batches, and all later ones get
+    other numbers."""
     adopt = Replica.adopt
     patch.setattr(Replica, "adopt", lambda self, state: adopt(self, state | {"silent": 0}))
 
 
 def forgets_what_operators_need(patch: pytest.MonkeyPatch) -> None:
-    """An operator that looks back begins too late."""
+    """Forget the rows that operators need: an operator that looks back begins too late."""
     patch.setattr(UserCodeGuard, "needs_from", lambda self: self._context.step + 1)
 
 
 def acks_what_is_still_needed(patch: pytest.MonkeyPatch) -> None:
-    """The positions are those of the newest step."""
+    """Ack the positions of the newest step, in place of those of the replay point."""
     point = replay_points._point
     patch.setattr(
         replay_points,

@@ -1,4 +1,4 @@
-"""Wall clocks are set while a query runs: time-outs, polls and liveness go by the monotonic clock, and do not notice."""
+"""Wall clocks that are set while a query runs: time-outs, polls and liveness use the monotonic clock, and do not notice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def simulation() -> Simulation:
 @pytest.mark.parametrize("step_s", [-STEP_S, STEP_S])
 @pytest.mark.parametrize("who", ["all", "one"])
 def test_a_wall_clock_that_is_set_stops_nothing_and_nobody_is_given_up(step_s: float, who: str) -> None:
-    """Set back by 8 s, it stopped the query for 8 s."""
+    """Set wall clocks forward or back. A clock set back by 8 s once stopped the query for 8 s."""
     unhurried, sim = simulation(), simulation()
     unhurried.run()
 

@@ -1,4 +1,4 @@
-"""Replicas of another kind among active ones: witnesses keep the order and nothing else, and every law is kept."""
+"""Replicas of another kind among active ones: witnesses keep only the order, and every law is kept."""
 
 from __future__ import annotations
 
