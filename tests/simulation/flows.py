@@ -1,4 +1,4 @@
-"""Random dataflows with their data, and what must come out of them, worked out in plain Python."""
+"""Random dataflows with their data, and the rows that must come out of them, worked out in plain Python."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
     from tests.simulation.timed_flows import EventTimeFlow
 
 SECRET = b"of this query"
-#: Of the sources that workers read, so many have positions of their own.
+#: The share of sources that workers read which have positions of their own.
 NUMBERED_SHARE = 0.3
-#: So many of the random flows have timers, if they have a stage that can have some.
+#: The share of random flows with timers, among flows with a stage that can have some.
 TIMED_SHARE = 0.25
-#: So many of the random flows have tiny bounds on how far replicas may be apart.
+#: The share of random flows with tiny bounds on the distance between replicas.
 BOUNDED_SHARE = 0.25
-#: Of the stages with standbys whose operators allow it, so many have them "upstream".
+#: The share of stages with standbys of the kind "upstream", among stages whose operators allow these.
 UPSTREAM_SHARE = 0.8
-#: So many of the flows whose output goes outside keep it for a reader.
+#: The share of flows that keep their output for a reader, among flows whose output goes outside.
 READ_SHARE = 0.5
-#: Of so many of the flows with copies the output is fetched at the end, instead of going into sinks.
+#: The share of flows whose output is fetched at the end, instead of going into sinks, among flows with copies.
 COLLECTED_SHARE = 0.2
 
 
 @dataclass
 class Node:
-    """A source or a stage of a random flow. ``model``: rows that come out, given those of each version of the data."""
+    """A source or a stage of a random flow."""
 
     given: Flow | Source
     name: str
@@ -69,6 +69,7 @@ class Node:
     used: bool = False
 
     def model(self, version: dict[tuple[str, int], int]) -> list[Row]:
+        """Compute the rows that come out, from the rows in these versions of the data."""
         if self.data is not None:
             return self.data.rows(version)
         rows = [row for node in self.inputs for row in node.model(version)]
@@ -77,13 +78,14 @@ class Node:
 
 @dataclass
 class SourceData:
-    """``batches[p]``: those of partition p as every attempt reads them. ``other[p]``: as another attempt does, where
-    the input is not deterministic."""
+    """The data of a source."""
 
     name: str
+    #: By partition: the batches as every attempt reads them.
     batches: list[list[list[Row]]]
+    #: By partition with input that is not deterministic: the batches as another attempt reads them.
     other: dict[int, list[list[Row]]] = field(default_factory=dict)
-    #: What stands in the log that it is read from, where this loses records.
+    #: The contents of the logs from which the source is read, if these lose records.
     logs: Logs | None = None
 
     def of(self, partition: int, version: int) -> list[list[Row]]:
@@ -108,7 +110,7 @@ class SourceData:
 
 
 def numbered_reader(data: SourceData, idle: float, rng: random.Random) -> Callable[..., Iterator[Any]]:
-    """It cuts its rows elsewhere each time, and gives positions now and then."""
+    """Return a reader that cuts its rows elsewhere each time, and gives positions now and then."""
 
     def read(partition: int, start: list[int] | None) -> Iterator[pa.RecordBatch | flux.Positioned | None]:
         batches = list(data.read(partition))
@@ -162,7 +164,7 @@ class _Builder:
         self.collect = 0
         self.numbered, self.numbered_share, self.losing = random.Random(0), 0.0, False
         self.log_faults: LogFaults | None = None
-        self.outside = False  # rows that arrive at a sink are handed on to one outside
+        self.outside = False  # whether rows that arrive at a sink are handed on to a sink outside
         self._ids = 0
         self._spread = rng.choice([1, 3, 50])
 
@@ -189,7 +191,7 @@ class _Builder:
         return SourceData(name, batches)
 
     def _disturbed(self, batches: list[list[Row]]) -> list[list[Row]]:
-        """Another reading of the same partition: rows changed, missing or added, or the same rows cut elsewhere."""
+        """Make another reading of the same partition: rows changed, missing or added, or the same rows cut elsewhere."""
         rng = self.rng
         changed = [list(rows) for rows in batches]
         kind = rng.choice(["other row", "cut", "shorter", "longer", "empty batch"])
@@ -269,7 +271,7 @@ class _Builder:
         latest = self.nodes[-1]
         inputs = [latest]
         if rng.random() < 0.3:
-            inputs.append(rng.choice(self.nodes))  # perhaps the same again
+            inputs.append(rng.choice(self.nodes))  # perhaps the same node again
         rng.shuffle(inputs)
         kind = rng.choice(KINDS)
         if self.timers is not None and self.timers.random() < 0.7:
@@ -277,7 +279,7 @@ class _Builder:
         self.nodes.append(self._stage(kind, inputs, self._key()))
 
     def sink(self, node: Node) -> None:
-        """``collect``: what comes out at the end is to be fetched."""
+        """Add a sink behind a node; if the output is to be fetched (``collect``), a stage that keeps it."""
         if self.collect:
             self.sinks.append(self._stage(Watched, [node], self._key()))
             return
@@ -313,7 +315,7 @@ def _settings(rng: random.Random) -> Settings:
 
 
 def bounded(flow: Dataflow, rng: random.Random, share: float = BOUNDED_SHARE) -> Dataflow:
-    """Now and then with bounds on how far replicas may be apart that are reached all the time."""
+    """Give a flow, now and then, bounds on the distance between replicas that are reached all the time."""
     if rng.random() >= share:
         return flow
     settings = replace(
@@ -325,8 +327,8 @@ def bounded(flow: Dataflow, rng: random.Random, share: float = BOUNDED_SHARE) ->
 
 
 def with_standbys(flow: Dataflow, rng: random.Random, share: float) -> Dataflow:
-    """With standbys in place of secondaries in a ``share`` of the stages that have any; where the operator allows it, these may
-    be of the kind "upstream"."""
+    """Put standbys in place of secondaries in a ``share`` of the stages that have any. If the operator allows it, these standbys
+    may be of the kind "upstream"."""
     stages = ById[StagePlan](
         replace(stage, recovery=_standby_of(stage, rng))
         if rng.random() < share and stage.replicas > 1 and not stage.collects and stage.order == STEPS
@@ -352,9 +354,11 @@ def chain(
     ledger: Ledger, kinds: Sequence[Any], copies: int, partitions: int = 2, batches: int = 40,
     outside: bool = False, readers: int = 0, totals: str = "", **settings: Any,
 ) -> Dataflow:  # fmt: skip
-    """One source of two partitions, that gives a batch of four rows each millisecond; stages of these kinds one after
-    the other, and a sink, whose rows may go ``outside``, or to ``readers``, for whom so many bytes are kept, and which may have
-    an aggregate before it, of this output mode; everything in ``copies`` and fast enough, unless ``settings`` say otherwise."""
+    """Make a source of two partitions that gives a batch of four rows each millisecond, stages of these kinds one after the
+    other, and a sink. Each partition has ``copies``, and all is fast enough, unless ``settings`` say otherwise.
+
+    ``outside``: the rows of the sink go outside; ``readers``: the bytes that are kept for readers, to which the rows go then;
+    ``totals``: the output mode of an aggregate before the sink, if there is to be one."""
     builder = _Builder(random.Random(0), ledger, False, copies, copies)
     builder.rng, builder._spread = random.Random(0), 50  # the same rows for any number of copies
     data = SourceData("source", [[builder._rows(4) for _ in range(batches)] for _ in range(2)])
@@ -390,7 +394,7 @@ def chain(
 
 
 def spark_chain(ledger: Ledger, batches: int = 5, **settings: Any) -> Dataflow:
-    """A DataFrame of one partition, and a sink that reads it in one replica."""
+    """Make a DataFrame of one partition, and a sink that reads it in one replica."""
     builder = _Builder(random.Random(0), ledger, False, 1, 1)
     data = SourceData("table", [[builder._rows(4) for _ in range(batches)]])
     node = Node(DataFrameSource("table", ROW), "table", data=data)
@@ -418,12 +422,17 @@ def draw(
     losing: bool = False,
     log_faults: LogFaults | None = None,
 ) -> Dataflow:
-    """``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which stages
-    have some; on its own, so that flows without are the same with and without it. ``collects``, in the same way: whether the
-    output is to be fetched, as it is where ``fetched``. ``outside``: whether it goes outside instead; a ``read_share`` of these
-    are read by a reader. ``telling``: which operators tell what has changed. ``numbered``: which sources have positions of
-    their own, a ``numbered_share`` of those that workers read; where it is all of them, workers read all. ``losing``: these are
-    logs that lose records, with ``log_faults`` also needed ones. ``replaying``: which operators say from where on rows matter."""
+    """Draw a random dataflow.
+
+    Each optional ``random.Random`` decides about one trait of the flow on its own, so that flows without the trait are the same
+    with and without the argument.
+
+    ``copies``: of every partition of every stage; 0: drawn, and not more than ``copies_max``. ``timers``: decides which stages
+    have timers. ``collects``: whether the output is to be fetched; with ``fetched`` it always is. ``outside``: whether the output
+    goes outside instead; a ``read_share`` of such flows has a reader. ``telling``: which operators tell their changes.
+    ``numbered``: which sources have positions of their own: a ``numbered_share`` of the sources that workers read, and if that
+    is 1, workers read all sources. ``losing``: these sources are logs that lose records, with ``log_faults`` also records that
+    are still needed. ``replaying``: which operators say from which step on rows matter."""
     builder = _Builder(rng, ledger, nondeterministic, copies_max, copies, timers, telling, replaying)
     if numbered is not None:
         builder.numbered, builder.numbered_share, builder.losing = numbered, numbered_share, losing

@@ -1,8 +1,8 @@
 """Runs whose windows close without a source that is silent, because the state is beyond its limit (design: forfeit).
 
 (a) replicas forfeit alike     replicas of a partition that have applied as many steps have the same spans and counts
-(b) each row is given or told  a row is in a stable window, or counted as forfeited; no row is both, and none is neither
-(c) who answers loses nothing  without other faults, each window has all rows of the partitions that were never silent
+(b) each row is given or told  a row is either in a stable window or counted as forfeited
+(c) live partitions lose none  without other faults, each window has all rows of the partitions that were never silent
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.simulation.timed_flows import TimedData
 from tests.simulation.timed_rows import SECOND, TIME, TIMED
 from tests.simulation.violation import Violation
 
-#: Seeds of these runs, so that those of others keep their stories.
+#: The first seed of these runs. They have a range of their own, so that the seeds of other runs keep their stories.
 FORFEITS_FROM = 88_000_000_000
 #: Virtual seconds between two batches of a partition, seconds of the whole, and the bound.
 PERIOD_S, WHOLE_S, BOUND_S = 0.1, 10.0, 1.0
@@ -55,7 +55,7 @@ class Tally(flux.Aggregate):
 
 @dataclass
 class LiveData(TimedData):
-    """A source each of whose batches comes at its moment, or when the silence of its partition is over."""
+    """A live source: each batch comes at its moment, or when the silence of its partition is over."""
 
     #: By partition: the stretch of silence, in seconds from the first reading.
     silent: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class ForfeitOutside(Outside):
 
 
 class ForfeitSimulation(Simulation):
-    """One run whose stage forfeits: its state is always beyond the limit. ``faults`` are drawn where they are not given."""
+    """One run whose stage forfeits: its state is always beyond the limit. ``faults`` are drawn if they are not given."""
 
     def __init__(self, seed: int, faults: Faults | None = None) -> None:
         rng = random.Random(f"forfeits {seed}")

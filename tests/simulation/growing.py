@@ -1,5 +1,5 @@
 """Runs in which stages come and go all the time, under all other faults: stages behind running ones and behind each other, and
-their removal, asked for through the door of people (design: plan-version, edge-begins, edge-closes). In some runs they also come
+their removal, by the requests that people make (design: plan-version, edge-begins, edge-closes). In some runs stages also come
 behind the running source of the beginning (design: edge-of-a-source).
 
 The laws are in ``growing_laws``.
@@ -48,17 +48,17 @@ from tests.simulation.run import SOURCES_FROM, Simulation
 from tests.simulation.stage_kinds import ELSEWHERE, ROW, Double, Filter, Shatter, Sink, Watched
 from tests.simulation.vault_process import Life
 
-#: Seconds between two looks for something to change.
+#: Seconds between two looks for a change to make.
 LOOK_S = 0.03
 #: One run in this number has standbys in place of some secondaries.
 STANDBYS_OF = 3
-#: The share of additions behind the source, where there are some.
+#: The share of additions behind the source, in runs that have such additions.
 BEHIND_SOURCE = 0.5
-#: Changes in a run, at most; and seconds after which no more are asked for.
+#: The most changes in a run; and the seconds after which no more are asked for.
 CHANGES_MAX, CHANGES_S = 12, 4.0
 #: Longest time until a version is in the directory, and until the controller hears of that.
 KEEPS_S = 0.02
-#: The share of births that a directory does not keep at once, half of which are there all the same.
+#: The share of births that a directory fails to keep at once; half of these are there all the same.
 FAILS = 0.15
 #: The classes of new stages, by a name that travels in place of the class: operators of the simulation hold its ledger.
 _made: dict[str, type[flux.Operator]] = {}
@@ -67,7 +67,7 @@ _shut: set[type[flux.Operator]] = set()
 
 
 class Grown(Watched):
-    """Keeps what arrives, by input and the partition that it comes from: the numbers that the origin gave its rows."""
+    """An operator that keeps the numbers of its rows, as their origin gave them, by input and by partition of the origin."""
 
     schema: Any = None
 
@@ -89,7 +89,7 @@ class Grown(Watched):
 
 
 class GrownPass(Grown):
-    """Keeps what arrives, and gives it to others."""
+    """An operator that keeps the numbers of its rows, and gives the rows to other stages."""
 
     schema = ROW
 
@@ -98,7 +98,7 @@ class GrownPass(Grown):
 
 
 class GrownTotals(flux.Operator):
-    """Keeps the results of an aggregate that arrive, by key."""
+    """An operator that keeps the results of an aggregate, by key."""
 
     ledger: Ledger
     stage_name: str
@@ -116,7 +116,7 @@ class GrownTotals(flux.Operator):
 
 
 class GrownGiving(GrownPass):
-    """Keeps what arrives, and gives it to a sink outside as well."""
+    """An operator that keeps its rows, and gives them to a sink outside as well."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -171,8 +171,8 @@ class GrowingFlow:
     """The dataflow of the beginning: a source in workers or in Spark, one or two stages, and a sink."""
 
     def __init__(self, seed: int, standbys: float, kind: str = "") -> None:
-        """Draw it for a seed, with standbys in place of secondaries in this share of the stages. ``kind`` of a source in workers,
-        one of ``SOURCES``; empty: a source that counts its batches, or a DataFrame."""
+        """Draw the dataflow of a seed, with standbys in place of secondaries in a share ``standbys`` of the stages. ``kind``: of
+        a source in workers, one of ``SOURCES``; empty: a source that counts its batches, or a DataFrame."""
         self.rng, self.kinds, self.standbys = (
             random.Random(f"growing flow {seed}"), random.Random(f"growing kinds {seed}"), standbys,
         )  # fmt: skip
@@ -216,7 +216,7 @@ class GrowingFlow:
         made = flows.Dataflow(plan, [data], [sink], 64 << 10, self.timed)
         return flows.with_standbys(made, self.kinds, self.standbys) if self.standbys else made
 
-    #: Stages may set timers.
+    #: Whether stages may set timers.
     timed = False
 
     def _last(self, builder: Any, node: flows.Node) -> flows.Node:
@@ -224,7 +224,7 @@ class GrowingFlow:
         return builder._stage(Sink, [node], ("key",))  # type: ignore[no-any-return]
 
     def _ended(self, flow: Flow) -> Any:
-        """Return the flow with its sink outside, if it has one."""
+        """Return the flow with its sink outside, if the flow has such a sink."""
         return flow
 
     def _settings(self, drawn: Settings) -> Settings:
@@ -232,7 +232,7 @@ class GrowingFlow:
 
 
 def gives_rows(origin: StagePlan | SourcePlan) -> bool:
-    """Tell whether a part of the plan gives rows with numbers. Aggregates give results."""
+    """Tell whether a part of the plan gives rows with numbers. Aggregates give results without numbers."""
     return isinstance(origin, SourcePlan) or origin.output_schema == ROW
 
 
@@ -244,7 +244,7 @@ def edge_kind(source: SourcePlan) -> type[FromSource]:
 
 
 def drawn_faults(seed: int, mix: mixes.Mix) -> faults_.Faults:
-    """Return the faults of the mix, or any faults. Sources end when all is repaired, which leaves time for changes."""
+    """Return the faults of the mix, or draw any faults. Sources end when all is repaired, which leaves time for changes."""
     rng = random.Random(f"growing faults {seed}")
     found = mix.faults
     if found is None:
@@ -256,11 +256,11 @@ def drawn_faults(seed: int, mix: mixes.Mix) -> faults_.Faults:
 class GrowingSimulation(Simulation):
     """A run with changes of the plan."""
 
-    #: Whether links between workers have time-outs, as in seeds of their own.
+    #: Whether workers have time-outs for links between them, and go round cut ones.
     _reach = False
 
     def __init__(self, seed: int, mix: mixes.Mix, life: Life | None = None) -> None:
-        """``life``: of a query with a directory."""
+        """Prepare a run. ``life``: the life of a query with a directory."""
         self._standbys = self._share_of_standbys(seed, mix)
         rng, chosen = random.Random(f"growing {seed}"), random.Random(f"growing sources {seed}")
         kind = chosen.choice(SOURCES) if mix.sources or (mix is mixes.ANY and seed >= SOURCES_FROM) else ""
@@ -272,15 +272,16 @@ class GrowingSimulation(Simulation):
             reach=self._reach,
         )  # fmt: skip
         flow.source.clock = lambda: self.world.now
-        #: Decides which stages come behind the source; None: none do.
+        #: The draws that decide which stages come behind the source; None: no stage does.
         self._behind = chosen if flow.source.kind else None
         self._rng, self._began = rng, self.world.now
         self._left = rng.randint(3, CHANGES_MAX)
         self._names = 0
         self._asked: list[PlanRequest] = []
         self._sealed = False
-        #: Orders that the directory has still to carry out, and those of which the controller has not heard.
+        #: Orders that the directory has still to carry out.
         self._orders: deque[LocationOrder] = deque()
+        #: Orders that are carried out, each with an error or "", of which the controller has not heard yet.
         self._results: deque[tuple[LocationOrder, str]] = deque()
         self._fails = random.Random(f"growing failures {seed}")
         self.growing = GrowingLaws(self)
@@ -312,7 +313,8 @@ class GrowingSimulation(Simulation):
     # ---- the directory
 
     def _keep(self) -> None:
-        """Carry out the next order, as a thread of the driver does: it is there some time before the controller hears of it."""
+        """Carry out the next order, as a thread of the driver does: its result is there some time before the controller hears of
+        it."""
         assert self.life is not None
         order, place, error = self._orders.popleft(), self.life.place, ""
         if isinstance(order, BirthsToKeep):
@@ -386,7 +388,7 @@ class GrowingSimulation(Simulation):
         return plan.sources[0]
 
     def source_of(self, source: int) -> PacedSource:
-        """Return a source in workers that is or was there."""
+        """Return a source in workers by its id, also one that is removed."""
         return self.flow.source
 
     def _ask(self, change: PlanChange) -> None:

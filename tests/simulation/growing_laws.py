@@ -29,7 +29,8 @@ SHARES = "a stream has the same share of the log on all its replicas"
 
 
 class GrowingLaws:
-    """``follow`` is called with each version that a table names, ``look`` after each step of a worker."""
+    """The laws of one run whose plan grows. ``follow`` is called with each version that a table names, ``look`` after each step
+    of a worker."""
 
     def __init__(self, sim: GrowingSimulation) -> None:
         self._sim = sim
@@ -37,20 +38,20 @@ class GrowingLaws:
         self._first: dict[tuple[int, int], int] = {}
         #: Edges that have begun in steps that are not committed: replica, step, edge, row.
         self._begun: list[tuple[Replica, int, int, int]] = []
-        #: By edge and producing partition: the row with which the newest replica has begun the edge. Its worker may be lost
-        #: before it hears that the step is committed, and the vault may have the step.
+        #: By edge and producing partition: the row with which the newest replica has begun the edge. The worker of that replica
+        #: may be lost before it hears that the step is committed, and the vault may have the step.
         self._newest: dict[tuple[int, int], int] = {}
-        #: By replica, the edges that it is known to feed.
+        #: By identity of a replica: the edges that the replica is known to feed.
         self._fed: dict[int, set[int]] = {}
         #: By stream: the share of the log.
         self._shares: dict[StreamId, int] = {}
-        #: Stages that are removed, sources, and edges.
+        #: Stages, sources and edges that are removed.
         self.removed: dict[int, StagePlan] = {}
         self.unread: set[int] = set()
         self._edges: set[int] = set()
-        #: By edge of a running source, the rows of each partition that had been read when its addition was answered.
+        #: By edge of a running source: the rows of each partition that had been read when the addition of the edge was answered.
         self._read: dict[int, Counter[int]] = {}
-        #: By stream of such an edge: the first beginning that the controller has stored.
+        #: By stream of an edge of a running source: the first beginning that the controller has stored.
         self._births: dict[StreamId, int] = {}
 
     def go_on(self, earlier: GrowingLaws) -> None:
@@ -87,7 +88,7 @@ class GrowingLaws:
         return began
 
     def _begins(self, replica: Replica, step: int, edge: int, number: int) -> bool:
-        """Compare the beginning of an edge once its step is committed: a primary that is deposed before shows nothing of it."""
+        """Compare the beginning of an edge once its step is committed: a primary that is deposed earlier shows no row of it."""
         if replica.order.committed <= step:
             return False
         known = self._first.setdefault((edge, replica.partition), number)
@@ -105,7 +106,8 @@ class GrowingLaws:
                     raise Violation(SHARES, f"stream {stream}: {producer.log.bytes_max} bytes, and {known} elsewhere")
 
     def check_edges(self) -> None:
-        """A copy that lacks an outlet shows it only when it leads, if then."""
+        """Check that each replica feeds the edges of its version: other laws see a missing outlet only when the replica leads, if
+        at all."""
         plan = self._sim.plan
         for core in self._sim.hosts():
             for replica in core.replicas.values() if core.plan.version == plan.version else ():
@@ -116,14 +118,14 @@ class GrowingLaws:
                     raise Violation(FED, f"{replica.where} of version {replica.version}: {fed}, not {expected}")
 
     def note_answers(self, requests: Iterable[PlanRequest]) -> None:
-        """Note how far the source is read when an addition behind it is answered."""
+        """Note the rows that are read of a source when an addition behind it is answered."""
         for asked in requests:
             for edge in () if asked.phase != PlanPhase.RUNNING or asked.change is None else asked.change.edges:
                 if isinstance(edge, FromSource):
                     self._read.setdefault(edge.id, Counter(self._sim.source_of(edge.source).read))
 
     def check_stored(self, core: WorkerCore) -> None:
-        """Check the beginnings of streams of a running source: each is stored before others hear of it, and stays."""
+        """Check the beginnings of streams of a running source: each is stored before other processes hear of it, and stays."""
         for edge in core.plan.edges:
             if not isinstance(edge, FromSource) or edge.since <= core.plan.sources[edge.source].since:
                 continue
@@ -161,7 +163,7 @@ class GrowingLaws:
             self._check_input(stage, entrance, self._sim.plan.edges[edge])
 
     def _got(self, stage: StagePlan, entrance: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield what the partitions of a stage have got at an input: partitions of the origin, and numbers of rows."""
+        """Yield the rows that the partitions of a stage have got at an input: partitions of the origin, and numbers of rows."""
         for state in self._sim.end.states(stage.name):
             for key, ticks in state["got"].items():
                 if key // ELSEWHERE == entrance:
@@ -198,11 +200,12 @@ class GrowingLaws:
             )
 
     def _check_results(self, stage: StagePlan, origin: StagePlan) -> None:
-        """Check the results of an aggregate: those of each key are the last ones of which a stage of the beginning has all."""
+        """Check the results of an aggregate: for each key, a new stage has the last of the results that a stage of the beginning
+        has in full."""
         sim = self._sim
         all_ = next((each.name for each in sim.plan.stages if not each.since and "history" in each.name), None)
         if all_ is None:
-            return  # it has failed
+            return  # that stage has failed
         known = {key: results for state in sim.end.states(all_) for key, results in state["history"].items()}
         for state in sim.end.states(stage.name):
             for key, got in state["results"].items():
@@ -211,7 +214,7 @@ class GrowingLaws:
                     raise Violation(EXACT, f"{stage.name} of {origin.name}: {got} of key {key}, which has {known[key]}")
 
     def _check_order(self, stage: StagePlan, entrance: int, edge: EdgePlan, origin: StagePlan) -> None:
-        """Check the rows behind a stage whose numbers have gaps: none comes twice, or from before the first step."""
+        """Check the rows behind a stage whose numbers have gaps: no row comes twice, or from before the first step."""
         for hop, ticks in self._got(stage, entrance):
             first = self._first_of(edge, hop) if edge.since > origin.since else 0
             if ticks != sorted(set(ticks)) or (ticks and ticks[0] < first):
@@ -219,7 +222,7 @@ class GrowingLaws:
             self._sim.counts["rows at new stages behind upstream replicas"] += len(ticks)
 
     def _begun_in_source(self, edge: FromSource) -> dict[int, int]:
-        """Return the first row of each partition on an edge of the source, which has been read up to there at the answer."""
+        """Return the first row of each partition on an edge of a source: no row that was read after the answer lies before it."""
         sim, begun = self._sim, {}
         for partition in range(edge.producers):
             stream = StreamId(edge.id, partition)
@@ -235,7 +238,7 @@ class GrowingLaws:
         return begun
 
     def check_gone(self, core: WorkerCore) -> None:
-        """Nothing of a removed stage is at a worker that goes by the newest table."""
+        """Check that a worker that goes by the newest table holds nothing of a removed stage."""
         subscriptions, lifecycle, hosted = core.subscriptions, core.lifecycle, core.hosted
         keys: dict[str, Any] = {
             "replicas": core.replicas, "followers": hosted.followers, "awaited": hosted.awaited, "placed": hosted.placed,

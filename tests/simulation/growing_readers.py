@@ -1,4 +1,4 @@
-"""Sources of plans that grow: readers in workers whose rows come at a pace, cut as they like in each life."""
+"""Sources of plans that grow: readers in workers whose rows come at a pace, cut differently in each life."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.simulation.stage_kinds import ROW
 
 #: Seconds between two batches of a source's partition.
 BATCH_S = 0.008
-#: The kinds of sources behind which stages come in some runs: batches that are counted, with and without a beginning in the
-#: middle; rows that are counted; rows that bring their numbers.
+#: The kinds of sources behind which stages come in some runs, in this order: batches that are counted, with and without a
+#: beginning in the middle; rows that are counted; rows that bring their numbers.
 SOURCES = ("counted", "from the start", "numbered", "log")
 #: The number of the first row that brings its number, and the difference of two such numbers.
 FIRST_NUMBER, NUMBERS_OF = 2, 3
@@ -36,13 +36,14 @@ class PacedSource:
     """A source in workers, its data, and the rows that have been read of it by now."""
 
     def __init__(self, kind: str, data: SourceData, cuts: random.Random) -> None:
-        """``kind``: one of ``SOURCES``; empty: batches that are counted. ``cuts``: decides where numbered rows are cut."""
+        """Make a source. ``kind``: one of ``SOURCES``; empty: batches that are counted. ``cuts``: decides where numbered rows
+        are cut."""
         self.kind, self.data, self.cuts = kind, data, cuts
         #: The clock of the run, once there is one.
         self.clock: Callable[[], float] = lambda: 0.0
         #: By partition: the number of rows that any reader has given by now.
         self.read: Counter[int] = Counter()
-        #: The name under which it travels: it holds the run.
+        #: The name under which the source travels, because the source itself holds the run.
         self.known = ""
 
     def travels_as(self, name: str) -> None:
@@ -88,8 +89,8 @@ class PacedSource:
 
 
 class _Numbered:
-    """The reader of a source whose rows are numbered, or bring their numbers, with gaps between them. It cuts its rows elsewhere
-    each time, and gives positions now and then."""
+    """The reader of a source whose rows are numbered, or bring their numbers, with gaps between them. The reader cuts its rows
+    elsewhere each time, and gives positions now and then."""
 
     def __init__(self, source: PacedSource) -> None:
         self.row_numbers = source.kind == "log"

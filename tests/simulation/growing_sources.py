@@ -1,8 +1,8 @@
 """Runs in which sources come and go with their stages, beside stages and sinks, in queries of all kinds: readers in workers, jobs
 of Spark that read DataFrames, and micro-batches of streaming queries. Some readers fail, and so do stages: in a part of the runs
-only what depends on them ends (design: stage-fails).
+only the stages that depend on them end (design: stage-fails).
 
-The laws are those of ``growing_wide``. Besides, a source that is removed leaves nothing, and a failure touches no other.
+The laws are those of ``growing_wide``. Besides, a source that is removed leaves nothing, and a failure touches no other stage.
 """
 
 from __future__ import annotations
@@ -44,19 +44,22 @@ from tests.simulation.violation import Violation
 LOSS = "the only safe replica of"
 ALONE = "a failing stage touches no other"
 UNREAD = "a source that is removed is read no more"
-#: The kinds of sources that come beside those in workers.
+#: The kinds of sources that come beside sources in workers.
 FRAME, STREAM = "frame", "stream"
-#: The share of additions that bring a source, of these with a stage behind a running part besides, and with one that reads both.
+#: The share of additions that bring a source; among these the shares with another stage behind a running part, and with a stage
+#: that reads both.
 COMES_SHARE, BESIDE_SHARE, JOINS_SHARE = 0.45, 0.25, 0.25
 #: The shares of sources that end while others go on, and of removals of a source, or of a stage with its readers.
 EARLY_SHARE, CASCADE_SHARE = 0.3, 0.4
 #: The share of first flows with an aggregate, which gives each result after the step that has changed it.
 SUMS_SHARE = 0.3
-#: The share of queries whose stages fail alone; of their sources that fail, and of looks at which a stage fails or is shut.
+#: The share of queries whose stages fail alone, the share of their sources that fail, and the shares of looks at which a stage
+#: fails or is shut.
 ALONE_SHARE, BREAKS_SHARE, FAILS, SHUTS = 0.5, 0.4, 0.03, 0.02
 #: The methods of readers that fail, ``read`` when a partition is opened.
 METHODS = ("read", "next", "next", "pauses", "bad_records", "lag", "applied")
-#: Longest time after which a method fails from the time on at which its source came, and until a job is cancelled.
+#: The longest times from the coming of a source until its method fails, and from the going of a source until its job is
+#: cancelled.
 BREAKS_S, CANCELS_S = 0.6, 0.1
 
 
@@ -66,18 +69,18 @@ class Coming:
 
     kind: str
     data: flows.SourceData
-    #: For those in workers.
+    #: The reader of a source in workers.
     paced: PacedSource
-    #: It may end while others go on.
+    #: Whether the source may end while others go on.
     early: bool
-    #: The method that fails; empty: none does.
+    #: The method that fails; empty: no method does.
     breaks: str = ""
-    #: The time from which on it fails.
+    #: The virtual time from which on that method fails.
     breaks_at: float = 0.0
 
 
 class History(TotalsSink):
-    """Keeps all results of each key, in their order."""
+    """A sink that keeps all results of each key, in their order."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -90,7 +93,7 @@ class History(TotalsSink):
 
 
 class GivingHistory(History):
-    """Keeps all results of each key, and gives them to a sink outside."""
+    """A stage that keeps all results of each key, and gives them to a sink outside."""
 
     schema = pa.schema([(name, pa.int64()) for name in ("key", "n", "total")])
 
@@ -124,16 +127,17 @@ class SourcesComing(WideGrowing):
 
     def __init__(self, seed: int, mix: mixes.Mix, life: Life | None = None) -> None:
         earlier = None if life is None else life.earlier
-        #: By id: the sources that have come in any life, those that are gone as well.
+        #: By id: the sources that have come in any life, including sources that are gone.
         self.coming: dict[int, Coming] = dict(earlier.coming) if isinstance(earlier, SourcesComing) else {}
         self.came = {source: each.data for source, each in self.coming.items()}
         self._draws = random.Random(f"growing comes {seed} {0 if life is None else life.number}")
         self._alone = random.Random(f"growing alone {seed}").random() < ALONE_SHARE
-        #: Names of stages in which something fails, in any life.
+        #: Names of stages in which a failure was caused, in any life.
         self._fails_in: set[str] = set(earlier._fails_in) if isinstance(earlier, SourcesComing) else set()
         self._micro: dict[int, MicroQuery] = {}
-        #: By stage of any version: the stages that read it. And the ids of stages, by name.
+        #: By stage of any version: the stages that read it.
         self._readers: dict[int, set[int]] = defaultdict(set)
+        #: By name: the id of a stage.
         self._ids: dict[str, int] = {}
         super().__init__(seed, mix, life)
         self._note_readers()
@@ -187,7 +191,7 @@ class SourcesComing(WideGrowing):
 
     def _come(self, number: int) -> SourcePlan:
         draws, name = self._draws, f"coming{number}"
-        # Spark does not give the rows of a batch again that its own checkpoint has: such queries are stopped, and never finish.
+        # Spark does not repeat a batch that its own checkpoint has, so streams only come to queries without a directory.
         kind = draws.choice([*SOURCES, "counted", FRAME, FRAME] + ([STREAM, STREAM] if self.life is None else []))
         builder = flows._Builder(draws, self.ledger, False, 1, 1)
         batches = draws.choice([5, 30, 90])
@@ -246,7 +250,7 @@ class SourcesComing(WideGrowing):
                 self._readers[edge.stage].add(edge.consumer)
 
     def _behind_stage(self, name: str) -> set[int]:
-        """Return a stage of any version and all that ever read it, near or far."""
+        """Return a stage of any version and all stages that ever read it, directly or through others."""
         found, left = set[int](), [self._ids[name]]
         while left:
             stage = left.pop()

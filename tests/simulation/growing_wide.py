@@ -1,6 +1,6 @@
-"""Runs in which stages come and go as in ``growing``, in queries of all kinds: with sinks outside and readers in front of which
-stages come and go too, timers, upstream replicas, sources whose rows have numbers, a directory, moves by hand, and links between
-workers that bring nothing for a while, so that rows are lent and read elsewhere.
+"""Runs in which stages come and go as in ``growing``, in queries of all kinds: with sinks outside and readers, in front of which
+stages come and go, too; with timers, upstream replicas, sources whose rows have numbers, a directory, moves by hand, and links
+between workers that bring nothing for a while, so that rows are lent and read elsewhere.
 
 The laws are those of ``growing_laws``, of sinks (``outside``) and of links (``reach_laws``).
 """
@@ -22,10 +22,10 @@ from tests.simulation.growing_readers import SOURCES
 from tests.simulation.outside import Goes
 from tests.simulation.stage_kinds import Delay, Giving, Sink, Watched
 
-#: The share of queries with a directory, and the most lives of one.
+#: The share of queries with a directory, and the most lives of such a query.
 LIVES_SHARE, LIVES_MAX = 0.4, 4
-#: The shares of first flows with a sink outside, of these with a reader in place of one, with a stage that has timers, and with
-#: stages that may have upstream replicas.
+#: The shares of first flows with a sink outside, among these with a reader in place of the sink, with a stage that has timers,
+#: and with stages that may have upstream replicas.
 OUTSIDE_SHARE, READERS_SHARE, TIMED_SHARE, REPLAYING_SHARE = 0.6, 0.3, 0.4, 0.4
 #: The share of last new stages that give their rows to a sink outside.
 SINK_SHARE = 0.5
@@ -98,6 +98,6 @@ class WideGrowing(GrowingSimulation):
 
 
 def lives_of(seed: int) -> int:
-    """Return the number of lives of a query; 0: it has no directory."""
+    """Return the number of lives of a query; 0 for a query without a directory."""
     rng = random.Random(f"growing lives {seed}")
     return rng.randint(1, LIVES_MAX) if rng.random() < LIVES_SHARE else 0

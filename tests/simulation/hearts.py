@@ -1,15 +1,15 @@
-"""Pulses: what workers say of themselves without the loop, and long steps in which the loop says nothing
+"""Pulses: signs of life that workers send without their loop, and long steps in which the loop sends nothing
 (``flux.shell.liveness_thread``).
 
-A busy worker takes no turn: no heartbeat, no answer. Its pulses go on, and say that the loop has not turned. A stopped
-process sends neither. The laws, with bookkeeping of their own of what the controller has heard and when:
+A busy worker takes no turn: no heartbeat, no answer. Its pulses go on, and say that the loop has not turned. A stopped process
+sends neither. The laws keep books of their own of the messages that the controller has heard, and of their times:
 
 a pulsing worker is not given up          for silence, as long as the step is within spark.flux.step.timeout
-a step beyond step.timeout is given up    with that reason and no other worker
-a stopped worker is given up              after heartbeat.timeout, where each of its partitions has an active replica that keeps
+a step beyond step.timeout is given up    with that reason, and no other worker is
+a stopped worker is given up              after heartbeat.timeout, if each of its partitions has an active replica that keeps
                                           up, a standby or the directory, and otherwise after heartbeat.lastReplicaTimeout
 
-Each of them allows what the rule of the controller takes (design: silence), and one look of the controller after that.
+Each law allows the time that the rule of the controller takes (design: silence), and one look of the controller after that.
 """
 
 from __future__ import annotations
@@ -33,35 +33,42 @@ if TYPE_CHECKING:
     from tests.simulation.run import Simulation
     from tests.simulation.worker_process import WorkerProcess
 
-#: A pulse is on its way for so long: a connection of its own, which nothing holds up.
+#: The time that a pulse is on its way, on a connection of its own, which nothing holds up.
 WAY_S = 0.001
-#: The controller gives up at its first look after the moment when it is due: one tick later, or two where sums of floats differ.
+#: The time from the moment when a worker is to be given up to the first look of the controller after that: one tick, or two if
+#: sums of floats differ.
 LOOKED_AT_S = 2 * TICK_S
 
 
 @dataclass
 class Heart:
-    """Of one worker, as the controller has heard it. ``turns``: of its loop; ``count``: the newest that a pulse has told, and
-    ``still``: pulses with that count, the last of them at ``heard``. ``said_at``: when it last heard anything that speaks
-    against silence, ``turned_at``: against a loop that stands still, ``known_busy_at``: since when pulses say so without a
-    break. ``spared_since``: when others were first seen to go on with what it holds, while it is stopped."""
+    """The pulses of one worker, as the controller has heard them."""
 
     process: WorkerProcess
+    #: Turns of the worker's loop.
     turns: int = 0
+    #: The newest number of turns that a pulse has told.
     count: int = -1
+    #: Pulses that have repeated that number.
     still: int = 0
+    #: The time of the newest pulse.
     heard: float = 0.0
+    #: The time of the last message that speaks against silence.
     said_at: float = inf
+    #: The time of the last message that speaks against a loop that stands still.
     turned_at: float = inf
+    #: The time since which pulses have said, without a break, that the loop stands still.
     known_busy_at: float = -inf
+    #: The time at which other workers could first go on with all partitions of this one, while it is stopped.
     spared_since: float | None = None
 
 
 class Hearts:
-    """``beats``: whether workers pulse in this run at all."""
+    """Pulses of all workers of a run, and the check of their laws."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
+        #: Whether workers pulse in this run at all.
         self.beats = sim.faults.pulses
         self._hearts: dict[WorkerProcess, Heart] = {}
         self._rng = random.Random(f"pulses {sim.seed}")
@@ -80,7 +87,7 @@ class Hearts:
             self._hearts[process].turns += 1
 
     def reported(self, connection: Identity, report: object) -> None:
-        """The controller reads this. Of who has not proved the secret on this connection it believes nothing."""
+        """Note a report that the controller reads. It believes no process that has not proved the secret on this connection."""
         if not self.beats or not isinstance(report, Heartbeat | Register):
             return
         if isinstance(report, Register) or self.sim.controller.members.by_connection(connection) is not None:
@@ -89,14 +96,14 @@ class Hearts:
                 heart.said_at = heart.turned_at = self.sim.world.now
 
     def long_step(self, process: WorkerProcess) -> float | None:
-        """How long the step takes that was just made; None: not long."""
+        """Draw the seconds that the step takes which was just made; None: it is not long."""
         sim, faults = self.sim, self.sim.faults
         if not self.beats or sim.network.calm or self._rng.random() >= faults.busy_step_probability:
             return None
         seconds = self._rng.random() * faults.busy_step_s
         limit = sim.plan.settings.step_timeout
         if not sim.strikes.spares(process):
-            seconds = min(seconds, limit / 2)  # whoever takes longer is given up, also with the last copy
+            seconds = min(seconds, limit / 2)  # a worker that takes longer is given up, also with the last copy
         sim.counts["steps longer than the time for heartbeats"] += seconds > sim.plan.settings.heartbeat_timeout
         sim.counts["steps beyond step.timeout"] += seconds > limit
         return seconds
@@ -139,14 +146,14 @@ class Hearts:
         settings, faults = sim.plan.settings, sim.faults
         if process.node not in sim.controller.members.workers or sim.controller.phase != "running":
             return
-        if faults.controller_pauses_per_s:  # whoever stood still himself has patience
+        if faults.controller_pauses_per_s:  # a controller that stood still itself has patience
             return
         stopped = now < process.stopped_until
         heart.spared_since = (heart.spared_since or now) if stopped and self._others_go_on(heart) else None
         if stopped:
             due = heart.said_at + settings.heartbeat_last_timeout
             if heart.spared_since is not None:
-                # Others may have what it holds only by what has happened since: a repair, or a replica that has caught up.
+                # Other workers may be able to go on only since then, by a repair, or by a replica that has caught up.
                 due = min(due, max(heart.said_at + settings.heartbeat_timeout, heart.spared_since))
             if now > due + LOOKED_AT_S:
                 raise Violation("a stopped worker is given up", f"worker {process.node}")
@@ -156,14 +163,14 @@ class Hearts:
                 raise Violation("a step beyond step.timeout is given up", f"worker {process.node}")
 
     def _seems_busy(self, heart: Heart, now: float) -> bool:
-        """Whether pulses have said so since its loop last turned, and lately."""
+        """Tell whether pulses have said that the loop stands still, since its last turn and lately."""
         lately = now - heart.said_at <= self.sim.plan.settings.heartbeat_timeout
         return lately and heart.still > 0 and heart.known_busy_at > heart.turned_at
 
     def _others_go_on(self, heart: Heart) -> bool:
-        """Whether each partition that this worker leads can go on elsewhere, as far as the controller knows: with a standby
-        that has arrived, with an active replica that keeps up, or from the directory. Where the worker has a secondary, the
-        primary goes on."""
+        """Tell whether each partition that a worker leads can go on elsewhere, as far as the controller knows: with a standby
+        that has arrived, with an active replica that keeps up, or from the directory. Partitions of which the worker has a
+        secondary go on with their primary."""
         sim, node = self.sim, heart.process.node
         controller = sim.controller
         table, repairs = controller.table, controller.repairs
@@ -186,8 +193,8 @@ class Hearts:
         )
 
     def _directory_answers(self, stopped: int) -> bool:
-        """Whether the vault can give the partitions of a stopped worker to another one. Both were heard in the first half of
-        the time that there may be silence, so they count for the controller, too, until the next beat."""
+        """Tell whether the vault can give the partitions of a stopped worker to another one. The vault and that other worker were
+        heard in the first half of the time that a silence may last, so the controller counts on both until the next beat."""
         sim, members = self.sim, self.sim.controller.members
         others = [member for node, member in members.workers.items() if node != stopped]
         lately = sim.world.now - sim.plan.settings.heartbeat_timeout / 2
@@ -198,7 +205,7 @@ class Hearts:
         )
 
     def look(self, events: list[Event]) -> None:
-        """After a decision of the controller."""
+        """Check the events of a decision of the controller."""
         for event in events if self.beats else ():
             process = self.sim.by_node.get(event.worker) if event.kind == "loss" else None
             if process is None or process.dead:
@@ -210,7 +217,7 @@ class Hearts:
                     raise Violation("a pulsing worker is not given up", str(event))
                 self.sim.counts["stopped workers that were given up"] += now < process.stopped_until
             elif "step.timeout" in event.why:
-                # The controller may not have heard yet that it is over.
+                # The controller may not have heard yet that the step is over.
                 lately = any(
                     now - over <= settings.heartbeat_timeout and now - began > settings.step_timeout
                     for began, over in process.busy_before

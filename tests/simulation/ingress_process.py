@@ -32,7 +32,8 @@ class IngressProcess(Process):
         plan: Plan,
         micro_batch: MicroBatch | None = None,
     ) -> None:
-        """``plan``: the one that travels with the task; ``micro_batch``: the one to which the partition belongs."""
+        """Make an attempt. ``plan``: the plan that travels with the task; ``micro_batch``: the micro-batch to which the partition
+        belongs."""
         super().__init__(sim, "ingress", partition, attempt)
         self.edges = [edge.id for edge in plan.edges_of_source(source)]
         self._plan, self._micro_batch = plan, micro_batch
@@ -45,7 +46,7 @@ class IngressProcess(Process):
 
     @property
     def midway(self) -> bool:
-        """Has sent something and not everything."""
+        """Whether the attempt has sent some rows and not all."""
         return self.core is not None and self._batches is not None and self.core.streams.rows > 0
 
     def welcomed(self, incarnation: int, workers: int) -> None:
@@ -89,7 +90,7 @@ class IngressProcess(Process):
         super().beat(now)
 
     def on_stop(self) -> None:
-        """A source that nothing reads any more ends; Spark may try the task again before its job is cancelled."""
+        """End the attempt if no stage reads its source any more; Spark may try the task again before its job is cancelled."""
         if self.source not in self.sim.plan.sources:
             self.sim.counts["tasks told that nothing reads their source"] += 1
             self.sim.spark.failed(self)
@@ -114,7 +115,7 @@ class IngressProcess(Process):
             self.fail(error)
 
     def fail(self, error: FluxError) -> None:
-        """The controller ends the query, unless it has heard of a newer attempt; Spark tries again in any case."""
+        """Report an error. The controller ends the query, unless it has heard of a newer attempt; Spark tries again anyway."""
         self.report(Failure(node=-1, kind=type(error).__name__, message=str(error)))
         self.sim.counts["attempts that read other rows"] += 1
         self.sim.spark.failed(self)

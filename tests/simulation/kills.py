@@ -1,7 +1,7 @@
 """Executors that die one after the other, each when all is replicated again: as ``flux bench failover`` does it.
 
 An executor has several slots. When it dies, Spark starts its tasks again at once in free slots of the others, so that
-workers of one query come to share an executor, and later another executor in its place. Whoever joins gets
+workers of one query come to share an executor, and later another executor in its place. A worker that joins gets
 partitions by moves, and these are under way when the next executor dies.
 """
 
@@ -26,34 +26,39 @@ from tests.simulation.run import Simulation
 from tests.simulation.violation import Violation
 from tests.simulation.worker_process import WorkerProcess
 
-#: A source gives a batch of so many rows so often.
+#: Seconds between two batches of a partition of the source, and rows of a batch.
 PERIOD_S, ROWS = 0.05, 2
 #: Batches of each partition of the source: more than a run lasts.
 BATCHES = 3000
-#: Spark starts a task again after so long at most, and another executor.
+#: The longest times after which Spark starts a task again, and another executor.
 TASK_S, EXECUTOR_S = 0.6, 3.0
-#: The next one dies within so long: moves begin a second after the last worker has joined.
+#: The longest time until the next executor dies: moves begin a second after the last worker has joined.
 CALM_S = 3.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``workers`` in ``executors`` of ``slots`` each, on so many ``hosts``; ``copies`` of each of ``partitions``."""
+    """The size of a cluster and of its query."""
 
     executors: int = 3
+    #: Slots of each executor.
     slots: int = 2
     workers: int = 3
+    #: Copies of each partition.
     copies: int = 2
+    #: Partitions of each stage.
     partitions: int = 3
     hosts: int = 1
 
 
 class Kills(Simulation):
-    """``faults`` besides, and ``whole_s``: how long after the return of the last worker something may lack a copy."""
+    """One run in which executors are killed."""
 
     idle_source_s = 0.01
 
     def __init__(self, seed: int, faults: Faults, whole_s: float, shape: Shape | None = None) -> None:
+        """Prepare a run. ``faults``: faults beside the kills; ``whole_s``: the longest time from the return of the last worker
+        until each partition has all its copies."""
         self.whole_s = whole_s
         self.shape = shape = shape or Shape()
         self._batches = BATCHES
@@ -68,7 +73,7 @@ class Kills(Simulation):
             worker.executor = self.executors[worker.index] = self._running[worker.index % shape.executors]
 
     def _steady(self, ledger: Ledger) -> flows.Dataflow:
-        """Rows at a steady rate through a keyed stage into a sink."""
+        """Make a flow: rows at a steady rate through a keyed stage into a sink."""
         rng = self._rng
         builder = flows._Builder(rng, ledger, False, self.shape.copies, self.shape.copies)
         builder._spread = 50
@@ -156,7 +161,7 @@ class Kills(Simulation):
         return table is not None and moves_only and not under_replicated(self.plan, table)
 
     def kill_again_and_again(self, times: int) -> None:
-        """Raises Violation. Then the source ends, and every row is counted."""
+        """Kill workers and executors; then let the source end, and count every row. Raises Violation."""
         self.run_until(lambda: self.controller.phase == "running")
         for _ in range(times):
             self._wait_for_a_moment()
@@ -173,7 +178,7 @@ class Kills(Simulation):
         self.run()
 
     def _wait_for_a_moment(self) -> None:
-        """Any, or a little after a move has begun, if one does; but always one when all is replicated."""
+        """Wait for any moment, or for one a little after a move has begun, if one does; then until all is replicated."""
         if self._rng.random() < 0.5:
             self._wait(CALM_S * self._rng.random())
         else:
@@ -198,7 +203,7 @@ class Kills(Simulation):
             raise Violation("replicas are on different hosts", f"{self._together()}, {self.how_it_stands()}")
 
     def _together(self) -> list[tuple[int, int]]:
-        """Partitions with two copies on one host, though there are hosts enough."""
+        """List the partitions with two copies on one host, though there are hosts enough."""
         table, members = self.controller.table, self.controller.members.workers
         assert table is not None
         if len({member.about.host for member in members.values()}) < self.shape.copies:

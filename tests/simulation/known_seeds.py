@@ -7,9 +7,9 @@ from pathlib import Path
 
 FILE = Path(__file__).parent / "seeds.json"
 _READ = json.loads(FILE.read_text())
-#: For each broken variant, a seed that shows it soon.
+#: By broken variant: seeds that show it soon.
 OF_VARIANTS: dict[str, list[int]] = _READ["variants"]
-#: A few of the fixed seeds, in which together every event happens that ``events.py`` wants.
+#: A few of the fixed seeds, in which together every event of ``events.py`` happens.
 EVENTFUL: list[int] = _READ["eventful"]
 
 

@@ -1,6 +1,7 @@
-"""How things stand at the end of a run, for its story: the logs and the replicas that a broken law concerns, one line each.
+"""A last look at a run, for its story: the logs and the replicas that a broken law concerns, one line each.
 
-A story says what happened. If a run stands still, its cause is something that did not happen: here is what everybody waits for.
+A story tells events. If a run stands still, its cause is an event that did not happen: this look shows for which event each log
+and each replica waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def last_look(sim: Simulation, words: Wording, concerned: set[str]) -> Iterator[str]:
-    """``concerned``: partitions and streams, as in ``Story.concerned``. The consumers of these streams are shown too."""
+    """Yield lines about logs and replicas. ``concerned``: partitions and streams, as in ``Story.concerned``; the consumers of
+    these streams are shown, too."""
     edges = {edge.id: edge for edge in sim.plan.edges}
     for node, process in sorted(sim.by_node.items()):
         if process.dead or not isinstance(process.core, WorkerCore):

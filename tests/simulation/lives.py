@@ -1,4 +1,4 @@
-"""Queries that lose everything at once, and are started again on what is in their directory (design: vault)."""
+"""Queries that lose everything at once, and are started again from their directory (design: vault)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.simulation.run_end import NO_WORKER
 from tests.simulation.vault_process import AllLost, Life, Place
 from tests.simulation.witness import witnesses
 
-#: How long a life lasts at most that ends in a loss.
+#: The longest time that a life lasts which ends in a loss.
 LASTS_S = 3.0
-#: So many losses fall into the middle of a flush, and such a one is among so many.
+#: The share of losses in the middle of a flush, and the number of flushes among which that flush is drawn.
 IN_A_FLUSH, FLUSHES = 0.5, 400
-#: So many of the others come when the query has been stopped.
+#: The share of lives that are stopped before their loss.
 STOPS = 0.3
 
 
 def run_lives(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None] = lambda sim: None) -> Result:
-    """The last one comes to its end. ``watch``: called with each when it begins."""
+    """Run the lives of a query. The last life comes to its end. ``watch``: called with each life when it begins."""
     with witnesses(mix.witnesses):
         return _run(seed, mix, lives, watch)
 
@@ -32,7 +32,7 @@ def _run(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None]) -
     while True:
         try:
             sim = simulated(seed, mix, life)
-        except Exception as error:  # what is in the place cannot be read
+        except Exception as error:  # the directory cannot be read
             return Result(
                 seed, "what was kept can be read", f"life {life.number}: {type(error).__name__}: {error}", None, counts
             )
@@ -46,13 +46,13 @@ def _run(seed: int, mix: Mix, lives: int, watch: Callable[[Simulation], None]) -
         if last and not (error is not None and NO_WORKER in str(error)):
             return Result(seed, None, "", result.error, counts)
         if error is not None and NO_WORKER not in str(error):
-            return Result(seed, None, "", result.error, counts)  # it ends as it would without a directory
+            return Result(seed, None, "", result.error, counts)  # the query ends as it would without a directory
         counts["lives that went on"] += 1
         life = life.next(sim)
 
 
 def _until_it_is_lost(sim: Simulation, rng: random.Random) -> Result:
-    """Everything is gone after some time, unless the query has ended before."""
+    """Run a life until everything is lost after some time, unless the query has ended before."""
     ends_at = sim.world.now + rng.random() * LASTS_S
     assert sim.life is not None
     if rng.random() < IN_A_FLUSH:
@@ -62,7 +62,7 @@ def _until_it_is_lost(sim: Simulation, rng: random.Random) -> Result:
 
 
 class _Part:
-    """The run of a life that ends in a loss, or ``stops``."""
+    """The run of a life that ends in a loss, or in a stop before the loss (``stops``)."""
 
     def __init__(self, sim: Simulation, ends_at: float, stops: bool) -> None:
         self._sim, self._ends_at, self._stops = sim, ends_at, stops

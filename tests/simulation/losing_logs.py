@@ -2,13 +2,13 @@
 compaction anywhere.
 
 Law: each record that some life could read, and that no replica has applied, is applied once, and none twice. So the log loses two
-kinds of records: those that no reader has ever come to, which no sink will see, and those that every replica has applied,
-standbys in their checkpoints. It keeps the records between, because to lose these is a loss of data, which ends a query.
+kinds of records: records that no reader has ever come to, which no sink will see, and records that every replica has applied,
+standbys in their checkpoints. The log keeps the records between, because to lose these is a loss of data, which ends a query.
 
-After a stop that was waited for to its end, a log loses each record that its reader has given: all of them are in checkpoints.
+After a stop that came to its end, a log loses each record that its reader has given: all of them are in checkpoints.
 
-``LogFaults`` are losses of data besides: records between, and topics that are made anew between two lives. The law for them is
-in ``lost_rows``."""
+``LogFaults`` are losses of data besides: records between, and topics that are made anew between two lives. The law for these
+losses is in ``lost_rows``."""
 
 from __future__ import annotations
 
@@ -36,49 +36,57 @@ from tests.simulation.stage_kinds import ROW, Row, make_batch
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: How often a partition of a source loses some records, and at most how large a part of them.
+#: The mean time between two losses of records of a source, and the largest share of its records that a partition loses then.
 EVERY_S, SHARE = 0.05, 0.6
-#: How often a loss takes records that are needed still, where it may.
+#: The share of losses that take records which are still needed, among losses that may take such records.
 TAKES_NEEDED = 0.2
 
 
 @dataclass(frozen=True)
 class LogFaults:
-    """``needed``: logs also lose records that some reader has come to and some replica lacks; ``anew``: the topic is deleted and
-    made anew between two lives; ``goes_on``: the source goes on after a loss, as with ``fail_on_data_loss=False``."""
+    """Losses of data."""
 
+    #: Whether the source goes on after a loss, as with ``fail_on_data_loss=False``.
     goes_on: bool
+    #: Whether logs also lose records that some reader has come to and some replica lacks.
     needed: bool = False
+    #: Whether the topic is deleted and made anew between two lives.
     anew: bool = False
 
 
 @dataclass
 class Log:
-    """One partition: what stood at each offset, and still does unless it is ``gone``. ``read``: behind the last offset that any
-    reader has come to; ``lost``: offsets that were gone before any reader came to them. ``rows``: all there were.
+    """One partition of a topic: all its records, and the offsets that are gone."""
 
-    Losses of data: ``needed`` are offsets that were gone before all replicas had applied them, ``told`` those of them whose loss
-    ends the query unless it goes on after a loss. ``begins``: the first offset that retention has left; ``soon``: some records
-    before it had just been applied, so that producers may not know yet that they are needed no more. ``topic``: how often the
-    topic was made anew, ``before`` the log of the topic before, ``generation`` that which readers give this topic."""
-
+    #: All rows that the partition has had.
     rows: pa.Table
+    #: The offset of each row, ascending.
     offsets: np.ndarray
+    #: Offsets of rows that the log has lost.
     gone: set[int] = field(default_factory=set)
+    #: Offsets that were gone before any reader came to them.
     lost: set[int] = field(default_factory=set)
+    #: The offset behind the last row that any reader has come to.
     read: int = 0
+    #: Losses of data: offsets that were gone before all replicas had applied them.
     needed: set[int] = field(default_factory=set)
+    #: Needed offsets whose loss ends the query, unless the query goes on after a loss.
     told: set[int] = field(default_factory=set)
+    #: The first offset that retention has left.
     begins: int = 0
+    #: Whether retention took records that had just been applied: producers may not know yet that these are needed no more.
     soon: bool = False
+    #: The number of times that the topic was made anew.
     topic: int = 0
+    #: The log of the topic before.
     before: Log | None = None
+    #: The generation that readers give this topic; None: no reader has come to it.
     generation: int | None = 0
 
     @classmethod
     def of(cls, batches: list[pa.RecordBatch], rng: random.Random) -> Log:
         rows = pa.Table.from_batches(batches, ROW).combine_chunks() if batches else ROW.empty_table()
-        # Some offsets have never had a row, as the ends of transactions have none.
+        # Some offsets have never had a row, like the ends of transactions in a topic.
         steps = [rng.choice([1, 1, 1, 2, 5]) for _ in range(rows.num_rows)]
         return cls(rows, np.cumsum(np.array([rng.choice([-1, 0, 7]), *steps], np.int64))[1:])
 
@@ -102,18 +110,18 @@ class Log:
             log = log.before
 
     def number(self, offset: int) -> int | None:
-        """The number of a row; None: no reader has come to this topic."""
+        """Return the number of the row at an offset; None if no reader has come to this topic."""
         return None if self.generation is None else self.generation * GENERATION + offset
 
     def has_lost(self, number: int) -> bool:
-        """Whether the row with this number was gone before all replicas had applied it. A number of a generation that no topic
-        has any more is of a row that is known by another one now."""
+        """Tell whether the row with a number was gone before all replicas had applied it. This holds also for a number of a
+        generation that no topic has any more: its row has another number now."""
         generation, offset = divmod(number, GENERATION)
         log = next((log for log in self.topics if log.generation == generation), None)
         return log is None or offset in log.needed
 
     def there(self, start: int) -> np.ndarray:
-        """Places of the rows from an offset on that are there."""
+        """Return the places of the rows from an offset on that the log still has."""
         first = int(np.searchsorted(self.offsets, start))
         places = np.arange(first, len(self.offsets))
         return places[~np.isin(self.offsets[first:], list(self.gone))] if self.gone else places
@@ -121,19 +129,21 @@ class Log:
 
 @dataclass
 class Logs:
-    """All partitions of a source. ``prepared``: the topic that the program found when it started the query. ``sure``: only rows
-    are asked for that count for sure; else all that may."""
+    """The logs of all partitions of a source."""
 
     of: list[Log]
+    #: Losses of data; None: there are none.
     faults: LogFaults | None = None
+    #: The topic that the program found when it started the query.
     prepared: int = 0
+    #: Whether the model of the rows has only rows that count for sure; otherwise it has all rows that may count.
     sure: bool = False
 
     def go_on(self, earlier: Logs) -> None:
         self.of[:], self.prepared = earlier.of, earlier.prepared
 
     def lost_rows(self) -> list[Row]:
-        """Rows that no reader could come to."""
+        """List the rows that do not count: no reader could come to them, or, if only sure rows count, a needed one was lost."""
         return [row for first in self.of for log in first.topics for row in _rows_at(log, log.lost | self._unsure(log))]
 
     def _unsure(self, log: Log) -> set[int]:
@@ -143,7 +153,7 @@ class Logs:
         return log.needed if self.faults.goes_on else log.needed - log.told
 
     def later_rows(self) -> list[Row]:
-        """Rows of topics that were made anew."""
+        """List the rows of topics that were made anew."""
         return [
             row
             for first in self.of
@@ -156,11 +166,11 @@ class Logs:
         return any(log.topic for log in self.of)
 
     def needed(self) -> int:
-        """How many records were lost that some replica may have lacked."""
+        """Count the lost records that some replica may have lacked."""
         return sum(len(log.needed) for first in self.of for log in first.topics)
 
     def taken_soon(self) -> bool:
-        """Whether retention has taken records as soon as they were applied."""
+        """Tell whether retention has taken records as soon as they were applied."""
         return any(log.soon for first in self.of for log in first.topics)
 
 
@@ -170,7 +180,7 @@ def _rows_at(log: Log, offsets: set[int]) -> list[Row]:
 
 
 class OffsetReader:
-    """``read(partition, start)``; it cuts its rows elsewhere each time, and gives positions now and then."""
+    """A method ``read(partition, start)`` that cuts its rows elsewhere each time, and gives positions now and then."""
 
     row_numbers = True
 
@@ -197,8 +207,8 @@ class OffsetReader:
 
 
 class TopicReader(OffsetReader):
-    """``read(partition, start)`` of topics that may be made anew, and that lose needed records. It finds its place as the
-    reader of Kafka does, with the same positions."""
+    """A method ``read(partition, start)`` for topics that may be made anew, and that lose needed records. It finds its place as
+    the reader of Kafka does, with the same positions."""
 
     def __init__(self, logs: Logs, idle: float, rng: random.Random, faults: LogFaults) -> None:
         super().__init__(logs, idle, rng)
@@ -256,7 +266,7 @@ def _topic_id(topic: int) -> str:
 
 
 def _is_committed(order: OrderLog, stream: StreamId, number: int) -> bool:
-    """Whether a step that is committed, and in no checkpoint yet, has the row."""
+    """Tell whether a step that is committed, and in no checkpoint yet, has a row."""
     entries = order.since(order.base)[: max(order.committed - order.base, 0)]
     return any(
         (edge, producer) == stream and through >= number
@@ -266,7 +276,7 @@ def _is_committed(order: OrderLog, stream: StreamId, number: int) -> bool:
 
 
 class Losses:
-    """Of a run: what the logs of its sources lose, until it is calm."""
+    """Losses of the logs of a run, until it is calm."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -299,7 +309,7 @@ class Losses:
         sim.world.after(self._rng.expovariate(1 / EVERY_S), self._strike)
 
     def lose_what_was_read(self) -> None:
-        """Lose what the readers of this moment have given, after a stop of the query."""
+        """Lose the rows that the readers of this moment have given, after a stop of the query."""
         for core in self._sim.hosts():
             for (source, partition), streams in core.sources.items():
                 log = self._logs[source].of[partition] if source in self._logs else None
@@ -310,7 +320,7 @@ class Losses:
                         self._sim.counts["records that a log has lost after a stop"] += 1
 
     def _lose_unread(self, log: Log) -> None:
-        """While nothing runs, time goes by."""
+        """Lose rows that no reader has come to, because time goes by while nothing runs."""
         for offset in log.offsets[:-1].tolist():
             if offset >= log.read and self._rng.random() < SHARE / 4:
                 log.lose(offset)
@@ -325,7 +335,7 @@ class Losses:
         )  # fmt: skip
         faults = self._logs[source].faults
         takes_needed = faults is not None and faults.needed and self._rng.random() < TAKES_NEEDED
-        if retention and faults is not None and not faults.goes_on:  # else hardly any run went far
+        if retention and faults is not None and not faults.goes_on:  # otherwise hardly any run would go far
             wanted = [place for place in wanted if log.offsets[place] < log.read]
         for offset in log.offsets[np.sort(np.array(wanted, np.int64))].tolist():
             if offset < log.read and not self._applied_everywhere(source, partition, offset):
@@ -385,7 +395,7 @@ class Losses:
                         break
 
     def _made_anew(self, source: int, partition: int, log: Log) -> Log:
-        """The log of the next topic of this name, longer or shorter."""
+        """Make the log of the next topic of this name, longer or shorter."""
         for offset in log.offsets.tolist():
             if offset not in log.gone:
                 if offset < log.read:
@@ -424,7 +434,7 @@ class Losses:
         self._sim.counts["records that a log has lost while nothing ran"] += 1
 
     def _committed(self, source: int, partition: int, log: Log, offset: int) -> bool:
-        """Whether each consumer has the row in a step that is committed."""
+        """Tell whether each consumer has the row at an offset in a step that is committed."""
         sim, number = self._sim, log.number(offset)
         for edge in sim.plan.edges_of_source(source):
             stream = StreamId(edge.id, partition)
@@ -446,11 +456,11 @@ class Losses:
         )
 
     def _applied(self, stream: StreamId, stage: int, number: int | None) -> bool:
-        """Whether no replica, and none that may come of what there is, lacks a row of a stream."""
+        """Tell whether no replica lacks a row of a stream, and no replica that may still be made lacks it."""
         sim, ledger = self._sim, self._sim.ledger
         given = None if number is None else ledger._given_rows[stream].get(number)
         if number is None or given is None or given[1] is THE_END:
-            return False  # a reader has it, and has not handed it on
+            return False  # a reader has the row, and has not handed it on
         table = sim.controller.table
         for partition in given[0]:
             if table is None or (stage, partition) in sim.controller.repairs.under_way:
@@ -468,7 +478,7 @@ class Losses:
                     if kept.checkpoint.next.get(stream, 0) <= number:
                         return False
                 elif replica is None and key in core.awaited:
-                    continue  # its state is to come from one of the others
+                    continue  # the state of this replica is to come from one of the others
                 elif replica is None or not ledger._has_applied(replica, stream, number):
                     return False
         return True

@@ -1,4 +1,4 @@
-"""Many seeds in several processes."""
+"""Runs of many seeds in several processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.simulation.known_seeds import EVENTFUL
 from tests.simulation.run import Result, run
 from tests.simulation.runs import LONG
 
-#: Seeds that are always the same. ``make test`` runs those of them in which much happens, ``make test-long`` all.
+#: Seeds that are always the same. ``make test`` runs the few of them in which much happens, ``make test-long`` all.
 FIXED = range(500)
-#: Seeds that follow from the tested source, so that each change of it tries other ones; ``make test`` runs a tenth as many.
+#: Seeds that follow from the tested source, so that each change of the source tries others; ``make test`` runs a tenth as many.
 ROTATED_COUNT = 200 if LONG else 20
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("partitioning", "flux", "controller", "tests/simulation")
@@ -25,19 +25,20 @@ PROCESSES = 2
 CHUNK = 20
 
 
-#: Runs make many objects that live as long as they do: looking for cycles among them again and again costs a tenth.
+#: Allocations between two looks of the garbage collector. Runs make many objects that live as long as the run: to look for cycles
+#: among them again and again costs a tenth of all time.
 COLLECT_AFTER = 100_000
 
 
 def source() -> str:
-    """A hash of what is tested. Not of the commit: one that changes only text leaves every run as it was, and a copy of the
-    source without its history makes the same ones."""
+    """Hash the tested source. The hash of the commit would not do: a commit that changes only documents leaves every run as it
+    was, and a copy of the source without its history makes the same runs."""
     files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def rotated(source: str) -> range:
-    """The seeds that follow from it, beyond the fixed ones."""
+    """Return the seeds that follow from a hash of the source, beyond the fixed ones."""
     first = (1 + int(source[:6], 16)) * len(FIXED)
     return range(first, first + ROTATED_COUNT)
 
@@ -52,8 +53,8 @@ def told() -> str:
 
 
 def run_all(seeds: Iterable[int]) -> Iterator[Result]:
-    """In the order of the seeds. Raises BrokenProcessPool if one of the processes dies: a seed is missing then. A caller that
-    leaves early does not wait for the rest."""
+    """Yield the results in the order of the seeds. Raises BrokenProcessPool if one of the processes dies: a seed is missing then.
+    A caller that leaves early does not wait for the rest."""
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), gc.set_threshold, (COLLECT_AFTER,)) as pool:
         try:
             yield from pool.map(run, seeds, chunksize=CHUNK)

@@ -1,5 +1,5 @@
 """Streaming queries of Spark whose rows come in micro-batches, as ``spark_integration.streaming.stream_source`` runs them: a job
-for each batch, and the next one when all consumers have applied the rows of all its tasks (design: micro-batches)."""
+for each batch, and the next job when all consumers have applied the rows of all tasks of the batch (design: micro-batches)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.spark import SparkJob
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-#: Longest time between two batches, and the most batches of rows of a partition in one of them.
+#: The longest time between two micro-batches, and the most batches of rows of a partition in one of them.
 REST_S, BATCHES_MAX = 0.05, 12
 
 
@@ -44,7 +44,7 @@ class MicroJob(SparkJob):
 
 
 class MicroTask(IngressProcess):
-    """One attempt of a task that sends a partition of a micro-batch. The task begins when consumers have said what they have."""
+    """One attempt of a task that sends a partition of a micro-batch. The task begins when consumers have told their positions."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class MicroQuery:
         data = sim.source_data[source]
         self._left = {partition: list(data.read(partition)) for partition in range(len(data.batches))}
         self._number = -1
-        #: By partition: how far it is behind the batches before, as the program keeps it.
+        #: By partition: its end behind the earlier batches, as the program keeps it.
         self.reached: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._through: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._stopped = False
@@ -101,11 +101,11 @@ class MicroQuery:
         self._stopped = True
 
     def note(self, partition: int, end: int, sent: tuple[int, ...]) -> None:
-        """Note how far a partition is behind the batch under way."""
+        """Note the end of a partition behind the batch under way."""
         self._through[partition] = end, sent
 
     def _next(self) -> None:
-        """Begin the next batch; behind the last one, the source ends when it may."""
+        """Begin the next batch; behind the last one, end the source when it may end."""
         sim = self._sim
         if self._stopped or sim.controller.phase == "ended":
             return

@@ -1,4 +1,4 @@
-"""Faults sharpened for one purpose: each mix brings about soon what a random run meets once in some thousands.
+"""Faults sharpened for one purpose: each mix soon brings about an event that one random run in some thousands meets.
 
 Some of the random runs take their faults from here, and each broken variant names the mix that shows it.
 """
@@ -13,60 +13,74 @@ from tests.simulation.faults import Faults
 from tests.simulation.losing_logs import LogFaults
 from tests.simulation.operators import STORMY, Habits
 
-#: So many of the runs with several replicas have a mix.
+#: The share of runs with a mix, among runs with several replicas.
 MIXED_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Mix:
-    """``copies`` of every partition and ``slots`` of workers: drawn where 0; ``faults``: drawn where None; ``bounded``: replicas
-    may not be far apart; ``collected``: the output is fetched at the end; ``witnesses`` of every partition; ``standbys``: the
-    share of stages that have them in place of secondaries, drawn where None; ``lives``: everything is lost, again and again,
-    and goes on from a directory; 0: there is none; ``numbered``: the share of sources that have positions of their own;
-    ``losing``: these are logs that lose records, with ``log_faults`` also needed ones; ``upstream``: some operators say from
-    where on their rows matter, and have upstream replicas where others have standbys; ``habits`` of people, who ask for nothing
-    where None and faults are given; ``event_time``: rows have event time (``timed_flows``); ``ahead``: and some sources are
-    aligned, or do not believe each time; ``related``: and rows are joined, ranked, or given once; ``wide``: these are of all
-    kinds, and rows look up tables; ``looks_up``: in place of these, rows look up a table that is read anew; ``marks``: some
-    aggregates have replicas without a common order; ``reach``: streams go over links that bring nothing for ``link.timeout``, as
-    they do in seeds of their own; ``unreached_s``: the time after which a primary counts as unreached then, where not 0;
-    ``feeds``: copies of stages are read over one feed, hedged, or over all; ``grows``: stages come and go; ``sources``: some
-    behind the running source; ``all_kinds``: in queries of all kinds; ``comes``: and sources come and go."""
+    """The faults and the traits of some runs. The seed draws the rest."""
 
+    #: None: drawn.
     faults: Faults | None = None
+    #: Copies of every partition; 0: drawn.
     copies: int = 0
+    #: Slots of workers; 0: drawn.
     slots: int = 0
+    #: Replicas may not be far apart.
     bounded: bool = False
+    #: The output is fetched at the end.
     collected: bool = False
+    #: Witnesses of every partition.
     witnesses: int = 0
+    #: The share of stages with standbys in place of secondaries; None: drawn.
     standbys: float | None = None
+    #: Lives of a query that loses everything, again and again, and goes on from a directory; 0: there is no directory.
     lives: int = 0
+    #: The share of sources that have positions of their own.
     numbered: float = 0.0
+    #: Some operators say from which step on their rows matter, and have upstream replicas in place of standbys.
     upstream: bool = False
+    #: Requests of people; None: drawn, or none if faults are given.
     habits: Habits | None = None
+    #: Sources with positions of their own are logs that lose records.
     losing: bool = False
+    #: Losses of records that are still needed, and of topics.
     log_faults: LogFaults | None = None
+    #: Rows have event time (``timed_flows``).
     event_time: bool = False
+    #: Some sources with event time are aligned, or do not believe each time.
     ahead: bool = False
+    #: Rows with event time are joined, ranked, or given once.
     related: bool = False
+    #: Joins and ranks are of all kinds, and rows look up tables.
     wide: bool = False
+    #: In place of joins and ranks, rows look up a table that is read anew.
     looks_up: bool = False
+    #: Streams go round links that bring nothing for ``link.timeout``, as in the seeds of reach.
     reach: bool = False
+    #: Some aggregates have replicas without a common order.
     marks: bool = False
+    #: Stages come and go.
     grows: bool = False
+    #: Stages come and go in queries of all kinds.
     all_kinds: bool = False
+    #: Sources come and go in these queries, too.
     comes: bool = False
+    #: Some stages come behind the running source.
     sources: bool = False
+    #: The time after which a primary counts as unreached in runs with ``reach``; 0: the default.
     unreached_s: float = 0.0
+    #: Copies of stages are read over one feed, hedged, or over all.
     feeds: bool = False
 
 
-#: As the seed has it.
+#: All traits as the seed draws them.
 ANY = Mix()
-#: Nothing fails: what goes wrong is nobody's fault but ours.
+#: Nothing fails: an error is a fault of the product.
 FAULTLESS = Mix(Faults())
-#: Much is lost, and primaries die when only some of the others have heard them: what one secondary has of the order the
-#: next may not have, and the new primary orders otherwise.
+#: Much is lost, and primaries die when only some of the others have heard them: one secondary may have a part of the order that
+#: the next one lacks, and the new primary orders otherwise.
 UNEVEN = Mix(
     Faults(
         calm_after_s=1.6,
@@ -97,8 +111,8 @@ DEPOSED = Mix(
     copies=3,
     slots=4,
 )
-#: Answers are held up in one direction, so that acks are old when they come, and one worker is slow, so that what they
-#: speak of is needed still.
+#: Answers are held up in one direction, so that acks are old when they come, and one worker is slow, so that the batches of these
+#: acks are still needed.
 OLD_ACKS = Mix(
     Faults(
         calm_after_s=2.0,
@@ -119,7 +133,7 @@ REPAIRS = Mix(
     copies=2,
     slots=4,
 )
-#: A secondary that is promoted has order left for which it has no rows, and is copied like that.
+#: A promoted secondary has order left for which it has no rows, and is copied in this state.
 WAITING = Mix(
     Faults(
         calm_after_s=2.0,
@@ -176,7 +190,7 @@ DIVERGING = Mix(
 MANY_DIVERGENCES = replace(
     DIVERGING, faults=Faults(calm_after_s=4.0, delay_s=0.002, divergences_per_s=60.0, read_s=0.3, patient=True)
 )
-#: Steps take longer than there may be silence, some processes stop, and some cannot reach the controller.
+#: Steps take longer than a silence may last, some processes stop, and some cannot reach the controller.
 BUSY = Mix(
     Faults(
         calm_after_s=3.0,
@@ -195,11 +209,11 @@ BUSY = Mix(
     copies=2,
     slots=4,
 )
-#: The same with standbys in place of secondaries.
+#: Busy workers, with standbys in place of secondaries.
 BUSY_STANDBYS = replace(BUSY, standbys=1.0)
-#: The same with a directory that holds the only other replica of each partition.
+#: Busy workers, with a directory that holds the only other replica of each partition.
 BUSY_LIVES_OF_ONE = replace(BUSY, copies=1, lives=2)
-#: The same without regard to the last worker, which is often given up while it lives.
+#: Busy workers, without regard to the last worker, which is often given up while it lives.
 RECKLESS_LIVES_OF_ONE = replace(BUSY_LIVES_OF_ONE, faults=replace(BUSY.faults, reckless=True))
 #: Tasks of workers are started a second time, and workers come and go.
 RIVALS = Mix(
@@ -230,7 +244,7 @@ FETCHED = Mix(
     slots=5,
     collected=True,
 )
-#: Secondaries take no steps for a while, for longer than one may take. Primaries do not go far without them.
+#: Secondaries take no steps for a while, which is longer than a step may take. Primaries do not go far without them.
 STANDING = Mix(
     Faults(
         calm_after_s=3.0,
@@ -246,13 +260,13 @@ STANDING = Mix(
     slots=4,
     bounded=True,
 )
-#: Whatever the seed has, and a replica of another kind beside the active ones.
+#: All traits as the seed draws them, and a replica of another kind beside the active ones.
 WITNESSED = Mix(slots=5, witnesses=1)
 #: Standbys in place of secondaries, primaries that die when only some of the others have heard them, and much that is lost.
 STANDBYS = replace(UNEVEN, standbys=1.0)
-#: The same with two replicas of everything, and many repairs.
+#: Standbys with two replicas of everything, and many repairs.
 STANDBY_REPAIRS = replace(REPAIRS, standbys=1.0)
-#: Standbys that get checkpoint after checkpoint of what has changed, and then take over.
+#: Standbys that get checkpoint after checkpoint with changes alone, and then take over.
 CHANGES = Mix(Faults(calm_after_s=4.0, delay_s=0.01, crashes_per_s=4.0, read_s=0.1), copies=3, slots=4, standbys=1.0)
 #: Techniques of recovery change while workers are lost and repaired.
 PROTECTED = Mix(
@@ -269,9 +283,9 @@ STORM = Mix(
     slots=4,
     habits=STORMY,
 )
-#: The same, and the input ends while requests are open.
+#: Contradicting requests, and the input ends while some are open.
 STORM_AT_THE_END = replace(STORM, faults=replace(STORM.faults or Faults(), patient=False))
-#: The same among much that is lost.
+#: Changes of recovery among many lost messages and uneven crashes.
 PROTECTED_UNEVEN = replace(
     UNEVEN, faults=replace(UNEVEN.faults or Faults(), protects_per_s=5.0, patient=True), standbys=0.5
 )
@@ -300,14 +314,14 @@ UPSTREAM_PROTECTED = replace(PROTECTED_UNEVEN, upstream=True)
 LIVES = Mix(lives=4)
 #: Stages come and go in each life, and the next one begins with the version of the plan that the directory has.
 GROWING_LIVES = Mix(lives=4, grows=True)
-#: The same with sources in workers, behind which stages come.
+#: Stages come and go in each life, also behind sources in workers.
 GROWING_SOURCE_LIVES = Mix(lives=4, grows=True, sources=True)
 #: All workers are lost, and the vault is not.
 LIVES_WITHOUT_WORKERS = Mix(
     Faults(calm_after_s=3.0, delay_s=0.002, all_workers_per_s=2.0, crashes_per_s=1.0, deaths_per_s=1.0, read_s=0.01),
     lives=2,
 )
-#: The same, with repairs and take-overs by the vault.
+#: Everything is lost, and the vault is the only other replica: repairs and take-overs come from it.
 LIVES_OF_ONE = Mix(
     Faults(
         calm_after_s=2.0,
@@ -322,11 +336,11 @@ LIVES_OF_ONE = Mix(
     slots=4,
     lives=2,
 )
-#: Output is fetched that only the directory has, again and again.
+#: Output that only the directory has is fetched again and again.
 LIVES_FETCHED = replace(
     FETCHED, faults=replace(FETCHED.faults or Faults(), fetch_crash_probability=0.03), copies=1, lives=2
 )
-#: Rows with event time, whatever fails, and under faults that endanger watermarks.
+#: Rows with event time, under any faults and under faults that endanger watermarks.
 EVENT_TIME = Mix(event_time=True)
 EVENT_TIME_FAULTLESS = replace(FAULTLESS, event_time=True)
 EVENT_TIME_UNEVEN = replace(UNEVEN, event_time=True)
@@ -334,7 +348,7 @@ EVENT_TIME_REPAIRS = replace(REPAIRS, event_time=True)
 EVENT_TIME_STANDBYS = replace(CHANGES, event_time=True)
 EVENT_TIME_LIVES = replace(LIVES, event_time=True)
 EVENT_TIME_LIVES_OF_ONE = replace(LIVES_OF_ONE, event_time=True)
-#: The same with sources that wait for each other, and rows from the future.
+#: Rows with event time, with sources that wait for each other, and with rows from the future.
 AHEAD = replace(EVENT_TIME, ahead=True)
 AHEAD_FAULTLESS = replace(EVENT_TIME_FAULTLESS, ahead=True)
 AHEAD_UNEVEN = replace(EVENT_TIME_UNEVEN, ahead=True)
@@ -347,7 +361,7 @@ RELATED_UNEVEN = replace(EVENT_TIME_UNEVEN, related=True)
 RELATED_REPAIRS = replace(EVENT_TIME_REPAIRS, related=True)
 RELATED_STANDBYS = replace(EVENT_TIME_STANDBYS, related=True)
 RELATED_LIVES = replace(EVENT_TIME_LIVES, related=True)
-#: The same of all kinds: right and full outer joins, as-of joins, ranks without a window, tables in which rows are looked up.
+#: Relations of all kinds: right and full outer joins, as-of joins, ranks without a window, tables in which rows are looked up.
 WIDE = replace(RELATED, wide=True)
 WIDE_FAULTLESS = replace(RELATED_FAULTLESS, wide=True)
 WIDE_UNEVEN = replace(RELATED_UNEVEN, wide=True)
@@ -364,7 +378,7 @@ CUT_LINKS = Mix(
     slots=4,
     reach=True,
 )
-#: The same with sources that workers read. Such sources give all rows in a short time, so the cuts of links come early and often.
+#: Cut links with sources that workers read. Such sources give all rows in a short time, so the cuts come early and often.
 CUT_LINKS_OF_READERS = replace(
     CUT_LINKS, faults=replace(CUT_LINKS.faults or Faults(), calm_after_s=2.0, pair_cuts_per_s=12.0), numbered=1.0
 )
@@ -375,14 +389,14 @@ CUT_ALONE = replace(
     slots=3,
 )
 CUT_ALONE_OF_READERS = replace(CUT_ALONE, numbered=1.0)
-#: The same in both directions: primaries and secondaries lack rows of each other's readers.
+#: One link after the other is cut in both directions: primaries and secondaries lack rows of each other's readers.
 CUT_APART_OF_READERS = replace(
     CUT_ALONE_OF_READERS, faults=replace(CUT_ALONE.faults or Faults(), pair_cuts_both=True), unreached_s=1.0
 )
-#: The same, and a primary that is cut off for a second leaves the lead.
+#: Links are cut, and a primary that is cut off for a second leaves the lead.
 UNREACHED = replace(CUT_LINKS, unreached_s=1.0)
 UNREACHED_BY_READERS = replace(CUT_LINKS_OF_READERS, unreached_s=1.0)
-#: Workers die as well, and replicas are added meanwhile: with three copies, one is often not safe while another one is.
+#: Workers die as well, and replicas are added meanwhile: with three copies, one copy is often not safe while another one is.
 UNREACHED_AMONG_CRASHES = replace(
     UNREACHED_BY_READERS,
     faults=replace(UNREACHED_BY_READERS.faults or Faults(), crashes_per_s=0.6, patient=True),
@@ -390,7 +404,7 @@ UNREACHED_AMONG_CRASHES = replace(
 )
 #: Links are cut in event time.
 CUT_LINKS_IN_EVENT_TIME = replace(CUT_LINKS, event_time=True)
-#: Links that are cut for a moment or for seconds, and nothing else, where copies of stages are read over several feeds.
+#: Links are cut for a moment or for seconds, and nothing else fails, while copies of stages are read over several feeds.
 FEEDS = Mix(
     Faults(calm_after_s=3.0, delay_s=0.002, pair_cuts_per_s=8.0, pair_cut_s=1.0, read_s=0.1),
     copies=2,
@@ -398,9 +412,9 @@ FEEDS = Mix(
     reach=True,
     feeds=True,
 )
-#: The same with three copies.
+#: Several feeds with three copies.
 FEEDS_OF_THREE = replace(FEEDS, copies=3)
-#: The same among lost messages, and workers that are lost and repaired.
+#: Several feeds among lost messages, and workers that are lost and repaired.
 FEEDS_UNEVEN = replace(UNEVEN, reach=True, feeds=True)
 FEEDS_REPAIRS = replace(REPAIRS, reach=True, feeds=True)
 FEEDS_IN_EVENT_TIME = replace(EVENT_TIME_UNEVEN, reach=True, feeds=True)
@@ -424,13 +438,13 @@ MIXES = {
 GROWING = Mix(grows=True)
 #: Some stages come behind the running source, and nothing or much fails.
 GROWING_SOURCES = Mix(grows=True, sources=True)
-#: The same in queries of all kinds, and there with sources that come and go.
+#: Stages come and go in queries of all kinds; in the second mix, sources do, too.
 GROWING_WIDE = Mix(grows=True, sources=True, all_kinds=True)
 GROWING_COMING = Mix(grows=True, sources=True, all_kinds=True, comes=True)
 
 
 def draw(rng: random.Random, replicated: bool) -> Faults:
-    """Faults of a random run."""
+    """Draw the faults of a random run."""
     if replicated and rng.random() < MIXED_SHARE:
         mixed = rng.choice(list(MIXES.values())).faults
         assert mixed is not None

@@ -1,8 +1,8 @@
 """Laws of moves and drains, checked after each decision of the controller with bookkeeping of their own.
 
-no worker owns a partition twice          no worker is listed twice for it, no two workers of one table lead it
-moves keep the topological order          none begins while one of an earlier stage could
-no move costs a safe replica              only the loss of a worker, a divergence, or a primary out of reach, leaves a
+no worker owns a partition twice          no worker is listed twice for a partition, no two workers lead it by one table
+moves keep the topological order          no move begins while a move of an earlier stage could begin
+no move costs a safe replica              only the loss of a worker, a divergence, or a primary out of reach leaves a
                                           partition with fewer
 every move ends                           as done, or given up with an event that says why
 a leaving worker gets nothing new         and is let go with nothing left on it
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from partitioning.table import Table
     from tests.simulation.run import Simulation
 
-#: A target that has all that is committed for so long waits for others that do not keep up.
+#: A target that has had all committed steps for this time waits for other replicas that do not keep up.
 HELD_UP_S = 5.0
 
 
 class MoveWatch:
-    """What the controller had decided before: ``look`` compares."""
+    """The decisions of the controller until now, with which ``look`` compares the next one."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.counts = sim.counts
         self.controller: Controller = sim.controller
         self._jobs: dict[int, MoveJob] = {}  # by identity: a job is the same from asking to its end
-        self._under_way: dict[Key, tuple[int, int]] = {}  # worker that the move comes from, and where it goes
+        self._under_way: dict[Key, tuple[int, int]] = {}  # the source worker and the target worker of the move
         self._workers: set[int] = set()
         self._leaving: set[int] = set()
         self._table: Table | None = None
@@ -47,7 +47,7 @@ class MoveWatch:
     # ---- owners
 
     def roles(self, core: WorkerCore) -> None:
-        """A worker goes by a new table: nobody else leads the same by that table."""
+        """Check a worker that goes by a new table: no other worker leads the same partition by that table."""
         for key, replica in core.replicas.items():
             if replica.leads:
                 for other in self.sim.hosts():
@@ -61,7 +61,7 @@ class MoveWatch:
     # ---- decisions
 
     def look(self) -> None:
-        """After a decision. The order of the checks is that of causes: what is lost first."""
+        """Check a decision. The checks follow the order of causes: losses come first."""
         controller, table = self.controller, self.controller.table
         if table is None:
             return
@@ -129,8 +129,8 @@ class MoveWatch:
         for worker in controller.drains.keys() & self._leaving:
             assert self._table is not None
             new = set(held_by(table, worker)) - set(held_by(self._table, worker))
-            # What only the directory has, goes to whoever is left then.
-            # Of those who have joined since, nobody knew when the table was made.
+            # Partitions that only the directory has go to the workers that are left then.
+            # Workers that have joined since were not known when the table was made.
             others = (controller.members.workers.keys() & self._workers) - controller.drains.keys()
             if new and (others or not self.sim.plan.durable):
                 raise Violation(
@@ -181,7 +181,7 @@ class MoveWatch:
 
     @property
     def at_rest(self) -> bool:
-        """Every move that can be made is made, and who could leave has left."""
+        """Whether every possible move is made, and every worker that could leave has left."""
         if self.held_up:
             return True
         controller = self.controller
@@ -191,7 +191,7 @@ class MoveWatch:
 
     @property
     def held_up(self) -> bool:
-        """Whether a move waits for replicas that are always behind, as they may be where the bound is a step or two and
-        timers never rest. It is given up after half a minute, and so is the next one: nobody waits for the end of that."""
+        """Whether a move waits for replicas that are always behind, as they may be if the bound is a step or two and timers
+        never rest. Such a move is given up after half a minute, and so is the next one: no run waits for the end of that."""
         additions = self.controller.repairs.under_way.values()
         return any(addition.arrived and self.sim.world.now > addition.since + HELD_UP_S for addition in additions)
