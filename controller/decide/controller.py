@@ -207,8 +207,7 @@ class Controller:
         end of the query; that of a task that feeds the query or fetches output is the normal end of the task, and is answered."""
         match message:
             case Heartbeat():
-                member.heard, member.stats, member.progress = now, dict(message.stats), message.progress
-                member.turned = now
+                member.take(message, now, self.plan.stages)
                 self._count(member, member.stats, now)
                 self.board.tell(member, self._seen(member.node))
             case InStep():

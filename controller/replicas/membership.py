@@ -6,7 +6,7 @@ fills again when an executor dies.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from controller.replicas.placement import Placement, placement_of
 from controller.replicas.spread import WorkerPlace
 from flux.dataflow.plan import FromMicroBatches, Plan
-from flux.wire.control import InStep, Register
+from flux.wire.control import Heartbeat, InStep, Register
 from flux.wire.pulse import Pulse
 
 
@@ -52,7 +52,8 @@ class Member:
     in_step: InStep | None = None
     #: Its lifeline was reset.
     cut: bool = False
-    #: By its last heartbeat; so is ``progress``.
+    #: By its last heartbeat; so is ``progress``. A heartbeat may lack the figures of some stages, which are as they were told
+    #: last.
     stats: dict[str, Any] = field(default_factory=dict)
     progress: int = -1
     #: The epoch of the table that it goes by.
@@ -65,6 +66,15 @@ class Member:
     left: bool = False
     #: A worker that is being emptied.
     leaving: bool = False
+
+    def take(self, message: Heartbeat, now: float, stages: Container[int]) -> None:
+        """Take a heartbeat. ``stages``: the ids of those that are there."""
+        before, stats = self.stats.get("stages", ()), dict[str, Any](message.stats)
+        if "stages" in stats:
+            known = {each.get("stage"): each for each in before if each.get("stage") in stages}
+            stats["stages"] = list((known | {each.get("stage"): each for each in stats["stages"]}).values())
+        self.heard = self.turned = now
+        self.stats, self.progress = stats, message.progress
 
     @property
     def name(self) -> str:

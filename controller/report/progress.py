@@ -419,8 +419,10 @@ class Progress:
         self._event_times.note(stats for _, stats in workers)
         silent = silent_streams(self.plan, members, now, wall or now)
         self._availabilities.note([stats for _, stats in workers], silent, wall or now)
+        reports = [stats for _, stats in workers]
+        of_stages = _by_stage(reports)
         stages = [
-            self._stage(stage, [stats for _, stats in workers], logged[stage.id], now)
+            self._stage(stage, reports, of_stages.get(stage.id, []), logged[stage.id], now)
             | self._event_times.of_stage(stage.id, wall or now)
             for stage in (wished or self.plan).stages
         ]
@@ -503,9 +505,9 @@ class Progress:
 
     def ends_are_told(self, members: Membership) -> bool:
         """Tell whether the primaries of all partitions have reported their ends. A report of an end has the last counts."""
-        reports = [member.stats for member in members.workers.values()]
+        of_stages = _by_stage(member.stats for member in members.workers.values())
         for stage, counts in self._by_stage.items():
-            counts.add(each["primaries"] for each in _of_stage(stage, reports))
+            counts.add(each["primaries"] for each in of_stages.get(stage, ()))
             if counts.totals().finished < counts.partitions:
                 return False
         return True
@@ -549,10 +551,12 @@ class Progress:
             "orderBytesPerSlice": round(vault.get("order_bytes", 0) / max(vault.get("order_slices", 0), 1), 1),
         }
 
-    def _stage(self, plan: StagePlan, reports: list[dict[str, Any]], logged: int, now: float) -> dict[str, Any]:
-        """Report on one stage. ``plan`` is as it is wished now; ``logged`` are the bytes in logs of ingress tasks."""
+    def _stage(
+        self, plan: StagePlan, reports: list[dict[str, Any]], mine: list[dict[str, Any]], logged: int, now: float
+    ) -> dict[str, Any]:
+        """Report on one stage. ``plan`` is as it is wished now; ``mine`` are its statistics in the ``reports`` of workers;
+        ``logged`` are the bytes in logs of ingress tasks."""
         stage = plan.id
-        mine = _of_stage(stage, reports)
         self._by_stage[stage].add(report["primaries"] for report in mine)
         totals = self._by_stage[stage].totals()
         sink: dict[str, Any] = {}
@@ -625,6 +629,10 @@ def unread_files(files: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, 
     }
 
 
-def _of_stage(stage: int, reports: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the statistics of a stage in the reports of workers. A worker whose plan is older than the stage has none."""
-    return [each for stats in reports for each in stats.get("stages", ()) if each.get("stage") == stage]
+def _by_stage(reports: Iterable[Mapping[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Return the statistics of each stage in the reports of workers. A worker whose plan is older than a stage has none of it."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for stats in reports:
+        for each in stats.get("stages", ()):
+            found.setdefault(each.get("stage", -1), []).append(each)
+    return found

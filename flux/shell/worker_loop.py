@@ -67,6 +67,7 @@ from flux.wire.statistics import Statistics
 from flux.worker.core import WorkerCore
 from flux.worker.effects import ToConnection, ToController, failure_of, needed_workers
 from flux.worker.pacing import GatherRest, Pacing
+from flux.worker.report import StageTurns
 from flux.worker.report import load as load_of
 from flux.worker.report import stats as stats_of
 from flux.worker.table_follower import TableFollower
@@ -120,6 +121,7 @@ class WorkerLoop:
         self._lifeline_every_s = LIFELINE_EVERY_S
         self._watch: StepWatch | None = None
         self._turns = 0
+        self._stage_turns = StageTurns()
         self._beat_at = 0.0
         self._garbage_at = 0.0
         self._load_at = 0.0
@@ -390,13 +392,13 @@ class WorkerLoop:
         if ends != self._ends:
             # Before others hear of the end: the controller has the last counts by the time the last stage has ended.
             self._ends = ends
-            self._beat(core, now)
+            self._beat(core, now, all_stages=True)
         self.links.send(to_workers)
         for connection, messages in answers.items():
             self.port.send_all(connection, messages)
+        if any(isinstance(report.message, PartitionFinished) for report in reports):
+            self._beat(core, now, all_stages=True)  # so that the last progress report has the last counts
         for report in reports:
-            if isinstance(report.message, PartitionFinished):
-                self._beat(core, now)  # so that the last progress report has the last counts
             self.control.report(report.message)
 
     def _heartbeat(self, core: WorkerCore, now: float) -> None:
@@ -408,12 +410,13 @@ class WorkerLoop:
                 self._garbage_at = now + GARBAGE_EVERY_S
                 look_for_garbage()
 
-    def _beat(self, core: WorkerCore, now: float) -> None:
+    def _beat(self, core: WorkerCore, now: float, all_stages: bool = False) -> None:
+        """Send a heartbeat. ``all_stages``: with the figures of all stages, and not only of those whose turn it is."""
         self._beat_at = now + self.plan.settings.heartbeat_interval
         self._ask_for_table(core, now)
         core.counters.refused += self.port.newly_refused()
         core.counters.malformed += self.links.newly_malformed() + self.control.newly_malformed()
-        stats = stats_of(core)
+        stats = stats_of(core, None if all_stages else self._stage_turns.next(core.plan.stages))
         stats["rss_bytes"] = self._process.memory_info().rss
         stats["cpu_s"] = time.process_time()
         if now >= self._load_at:

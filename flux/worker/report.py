@@ -1,19 +1,20 @@
 """Figures that a worker reports with its heartbeats.
 
-``DrainCounter`` counts how often the logs of the worker have been emptied.
+``StageTurns`` shares the figures of many stages among heartbeats. ``DrainCounter`` counts how often the logs of the worker have
+been emptied.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from flux.dataflow.plan import FromSource
+from flux.dataflow.plan import FromSource, StagePlan
 from flux.dataflow.source_reader import SILENCE_TOLD_S
 from flux.reach.loans import LentStream
 from flux.replica.kinds import keeps_checkpoints
@@ -50,10 +51,31 @@ if TYPE_CHECKING:
 
 #: The longest reason of silence that travels, in characters: that of an error may have a long path.
 REASON_CHARS_MAX = 300
+#: Stages with figures in one heartbeat, at most. The figures of 300 stages keep a worker busy for several milliseconds, ten times
+#: a second, and the controller as long for each worker.
+STAGES_TOLD = 32
 
 
-def stats(core: WorkerCore) -> Statistics:
-    """Return counts since the start, and the work that is pending now."""
+class StageTurns:
+    """The turns of the stages of one worker: the figures of the next ``STAGES_TOLD`` stages are in the next heartbeat (design:
+    stages-in-turn)."""
+
+    def __init__(self) -> None:
+        #: The last stage whose turn has been.
+        self._last = -1
+
+    def next(self, stages: Collection[StagePlan]) -> Collection[StagePlan]:
+        """Return the stages whose turn it is, of all stages by ascending ids."""
+        if len(stages) <= STAGES_TOLD:
+            return stages
+        later = [stage for stage in stages if stage.id > self._last]
+        told = [*later, *stages][:STAGES_TOLD]
+        self._last = told[-1].id
+        return told
+
+
+def stats(core: WorkerCore, told: Iterable[StagePlan] | None = None) -> Statistics:
+    """Return counts since the start, and the work that is pending now. ``told``: the stages to tell of; None: all."""
     return {
         "rows_in": core.rows_in,
         "source_rows": sum(source.rows for source in core.sources.values()),
@@ -84,7 +106,7 @@ def stats(core: WorkerCore) -> Statistics:
         "first_row_at": core.reading.first_row_at,
         "finished_at": core.leaving.finished_at,
         "counters": asdict(core.counters),
-        "stages": _of_stages(core),
+        "stages": _of_stages(core, core.plan.stages if told is None else told),
         "written_bytes": core.written[0],
         "order_bytes": core.written[1],
         "order_slices": core.written[2],
@@ -240,7 +262,7 @@ def load(core: WorkerCore, now: float) -> Load:
     }  # fmt: skip
 
 
-def _of_stages(core: WorkerCore) -> list[StageStatistics]:
+def _of_stages(core: WorkerCore, told: Iterable[StagePlan]) -> list[StageStatistics]:
     found: list[StageStatistics] = []
     logged = dict.fromkeys((stage.id for stage in core.plan.stages), 0)  # bytes of the rows that each stage consumes
     for stream, producer in core.producers.items():
@@ -252,7 +274,7 @@ def _of_stages(core: WorkerCore) -> list[StageStatistics]:
     for (of, _), follower in core.followers.items():
         if isinstance(follower, Standby):
             standbys.setdefault(of, []).append(follower)
-    for stage in core.plan.stages:
+    for stage in told:
         mine, kept = replicas.get(stage.id, {}), standbys.get(stage.id, [])
         exits = [replica.output.exit for replica in mine.values() if replica.output.exit is not None and replica.leads]
         found.append(

@@ -113,3 +113,16 @@ def test_nothing_waits_when_all_output_is_there() -> None:
     last = progress.make(core.members, 100, 1, 2.0, over=True)
     assert last["backlog"] == {"slices": 0, "bytes": 0}
     assert [(stage["queued"], stage["keptBytes"]) for stage in last["stages"]] == [(0, 0)] * 2
+
+
+def test_figures_of_stages_that_a_heartbeat_lacks_are_those_that_were_told_last() -> None:
+    member = next(iter(FakeCore().members.workers.values()))
+    member.stats = {}
+    for told in (
+        [{"stage": 0, "queued": 1}, {"stage": 1, "queued": 2}, {"stage": 2, "queued": 3}],
+        [{"stage": 1, "queued": 5}],
+    ):
+        member.take(Heartbeat(node=member.node, progress=1, stats={"rows_in": 7, "stages": told}), 1.0, {0, 1})
+    assert member.stats == {"rows_in": 7, "stages": [{"stage": 0, "queued": 1}, {"stage": 1, "queued": 5}]}
+    member.take(Heartbeat(node=member.node, progress=2, stats={"rows_in": 8, "stages": []}), 1.0, {1})
+    assert member.stats["stages"] == [{"stage": 1, "queued": 5}]

@@ -12,6 +12,7 @@ import pytest
 
 import flux
 from controller.planning.compiler import compile_plan
+from flux.dataflow.plan import ById
 from flux.dataflow.source import WorkerSource
 from flux.errors import UserCodeError
 from flux.operators.collect import Collect
@@ -23,6 +24,7 @@ from flux.wire.control import Heartbeat
 from flux.wire.frames import encode
 from flux.wire.messages import OrderEntry, PartitionOrder
 from flux.worker.core import WorkerCore
+from flux.worker.report import STAGES_TOLD, StageTurns
 from flux.worker.report import load as load_of
 from flux.worker.report import stats as stats_of
 from partitioning.ids import ACTIVE, DISK, STANDBY, StreamId
@@ -214,3 +216,17 @@ def test_each_checkpoint_is_told_with_its_size_and_what_it_lacks() -> None:
     )
     core.followers[0, 0].take(Checkpoint(step=1, data=memoryview(b"state"), term=1, number=0, at=1.0))
     assert stats_of(core)["stages"][0]["checkpoints"] == [(0, 5, 2.5)]
+
+
+def test_each_heartbeat_tells_of_some_stages_and_all_have_their_turn() -> None:
+    """The figures of 300 stages kept a worker for several milliseconds, ten times a second."""
+    core, turns = hosting(Sized), StageTurns()
+    (stage,) = core.plan.stages
+    many = ById(replace(stage, id=number) for number in range(0, 4 * STAGES_TOLD, 2))
+    ids = [[each.id for each in turns.next(many)] for _ in range(4)]
+    assert ids == [[*range(0, 64, 2)], [*range(64, 128, 2)], [*range(0, 64, 2)], [*range(64, 128, 2)]]
+    fewer = ById(each for each in many if each.id % 4 == 0 or each.id > 100)
+    seen = {each.id for _ in range(2) for each in turns.next(fewer)}
+    assert seen == {each.id for each in fewer}
+    assert [*turns.next(core.plan.stages)] == [stage]
+    assert [each["stage"] for each in stats_of(core, [stage])["stages"]] == [stage.id]
