@@ -60,7 +60,7 @@ def keeps_the_feed_of_a_dropped_replica(patch: Patch) -> None:
 
 
 def tells_a_further_feed_that_it_is_not_read(patch: Patch) -> None:
-    """Answer a producer that greets again as if only one replica were read, which is another one."""
+    """Answer a producer of a further feed, when it greets again, as if only the replica of the first feed were read."""
     welcome = Subscriptions._welcome_replica
 
     def broken(self: Subscriptions, connection: Hashable, hello: Hello, inbound: Inbound) -> None:

@@ -70,7 +70,8 @@ class Divergences:
             self._disturb(*self._rng.choice(fit))
 
     def _may_differ(self, replica: Replica) -> bool:
-        """Tell whether other output of a replica stays where it is: operators that give rows on as they came differ, too."""
+        """Tell whether a deviation in a replica's output ends at its consumers: operators that give rows on unchanged would
+        deviate, too."""
         stages = self.sim.plan.stages
         fed = [outlet.edge.consumer for outlet in replica.outlets if outlet.edge.consumer in stages]
         consumers = [chain_of(stages[each].make())[0] for each in fed]

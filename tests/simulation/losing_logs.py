@@ -180,7 +180,8 @@ def _rows_at(log: Log, offsets: set[int]) -> list[Row]:
 
 
 class OffsetReader:
-    """A method ``read(partition, start)`` that cuts its rows elsewhere each time, and gives positions now and then."""
+    """A reader of logs, called as ``read(partition, start)``. It cuts its rows elsewhere each time, and gives positions now and
+    then."""
 
     row_numbers = True
 
@@ -207,8 +208,8 @@ class OffsetReader:
 
 
 class TopicReader(OffsetReader):
-    """A method ``read(partition, start)`` for topics that may be made anew, and that lose needed records. It finds its place as
-    the reader of Kafka does, with the same positions."""
+    """A reader of topics that may be made anew, and that lose needed records. It finds its place as the reader of Kafka does,
+    with the same positions."""
 
     def __init__(self, logs: Logs, idle: float, rng: random.Random, faults: LogFaults) -> None:
         super().__init__(logs, idle, rng)
