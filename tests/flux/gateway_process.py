@@ -14,23 +14,24 @@ from flux.vault.location import Folder
 
 
 class GatewayProcess(GatewayUnderLoad):
-    """``flux gateway`` on a folder. ``token`` may do everything."""
+    """A process of ``flux gateway`` on a folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
         self.folder = folder
+        #: May do everything.
         self.token = TokenRegister(Folder(folder)).make(["admin"], ["*"])
         super().__init__(folder)
 
     def kill(self) -> None:
-        """Kill it, and start it again."""
+        """Kill the gateway, and start it again."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(timeout=STARTS_S)
         self.start()
 
     def close(self) -> None:
-        """End it by a signal, and assert that it ends well."""
+        """End the gateway by a signal, and assert that it ends well."""
         self.process.terminate()
         assert self.process.wait(timeout=STARTS_S) in (0, -signal.SIGTERM)
 

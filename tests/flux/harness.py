@@ -104,7 +104,8 @@ class Peer:
 
 
 class ThreadQuery:
-    """``feed`` every source, then ``wait``. To be used in a with statement: everything ends with it."""
+    """A query whose controller, workers and readers are threads of this process. ``feed`` every source, then ``wait``.
+    To be used in a with statement: everything ends with it."""
 
     def __init__(
         self,
@@ -174,12 +175,12 @@ class ThreadQuery:
         return self.server.error
 
     def ports(self) -> list[str]:
-        """Endpoints of the workers' data ports."""
+        """Return the endpoints of the workers' data ports."""
         assert self.server.core.table is not None
         return list(self.server.core.table.endpoints.values())
 
     def counters(self) -> dict[str, int]:
-        """Sums over the workers, from their newest heartbeats."""
+        """Add up the counters of all workers, from their newest heartbeats."""
         total: dict[str, int] = {}
         for member in list(self.server.core.members.workers.values()):
             for name, count in member.stats.get("counters", {}).items():
@@ -193,7 +194,7 @@ class ThreadQuery:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Returns when all threads have ended: no worker answers any more."""
+        """Stop the query. All threads have ended when this returns, and no worker answers any more."""
         self.server.stop()
         assert self.server.ended.wait(LIMIT_S)
         for thread in self._threads:
@@ -213,5 +214,5 @@ class ThreadQuery:
 
 
 def dataframe(schema: pa.Schema, name: str = "input") -> Source:
-    """Stands for a DataFrame: its rows come from ``ThreadQuery.feed``."""
+    """Make a stand-in for a DataFrame, whose rows come from ``ThreadQuery.feed``."""
     return DataFrameSource(name, schema)

@@ -26,7 +26,7 @@ EMPTY = Standby(KEY, 0)
 
 
 def entry(step: int, term: int = 1) -> OrderEntry:
-    """Steps of another term have other slices."""
+    """Make the entry of a step. Steps of another term have other slices."""
     return OrderEntry(float(step), float(term), [(0, 0, step), (0, term, step)])
 
 

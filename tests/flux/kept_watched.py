@@ -49,7 +49,7 @@ def _said(real: Any, name: str, hook: Callable[[str, str], None]) -> Any:
 
 
 class At:
-    """Does something before the ``number``th call, once."""
+    """A hook that calls ``does`` before the ``number``th call, once."""
 
     def __init__(self, number: int, does: Callable[[], None]) -> None:
         self.calls, self.done = 0, False

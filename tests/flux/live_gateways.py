@@ -54,8 +54,8 @@ class LiveGateway:
             time.sleep(0.01)
 
     def close(self, hurried: bool = False) -> None:
-        """End it. ``hurried``: requests that are under way are cut off, and nothing else gets its port, where clients of the test
-        would find another program."""
+        """End the gateway. ``hurried`` cuts off requests that are under way, and holds the port, where clients of the
+        test would else find another program."""
         self._server.should_exit, self._server.force_exit = True, hurried
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), f"the gateway has not ended after {WAIT_S:g} s"

@@ -54,7 +54,7 @@ def planned(*stages: Any, source: Source | None = None, **options: Any) -> Plan:
 
 
 def table(plan: Plan, epoch: int = 0, worker: int = 0, others: dict[tuple[int, int], int] | None = None) -> Table:
-    """Everything on one worker but for ``others``: (stage, partition) -> worker."""
+    """Make a table with everything on one worker except ``others``: (stage, partition) -> worker."""
     stages = tuple(
         tuple((ReplicaAt((others or {}).get((stage.id, p), worker), 0),) for p in range(stage.partitions))
         for stage in plan.stages

@@ -1,4 +1,4 @@
-"""A place outside for the sinks of a query of threads, and what flows there."""
+"""A place outside for the sinks of a query of threads, and the rows that flow there."""
 
 from __future__ import annotations
 

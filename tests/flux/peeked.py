@@ -49,7 +49,7 @@ class PeekedLine:
         self, make: Callable[[], Operator], key: tuple[str, ...], schemas: Sequence[pa.Schema], mode: str,
         kind: str | None = PEEK,
     ) -> None:  # fmt: skip
-        """``kind``: the way to tentative results that the operator has to have; None: any."""
+        """Open the operator. ``kind`` is the way to tentative results that it has to have; None: any."""
         self.make = make
         inputs = len(schemas)
         self.context = Context("stage", key=key, schemas=tuple(schemas), output_mode=mode, watermarks=[NEVER] * inputs)

@@ -21,7 +21,7 @@ CLICKS = pa.schema([("user", pa.int64()), ("at", pa.int64())])
 
 @flux.stage(key="user", partitions=2, schema=CLICKS)
 class Sessions(flux.Operator):
-    """Passes rows that come after a gap."""
+    """An operator that passes rows that come after a gap."""
 
     def __init__(self, gap: int, *, first: bool = True) -> None:
         super().__init__()

@@ -202,7 +202,7 @@ def test_what_init_was_given_is_that_of_the_new_program() -> None:
 
 
 class Calls(flux.Operator):
-    """Gives each row the number that ``call`` returns for its value."""
+    """An operator that gives each row the number that ``call`` returns for its value."""
 
     call: Callable[[int], Any]
 

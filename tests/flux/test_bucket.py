@@ -153,7 +153,7 @@ def test_two_that_claim_at_the_same_time_get_generations_of_their_own(monkeypatc
 
 
 def claimed_between(rng: random.Random) -> list[int]:
-    """Generations of up to four writers, each of which comes between two requests of another one."""
+    """Return the generations of up to four writers, each of which comes between two requests of another one."""
     objects, got, others = Objects(), list[int](), [3]
 
     def between(request: str) -> None:

@@ -29,7 +29,7 @@ NUMBERED = ROWS.append(pa.field("n", pa.int64()))
 
 
 class Numbers(flux.Operator):
-    """Counts the rows that come by."""
+    """An operator that numbers the rows that come by."""
 
     snapshot_classes = ()
     rows = 0
@@ -51,7 +51,7 @@ class Numbers(flux.Operator):
 
 
 class Late(flux.Operator):
-    """Gives rows when it is time, and the rest at the end."""
+    """An operator that gives rows when their time has come, and the rest at the end."""
 
     schema = ROWS
 

@@ -302,7 +302,7 @@ def test_counts_that_fall_or_do_not_count() -> None:
 
 def test_memory_that_is_used_again_too_early() -> None:
     class Reuses(NumbersOfPartition):
-        """It writes the next rows into the memory of the last batch as soon as this was given."""
+        """A reader that writes over the memory of a batch as soon as this batch was given."""
 
         def __init__(self, source: Numbers, partition: int, start: Any) -> None:
             super().__init__(source, partition, start)

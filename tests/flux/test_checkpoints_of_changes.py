@@ -170,7 +170,7 @@ class Scene:
             self.think()
 
     def checkpoint(self, worker: int) -> int:
-        """Bytes of it."""
+        """Send a checkpoint to this worker, and return the bytes that it took."""
         self.sender.checkpoint(KEY, worker)
         self.carry()
         self.sender.validate()

@@ -25,7 +25,7 @@ HOOK = {
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Any]]:
-    """Method, path and content of all requests that commands make."""
+    """Collect method, path and content of all requests that commands make."""
     made: list[tuple[str, str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

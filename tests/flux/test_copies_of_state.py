@@ -1,4 +1,4 @@
-"""State as bytes and back: what travels when a partition moves."""
+"""State as bytes and back, as it travels when a partition moves."""
 
 from __future__ import annotations
 

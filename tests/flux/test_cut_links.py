@@ -32,7 +32,7 @@ def second(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Arrivals(flux.Sink):
-    """Each row with the time at which it came."""
+    """A sink that notes each row with the time at which it came."""
 
     came: ClassVar[list[tuple[int, float]]] = []
 

@@ -141,7 +141,7 @@ def test_all_that_is_written_is_for_its_owner_only(place: Path) -> None:
 
 
 class Full:
-    """Fails like a disk without room."""
+    """A system call that fails like a disk without room."""
 
     def __call__(self, *given: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -149,7 +149,7 @@ class Full:
 
 @pytest.fixture
 def little_room() -> Iterator[None]:
-    """Files of this process end at 10,000 bytes: the kernel writes a first part and refuses the rest."""
+    """Bound files of this process to 10,000 bytes: the kernel writes a first part and refuses the rest."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))

@@ -9,7 +9,7 @@ from flux.tasks.output_fetch import ASK_EVERY_S, SILENCE_MAX_S, OutputFetch
 from flux.wire.messages import Chunk, Fetch
 from partitioning.table import ReplicaAt, Table
 
-ENOUGH = 10_000  # questions: whoever asks more has no end
+ENOUGH = 10_000  # questions; a fetch that asks more has no end
 
 
 class Lost:

@@ -128,7 +128,8 @@ MIDNIGHT = datetime.datetime(2026, 1, 2)
 NO_CAST = (
     "would become|no cast|may change|[Cc]ould not|[Ii]nvalid|lose data|not in range|loss|out of bounds|truncated|parse"
 )
-#: Values, their type in a file, the type in the schema, and what becomes of them; None: it would not be the same.
+#: Values, their type in a file, the type in the schema, and the values that are read; None: refused, because the value
+#: would change.
 CASTS: list[tuple[Any, Any, Any, Any]] = [
     (0.5, pa.float64(), pa.float32(), 0.5),
     (0.1, pa.float64(), pa.float32(), None),
@@ -223,7 +224,7 @@ def test_a_file_whose_values_would_change_is_named_with_the_first_of_them(tmp_pa
 
 @pytest.mark.parametrize("day", ["0001-01-01", "1600-02-29", "1969-12-31", "2262-04-12", "9999-12-31"])
 def test_int96_is_an_instant_in_microseconds(tmp_path: Path, day: str) -> None:
-    """Written byte by byte: pyarrow itself cannot write one after 2262."""
+    """Write the instant byte by byte: pyarrow itself cannot write one after 2262."""
     instant = datetime.datetime.fromisoformat(f"{day}T23:59:59.999999+00:00")
     table = pa.table({"t": pa.array([0], pa.timestamp("ns")), "l": pa.array([[0]], pa.list_(pa.timestamp("ns")))})
     out = io.BytesIO()

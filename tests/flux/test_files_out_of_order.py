@@ -19,7 +19,7 @@ from outside_store import lose, until
 import flux
 
 PARTITIONS, DELAY, SIZE = 3, 5_000_000, 10_000_000
-#: Files that are there at the start, and files that come later, whatever their times of modification say.
+#: Files that are there at the start, and files that come later, whichever times of modification they have.
 FIRST, LATER, ROWS = 10, 9, 60
 SCHEMA = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
 #: In seconds: the beginnings of files go back by this much, at most, while time goes on by a few seconds with each.

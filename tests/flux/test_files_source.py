@@ -345,7 +345,7 @@ def test_folders_of_a_partitioned_table_are_not_left_out_silently(tmp_path: Path
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """At once, as Spark does; when the query starts; and while it runs."""
+    """Name the folder at once, as Spark does; when the query starts; and while it runs."""
     folder = tmp_path / "a folder, ü"
     for path in (folder, str(folder), f"file://{tmp_path}/nowhere"):
         with pytest.raises(flux.UsageError, match=r"there is no folder .* Check the name, or make the folder first"):

@@ -76,7 +76,7 @@ def test_a_stream_without_any_row_is_gone_past() -> None:
 
 
 def test_spans_are_joined_and_few() -> None:
-    """Also where steps are repeated, as from a replay point."""
+    """Join spans also where steps are repeated, as from a replay point."""
     kept = Forfeits()
     for before, through in ((0, 10), (10, 20), (0, 10), (25, 30)):
         kept.close(before, through, 0)

@@ -63,7 +63,7 @@ def test_every_operator_of_flux_that_a_plan_can_name_is_listed() -> None:
     bases = [Operator, ReadableOperator]
     bases += [kind for kind in ReadableOperator.__subclasses__() if kind.__name__ == "_Ranks"]
     named = {kind for base in bases for kind in base.__subclasses__() if kind.__module__.startswith("flux.")}
-    # A stage has _Unmade before its plan is compiled; _Ranks is what both kinds of ranks are derived from.
+    # A stage has _Unmade before its plan is compiled; _Ranks is the base of both kinds of ranks.
     others = {"Chained", "Aggregate", "KeyedOperator", "_Unmade", "_Ranks", "ReadableOperator"}
     assert {kind.__name__ for kind in named} - others == {
         kind.__name__ for kind in STORED if issubclass(kind, Operator)

@@ -88,7 +88,7 @@ TRUE = [
     )
 ]
 
-#: In msgpack: a list or map of one element, whose element is a list of one element, and so on.
+#: In msgpack: heads of a list or map of one element, which can be put one into the other without end.
 NESTS = (b"\x91", b"\x81\xa1a", b"\xdd\x00\x00\x00\x01", b"\x81\xa5stats")
 #: Lists, maps, strings, bytes and extensions that announce more than a machine holds.
 LIES = (
@@ -126,7 +126,7 @@ def _spliced(rng: random.Random) -> bytes:
 
 
 def _nested(rng: random.Random) -> bytes:
-    """Alone, or where a message may hold anything."""
+    """Return a deep nest, alone or in a field of a message that may hold anything."""
     deep = rng.choice(NESTS) * rng.choice([10, 500, 1_000, 2_000]) + b"\xc0"
     heads = [PREFIX, PREFIX + b"\x84\xa4type\xa9Heartbeat\xa4node\x01\xa8progress\x01\xa5stats\x81\xa1a"]
     return rng.choice(heads) + deep

@@ -341,7 +341,7 @@ class Complaining(flux.PartitionReader):
 
 
 class Complaint(flux.SourceReader):
-    """The source whose readers these are."""
+    """A source of ``Complaining`` readers."""
 
     schema, partitions, positions = SCHEMA, 1, False
 

@@ -281,7 +281,7 @@ def of_a_dataframe_that_is_read(query: Growing) -> Any:
 
 
 def wide(query: Growing) -> Any:
-    """Four edges of 4096 streams each: more than 256 MB of log of each of three workers have 64 KB for."""
+    """Add four edges of 4096 streams each: the 256 MB of log of each of three workers are less than 64 KB a stream."""
     first = alarm(query["Totals"]).withStage(partitions=4096, name="First")
     return tuple(alarm(first).withStage(name=f"Last{number}").to(Shown()) for number in range(4))
 

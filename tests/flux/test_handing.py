@@ -259,7 +259,8 @@ def test_who_is_deposed_gets_nothing() -> None:
 
 
 def led_by(kept: tuple[int, int], other: tuple[int, int]) -> Table:
-    """Worker and life of the primary of ``KEY``, and of that of partition 0 of stage 1. Both are at all workers."""
+    """Make a table with these workers and lives of the primaries of ``KEY`` and of partition 0 of stage 1. Each worker
+    has replicas of both."""
     workers = range(WORKER, WORKER + 3)
 
     def row(worker: int, life: int) -> tuple[ReplicaAt, ...]:

@@ -64,7 +64,7 @@ def test_the_secret_is_in_nothing_that_is_said() -> None:
     assert not any(SECRET in said for said in (one.ticket, one.greeting(), challenge, proof))
 
 
-# ---- who does not know the secret
+# ---- strangers without the secret
 
 
 def test_who_does_not_know_the_secret_hears_a_challenge_and_no_more() -> None:

@@ -312,7 +312,7 @@ def test_slices_of_an_earlier_handshake_may_be_applied_under_the_next() -> None:
 
 
 def test_every_assertion_is_broken_by_one_of_these() -> None:
-    """Counted in the source, so that a new one comes with its proof."""
+    """Count assertions in the source, so that a new one comes with its proof."""
     machines = (
         OrderLog,
         Producer,

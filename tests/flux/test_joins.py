@@ -212,7 +212,7 @@ def spec_of(how: str, keys: str, bounds: tuple[TimeBound, ...] = (), **more: Any
 
 
 def rest_of(keys: str) -> FunctionCall:
-    """Return: the number on the left is at most that on the right."""
+    """Return the condition that the number on the left is at most that on the right."""
     count = len(KEY_TYPES[keys][0])
     one, other = count + AT_NUMBER, 2 * count + len(BEHIND) + AT_NUMBER
     return FunctionCall("less_or_equal", (Column(str(one), pa.int64()), Column(str(other), pa.int64())), pa.bool_())

@@ -1,4 +1,4 @@
-"""Joins of several partitions in one call do what each does alone with its own rows (design: together)."""
+"""Joins of several partitions in one call give the same results as each alone with its own rows (design: together)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of answers against the OpenAPI document sees what does not fit."""
+"""The check of answers against the OpenAPI document sees all fields that do not fit."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_no_checksums_are_kept_for_a_kind_whose_output_is_not_compared() -> None
 
 
 class Passing(flux.Operator):
-    """Its output has a checksum."""
+    """An operator that passes rows on, so that its output has a checksum."""
 
     schema = SCHEMA
 

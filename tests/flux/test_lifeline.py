@@ -31,7 +31,8 @@ def lifelines() -> Iterator[Lifelines]:
 
 
 def looked(lifelines: Lifelines, *ends: Lifeline, until: Callable[[], object] | None = None) -> list[int]:
-    """Workers whose connection has closed meanwhile: until something has happened, or for a while in which nothing may."""
+    """Look at the lifelines until ``until`` holds, or else for a while, and return the workers whose connection has
+    closed meanwhile."""
     closed: list[int] = []
     limit = time.monotonic() + LIMIT_S
     for number in itertools.count():

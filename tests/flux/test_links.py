@@ -92,7 +92,7 @@ class Cluster:
             host.turn(self.now)
 
     def sockets(self, worker: int) -> int:
-        """TCP sockets between a worker and the others: its own links, and those that come to its port."""
+        """Count the TCP sockets between a worker and the others: its own links, and those that come to its port."""
         own = f"tcp://127.0.0.1:{worker}"
         return len(self.hosts[worker].sockets.open) + sum(own in host.sockets.open for host in self.hosts)
 
@@ -198,7 +198,7 @@ class Ends:
         return counts
 
     def connections(self) -> int:
-        """Established from here to one of the ports."""
+        """Count the established connections from here to one of the ports."""
         ports = {int(port.endpoint.rpartition(":")[2]) for port in self.ports}
         here = psutil.Process().net_connections("tcp")
         return sum(c.status == "ESTABLISHED" and bool(c.raddr) and c.raddr.port in ports for c in here)

@@ -26,7 +26,7 @@ LIMIT_S = 20.0
 
 
 class Gate:
-    """Holds up the making of operators until it is opened."""
+    """A gate that holds up the making of operators until it is opened."""
 
     opened = threading.Event()
     made: list[str] = []

@@ -54,7 +54,7 @@ def plan(
     source: Any = None, middle: dict[str, Any] | None = None, last: dict[str, Any] | None = None, operator: Any = Sink,
     query: str = "q", **options: Any,
 ) -> Plan:  # fmt: skip
-    """words -> middle -> last."""
+    """Compile the plan words -> middle -> last."""
     about = {"partitions": 4, "name": "middle", "schema": SCHEMA, "key": ["word"], **(middle or {})}
     flow = flux.stage(**about)(same)(source or words())
     flow = flux.stage(**{"partitions": 2, "name": "last", **(last or {})})(operator)(flow)
@@ -312,7 +312,7 @@ def test_a_plan_that_is_refused_changes_nothing(place: Path) -> None:
     assert [path.name for path in place.iterdir()] == ["flux.json"]
 
 
-# ---- what state means
+# ---- the meaning of state
 
 
 AB = pa.schema([("word", pa.string()), ("a", pa.int64()), ("b", pa.int64())])
@@ -508,7 +508,7 @@ def test_a_sink_does_not_go_elsewhere_while_a_query_runs_that_writes(place: Path
 
 
 def test_a_query_does_not_start_where_one_of_its_stages_is_not_to_be_kept(tmp_path: Path) -> None:
-    """Before anything else, so there is no Spark, and no directory."""
+    """Refuse it before anything else, so there is no Spark, and no directory."""
     start = pytest.importorskip("spark_integration.query.start").start_query
     flow = flux.stage(name="odd", durable=False)(same)(words())
     with pytest.raises(UsageError, match="stage odd: durable=False"):

@@ -31,7 +31,7 @@ print(plain, after)
 
 
 def kept_of_96_mib(bound: int) -> tuple[int, int]:
-    """Without and with the bound."""
+    """Return the bytes that a process keeps of 96 MiB, without and with the bound."""
     program = PROGRAM.format(each=32 * MIB, count=3)
     done = subprocess.run([sys.executable, "-c", program, str(bound)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -176,7 +176,8 @@ def test_every_row_comes_once_whatever_attempts_send_and_however_they_cut(
 def test_rows_that_pass_come_once_though_the_last_of_a_batch_may_be_left_out(
     batches: list[tuple[int, list[tuple[int, int]], int]], key: str | None, limit: int, counted: bool
 ) -> None:
-    """``counted``: the driver tells how far the partition is, as it does for ``flux.stream(streaming_df)``."""
+    """Send batches in attempts, some of which stop early. With ``counted``, the driver tells the place of the
+    partition, as for ``flux.stream(streaming_df)``."""
     at, begun, wanted, before = Consumers(key, limit), 0, [], (0, ())
     for number, (count, tries, size) in enumerate(batches):
         values = [(37 * value) % 101 for value in range(begun, begun + count)]

@@ -1,4 +1,4 @@
-"""Mistakes that people make who come from PySpark: each is answered with a sentence that says what to write."""
+"""Mistakes of users who come from PySpark: each is answered with a sentence that gives the code to write."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_a_second_program_at_the_name_is_refused_while_the_first_may_still_write
     place: Path, strike: Callable[[Path], None], there: bool
 ) -> None:
     hold = NameHold(place)
-    check_location(place)  # whoever takes over the same directory may
+    check_location(place)  # a query that takes over the same directory may
     strike(place)
     if there and not place.exists():
         place.mkdir(mode=0o700)

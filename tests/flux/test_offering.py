@@ -70,7 +70,7 @@ class Offered:
         return self.leaving.on_asked("reader", Pull(0, 0, position, below, nbytes, waits), now)
 
     def answers(self) -> list[tuple[Pulled, list[int]]]:
-        """Since the last time: header and rows."""
+        """Return header and rows of all answers since the last call."""
         found = [
             (effect.message, [row for batch in _batches(effect) for row in batch.column("x").to_pylist()])
             for effect in self.told

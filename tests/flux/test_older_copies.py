@@ -72,7 +72,7 @@ class Tells(Strict):
 
 
 class TakesNotes(Tells):
-    """Has an operator before it that numbers its rows."""
+    """A table behind an operator that numbers its rows, which notes the note of that operator."""
 
     def __deepcopy__(self, memo: Any) -> TakesNotes:
         return TakesNotes(self.name)

@@ -11,7 +11,7 @@ A, B = 11, 12  # workers of the other replicas
 
 
 def entry(number: int, by: str = "first") -> OrderEntry:
-    """Step ``number`` as one primary or another decided it."""
+    """Make the entry of step ``number`` as one primary or another decided it."""
     return OrderEntry(1.0, 1.0, [(0, 0 if by == "first" else 1, number)])
 
 

@@ -1,4 +1,4 @@
-"""The bound on order logs, told as stories: whom a slow replica holds back, and when that ends."""
+"""The bound on order logs, told as stories: primaries that a slow replica holds back, and the end of that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output by the declared schema: found by name, cast where no value changes, and refused with what to do else."""
+"""Output by the declared schema: found by name, cast where no value changes, and else refused with the remedy."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def paired(steps: int = 0, live: bool = True) -> Primary:
 
 
 def told(replica: Any, now: float = 0.0) -> list[tuple[int, int, int]]:
-    """(first, end, committed) of what goes to A."""
+    """Return (first, end, committed) of the orders that go to A."""
     items: list[PartitionOrder] = outgoing([replica], now, AGAIN_S).get(A, [])
     return [(item.first, item.first + len(item.entries), item.committed) for item in items]
 

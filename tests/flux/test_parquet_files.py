@@ -1,4 +1,4 @@
-"""Parquet files as a sink: every row once, in files that end by size and time, whoever writes them."""
+"""Parquet files as a sink: every row once, in files that end by size and time, with any number of lost writers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_two_flows_of_a_query_can_write_to_one_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("type_", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
 def test_bytes_of_strings_are_those_of_the_rows_alone(type_: pa.DataType) -> None:
-    """4 and its length for each; whatever lies before a slice, behind it, or under a null."""
+    """Count 4 bytes and the length of each string, and none that lie before a slice, behind it, or under a null."""
     column = pa.array(["", "a", "bcd", None, "ef"]).cast(type_)
     for start in range(6):
         for rows in range(6 - start):

@@ -1,4 +1,5 @@
-"""Parquet files in folders by the values of columns: Spark's names of folders, and each row once whoever writes them."""
+"""Parquet files in folders by the values of columns: Spark's names of folders, and each row once, with any number of
+lost writers."""
 
 from __future__ import annotations
 

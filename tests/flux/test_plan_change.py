@@ -75,7 +75,7 @@ def form(plan: Plan) -> Any:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_one_change_leads_from_any_version_to_the_newest_one(seed: int) -> None:
-    """Without the parts that came and went, and also by a version between."""
+    """Leave out parts that came and went. Two changes, by a version between, lead to the same plan."""
     rng, plans = random.Random(f"versions {seed}"), [FIRST]
     for version in range(1, rng.randint(2, 12)):
         plan = plans[-1]

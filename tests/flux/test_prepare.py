@@ -19,7 +19,7 @@ from spark_integration.query.source_setup import prepared
 
 
 class Topic:
-    """Its newest offset grows with each look at it."""
+    """A source like a topic, whose newest offset grows with each look."""
 
     newest = 6
 
@@ -106,7 +106,7 @@ def test_a_source_or_sink_that_cannot_travel_is_refused_with_the_place_to_connec
 
 
 class Growing(Topic):
-    """Keeps how many partitions it had."""
+    """A topic that notes the number of partitions that it had, and has one more at each start."""
 
     may_grow = True
 

@@ -421,7 +421,8 @@ def test_a_retry_of_a_finished_task_has_nothing_to_send() -> None:
 
 
 def reader_while_a_replica_is_added() -> Producer:
-    """Worker 10 has all three partitions, and a copy of partition 1 is being made on worker 11."""
+    """Make the producer of a reader. Worker 10 has all three partitions, and a copy of partition 1 is being made on
+    worker 11."""
     made = Producer(StreamId(4, 1), 5, 3, 1 << 20, resend_s=1.0)
     replicas = (ReplicaAt(10, 0),), (ReplicaAt(10, 0), ReplicaAt(11, 5, False)), (ReplicaAt(10, 0),)
     made.on_table(Table(5, (replicas,), (), {10: "", 11: ""}), 0, 0.0)

@@ -63,7 +63,7 @@ def turn(core: WorkerCore, now: float, idle: bool = True, each_s: float = READ_S
 
 
 def read_of(core: WorkerCore) -> dict[int, int]:
-    """Rows read of each partition."""
+    """Return the number of rows read of each partition."""
     return {partition: streams.rows for (_, partition), streams in core.sources.items()}
 
 

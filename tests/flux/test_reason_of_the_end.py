@@ -1,4 +1,4 @@
-"""A query says what ended it, also where a consequence is heard before the cause."""
+"""A query names the cause of its end, also where a consequence is heard before the cause."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def greeted(credit: int = 1000, incarnation: int = 0) -> Inbound:
 
 
 def data(number: int, sequence: int, rows: dict[int, int], first: int | None = None, **more: Any) -> tuple[Data, list]:
-    """``rows``: partition -> number of rows; they lie next to each other."""
+    """Make a message with ``rows``, partition -> number of rows, which lie next to each other."""
     batches = [pa.record_batch({"x": pa.array(range(sum(rows.values())))})] if rows else []
     message = Data(
         *STREAM, more.pop("nonce", 7), number, sequence if first is None else first, sequence, list(rows),

@@ -1,4 +1,4 @@
-"""Registered queries: whatever step a service is lost in, the next one comes to the same end."""
+"""Registered queries: a service may be lost in any step, and the next one comes to the same end."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class World:
         flows, _ = self.program(self.ends_that_live())
         names = {id(flow): name for name, flow in self.handles.items()}
         for stage in self.live.plan.stages:
-            if not stage.edges_out and stage.sink is None:  # what read it is gone
+            if not stage.edges_out and stage.sink is None:  # its readers are gone
                 flows.append(self.flow(names[id(self.live.flows[stage.id])]))
         compiled, _ = regrown.compiled_again(flows, self.place, self.settings, b"s", FOUND, 0, WORKERS)
         return compiled

@@ -22,7 +22,7 @@ class Counted(flux.Aggregate):
 
 
 def source(clock: Any) -> Any:
-    """Rows that carry the time at which they are due, at a steady rate in each of two partitions."""
+    """Make a source of rows that carry the time at which they are due, at a steady rate in each of two partitions."""
 
     def read(partition: int) -> Iterator[pa.RecordBatch | None]:
         random, sent = np.random.default_rng(partition), 0

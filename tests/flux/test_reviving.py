@@ -246,7 +246,7 @@ def test_a_vault_looks_at_its_place_though_nothing_is_flushed(both: Both) -> Non
 
 
 def test_nothing_is_said_before_it_is_durable_and_what_waits_is_flushed_together(both: Both) -> None:
-    """``spark.flux.journal.flush``."""
+    """Flush at the interval ``spark.flux.journal.flush``."""
     settings = replace(both.plan.settings, journal_flush=0.01)
     journal = opened(both.store)
     vault = Vault(replace(both.plan, settings=settings), VAULT, journal).core

@@ -12,7 +12,7 @@ def rounds(key: int, numbers: list[int], before: list[int] | None = None) -> pd.
 
 
 def groups(*rows: tuple[int, int, int]) -> pd.DataFrame:
-    """Rows of one key: first round, last round, and their number."""
+    """Make rows of one key: first round, last round, and the number of rows."""
     return pd.DataFrame([(1, *row) for row in rows], columns=["key", "first", "last", "n"])
 
 

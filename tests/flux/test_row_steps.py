@@ -325,7 +325,7 @@ def test_partitions_that_step_together_compute_their_output_apart() -> None:
 
 
 def read_all(partition: int, start: int) -> Iterator[pa.RecordBatch]:
-    """Batches of 100 rows, most of which have no row above 900."""
+    """Yield batches of 100 rows, most of which have no row above 900."""
     for number in range(start, 40):
         values = range(100 * partition, 100 * partition + 100) if number % 10 else range(850, 950)
         yield rows(*values, keys=[value % 7 for value in values])

@@ -206,7 +206,7 @@ def test_whether_the_numbers_can_be_told_travels_with_the_state() -> None:
 
 @flux.stage(partitions=1, schema=SCHEMA, name="late")
 class Late(flux.Operator):
-    """Gives each batch and, a second later, its sum, as a sink of files marks the end of a file."""
+    """An operator that gives each batch and, a second later, its sum, as a sink of files marks the end of a file."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)

@@ -76,7 +76,7 @@ def value(number: int, partition: int, row: int) -> int:
 
 
 def inbound(*has: int) -> Inbound:
-    """``has``: next batch that partitions 0, 2 and 3 need."""
+    """Make the receiving end of a stream. ``has`` are the next batches that partitions 0, 2 and 3 need."""
     made = Inbound(StreamId(0, 0), 0, 1 << 30)
     made.greet(0, "here", 1)
     for place, (partition, at) in enumerate(zip(HOSTED, has, strict=False)):
@@ -262,7 +262,7 @@ def test_an_order_that_names_a_batch_without_rows_in_the_run_shows_another_input
 
 
 def test_what_is_packed_for_a_worker_is_unpacked_there() -> None:
-    """Partitions 1 and 2 of three, the second before the first."""
+    """Pack rows for partitions 1 and 2 of three, the second before the first."""
     by_rank = np.array([2, 1, 0], np.int32)
     ranks = Ranks(by_rank, by_rank.argsort().astype(np.int32))
     batches = [[0, 2, 2], [0, 0], [1, 1, 2]]  # partition of each row

@@ -1,4 +1,4 @@
-"""Task slots are counted aloud, and settings mean what docs/settings.md says of them; what cannot be read is refused."""
+"""Task slots are counted aloud, settings have the meaning of docs/settings.md, and unreadable ones are refused."""
 
 from __future__ import annotations
 

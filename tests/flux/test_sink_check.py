@@ -24,7 +24,7 @@ BATCHES = [pa.record_batch({"k": list(range(9 * n, 9 * n + n + 1)), "x": [f"{n}"
 
 
 class Table(flux.Sink):
-    """Rows and position in one transaction, in a database in a file."""
+    """A sink that stores rows and position in one transaction, in a database in a file."""
 
     traits = flux.SinkTraits(exactly_once=True)
 
@@ -111,7 +111,7 @@ class Joining(Table):
 
 
 class Collecting(Table):
-    """Brings two batches outside at once."""
+    """A table that brings two batches outside at once."""
 
     traits = flux.SinkTraits(exactly_once=True, holds_bytes=1 << 20, takes_empty=True)
 
@@ -220,7 +220,7 @@ class UndoesTooMuch(Showing):
 
 
 class UndoesItsOwnLife(Showing):
-    """Takes back the rows that this copy has shown, and no other one's."""
+    """A wrong sink that takes back only rows that its own copy has shown."""
 
     def tentative(self, batch: pa.RecordBatch, through: int) -> None:
         self.showed = True
@@ -232,7 +232,7 @@ class UndoesItsOwnLife(Showing):
 
 
 class ShowsAsWritten(Showing):
-    """Tentative rows go where stable ones go, so that no undo finds them."""
+    """A wrong sink that stores tentative rows as stable ones, so that no undo finds them."""
 
     traits = flux.SinkTraits()
 
@@ -258,7 +258,7 @@ def test_tentative_rows_that_stay_are_told(made: Callable[[Path], flux.Sink], pr
 
 @pytest.mark.parametrize("by", [(), ("x",)])
 def test_the_sink_of_parquet_files_passes(tmp_path: Path, by: tuple[str, ...]) -> None:
-    """Also where files of several folders end together, and a writer is lost between two of them."""
+    """Check it also where files of several folders end together, and a writer is lost between two of them."""
     folder = tmp_path / "out"
 
     def rows() -> list[Any]:
@@ -295,7 +295,7 @@ class TakesGaps(Table):
 
 
 class TakesGapsTwice(Table):
-    """Takes a batch behind a gap, and goes on in front of the gap."""
+    """A wrong table that takes a batch behind a gap, and goes on in front of the gap."""
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
         if position.sequence > (self.committed(position.partition) or 0):
@@ -305,7 +305,7 @@ class TakesGapsTwice(Table):
 
 
 class TrustsItsLife(Table):
-    """Looks at the outside when it opens, and counts by itself from then on."""
+    """A wrong table that looks at the outside when it opens, and counts by itself from then on."""
 
     def open(self, context: flux.SinkContext) -> None:
         super().open(context)
@@ -346,7 +346,7 @@ class SaysTooMuch(Table):
 
 
 class Forgets(Collecting):
-    """Says that a batch is outside that it has only collected."""
+    """A wrong sink that claims a batch to be outside as soon as the batch is collected."""
 
     traits = flux.SinkTraits(exactly_once=True)
 
@@ -360,13 +360,13 @@ class HoldsMore(Collecting):
 
 
 class KeepsTheLast(Collecting):
-    """Does not know when the last batch has come."""
+    """A wrong sink that does not know when the last batch has come."""
 
     traits = flux.SinkTraits(exactly_once=True, holds_bytes=1 << 20)
 
 
 class Shares(Collecting):
-    """Collects in one list of the class."""
+    """A wrong sink that collects in one list of the class, for all partitions."""
 
     shared: ClassVar[list[Any]] = []
 
@@ -376,7 +376,7 @@ class Shares(Collecting):
 
 
 class Counts(Table):
-    """Returns the number of rows."""
+    """A wrong table whose ``write`` returns a number of rows."""
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
         super().write(batch, position)
@@ -384,7 +384,7 @@ class Counts(Table):
 
 
 class JoinsByPosition(Table):
-    """Takes joined batches, and stores the position of the first as if it were alone."""
+    """A wrong table that takes joined batches, and stores the position of the first as if it were alone."""
 
     traits = flux.SinkTraits(exactly_once=True, joins_bytes=1 << 20)
 
@@ -425,7 +425,7 @@ class Moves(Table):
 
 
 class CommitsAfterErrors(Table):
-    """Ends its transaction in the same way after an error."""
+    """A wrong table that commits its transaction after an error, too."""
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
         self.base.execute("begin immediate")
@@ -439,7 +439,7 @@ class CommitsAfterErrors(Table):
 
 
 class PositionFirst(Table):
-    """Stores the position, and then the rows, in two transactions."""
+    """A wrong table that stores the position, and then the rows, in two transactions."""
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
         if self.is_next(position):
@@ -449,7 +449,7 @@ class PositionFirst(Table):
 
 
 class ChecksTooEarly(Table):
-    """Compares the position before its transaction begins."""
+    """A wrong table that compares the position before its transaction begins."""
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
         if self.is_next(position):
@@ -461,7 +461,7 @@ class ChecksTooEarly(Table):
 
 
 class Swallows(Table):
-    """Hides errors."""
+    """A wrong table that hides errors."""
 
     def write(self, batch: pa.RecordBatch, position: flux.Position) -> int | None:
         try:

@@ -218,7 +218,7 @@ def test_a_partition_that_is_led_elsewhere_meanwhile_is_not_written(sinks: SinkT
 
 
 def test_who_was_woken_for_a_partition_that_has_ended_since_leaves_the_others_a_thread() -> None:
-    """Without threads of its own: each step is that of a thread that was woken."""
+    """Take each step as a woken thread would, without threads."""
     lines = ReadyQueues(threading.Lock())
     joining, ended, later = (SimpleNamespace(may_join=True) for _ in range(3))
     with lines._news:

@@ -291,7 +291,8 @@ def test_a_sink_that_collects_more_than_there_will_ever_be_is_named() -> None:
 
 
 class Stored:
-    """Functions for ``foreach_batch`` that keep rows and position together; the third batch fails twice before it is there."""
+    """A pair of functions for ``foreach_batch`` that keep rows and position together. The third batch fails twice
+    before it is there."""
 
     def __init__(self, number: type = int) -> None:
         self.number = number  # a table may give numbers of numpy's

@@ -1,4 +1,4 @@
-"""The judge of the soak run finds what must not be: a check that nothing can trip proves nothing."""
+"""The judge of the soak run finds each kind of fault: a check that nothing can trip proves nothing."""
 
 from __future__ import annotations
 

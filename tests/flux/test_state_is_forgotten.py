@@ -57,7 +57,7 @@ CASES = {
 
 
 def rows(schema: pa.Schema, turn: int, number: int) -> pa.RecordBatch:
-    """Rows of keys that no other turn has, nor the other input."""
+    """Make rows of keys that no other turn has, nor the other input."""
     keys = (turn * KEYS + np.arange(KEYS)) * 2 + number
     times = turn * TURN_US + np.arange(KEYS) % TURN_US
     texts = [f"a text of the key {key}" for key in keys.tolist()]

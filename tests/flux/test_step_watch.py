@@ -30,7 +30,7 @@ def test_a_row_without_a_text_is_left_out() -> None:
 
 
 class Replicas:
-    """Fails when it is asked for the first time."""
+    """A mapping of replicas that fails when it is asked for the first time."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -59,7 +59,8 @@ def first(partitions: int) -> dict[int, int]:
 
 
 def reported(core: WorkerCore, step: Callable[[float], None] | None = None) -> tuple[float, bool]:
-    """Stop the query at 0, and return the time of the report and its contents. ``step``: what happens meanwhile."""
+    """Stop the query at 0, and return the time of the report and its contents. ``step`` is called with each time
+    before."""
     core.on_last_checkpoints(0.0)
     for look in range(1000):
         now = look * KEEP_LOOK_S

@@ -27,7 +27,7 @@ def rows(window: int, site: str) -> pa.RecordBatch:
 
 
 def read(partition: int) -> Iterator[pa.RecordBatch | None]:
-    """Four rows of each site for each window, from both partitions. Neither ends before the other is back."""
+    """Yield four rows of each site for each window, in either partition. Neither ends before the other is back."""
     for window in range(ALL + 1):
         while partition == 1 and window >= BOTH and not BACK.is_set():
             yield None

@@ -31,7 +31,7 @@ def one(x: int) -> pa.RecordBatch:
 
 
 class Board(flux.Sink):
-    """Notes its calls. ``before`` is called first, and may raise or wait."""
+    """A sink that notes its calls. ``before`` is called first, and may raise or wait."""
 
     def __init__(self, before: Callable[..., None] = lambda *call: None) -> None:
         self.before = before

@@ -35,7 +35,7 @@ class WhichInput(flux.Operator):
 
 @flux.stage(schema=pa.schema([("now", pa.float64()), ("rows", pa.int64())]))
 class Idle(flux.Operator):
-    """Says how many rows came before it was quiet for a second."""
+    """An operator that gives the number of rows that came before a quiet second."""
 
     def open(self, context: flux.Context) -> None:
         super().open(context)
@@ -76,7 +76,7 @@ def test_a_restart_from_a_snapshot_changes_nothing() -> None:
 
 
 class DataFrame:
-    """Stands for Spark's."""
+    """A stand-in for Spark's class."""
 
 
 DataFrame.__module__ = "pyspark.sql.classic.dataframe"

@@ -1,4 +1,5 @@
-"""Operators of several partitions in one call do what each does alone with its own rows (design: together)."""
+"""Operators of several partitions in one call give the same results as each alone with its own rows (design:
+together)."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def test_state_and_results_are_those_of_each_partition_alone(steps: list[Any], k
 
 
 def same(a: Any, b: Any) -> bool:
-    """Bit by bit: NaN is NaN, and -0.0 is not 0.0."""
+    """Compare bit by bit: NaN is NaN, and -0.0 is not 0.0."""
     return bool(a.schema.equals(b.schema)) and repr(a.to_pydict()) == repr(b.to_pydict())
 
 

@@ -37,7 +37,7 @@ SMALL = PartLimits(part_bytes=50, parts=2, inline_bytes=0)
 
 
 class Words(flux.Operator):
-    """Keeps a text; its size is known."""
+    """An operator that keeps a text of known size."""
 
     restores_in_background = True
     broken = False
@@ -166,7 +166,7 @@ class Two:
         self.poll()
 
     def carry(self, until: Callable[[], object] = lambda: False) -> None:
-        """Everything, until nothing is left to carry."""
+        """Deliver parts and answers until none is left, or until ``until`` holds."""
         self.poll()
         while (self.parts or self.answers) and not until():
             while self.parts:
@@ -409,7 +409,7 @@ def test_a_part_beyond_the_end_is_malformed() -> None:
 
 
 class Spy:
-    """Unpickling it is noticed."""
+    """An object that notices when it is unpickled."""
 
     noticed: list[str] = []
 

@@ -54,7 +54,7 @@ def overloaded(batches: int, behind: int = 0) -> WorkerCore:
 
 
 def applied(core: WorkerCore, now: float) -> tuple[int, int]:
-    """Stage and partition of the next step."""
+    """Apply the next step, and return its stage and partition."""
     before = {key: replica.applied for key, replica in core.replicas.items()}
     assert core.work(now)
     (key,) = [key for key, replica in core.replicas.items() if replica.applied != before[key]]
@@ -84,7 +84,7 @@ def test_the_stage_behind_has_every_other_turn_however_many_partitions_keep_the_
 
 
 class Closes(flux.Operator):
-    """Gives a million rows in one step, as a large window does that ends; few otherwise."""
+    """An operator that gives a million rows in one step, as a large window does that ends, and few in others."""
 
     schema = SCHEMA
 

@@ -22,7 +22,7 @@ from flux.vault.journal import Journal
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close what writers that were killed have left open: hundreds of them, more than a process may have files."""
+    """Close the files of killed writers: there are hundreds of writers, and more files than a process may have open."""
     made: list[Directory] = []
     init = Directory.__init__
 
@@ -86,7 +86,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def each_call(run: Callable[[int], bool]) -> int:
-    """``run`` for each call until there is none of that number; how many there were."""
+    """Call ``run`` with the number of each call until there is none of that number, and return the number of calls."""
     number = 1
     while run(number):
         number += 1
@@ -125,7 +125,8 @@ def test_a_second_writer_may_come_at_any_call_and_both_see_what_is_right(
 
 
 def _check_two(where: Path, first: Writer | None, found: list[Writer]) -> None:
-    """``first`` is None where it ended before its journal had begun."""
+    """Check the contents that two writers have read and left. ``first`` is None if it ended before its journal had
+    begun."""
     last = all_held(Journal(Directory(where, writes=False)))
     if not found:
         assert first is not None

@@ -192,7 +192,7 @@ def test_an_operator_that_needs_arguments_is_refused_when_the_plan_is_made() -> 
 
 
 class Column:
-    """Stands for one of pyspark."""
+    """A stand-in for a column of pyspark."""
 
 
 Column.__module__ = "pyspark.sql.classic.column"
@@ -230,14 +230,14 @@ def test_a_measure_without_parentheses_is_not_ignored(function: Any, call: str) 
 
 
 class GroupedData:
-    """Stands for the one of pyspark."""
+    """A stand-in for the class of pyspark."""
 
 
 GroupedData.__module__ = "pyspark.sql.group"
 
 
 class DataFrame:
-    """Stands for one of Spark that reads a stream."""
+    """A stand-in for a DataFrame of Spark that reads a stream."""
 
     isStreaming = True  # noqa: N815
 

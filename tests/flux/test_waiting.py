@@ -65,7 +65,7 @@ def rows_as_batch(sequence: int, text: str = "") -> RowSlice:
 
 
 class Joining:
-    """Steps of a replica whose rows all wait; each row takes ``row_s``."""
+    """A queue of steps whose rows all wait."""
 
     def __init__(self, slices: int = 99, **column: Any) -> None:
         self.waits = StepQueue(PartitionKey(0, 0), [0], Timers(), Settings.of(), "stage s, partition 0")
@@ -74,7 +74,7 @@ class Joining:
             self.waits.add(rows_as_batch(sequence, **column))
 
     def step(self, row_s: float = 0.0, most: int = 8 * SLICE_ROWS) -> int:
-        """Take a step, and return the number of its slices."""
+        """Take a step of which each row takes ``row_s``, and return the number of its slices."""
         taken = self.waits.choose(most, self.busy_s)
         self.waits.take(OrderEntry(0.0, 0.0, [(*STREAM, taken[-1].sequence)]))
         self.busy_s += row_s * SLICE_ROWS * len(taken)
@@ -114,7 +114,7 @@ def test_rows_of_many_bytes_are_not_joined_beyond_what_always_was() -> None:
 
 
 def alternating(pairs: int) -> StepQueue:
-    """Slices of one row of two inputs, in turn."""
+    """Make a queue with slices of one row of two inputs, in turn."""
     waits = StepQueue(PartitionKey(0, 0), [0, 1], Timers(), Settings.of(), "stage s, partition 0")
     for sequence in range(pairs):
         for edge in range(2):

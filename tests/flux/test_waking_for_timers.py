@@ -16,8 +16,9 @@ from partitioning.table import ReplicaAt, Table
 
 
 class Alarmed(Kept):
-    """Notes when its timer fires: a second after the last rows, or as ``again`` says after itself."""
+    """An operator that notes the times of its timer, which fires a second after the last rows."""
 
+    #: Seconds from each firing of the timer to the next one; 0: none.
     again = 0.0
 
     def process(self, batch: pa.RecordBatch) -> None:

@@ -196,7 +196,7 @@ def test_rows_of_groups_that_close_are_given_when_the_watermark_has_passed_their
 
 
 def test_rows_that_are_kept_are_those_of_open_windows_alone() -> None:
-    """Keys that never come back, and text of which batches are views."""
+    """Give keys that never come back, and batches that are views into a larger text."""
     schema = pa.schema([("user", pa.int64()), ("text", pa.string())])
     panes = row_panes.RowPanes(schema, [0], Window("ts", 10, 5))
     sessions = session_rows.SessionRows(schema, [0], SessionWindow("ts", 5))

@@ -641,7 +641,7 @@ def test_bounds_of_windows_are_exact_whatever_the_unit_of_the_times(
 
 
 class Alarm(flux.Operator):
-    """Timers of event time: one for each row, and one that always sets the next."""
+    """An operator with timers of event time: one for each row, and one that always sets the next."""
 
     def process(self, rows: pa.RecordBatch) -> None:
         for ts in microseconds_of(rows.column("ts")).tolist():
@@ -673,7 +673,8 @@ def test_a_time_of_an_event_timer_is_a_whole_number(at: Any) -> None:
 
 @pytest.mark.parametrize("at", [flux.NEVER - 7, flux.NEVER, flux.NEVER + 1])
 def test_an_event_timer_before_the_first_watermark_fires_with_it(at: int) -> None:
-    """At or below the least number of 64 bits it never fired, not at the end either, and no copy could be made of the state."""
+    """Fire it at any time: at or below the least number of 64 bits it never fired, not at the end either, and no copy
+    could be made of the state."""
 
     @flux.stage(schema="name STRING, watermark BIGINT")
     class Early(Alarm):

@@ -182,7 +182,7 @@ def test_it_may_come_back_and_begins_as_another_life() -> None:
 
 
 def protected(kind: str, worker: int = 0) -> WorkerCore:
-    """Worker 0 has the primary, worker 1 another replica of this kind."""
+    """Make one of two workers: worker 0 has the primary, worker 1 another replica of this kind."""
     plan = hosting(Sized).plan
     core = WorkerCore(plan, worker, clock=iter(range(1000)).__next__)
     replicas = (ReplicaAt(0, 0), ReplicaAt(1, 0, kind=kind))

@@ -1,4 +1,4 @@
-"""``flow.writeStream``: Spark's names for the sinks that there are, and a sentence for what there is not."""
+"""``flow.writeStream``: Spark's names for the sinks that there are, and a sentence for each that is missing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_output_mode_is_that_of_the_aggregate_at_the_end(started: list[Any],
 
 @pytest.fixture
 def unresolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let flows be written without a session, whatever tests ran before."""
+    """Let flows be written without a session, also after tests that have made one."""
     monkeypatch.setattr(flux, "_check_columns", lambda flow: None)
 
 
