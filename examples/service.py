@@ -1,8 +1,8 @@
 """The job of the service: the flights of 2013 over HTTP, as they left, with SQL, a webhook and a live table.
 
 It starts `flux serve` with three executors and two gateways, and registers a stream of flights, one of the weather, and three
-queries: delays of each airport in windows of a day, flights that left more than two hours late, and these with the weather of
-their hour. The late flights go to a webhook, whose receiver is in this program. Then the flights are pushed in the order in
+queries: delays of each airport in windows of a day, flights that left more than two hours late, and late flights with the weather
+of their hour. The late flights go to a webhook, whose receiver is in this program. Then the flights are pushed in the order in
 which they left. Half-way a fourth query is registered on the result of another one, a worker and a gateway are killed, and later
 the whole service is stopped and started again. Results are read as server-sent events all the time.
 
@@ -65,7 +65,7 @@ DELAY, WINDOW = pd.Timedelta("1 minute"), pd.Timedelta("1 day")
 FLIGHT_COLUMNS = ["airport", "destination", "late_by"]
 #: Seconds without a row after which all have come, and none comes twice.
 QUIET_S = 5.0
-#: Of this number of deliveries the receiver answers one with an error, although it has the rows.
+#: The receiver answers one of this number of deliveries with an error, although it has the rows.
 FAIL_EVERY = 10
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 #: The query that is added half-way, behind another one.
@@ -198,7 +198,7 @@ def told(feed: Feed, readers: list[Follower], receiver: Receiver) -> Table:
 
 
 def show_commands(service: ServiceProcess) -> None:
-    """Print the lines of curl that do the same."""
+    """Print lines of curl that do the same by hand."""
     console.print("The same by hand:")
     curl = f"  curl -H 'Authorization: Bearer {service.token}'"
     stream = json.dumps({"name": "flights", "schema": FLIGHTS, "time": "left_at", "delay": "1 minute"})
@@ -231,7 +231,7 @@ def by_spark(
 
 
 def sorted_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return rows that can be compared: times as texts, in an order of their own."""
+    """Return rows in a form for comparison: times as texts, sorted."""
     return sorted((tuple(map(_plain, row.values())) for row in rows), key=repr)
 
 
@@ -279,8 +279,8 @@ def compared(
 def run(
     service: ServiceProcess, receiver: Receiver, flights: pd.DataFrame, weather: pd.DataFrame
 ) -> tuple[list[Follower], int]:
-    """Push all flights among kills. Return the readers, which have all results, and the first flight of which it is sure that the
-    fourth query has read it."""
+    """Push all flights among kills. Return the readers, which have all results, and the first flight that the fourth query has
+    certainly read."""
     client, feeder = (Client(service.urls, service.token, timeout=WAIT_S) for _ in range(2))
     client.register_stream("flights", FLIGHTS, time="left_at", delay="1 minute")
     client.register_stream("weather", WEATHER, time="hour", delay="1 minute")

@@ -43,7 +43,7 @@ SILENT = SITES[-1]
 SCHEMA, READINGS = "site STRING, at TIMESTAMP, reading BIGINT", "readings"
 #: Readings of a site in a second, and seconds between two deliveries of its forwarder.
 RATE, EVERY_S = 40, 0.2
-#: How late a reading may come, the time after which a site counts as idle, and the bound of results.
+#: The longest delay of a reading, the time after which a site counts as idle, and the bound of results.
 DELAY, IDLE, BOUND, BOUND_S = "500 milliseconds", "1 second", "3s", 3.0
 #: Seconds from the first reading of a window to the one behind which it is complete: its length and the delay. The bound, and all
 #: waits, count from there: no result can come earlier.
@@ -52,14 +52,14 @@ WHOLE_S = 1.5
 BEFORE_S, CUT_S, AFTER_S = 8.0, 10.0, 8.0
 #: Seconds that the start of the workers may take on a busy machine.
 START_S = 180.0
-#: Seconds that everything may take to come out behind the last reading.
+#: Seconds until all results have come out behind the last reading, at most.
 WAIT_S = 45.0
 #: The longest time until each flow shows the windows of the last seconds: Structured Streaming takes up to half a minute for its
 #: first batches, and a comparison that begins meanwhile would be one of starts.
 WARM_UP_S, RECENT_S = 120.0, 6
 #: Names of the flows on the board: with availability, in Structured Streaming, and with idle.
 FLOWS = {"sites", "all", "micro", "idle"}
-#: Seconds between two lines about the query where there is no terminal.
+#: Seconds between two lines about the query if there is no terminal.
 SAID_S = 2.0
 #: The most windows in the table on the terminal.
 SHOWN = 14
@@ -220,7 +220,7 @@ class Board(flux.Sink):
 
 @dataclass
 class Shown:
-    """A window as it was shown: first, and for good. Times by the clock."""
+    """A window as shown first, and as shown for good. Times are those of the clock."""
 
     first: Values
     first_at: float
@@ -361,7 +361,7 @@ def _until(end: float, show: Callable[[], None]) -> None:
 
 
 def answer(spark: SparkSession, sites: Sites, begin: int, end: int) -> dict[Window, Values]:
-    """Spark's batch answer: the windows from ``begin`` to ``end``, of each site and over all."""
+    """Return Spark's batch answer: the windows from ``begin`` to ``end``, of each site and over all."""
     readings = spark.createDataFrame(sites.made, SCHEMA)
     rows = [
         *windows_of(readings, "site").select("window.start", "site", "readings", "total").collect(),
@@ -397,7 +397,7 @@ def latest(boards: Boards, sites: Sites, begin: int, end: int) -> float:
 
 
 def table(boards: Boards, status: str) -> Table:
-    """The newest windows of each site and over all; ~ marks tentative numbers, and a second number corrects the first."""
+    """Return the newest windows of each site and over all. ~ marks tentative numbers, and a second number corrects the first."""
     made = Table(title=f"Readings in windows of one second, within {BOUND}", caption=status)
     made.add_column("window")
     for heading in (*SITES, "all sites", "Structured Streaming", "with idle"):
@@ -422,7 +422,7 @@ def _cell(shown: Shown | None) -> str:
 
 
 def draw(path: Path, boards: Boards, answers: dict[Window, Values], times: Times) -> None:
-    """Draw when each window over all came, and with how many readings, in each of the three."""
+    """Draw the time and the number of readings of each window over all, for each of the three flows."""
     from matplotlib.figure import Figure  # without pyplot: no window, nothing global
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

@@ -26,7 +26,7 @@ q20        Bids with their auctions, kept for ever
 q21        Channel ids out of pages
 q22        Folders of pages
 ranks      Measures of q15, q16 and q17
-sql        The same as texts for ``flux.sql``, those that it can say
+sql        Texts for ``flux.sql`` of the queries that it can say
 
     python -m examples.nexmark q11 --events 1000000
 

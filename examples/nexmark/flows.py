@@ -1,4 +1,4 @@
-"""The three flows of Nexmark, over whatever source their events come from."""
+"""The three flows of Nexmark, over any source of their events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import flux
 from examples.nexmark.generator import COLUMNS, KINDS, Generator
 
-#: How late an event may be.
+#: Longest lateness of an event that still counts.
 DELAY = "4 seconds"
 
 
@@ -15,8 +15,8 @@ class Nexmark:
     """The flows of people, auctions and bids. All of them come from one source, and have one watermark."""
 
     def __init__(self, source: flux.Source, asked: dict[str, set[str]] | None = None) -> None:
-        """``source`` has the columns of ``examples.nexmark.generator.SCHEMA``. ``asked`` collects the columns of each kind that
-        are read, for sources that make no others."""
+        """Make the flows of a source with the columns of ``examples.nexmark.generator.SCHEMA``. ``asked`` collects the columns of
+        each kind that are read, for sources that make no others."""
         self._events = source.withWatermark("dateTime", DELAY)
         self._asked = {kind: set() for kind in KINDS} if asked is None else asked
 

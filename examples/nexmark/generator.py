@@ -52,7 +52,7 @@ AUCTIONS_OF_ROUND = 3
 #: Milliseconds since the epoch: the time of the first event, 2015-07-15.
 BASE_MS = 1_436_918_400_000
 FIRST_ID, FIRST_CATEGORY, CATEGORIES = 1000, 10, 5
-#: The newest auctions and people that events are about, and how far they are ahead of those that exist.
+#: Numbers of the newest auctions and people that events name, and of those named that do not exist yet.
 AUCTIONS_OPEN, PEOPLE_ACTIVE, AHEAD = 100, 1000, 10
 #: One in this many bids goes to any auction, and so on; the others to the hot one of each hundred.
 ANY_AUCTION, ANY_SELLER, ANY_BIDDER, HOT_ONE_OF = 2, 4, 4, 100
@@ -86,7 +86,7 @@ _STATES = ["AZ", "CA", "ID", "OR", "WA", "WY"]
 
 
 def _draw(events: np.ndarray, number: int) -> np.ndarray:
-    """Return 32 random bits for each event: draw ``number`` of it. It is the end of splitmix64 (Steele, Lea, Flood)."""
+    """Return 32 random bits for each event, as its draw ``number``: the end of splitmix64 (Steele, Lea, Flood)."""
     bits = events.astype(np.uint64) * np.uint64(0xD1342543DE82EF95)
     bits += np.uint64((number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
     bits ^= bits >> np.uint64(30)
@@ -238,20 +238,20 @@ def _nulls(kind: pa.DataType) -> pa.Array:
 
 
 class Events:
-    """The events of a run. A partition has pieces, which take turns: piece k of the whole belongs to partition k modulo their
-    number. Of each piece come its people, then its auctions, then its bids, each as one batch.
+    """The events of a run. Partitions take turns: piece k of the whole belongs to partition k modulo the number of partitions. A
+    piece gives three batches: its people, then its auctions, then its bids.
 
     Only columns in ``asked`` are made, beside ``kind`` and ``dateTime``; the others are null."""
 
     def __init__(
         self, events: int, partitions: int, per_second: int = 100_000, disorder: int = 1, late: float = 0.0
     ) -> None:
-        """Say which events there are.
+        """Choose the events.
 
         events      their number
         partitions  of the source
         per_second  of event time, from 50 to 1,000,000: it decides how many events a window has
-        disorder    events in each group that come mixed; 1: none do
+        disorder    events in each group that come mixed; 1: no disorder
         late        the share of events that come five to twenty-five seconds too late"""
         _check("events", events, 1, 1 << 40)
         _check("partitions", partitions, 1, 4096)
@@ -322,7 +322,7 @@ class Events:
 class Generator(flux.SourceReader):
     """The source of events. A position is the number of a batch, so a reader may begin at each of them.
 
-    ``events.asked`` grows until the query starts: whoever makes a flow of the events adds the columns that it reads."""
+    ``events.asked`` grows until the query starts: each flow of the events adds the columns that it reads."""
 
     schema = SCHEMA
 

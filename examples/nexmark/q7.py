@@ -2,7 +2,7 @@
 
 Question  Which bid was the highest within ten seconds?
 Flow      The first rank within each window by price, without counting anything before; ``ties=True`` keeps all bids that are as
-          high. Only the best bids so far are state.
+          high. Only the best bids until now are state.
 Answer    Append mode: each window once, when the watermark has passed its end. auction, price, bidder, dateTime, extra.
 """
 

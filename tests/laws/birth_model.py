@@ -36,7 +36,7 @@ class BirthLawBroken(AssertionError):
 
 
 class ModelConsumer:
-    """The consumer of one stream: the rows that it has applied, and those of them that its checkpoint has."""
+    """The consumer of one stream, with its applied rows, and the rows in its checkpoint."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -44,12 +44,12 @@ class ModelConsumer:
 
     @property
     def next(self) -> int | None:
-        """The row that it waits for; None: it has had none."""
+        """The row for which the consumer waits; None before its first row."""
         return self.rows[-1] + 1 if self.rows else None
 
     def take(self, row: int) -> None:
         if self.next is not None and row < self.next:
-            return  # it has the row
+            return  # the consumer has the row
         if self.next is not None and row > self.next:
             raise BirthLawBroken(f"row {row} comes behind row {self.next - 1}")
         self.rows.append(row)
@@ -64,9 +64,9 @@ class ModelReader:
     def __init__(self, at: int | None) -> None:
         #: The row that comes next; None: not known before the birth of the new stream is told.
         self.at = at
-        #: The birth that it reports; None: it has nothing to report.
+        #: The birth that the reader reports; None: there is nothing to report.
         self.reports: int | None = None
-        #: The birth that it was told.
+        #: The birth that the reader was told.
         self.told: int | None = None
 
 
@@ -115,7 +115,7 @@ class BirthModel:
         raise BirthLawBroken(f"the query stands still: read {self.read}, told {self.reader.told}")
 
     def _grow(self) -> None:
-        """The version is kept and named by a table, which the reader follows."""
+        """Let the reader follow a table with the version of the new stream, which the location has kept."""
         self.grown = True
         self.reader.reports = self.reader.at
 
@@ -204,7 +204,7 @@ class BirthModel:
     # ---- losses
 
     def _lose_reader(self) -> None:
-        """Another reader goes on where the consumers are, and knows the births that the controller knows."""
+        """Lose the reader. Another one goes on from the place of the consumers, and knows the births known to the controller."""
         self.reader = ModelReader(None)
         stored = self.births.of(STREAM)
         if not self.grown or stored is not None:

@@ -128,14 +128,14 @@ class Gateway:
     """A process that owns the log, or believes so."""
 
     log: LogOwner
-    #: Seconds by which its clock is behind.
+    #: Microseconds by which its clock is behind.
     behind_us: int
     under_way: Generator[None, None, None] | None
     opened: bool = False
     waits: list[tuple[Request, PushTicket]] = field(default_factory=list)
 
 
-#: Small, so that segments end and are removed all the time.
+#: Small limits, so that segments end and are removed all the time.
 LIMITS = LogLimits(segment_bytes=600, segment_us=400, retain_us=300, retain_bytes=1500)
 
 
@@ -177,11 +177,11 @@ class Run:
         elif dice < 0.35:
             self._read(self.rng.randrange(len(self.readers)))
         else:
-            # The newest one has more turns; the others rest between any two, and are awake again.
+            # The newest gateway has more turns; the others rest between any two, and are awake again.
             self._step(self.gateways[-1] if self.rng.random() < 0.7 else self.rng.choice(self.gateways))
 
     def needed_from(self) -> int:
-        """Return the position below which no reader needs anything."""
+        """Return the position below which no reader needs a row."""
         return min(self.kept)
 
     def _start(self) -> None:

@@ -44,7 +44,7 @@ class ModelLog:
 
     base: int = 0
     steps: list[int] = field(default_factory=list)
-    #: Elements from here on are of steps that are not committed.
+    #: Elements from here on belong to steps that are not committed.
     held: int | None = None
 
     @property
@@ -58,7 +58,7 @@ class ModelLog:
 
 @dataclass
 class ModelState:
-    """A copy of the state of a copy."""
+    """A snapshot of the state of one copy."""
 
     applied: int
     outlets: dict[int, ModelLog]
@@ -78,14 +78,14 @@ class ModelCopy:
         self.outlets = {OLD: ModelLog()}
         #: The start of each held step, by edge.
         self.marks: list[tuple[int, dict[int, int]]] = []
-        #: The version of the table that it goes by, and the newest plan that it knows.
+        #: The version of the table that the copy follows, and the newest plan that it knows.
         self.table = self.plan = 0
 
     # ---- the plan
 
     def on_table(self, version: int) -> None:
         if self.plan < version and "plan before table" not in self.model.without:
-            return  # it asks for the plan first
+            return  # the copy asks for the plan first
         self.table = version
         if "steps" in self.model.without:
             self.change(version)
@@ -294,7 +294,7 @@ class GrowingModel:
         self._lead()
 
     def _kill(self) -> None:
-        """Lose the primary, or the other copy: one whose partner has everything that is committed."""
+        """Lose the primary or the other copy, if its partner has all committed steps."""
         if len(self.copies) == 2 and self.random.random() < 0.1:
             other = next(worker for worker in self.copies if worker != self.leader)
             leader = self.copies[self.leader]

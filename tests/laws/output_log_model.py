@@ -25,7 +25,7 @@ from flux.vault.directory_store import TakenOver
 from tests.laws.event_log_model import LawBroken, VirtualDisk, VirtualStore
 
 COLUMNS = pa.schema([pa.field("life", pa.int64()), pa.field("row", pa.int64())])
-#: Small, so that segments end and are removed all the time.
+#: Small limits, so that segments end and are removed all the time.
 LIMITS = LogLimits(segment_bytes=900, segment_us=400, retain_us=300, retain_bytes=2500, disk_bytes=1 << 40)
 
 
@@ -36,7 +36,7 @@ class SpiedDisk(VirtualDisk):
 
 
 class SpiedStore(VirtualStore):
-    """A store on such a disk."""
+    """A store on a spied disk."""
 
     disk: SpiedDisk
 
@@ -56,7 +56,7 @@ class Primary:
     owner: OutputLogOwner
     under_way: Generator[None, None, None] | None
     opened: bool = False
-    #: The batch that it writes next, and the one behind those under way.
+    #: The next batch to write, and the one behind those under way.
     at: int = 0
     through: int = 0
 
@@ -85,7 +85,7 @@ class OutputRun:
         self.disk = SpiedDisk(self.rng)
         self.disk.spy = self._spy  # type: ignore[method-assign]
         self.now_us = 10_000
-        #: By life, the batches that have left so far: first row and number of rows. Each replica has the same.
+        #: By life, the batches that have left: first row and number of rows. They are equal at each replica.
         self.exits: list[list[tuple[int, int]]] = [[]]
         #: By life, the number of batches that replicas keep no more, because a primary has said that they are outside.
         self.told = [0]
@@ -121,7 +121,7 @@ class OutputRun:
         elif dice < 0.35:
             self._read(self.rng.choice(self.readers))
         else:
-            # The newest one has more turns; the others rest between any two, and are awake again.
+            # The newest primary has more turns; the others rest between any two, and are awake again.
             self._step(self.primaries[-1] if self.rng.random() < 0.7 else self.rng.choice(self.primaries))
 
     def _start(self) -> None:
@@ -155,7 +155,7 @@ class OutputRun:
         except TakenOver:
             self.happened["fenced"] += 1
             self.primaries.remove(primary)
-            if self.rng.random() < 0.5:  # it does not know yet that it was given up
+            if self.rng.random() < 0.5:  # a given-up primary that does not know it yet
                 self.primaries.insert(0, self._opened(primary.life))
 
     def _work(self, primary: Primary) -> Generator[None, None, None]:
@@ -196,7 +196,7 @@ class OutputRun:
                     self._note(record.stored.first + at, row)
 
     def _read(self, reader: CursorReader) -> None:
-        if self.rng.random() < 0.1:  # it comes back after a while, at another gateway
+        if self.rng.random() < 0.1:  # the reader comes back after a while, at another gateway
             reader.scan = self._reader(reader.cursor).scan
         missed: list[MissedRows] = []
         most = self.rng.randint(1, 6)

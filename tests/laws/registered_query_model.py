@@ -33,9 +33,9 @@ class CountingQuery:
     under_way: Generator[None, None, None] | None = None
     reader: LogReader | None = None
     rows: list[tuple[bytes, int]] = field(default_factory=list)
-    #: The newest checkpoint: the position behind the rows that it has, and these rows.
+    #: The newest checkpoint: the position behind its rows, and these rows.
     kept: tuple[int, list[tuple[bytes, int]]] = 0, []
-    #: The position below which it needs nothing more, as the stream has it written down; None: it is no reader.
+    #: The position below which the query needs nothing more, as the stream has it written down; None: it is no reader.
     noted: int | None = None
     #: The turn in which its registration was answered.
     registered: int | None = None
@@ -94,7 +94,7 @@ class QueryRun(Run):
     # ---- a query
 
     def registration(self, query: CountingQuery) -> Generator[None, None, None]:
-        """Bring a query into the plan, as ``EventReader.prepare`` does. Yields between any two effects."""
+        """Bring a query into the plan, as ``EventReader.prepare`` does. Yield between any two effects."""
         query.noted = 0  # before the look: nothing is removed from now on
         yield
         start = self.opened().skip()

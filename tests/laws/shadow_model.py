@@ -116,7 +116,7 @@ class ModelPartition:
         self.applied = dict.fromkeys(inputs, -1)
         self.sequence = 0
         self.life = 0
-        #: A shadow that is lost takes the dates of marks with it.
+        #: The time of the last loss of the shadow, which takes the dates of marks with it.
         self.lost_at = -1e9
         self.created: dict[int, float] = {}
         self.heard: dict[int, float] = {}
@@ -165,7 +165,7 @@ class ModelPartition:
         self.note(bound, created)
         watermark = min(self.bounds.values())
         before, self.watermark = self.watermark, max(self.watermark, watermark)
-        self.look()  # it takes back what was shown before stable rows follow
+        self.look()  # the shadow takes its rows back before stable rows follow
         if before < self.watermark:
             self._close(before)
         self.turn()
@@ -276,7 +276,7 @@ class ShadowModel:
         return cuts
 
     def silence(self, seconds: float) -> None:
-        """Have one source silent for so long, after two seconds, and nothing else fail."""
+        """Have one source silent for these seconds, after two seconds, and nothing else fail."""
         self.loss = 0.0
         self._heap = [each for each in self._heap if each[2] == self._source]
         heapq.heapify(self._heap)
@@ -299,7 +299,7 @@ class ShadowModel:
         self.at(time, call, *given)
 
     def _throw(self, link: tuple[int, int, int], call: Callable[..., None], *given: Any) -> None:
-        """Send on the tentative lane: lost, reordered, repeated."""
+        """Send on the tentative lane, which loses, reorders and repeats messages."""
         time = self.now + self.rng.expovariate(100)
         if self._open_at(link, time) == time and self.rng.random() > self.loss:
             self.at(time, call, *given)
@@ -317,7 +317,7 @@ class ShadowModel:
             self._stable(0, source, a, partition, mark, mine)
 
     def _stable(self, edge: int, producer: int, to: int, partition: ModelPartition, mark: int, counts: Counts) -> None:
-        """Send the rows of a window, and behind them the bound, in messages of their own."""
+        """Send the rows of a window, and behind them the bound, in separate messages."""
         link, stream, created = (edge, producer, to), StreamId(edge, producer), self.truth_created[mark]
         sequence = mark // QUANTUM
         parts = [counts] if self.rng.random() < 0.5 else [{at: count} for at, count in counts.items()] or [counts]
@@ -420,7 +420,7 @@ class ShadowModel:
     # ---- the course
 
     def run(self) -> Counter[str]:
-        """Run to the end. Raises ShadowLawBroken."""
+        """Run to the end. Raise ShadowLawBroken if a law is broken."""
         for events in itertools.count():
             if not self._heap:
                 break

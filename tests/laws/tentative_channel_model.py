@@ -37,13 +37,13 @@ class ShowingPrimary:
     """A process that shows tentative rows, or believes that it may."""
 
     channel: ChannelOwner
-    #: The windows that it has shown and not taken back.
+    #: The windows that the primary has shown and not taken back.
     shown: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
 class ShownReader:
-    """A reader: its place, its way through tentative rows, and what it shows."""
+    """A reader with its place, its way through tentative rows, and the rows that it shows."""
 
     follower: TentativeFollower
     position: int = 0
@@ -53,7 +53,7 @@ class ShownReader:
 
 
 class ChannelRun:
-    """One run of the model. ``rivals``: whether a primary may go on while another one has taken over."""
+    """One run of the model. ``rivals``: a primary may go on while another one has taken over."""
 
     store: type[VirtualStore] = VirtualStore
     owner: type[ChannelOwner] = ChannelOwner
@@ -93,7 +93,7 @@ class ChannelRun:
                 self.primaries.pop(0)
             self.happened["take-over"] += 1
         elif dice < 0.03 and len(self.primaries) > 1:
-            self.primaries.pop(0)  # it has learned that it was given up
+            self.primaries.pop(0)  # the primary has learned that it was given up
             self.happened["rival ends"] += 1
         elif dice < 0.035:
             self.disk.lose_power()

@@ -13,7 +13,7 @@ from flux.eventlog.log_store import SegmentId
 from flux.eventlog.records import DamagedLog, PushName, Stored
 from tests.laws.event_log_model import LawBroken, Run, VirtualStore
 
-#: Others: ``for seed in range(1000, 16000): Run(seed).go()``, four minutes.
+#: Other seeds: ``for seed in range(1000, 16000): Run(seed).go()``, four minutes.
 SEEDS = 120
 
 
@@ -70,7 +70,7 @@ class ShowsReadersAllThatIsWritten(VirtualStore):
 
 
 class NamesNoEndOfTheSegmentBefore(LogOwner):
-    """The next owner takes all bytes of the segment before its own for content."""
+    """An owner that takes all bytes of the segment before its own for content."""
 
     def _begin(self) -> Generator[None, None, None]:
         if self._chain:
@@ -79,7 +79,7 @@ class NamesNoEndOfTheSegmentBefore(LogOwner):
 
 
 class BeginsWithoutNames(LogOwner):
-    """A segment does not say which requests came before it."""
+    """An owner whose segments do not list the requests before them."""
 
     def _begin(self) -> Generator[None, None, None]:
         kept = self._clients, self._keys
@@ -94,7 +94,7 @@ class RemovesWhatReadersLack(LogOwner):
 
 
 class AnswersRepeatsAtOnce(LogOwner):
-    """A repeat of a push that waits for the disk is answered before that is there."""
+    """An owner that answers the repeat of a push before the push is on disk."""
 
     def _known(self, name: PushName, crc: int) -> Stored | None:
         found = super()._known(name, crc)

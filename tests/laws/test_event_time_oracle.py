@@ -31,7 +31,7 @@ AGGREGATES = "count(*) as n, sum(amount)::bigint as total"
 
 
 def table(sources: Sources) -> pa.Table:
-    """Rows with their partitions and numbers; the last rows come first, as only the numbers count."""
+    """Return the rows with their partitions and numbers. The last rows come first, as only the numbers count."""
     rows = [(p, number, *row) for p, part in enumerate(sources) for number, row in enumerate(part)][::-1]
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
     types = (pa.int64(), pa.int64(), TIME, pa.int64(), pa.int64())
@@ -40,7 +40,7 @@ def table(sources: Sources) -> pa.Table:
 
 
 def judged(sources: Sources, delay: int) -> list[tuple[int, int, bool]]:
-    """Partition and number of each row, and whether the product finds it late."""
+    """Return partition and number of each row, and whether the product finds it late."""
     found = []
     for partition, rows in enumerate(sources):
         timed = [number for number, row in enumerate(rows) if row[0] is not None]
@@ -60,7 +60,7 @@ def test_late_rows_are_those_of_the_product(sources: Sources, delay: int) -> Non
 
 
 def merged(sources: Sources, delay: int, cuts: list[int]) -> Iterator[tuple[pa.RecordBatch, int | None]]:
-    """Batches of rows that are not late, of one partition after the other, and the least watermark behind each."""
+    """Yield batches of the rows that are not late, of one partition after the other, and the least watermark behind each."""
     judges, at = [Lateness(delay) for _ in sources], [0] * len(sources)
     turn = 0
     while any(start < len(rows) for start, rows in zip(at, sources, strict=True)):
@@ -122,7 +122,8 @@ def _tuples(result: pa.Table) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("seed", [2, 4, 25])
 def test_the_model_of_watermarks_gives_the_answer_of_the_oracle(seed: int) -> None:
-    """The most frequent keys of each window, through losses and repetitions. No source of these is idle or endless."""
+    """Compare the most frequent keys of each window, through losses and repetitions. No source of these seeds is idle or
+    endless."""
     world = World(seed)
     given_: Sources = [[(*row[:2], None) for row in reader.rows] for reader in world.readers]
     counts = world.run()

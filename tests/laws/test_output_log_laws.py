@@ -16,7 +16,7 @@ from flux.outputs.reader import MissedRows, OutputPiece, PartitionScan
 from tests.laws.event_log_model import LawBroken
 from tests.laws.output_log_model import LIMITS, OutputRun, SpiedStore
 
-#: Others: ``for seed in range(1000, 11000): OutputRun(seed).go()``.
+#: Other seeds: ``for seed in range(1000, 11000): OutputRun(seed).go()``.
 SEEDS = 25
 
 
@@ -49,7 +49,7 @@ class DropsNoRepeat(OutputLogOwner):
 
 
 class TellsBeforeTheFlush(OutputLogOwner):
-    """A write returns when its batches are to be flushed with the next ones."""
+    """An owner whose write returns when its batches are to be flushed with the next ones."""
 
     def write(self, batches: Iterable[ExitBatch], now_us: int) -> Generator[None, None, None]:
         yield from super().write((), now_us)
@@ -59,7 +59,7 @@ class TellsBeforeTheFlush(OutputLogOwner):
 
 
 class ForgetsExits(LogOwner):
-    """Records do not tell the next owner which batches they were."""
+    """An owner whose records do not tell the next owner which batches they were."""
 
     def _replay(self, newest: Segment, data: memoryview) -> int:
         end = super()._replay(newest, data)
@@ -68,7 +68,7 @@ class ForgetsExits(LogOwner):
 
 
 class BeginsWithoutExits(LogOwner):
-    """A segment does not tell which batches came before it."""
+    """An owner whose segments do not list the batches before them."""
 
     def _begin(self) -> Generator[None, None, None]:
         kept, self._clients = self._clients, {}
@@ -86,7 +86,7 @@ def _with(kind: type[LogOwner]) -> type[OutputLogOwner]:
 
 
 class GoesByTheBatchAlone(OutputLogOwner):
-    """Another life of the query goes on with the numbers of the one before."""
+    """An owner that goes on with the numbers of an earlier life of the query."""
 
     def __init__(self, store: LogStore, where: str, exit_name: str, limits: object) -> None:
         super().__init__(store, where, "the exit", LIMITS)
@@ -98,7 +98,7 @@ class TellsOfNoMissedRows(PartitionScan):
 
 
 class BeginsWithTheWholeRecord(PartitionScan):
-    """A cursor within a record leads to its first row."""
+    """A scan that takes a cursor within a record to the first row of the record."""
 
     @staticmethod
     def _behind(piece: OutputPiece, rows: int) -> OutputPiece:

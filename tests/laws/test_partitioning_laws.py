@@ -43,7 +43,7 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy]] = [
 
 @st.composite
 def columns_of_keys(draw: Callable[..., Any]) -> list[pa.Array]:
-    """One to three columns of equal length, with nulls, sometimes slices of longer ones."""
+    """Draw one to three columns of equal length, with nulls, sometimes slices of longer ones."""
     kinds = draw(st.lists(st.sampled_from(VALUES), min_size=1, max_size=3))
     rows = draw(st.integers(0, 60))
     start = draw(st.sampled_from([0, 0, 3, 9]))
@@ -55,7 +55,7 @@ def columns_of_keys(draw: Callable[..., Any]) -> list[pa.Array]:
 
 
 def plain(value: Any) -> Any:
-    """A value that Python's == compares as Spark groups."""
+    """Return a value that Python's == compares as Spark groups."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value + 0.0
     return value
@@ -213,7 +213,7 @@ def test_an_aggregate_equals_its_plain_model_however_cut_and_wherever_restored(
 def test_an_aggregate_is_the_same_from_a_snapshot_and_the_changes_since(
     rows: list[dict], cuts: list[int], whole_after: int, restore_after: int, key: tuple[str, ...]
 ) -> None:
-    """Wherever whole snapshots are asked for in between, and wherever changes are too many."""
+    """Ask for whole snapshots at any place in between, and let changes become too many at any place."""
     batch = pa.RecordBatch.from_pylist(rows, SCHEMA)
     edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     operator, kept, since = started(key), None, []

@@ -12,7 +12,7 @@ from flux.eventlog.log_owner import LogOwner, PushGroup
 from tests.laws.event_log_model import LawBroken, VirtualStore
 from tests.laws.registered_query_model import CountingQuery, QueryRun
 
-#: Others: ``for seed in range(1000, 16000): QueryRun(seed).go(800)``.
+#: Other seeds: ``for seed in range(1000, 16000): QueryRun(seed).go(800)``.
 SEEDS = 40
 TURNS = 800
 
@@ -48,7 +48,7 @@ class BeginsBehindTheNewestEventAfterALoss(QueryRun):
 
 
 class NeedsNothingOfWhatItHasRead(QueryRun):
-    """A query gives up events that no checkpoint has."""
+    """A run whose queries give up events that no checkpoint has."""
 
     def read(self, query: CountingQuery) -> None:
         super().read(query)

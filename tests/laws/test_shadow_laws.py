@@ -42,7 +42,7 @@ def test_a_model_without_a_rule_breaks_a_law(rule: str) -> None:
 
 
 def test_a_failure_costs_as_many_tentative_windows_as_the_formulas_say() -> None:
-    """One source of several is silent for ten seconds, X = 3 s: (D - 0.35) / b windows with process, (D - 0.9 X) / b with
+    """Silence one source of several for ten seconds, with X = 3 s: (D - 0.35) / b windows with process, (D - 0.9 X) / b with
     delay."""
     found = {}
     for policy in ("process", "delay", "suspend"):

@@ -14,7 +14,7 @@ from flux.outputs.tentative_channel import ChannelOwner, ChannelReader, ChannelR
 from tests.laws.event_log_model import LawBroken, VirtualStore
 from tests.laws.tentative_channel_model import ChannelRun, ShowingPrimary, ShownReader
 
-#: Others: ``for seed in range(1000, 11000): ChannelRun(seed).go()``.
+#: Other seeds: ``for seed in range(1000, 11000): ChannelRun(seed).go()``.
 SEEDS = 40
 
 
@@ -43,7 +43,7 @@ class LooksAtNoGeneration(ChannelRun):
 
 
 class GoesOnWithAnEarlierOwner(ChannelRun):
-    """A new segment does not void the rows of the segments before it."""
+    """A run in which a new segment does not void the rows of the segments before it."""
 
     class reader(ChannelReader):  # noqa: N801
         def read(self) -> list[ChannelRecord]:
@@ -51,7 +51,7 @@ class GoesOnWithAnEarlierOwner(ChannelRun):
 
 
 class BeginsWithoutRows(ChannelRun):
-    """A segment begins without the rows that stand."""
+    """A run in which a segment begins without the rows that stand."""
 
     class owner(ChannelOwner):  # noqa: N801
         def _begin(self) -> None:
@@ -61,7 +61,7 @@ class BeginsWithoutRows(ChannelRun):
 
 
 class TakesNothingBack(ChannelRun):
-    """Stable rows come without a look at the channel."""
+    """A run in which stable rows come without a look at the channel."""
 
     class owner(ChannelOwner):  # noqa: N801
         def keep(self) -> None: ...
@@ -92,7 +92,7 @@ class GivesChangesAtTheEndOfItsTurn(ChannelRun):
 
 
 class WaitsForNoStableRow(ChannelRun):
-    """A change is given though the reader has still to get stable rows in front of it."""
+    """A run in which a change is given though the reader has still to get stable rows in front of it."""
 
     class follower(TentativeFollower):  # noqa: N801
         def take(self, positions: Positions) -> list[TentativeChange]:
@@ -114,7 +114,7 @@ class MissesForgottenChanges(ChannelRun):
             return super().take(positions)
 
 
-#: By rule that is left out: the seed to begin with, shortly before the first one that shows it.
+#: By left-out rule: the seed to begin with, shortly before the first one that shows it.
 LEFT_OUT: dict[type[ChannelRun], int] = {
     LooksAtNoGeneration: 147,
     GoesOnWithAnEarlierOwner: 0,

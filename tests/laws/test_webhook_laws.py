@@ -36,7 +36,7 @@ class LooksAtNoGeneration(VirtualStore):
 
 
 class TakesTheFirstRecord(DeliveryLog):
-    """The next owner does not find the newest delivery."""
+    """A log whose next owner does not find the newest delivery."""
 
     def open(self) -> Generator[None, None, None]:
         yield from super().open()
@@ -44,7 +44,7 @@ class TakesTheFirstRecord(DeliveryLog):
 
 
 class KeepsNoRecord(DeliveryLog):
-    """The record of the newest delivery goes with its segment."""
+    """A log that loses the record of the newest delivery with its segment."""
 
     def note(self, delivery: WebhookDelivery, now_us: int) -> Generator[None, None, None]:
         yield from super().note(delivery, now_us)
@@ -60,7 +60,7 @@ class TakesPlannedForConfirmed(DeliveryCourse):
 
 
 class SendsMoreTheNextTime(DeliveryCourse):
-    """A delivery that was not confirmed gets another end when it is sent again."""
+    """A course in which an unconfirmed delivery gets another end when it is sent again."""
 
     def failed(self, reason: str, now: float, after_s: float | None = None) -> bool:
         assert self.newest is not None

@@ -107,7 +107,7 @@ class Entry:
 
 
 class Replica:
-    """A function of the ordered steps, and of the rows that they name."""
+    """A replica, whose state is a function of the ordered steps and of their rows."""
 
     def __init__(self, stage: str, streams: int, consumers: int) -> None:
         self.stage, self.consumers = stage, consumers
@@ -118,7 +118,7 @@ class Replica:
         self.batches: list[dict[int, list[Row]]] = []
         #: By step: batches, watermark and size of the state behind it.
         self.behind: list[tuple[int, int, int]] = []
-        #: Elements that were received and not applied: first, end, rows, the watermark before them.
+        #: Elements received and not applied: first, end, rows, the watermark before them.
         self.pending: list[list[tuple[int, int, list[tuple[int, Row]], int]]] = [[] for _ in range(streams)]
 
     def has(self, entry: Entry) -> bool:
@@ -183,7 +183,7 @@ class Inbound:
 
 
 class Partition:
-    """A partition with its replicas by worker, its order, and what the vault and the outside have."""
+    """A partition with its replicas by worker, its order, its checkpoint in the vault, and its rows outside."""
 
     def __init__(self, stage: str, number: int, streams: int, consumers: int, workers: list[int]) -> None:
         self.stage, self.number = stage, number
@@ -296,7 +296,7 @@ class World:
             return None  # a replica that is behind the ones that have given before
         cut = self._cut(first, batches)
         if cut < batches:
-            # The watermark that was known when the batch behind the cut was made: that before its step.
+            # The watermark known when the batch behind the cut was made: the one before its step.
             known = [step[1] for step in replica.behind[:steps] if step[0] <= cut]
             later = [step[1] for step in replica.behind[:steps] if step[0] > cut]
             watermark = later[0] if self.broken == "early" else known[-1] if known else NEVER
@@ -337,7 +337,7 @@ class World:
         rng, worker = self.rng, part.primary
         replica = part.replicas[worker]
         if replica.applied < len(part.order):
-            return  # it repeats steps that an earlier primary has ordered
+            return  # the primary repeats steps that an earlier one has ordered
         ready = [stream for stream, pending in enumerate(replica.pending) if pending]
         ends = [
             stream for stream, pending in enumerate(replica.pending)

@@ -1,4 +1,4 @@
-"""A model of gateways that own a webhook one after the other, and of a receiver that drops numbers which it has had.
+"""A model of gateways that own a webhook one after the other, and of a receiver that drops the numbers it knows.
 
 Course and log of deliveries are those of the product; the disk is that of the event log's model. A gateway is killed, or rests
 while another one takes over, and is awake again, between any two calls to the disk, and before and behind each attempt. An
@@ -41,7 +41,7 @@ class WebhookRun:
         self.rng = random.Random(seed)
         self.happened: Counter[str] = Counter()
         self._store, self._log, self._course = store, log, course
-        #: Whether a delivery is on disk before it is sent.
+        #: True: a delivery is on disk before it is sent.
         self._plans_first = plans_first
         self.disk = VirtualDisk(self.rng)
         self.results = 0
@@ -88,7 +88,7 @@ class WebhookRun:
             self.happened["fenced"] += 1
 
     def _work(self, log: DeliveryLog) -> Generator[None, None, None]:
-        """Go the way of ``WebhookPusher``."""
+        """Work as ``WebhookPusher`` does."""
         yield from log.open()
         course = self._course("the output", (0,), 1e9, log.newest)
         self.happened["sent again by the next owner"] += course.pending is not None

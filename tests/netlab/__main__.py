@@ -1,6 +1,6 @@
 """``python -m tests.netlab --cut w1:w2 --for 10``: a query on three hosts whose links are cut, delayed or stalled meanwhile.
 
-It prints what it does, and what ``flux status`` says before, meanwhile and after; at the end it counts lost and doubled rows.
+It prints its actions, and the output of ``flux status`` before, meanwhile and after; at the end it counts lost and doubled rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The faults of one run of ``python -m tests.netlab.faults``, drawn from its seed: what happens, when, and for how long."""
+"""The faults of one run of ``python -m tests.netlab.faults``, drawn from its seed: their kinds, times and durations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Fault:
 
 
 def schedule(seed: int, run: int, times: int, kinds: Collection[Kind] = tuple(Kind)) -> list[Fault]:
-    """Draw the faults of a run. The same seed and run give the same faults."""
+    """Draw the faults of a run. They depend only on seed and run."""
     chance = random.Random(f"faults {seed} {run}")
     choices = [kind for kind in Kind if kind in kinds]
     weights = [DRAWN[kind][2] for kind in choices]
@@ -76,8 +76,8 @@ def link_of(chance: int, hosts: Collection[str]) -> tuple[str, str]:
 
 
 class Lasting:
-    """The faults that last, each with the time of its end. Faults of one thing may overlap, as two cuts of a link: it goes on
-    when the last of them is over. True while there are any."""
+    """The faults that last, each with the time of its end. Faults of one thing may overlap, as two cuts of a link: the thing
+    goes on when the last of them is over. True while there are any."""
 
     def __init__(self) -> None:
         self._ends: list[tuple[float, int, Hashable, Callable[[], object]]] = []

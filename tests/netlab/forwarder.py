@@ -28,13 +28,13 @@ LARGEST = 65536
 
 @dataclass
 class Weather:
-    """The condition of one direction of a link, in seconds. ``loss`` is a share of the packets.
-
-    The link stands still for ``stall_s``, every ``every_s`` on average, at times of Poisson's."""
+    """The condition of one direction of a link, in seconds."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
+    #: A share of the packets.
     loss: float = 0.0
+    #: The link stands still for ``stall_s``, every ``every_s`` on average, at times of Poisson's.
     stall_s: float = 0.0
     every_s: float = 0.0
 

@@ -26,7 +26,7 @@ from tests.netlab.namespaces import TUN, Namespace
 HUB, HOSTS = "hub", ("w1", "w2", "w3")
 #: The addresses of the laboratory exist in its namespaces only.
 NETWORK, BITS = "10.43.0.", 24
-#: The same largest packet on both ways, so that a connection may change from one to the other.
+#: Largest packet on the bridge and through the forwarder: equal, so that a connection may change from one to the other.
 MTU = 9000
 _SET_DEVICE, _TUN_FLAGS = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN | IFF_NO_PI of linux/if_tun.h
 
@@ -73,10 +73,10 @@ class Lab:
         rtnetlink.address("eth0", self.addresses[name], BITS)
         rtnetlink.up("eth0", MTU)
 
-    # ---- what happens to links; ``a`` sends, ``b`` receives
+    # ---- faults of links; ``a`` sends, ``b`` receives
 
     def cut(self, a: str, b: str) -> None:
-        """Drop all that ``a`` sends to ``b``."""
+        """Drop all packets from ``a`` to ``b``."""
         self.spaces[a].run(rtnetlink.blackhole, self.addresses[b])
 
     def heal(self, a: str, b: str) -> None:

@@ -31,7 +31,7 @@ def _call(name: str, *args: int) -> None:
 
 
 def _in_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own, and return its result or raise its exception."""
+    """Call a function in its own thread, and return its result or raise its exception."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -88,7 +88,7 @@ class Namespace:
         _call("setns", self.descriptor, _NEWNET)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function inside; sockets that it makes belong to the namespace wherever they are used."""
+        """Call a function inside. Its sockets belong to the namespace, also when they are used elsewhere."""
 
         def inside() -> Any:
             self.enter()
@@ -97,7 +97,7 @@ class Namespace:
         return _in_thread(inside)
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a program inside, as the leader of a session. It is killed when this process ends, however that ends."""
+        """Start a program inside, as the leader of a session. It is killed when this process ends in any way."""
 
         def prepare() -> None:
             self.enter()

@@ -42,7 +42,7 @@ def test_a_batch_that_comes_again_at_its_position_counts_once_and_a_torn_line_no
 @pytest.mark.starts_spark
 def test_no_row_waits_for_a_link_that_is_cut_in_one_direction_and_each_comes_once() -> None:
     """Rows of a reader come over a third worker to a primary whose secondary is on the worker of the reader (design:
-    relayed-answers). A row that waits for its link waits for ten seconds; half a second is what it should take."""
+    relayed-answers). A row that waits for its link waits for ten seconds; half a second is the expected time."""
     seconds = 12.0
     command = [sys.executable, "-m", "tests.netlab.cuts", "--seconds", f"{seconds:g}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1100, check=False)

@@ -1,9 +1,8 @@
-"""Events in disorder, and the answers of the oracle to the questions of one program about them. The same in each process.
+"""Events in disorder, equal in each process, and the answers of the oracle to the questions of one program about them.
 
 One row in twenty is late, some have no time, and neighbours are equal in time. Rows are numbered within their partition. Users
 come in spells, so that each has several sessions. Offers are the rows of another source, half as many, with which events are
-joined. Two runs are equal if ``answers`` and ``lines`` of their outputs are: the rows,
-sorted, as bytes."""
+joined. Two runs are equal if ``answers`` and the ``lines`` of their outputs are: the rows, sorted, as bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ SIZE_US, SLIDE_US, GAP_US = 10_000_000, 4_000_000, 3_000_000
 #: An event is joined with the offers to its user that are at most this much older; the best events of each user in each window.
 WITHIN, WITHIN_US = "250 milliseconds", 250_000
 BEST_SIZE, BEST_SIZE_US, BEST = "10 seconds", 10_000_000, 3
-#: Microseconds: the mean distance of two rows of a partition, and how late a late row is beyond the delay, at most.
+#: Microseconds: the mean distance of two rows of a partition, and the most by which a late row exceeds the delay.
 STEP_US, LATE_US = 100_000, 20_000_000
 USERS, SPELL = 40, 50
 TIME = pa.timestamp("us", "UTC")
@@ -40,15 +39,15 @@ OFFERS = pa.schema(
 #: The columns of joined rows, and the names that the oracle has for them.
 JOINED = ("partition", "number", "ts", "user", "amount", "source", "place", "at", "price")
 _JOINED = tuple({"ts": AT, "at": OTHER_AT}.get(name, name) for name in JOINED)
-#: The order of the best ones: the columns that are named, then all others.
+#: The order of the best events: these columns, then all others.
 BY = "price desc nulls last, amount desc nulls last"
 SUMS = "count(*) as n, sum(amount)::bigint as total, count(distinct amount) as kinds"
 
 
 @cache
 def part(partition: int, count: int) -> pa.RecordBatch:
-    """The rows of one partition. The first lie before 1970. Some behind the middle are late: a reader that begins again there
-    finds that out only if it knows the newest time before."""
+    """Return the rows of one partition. The first lie before 1970. Some behind the middle are late: a reader that begins again
+    there finds that out only if it knows the newest time before."""
     rng, number = np.random.default_rng(partition), np.arange(count)
     times = _times(rng, count, STEP_US)
     user = (number // SPELL * 7 + rng.integers(0, 5, count)) % USERS
@@ -60,7 +59,7 @@ def part(partition: int, count: int) -> pa.RecordBatch:
 
 @cache
 def offers(partition: int, count: int) -> pa.RecordBatch:
-    """The offers of one partition. Each takes as long as two events."""
+    """Return the offers of one partition. Each takes as long as two events."""
     rng, number = np.random.default_rng([partition, 1]), np.arange(count)
     at = pa.array(_times(rng, count, 2 * STEP_US), mask=rng.random(count) < 0.01).cast(TIME)
     user = (2 * number // SPELL * 7 + rng.integers(0, 5, count)) % USERS
@@ -92,8 +91,8 @@ def numbered(
     may_go_on: Callable[[int, int], bool] = lambda partition, number: True,
     made: Made = part,
 ) -> Callable[[int, int | None], Iterator[flux.Positioned | None]]:
-    """A reader of ``count`` rows for each partition, with positions of its own: in each life the rows are cut elsewhere, into
-    batches of up to ``most``. It gives nothing while ``may_go_on`` forbids the next row."""
+    """Return a reader of ``count`` rows for each partition, with its own positions: in each life the rows are cut elsewhere, into
+    batches of up to ``most``. The reader gives nothing while ``may_go_on`` forbids the next row."""
 
     def read(partition: int, start: int | None) -> Iterator[flux.Positioned | None]:
         rows, number, cuts = made(partition, count), start or 0, random.Random()
@@ -109,15 +108,15 @@ def numbered(
 
 
 def watermark(count: int, made: Made = part) -> int:
-    """The watermark behind all rows of all partitions, none of which has ended."""
+    """Return the watermark behind all rows of all partitions, none of which has ended."""
     newest = [made(partition, count).column(2).cast(pa.int64()).drop_null() for partition in range(PARTITIONS)]
     return min(int(np.max(times.to_numpy())) for times in newest) - DELAY_US
 
 
 def answers(count: int, final_us: int = END_OF_TIME, offers_final_us: int = END_OF_TIME) -> dict[str, bytes]:
-    """The answers of the oracle by output: windows and sessions that are final by the watermark of the events, late rows, rows
-    without their duplicates, joined rows that are final by the watermark of the offers, and, final by both, events with their
-    newest offers and the best joined rows."""
+    """Return the answers of the oracle by output: windows and sessions that are final by the watermark of the events, late rows,
+    rows without their duplicates, joined rows that are final by the watermark of the offers, and, final by both, events with
+    their newest offers and the best joined rows."""
     oracle = EventTimeOracle(everything(count), "ts", DELAY_US)
     late = oracle.late("partition", "number", "time_us", "user", "amount")
     assert 0.03 < len(late) / (count * PARTITIONS) < 0.07

@@ -2,8 +2,8 @@
 (design: late-rows, windows).
 
 Late rows follow from the numbers of rows alone: a row is late if its time is below the greatest time of the rows before it in its
-source partition, less the delay. All other rows count, whatever watermark their windows were closed by. So the oracle knows
-neither batches nor watermarks. So do joins, duplicates and ranks (design: joins, duplicates, ranks).
+source partition, less the delay. All other rows count, under any watermark that closed their windows. So the oracle knows neither
+batches nor watermarks. Joins, duplicates and ranks follow from these rows, too (design: joins, duplicates, ranks).
 
 Times are microseconds since the epoch. Rows without a time are not late, and belong to no window.
 """
@@ -52,7 +52,7 @@ numbered as (
 select {keys} min({at}) as window_start, max({at}) + {gap} as window_end, {aggregates}
 from numbered group by {keys} session
 """
-# Of each key: its first row, and then each next row that is further behind the one chosen before than the time to live.
+# The first row of each key, and then each next row that is further behind the one chosen before than the time to live.
 _ONCE = """
 with recursive timely as (
     select * from judged where not {late} and {at} is not null
@@ -89,7 +89,7 @@ qualify row_number() over (partition by "{partition}", "{number}" order by {othe
 
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
-    """One for all oracles: to make one takes longer than most questions."""
+    """Open the one database of all oracles: to open one takes longer than most questions."""
     return duckdb.connect(config={"threads": 1})
 
 
@@ -99,11 +99,11 @@ class EventTimeOracle:
     def __init__(
         self, rows: pa.Table, time: str, delay_us: int, partition: str = "partition", number: str = "number"
     ) -> None:
-        """``rows``: each row with its source partition and its number there, in whatever order. ``time``: the column with the
-        times, a timestamp."""
+        """Judge all rows. ``rows``: each row with its source partition and its number there, in any order. ``time``: the column
+        with the times, a timestamp."""
         self._names = {"at": AT, "late": LATE, "partition": partition, "number": number}
         self._columns = rows.column_names
-        self._sql = _database().cursor()  # with temporary tables of its own
+        self._sql = _database().cursor()  # has its own temporary tables
         moment = rows.column(time).cast(pa.timestamp("us", rows.schema.field(time).type.tz), safe=False)
         self._sql.register("given", rows.append_column(AT, moment.cast(pa.int64())))
         self._sql.execute(_JUDGED.format(**self._names, delay=delay_us))
@@ -136,15 +136,15 @@ class EventTimeOracle:
         )
 
     def once(self, keys: Sequence[str], ttl_us: int, *columns: str) -> list[tuple[Any, ...]]:
-        """Return these columns of the rows that are no duplicates by their keys, which have the partition among them: the order
-        of rows is that of their numbers."""
+        """Return these columns of the rows that are no duplicates by their keys. The partition is one of the keys: rows are in
+        the order of their numbers."""
         assert self._names["partition"] in keys
         names = {"keys": _before(keys), "names": _listed(keys), "columns": _listed(columns)}
         return self._asked(_ONCE.format(**self._names, **names, ttl=ttl_us))
 
     def join(self, other: EventTimeOracle, key: str, within_us: int) -> None:
-        """Join each row that is not late with those of another source that have its key, and are at most ``within_us`` older.
-        Rows without one stay alone. Other columns have different names on both sides."""
+        """Join each row that is not late with the rows of another source that have its key and are at most ``within_us`` older.
+        Rows without a partner stay alone. Other columns have different names on both sides."""
         self._sql.register("others", other._sql.sql(f"select * from judged where not {LATE}").to_arrow_table())
         self._sql.execute(_JOINED.format(**self._names, key=key, within=within_us, other_at=OTHER_AT))
 

@@ -37,8 +37,8 @@ class Answer:
     """The answer to one query."""
 
     sql: str
-    #: For a query in update mode: the part of SQL that takes the last rows out of all that it has given. Counts only grow, and
-    #: a rank only gets better bids.
+    #: For a query in update mode: the part of SQL that takes the last rows out of its whole output. Counts only grow, and a
+    #: rank only gets better bids.
     last: str = ""
     #: The compared columns, in place of all columns of the output.
     compared: str = "*"
@@ -172,7 +172,7 @@ class NexmarkOracle:
     """The events of a run, and the answers to the queries about them."""
 
     def __init__(self, partitions: Iterable[Iterable[pa.RecordBatch]], threads: int = 2) -> None:
-        """``partitions``: the rows of each partition of the source, in the order in which they are read."""
+        """Load the events. ``partitions``: the rows of each partition of the source, in the order in which they are read."""
         self._sql = duckdb.connect(config={"threads": threads})
         self._sql.execute("set timezone = 'UTC'")
         tables = []
@@ -229,7 +229,7 @@ class NexmarkOracle:
         return f"select {', '.join(columns)} from {table}"
 
     def _digest(self, rows: str) -> tuple[int, ...]:
-        """Return the number of rows and the sum of their hashes, which are equal if the rows are, in whatever order."""
+        """Return the number of rows and the sum of their hashes, which are equal if the rows are, in any order."""
         return self._sql.execute(f"select count(*), sum(hash(each)) from ({rows}) as each").fetchall()[0]
 
     def rows(self, query: str) -> int:

@@ -1,4 +1,4 @@
-"""Marks of what has changed: each slot once, and only since somebody asks."""
+"""Marks of changed slots: each slot once, and only since the first request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches sorted by where their rows go."""
+"""Batches sorted by the partitions of their rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def whole(batch: pa.RecordBatch, partition: int, partitions: int) -> Clustered:
 def check(
     clustered: Clustered, batch: pa.RecordBatch, keys: list[int], partitions: int, order: np.ndarray | None = None
 ) -> None:
-    """Every row is there once, in its partition, in the order in which it came; partitions without rows are left out."""
+    """Check that every row is there once, in its partition, in the order in which it came, and that partitions without rows are
+    left out."""
     ids = partition_ids(hash_columns([batch.column(i) for i in keys]), partitions)
     order = np.arange(partitions) if order is None else order
     rank = np.argsort(order)
@@ -73,7 +74,7 @@ def test_an_order_that_is_no_permutation_is_refused(order: list[int]) -> None:
     ids=lambda key: str(key.type),
 )
 def test_a_key_of_one_column_goes_where_its_hash_says(key: pa.Array) -> None:
-    """It has a way of its own, without hashes in between."""
+    """Cluster by a key of one column, which has its own code path, without hashes in between."""
     batch = pa.record_batch({"key": key, "row": np.arange(36)})
     for part in (batch, batch.slice(5, 20)):
         check(cluster_by_key(part, [0], 8), part, [0], 8)
@@ -129,7 +130,7 @@ def test_any_column_type_travels_and_slices_keep_to_their_rows() -> None:
 @pytest.mark.parametrize("partitions", [1, 8])
 @pytest.mark.parametrize("text", [pa.string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
 def test_the_result_owns_its_memory(partitions: int, text: pa.DataType) -> None:
-    """Spark writes the next batch over the memory of the last one: here the test does."""
+    """Write over the memory of a batch, as Spark does with the next one."""
     rows = 64
     source = pa.record_batch(
         {
@@ -182,7 +183,8 @@ def test_nbytes_is_that_of_the_rows_and_not_of_the_larger_batch_that_they_were_c
 
 
 def test_nbytes_counts_what_lies_in_dictionaries() -> None:
-    """Their type has a width, that of the numbers in them: logs and credit would be bounded by these alone."""
+    """Count the values of dictionaries. The width of a dictionary's type is that of its numbers: logs and credit would be bounded
+    by these alone."""
     texts = pa.array(["x" * 100_000, "y" * 100_000]).dictionary_encode()
     batch = pa.record_batch({"key": [1, 2], "text": texts})
     for clustered in (cluster_by_key(batch, [0], 4), whole(batch, 0, 4)):

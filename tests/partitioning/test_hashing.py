@@ -1,4 +1,4 @@
-"""The hash decides where a key lives for as long as a query runs, so that it must never change."""
+"""The hash decides on the partition of a key for as long as a query runs, so it must never change."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_one_string_may_be_larger_than_all_memory_held_so_far() -> None:
 
 @pytest.mark.parametrize("type_", [pa.string(), pa.large_string()])
 def test_strings_too_long_for_their_place_in_the_table_are_told_apart(type_: pa.DataType) -> None:
-    """A place says how many bytes a string has, up to 65,534."""
+    """Look strings up around 65,534 bytes: up to this, a place holds the number of bytes of its string."""
     sizes = [65_533, 65_534, 65_535, 65_536, 65_537, 131_071, 131_072]
     strings = ["a" * size for size in sizes] + ["a" * (size - 1) + "b" for size in sizes] + ["", "a"]
     index = KeyIndex([pa.field("key", type_)])
@@ -167,7 +167,7 @@ def test_strings_too_long_for_their_place_in_the_table_are_told_apart(type_: pa.
 
 
 def test_many_strings_are_looked_up_as_a_dictionary_does() -> None:
-    """Known and new ones, nulls and slices, while the table and the bytes that it keeps grow."""
+    """Look up known and new strings, nulls and slices, while the table and its kept bytes grow."""
     random, index, expected = np.random.default_rng(5), KeyIndex([pa.field("key", pa.string())]), {}
     for rows in (1, 31, 32, 33, 64, 1000, 5000, 20_000):
         numbers = random.integers(0, 4 * rows, rows + 3)
@@ -195,7 +195,7 @@ def test_a_snapshot_gives_every_key_its_old_slot() -> None:
 
 
 def test_keys_that_stay_are_copied_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All keys of a partition may have more text than a column."""
+    """Copy keys in chunks, because all keys of a partition may have more text than a column can hold."""
     monkeypatch.setattr(key_index, "CHUNK_ROWS", 3)
     words, numbers = pa.array([None, *map(str, range(9))]), pa.array(range(10))
     for columns in ([words], [numbers], [numbers, words]):

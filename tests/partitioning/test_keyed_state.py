@@ -31,7 +31,7 @@ ROW = st.tuples(
     st.none() | st.sampled_from("ab"),
     st.none() | st.integers(-9, 9),
     st.none() | st.sampled_from([0, 1, 2**64 - 1]),
-    # Sums of these are exact, so that they do not depend on the order of the additions.
+    # Sums of these numbers are exact, so that they do not depend on the order of the additions.
     st.none() | st.sampled_from([0.0, -0.5, 3.0, float("nan")]),
     st.none()
     | st.sampled_from([Decimal(0), Decimal("-0.01"), Decimal(2**70), Decimal(-(2**70)), Decimal(2**64) / 100]),
@@ -133,7 +133,7 @@ def test_states_of_other_keys_or_measures_are_refused() -> None:
 
 
 def test_a_state_of_few_rows_has_little_memory_of_its_own() -> None:
-    """A windowed operator has one for each pane."""
+    """Bound the memory of a small state, because a windowed operator has one for each pane."""
     pane = KeyedState(KEYS["one word"], {"rows": TypedMeasure("count"), "i": TypedMeasure("sum", "i", pa.int32())})
     pane.update(pane.slots([pa.array([1])], 1), [None, pa.array([1], pa.int32())])
     assert pane.nbytes < 8192

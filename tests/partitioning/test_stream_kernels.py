@@ -1,4 +1,4 @@
-"""The compiled loops that producers of streams use, beside the same in plain Python."""
+"""The compiled loops that producers of streams use, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTITIONS, WIDTH = 5, 3
 
 @st.composite
 def readers(draw: Any) -> dict[str, Any]:
-    """Of one worker: some partitions, one replica of each, in some column."""
+    """Draw the readers of one worker: some partitions, one replica of each, in some column."""
     hosted = draw(st.lists(st.integers(0, PARTITIONS - 1), min_size=1, unique=True).map(sorted))
     each = lambda of: draw(st.lists(of, min_size=len(hosted), max_size=len(hosted)))  # noqa: E731
     marks = st.integers(-1, 9)
@@ -90,7 +90,7 @@ def test_slices_of_a_worker_are_its_partitions_and_pieces_are_as_long_as_can_be(
     mine = [rank for rank, p in enumerate(by_rank.tolist()) if hosts[p] and (not some or some[rank])]
     assert out[0, :found].tolist() == [by_rank[rank] for rank in mine]
     assert out[1, :found].tolist() == [sizes[rank] for rank in mine]
-    expected: list[list[int]] = []  # of how many partitions, from, to
+    expected: list[list[int]] = []  # number of partitions, from, to
     for rank in mine:
         if expected and expected[-1][2] == offsets[rank]:
             expected[-1][0] += 1

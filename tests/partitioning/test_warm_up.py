@@ -64,7 +64,7 @@ def test_nothing_is_compiled_after_the_warm_up() -> None:
 
 
 def test_a_new_installation_knows_that_it_has_nothing_compiled(tmp_path: Path) -> None:
-    """Asked, it compiles nothing."""
+    """Ask a new installation whether it is warm: the question compiles nothing."""
     code = "from partitioning.warm_up import is_warm; print(is_warm())"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

@@ -1,4 +1,4 @@
-"""``python -m tests.transcripts`` prints one or all of them; ``--write`` renews the files."""
+"""``python -m tests.transcripts`` prints one transcript or all; ``--write`` renews the files."""
 
 from __future__ import annotations
 

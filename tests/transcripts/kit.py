@@ -1,4 +1,4 @@
-"""What a scripted flow is made of: a simulation without chance, its story, and the part of it that is worth reading."""
+"""The parts of a scripted flow: a simulation without chance, its story, and the events of it that are worth reading."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.simulation.run import Simulation
 from tests.simulation.stage_kinds import Watched
 from tests.simulation.story import Event, Story
 
-#: A message is on its way for so long.
+#: Time of a message on its way.
 WAY_S = 0.001
-#: Sources wait with their end until all is repaired.
+#: Faults under which sources wait with their end until all is repaired.
 PATIENT = Faults(patient=True, calm_after_s=0.1)
 #: Few bytes, so that numbers are short; more than these flows need.
 CREDIT_BYTES = 80_000
-#: Characters of a line of the heading.
+#: Most characters of a line of the heading.
 WIDTH = 110
 
 
 @dataclass
 class Flow:
-    """One scripted run. ``about``: partitions and streams that the transcript tells of."""
+    """One scripted run. ``about``: the partitions and streams in its transcript."""
 
     sim: Simulation
     about: set[str]
@@ -52,7 +52,7 @@ class Flow:
         self.until_ms((self.sim.world.now - self.story.began) * 1000 + more_ms)
 
     def until_told(self, text: str) -> None:
-        """Until an event of which this is a part has happened since the last call of ``skip`` or ``keep``."""
+        """Run until the story has an event with this text behind the last call of ``skip`` or ``keep``."""
         looked = self._from
 
         def told() -> bool:
@@ -64,11 +64,11 @@ class Flow:
         self.until(told)
 
     def skip(self) -> None:
-        """What has happened so far needs no telling."""
+        """Leave the events up to now out of the transcript."""
         self._from = len(self.story.events)
 
     def keep(self, *without: str) -> None:
-        """Tell what has happened since the last call, but events with one of these words."""
+        """Add the events since the last call to the transcript, except those with one of these words."""
         told = set(map(id, self.story.told(self.about)))
         for event in self.story.events[self._from :]:
             if id(event) in told and not any(word in event.text for word in without):
@@ -87,7 +87,7 @@ class Flow:
 
 
 def without_sizes(line: str) -> str:
-    """How many bytes a pickled state has depends on which strings Python happens to share."""
+    """Leave the sizes of pickled states out of a line: they depend on the strings that Python happens to share."""
     if "state" not in line:
         return line
     line = re.sub(
@@ -105,7 +105,7 @@ def flow(
     dataflow: Callable[..., Dataflow] | None = None,
     **settings: Any,
 ) -> Flow:
-    """One source of two partitions, a stage, and a sink, of two partitions each; ``dataflow`` takes the place of that."""
+    """Make a run of one source, a stage and a sink, of two partitions each, or of ``dataflow`` in place of these."""
 
     def made(ledger: Any) -> Dataflow:
         given = {"credit_max_bytes": CREDIT_BYTES, "step_max_rows": 4} | settings

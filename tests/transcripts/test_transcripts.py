@@ -1,4 +1,4 @@
-"""The main stories go as they are written down."""
+"""The main stories go as their transcripts say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.transcripts.__main__ import FOLDER, made
 from tests.transcripts.flows import FLOWS
 
 RENEW = "if the new course is right: python -m tests.transcripts --write"
-#: A transcript is read from top to bottom.
+#: Most lines of a transcript, which is read from top to bottom.
 LINES_MAX = 70
 
 
