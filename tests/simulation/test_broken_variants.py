@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
+from zlib import crc32
 
 import pytest
 
 from tests.simulation import broken_rules as rules
 from tests.simulation import run as run_
+from tests.simulation.many import SOURCE
 from tests.simulation.mixes import Mix
 from tests.simulation.run import Result, run
+from tests.simulation.runs import LONG
 from tests.simulation.variants import VARIANTS, Variant
 
 #: Seeds tried when those of the file no longer show a variant, so that a change elsewhere costs time and not the test.
@@ -26,6 +29,15 @@ STUCK, STUCK_S = "every run comes to its end", 10.0
 
 def limit_of(variant: Variant) -> float:
     return STUCK_S if STUCK in variant.laws else run_.LIMIT_S
+
+
+#: One of so many variants has the run of the code as it is in ``make test``, after each change others; all have it in
+#: ``make test-long``. The seeds of the other tests show, too, that the code keeps the laws.
+CONTROLLED_EACH = 3
+
+
+def is_controlled(variant: Variant) -> bool:
+    return LONG or crc32(f"{variant.key} {SOURCE}".encode()) % CONTROLLED_EACH == 0
 
 
 @cache
@@ -56,9 +68,10 @@ def test_a_broken_variant_is_caught(variant: Variant) -> None:
     caught = first_caught(variant.key)
     assert caught is not None, f"it got through; make seeds VARIANT={variant.name} looks for another seed"
     assert caught.law in variant.laws, str(caught)
-    assert unbroken(caught.seed, variant.mix, limit_of(variant)).ok, (
-        "the unbroken code keeps the laws under the same seed"
-    )
+    if is_controlled(variant):
+        assert unbroken(caught.seed, variant.mix, limit_of(variant)).ok, (
+            "the unbroken code keeps the laws under the same seed"
+        )
 
 
 @pytest.mark.parametrize("alone", [rules.secondaries_hold_credit, rules.lets_nothing_in_beyond_credit])

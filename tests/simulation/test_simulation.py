@@ -47,7 +47,9 @@ def test_it_happens_often_enough_to_mean_something(results: list[Result], others
 
 
 def test_each_run_counts_rows(results: list[Result]) -> None:
-    assert sum(result.counts["rows at sinks"] for result in results) > ROWS_MIN * len(SEEDS)
+    """Count rows of the fixed seeds, so that the average does not depend on the change that is tested."""
+    fixed = [result.counts["rows at sinks"] for result in results if result.seed in FIXED]
+    assert sum(fixed) > ROWS_MIN * len(fixed)
 
 
 def test_crashes_that_spare_the_last_copy_rarely_end_a_query(results: list[Result]) -> None:
@@ -115,14 +117,15 @@ BROKE_ONCE = {
 }
 
 
-#: A seed that takes as long as fifty others. Its cause is a limit that the simulation draws, not a rule of the product.
-LONG_RUN = 330669
+#: Seeds that take three to seven seconds of a core, as much as all others together. The cause of the first one is a limit that
+#: the simulation draws, not a rule of the product.
+LONG_RUNS = (330669, 21979, 300780, 3300023432, 53000193, 7386719663, 15582894868)
 
 
 def left_to_test_long(seed: int) -> bool:
-    """Tell whether a seed shows no rule of the product that no other seed shows: the law was wrong, or the seed is a second
-    one with the same cause."""
-    return seed == LONG_RUN or BROKE_ONCE[seed].startswith(("the law ", "the same"))
+    """Tell whether a seed takes long, or shows no rule of the product that no other seed shows: the law was wrong, or the seed is
+    a second one with the same cause. A change of the protocol gives each seed another run, so no seed shows its rule for good."""
+    return seed in LONG_RUNS or BROKE_ONCE[seed].startswith(("the law ", "the same"))
 
 
 @pytest.mark.parametrize(
