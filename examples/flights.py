@@ -37,7 +37,7 @@ console = Console(highlight=False)
 
 @flux.stage(key=("dest", "carrier"), partitions=16, replicas=2)
 class Delays(flux.Aggregate):
-    """Delay statistics per airport and carrier; cancelled flights have no arrival delay."""
+    """Statistics of delays per airport and carrier. Cancelled flights have no arrival delay."""
 
     flights = flux.count()
     arrived = flux.count("arr_delay")

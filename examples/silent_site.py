@@ -186,7 +186,7 @@ def followed(folder: Path, newest: str, schema: pa.Schema) -> Iterator[Any]:
 
 
 class Board(flux.Sink):
-    """Sink that writes its calls as lines into a file of its own, which the program reads: a board that all executors reach."""
+    """A sink that writes its calls as lines into its own file, which the program reads: a board that all executors reach."""
 
     def __init__(self, folder: Path, flow: str) -> None:
         self.folder, self.flow = str(folder), flow

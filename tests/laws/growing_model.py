@@ -19,7 +19,7 @@ from flux.wire.messages import OrderEntry, StepKind
 from partitioning.table import ReplicaAt
 
 OLD, NEW = 0, 1
-#: Elements of a log, by the version of the plan that a process goes by, if shares are those of the plan of the day.
+#: Elements of a log, by the version of the plan that a process follows, if shares are those of the current plan.
 SHARE, SHARES = 6, (6, 3, 6)
 STEPS = 40
 #: Events of a schedule after which it must have come to its end.

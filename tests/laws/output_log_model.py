@@ -51,7 +51,7 @@ class Primary:
     """A process that writes the output, or believes so."""
 
     life: int
-    #: Batches of its life that were said to be outside when it claimed the log.
+    #: Batches of its life that an earlier primary had reported as outside when this one claimed the log.
     told: int
     owner: OutputLogOwner
     under_way: Generator[None, None, None] | None

@@ -1,8 +1,8 @@
 """A model of primaries that show tentative rows beside an output log, one after the other, and of readers at a gateway.
 
 Owner, reader, tail and follower are those of the product; the disk is that of the event log's model, and the output log is a
-list of windows. Each window has a row of its own, so a tentative row beside its stable one is seen at once. A primary is killed,
-or goes on for a while though another one has taken over, as it does not know that it was given up. Power is lost. A reader comes
+list of windows. Each window has one row, so a tentative row beside its stable one is seen at once. A primary is killed, or goes
+on for a while though another one has taken over, as the old one does not know that it was given up. Power is lost. A reader comes
 back with the rows that it showed before, or is behind by more changes than are kept.
 """
 

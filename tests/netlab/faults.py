@@ -44,8 +44,8 @@ from tests.netlab.namespaces import why_not
 
 WORKERS = 3
 BOUND = "1s"
-#: Seconds after which a worker is given up that does not answer, and the most for which one is stopped so that it is: it goes on
-#: as soon as it is given up. A machine that is shared must not give up workers by itself, and its controller may be late.
+#: Seconds after which a silent worker is given up, and the longest stop of a worker that is to be given up: the worker goes on as
+#: soon as that has happened. A shared machine must not give up workers by itself, and its controller may be late.
 HEARTBEAT_S, LONG_S = 10, 60.0
 #: Seconds until the query runs, until it is whole again after a loss, and until all results are there in the end.
 START_S, WHOLE_S, DRAIN_S = 240.0, 180.0, 240.0
@@ -115,7 +115,7 @@ class Strikes:
     """The faults of one run, and their ends."""
 
     def __init__(self, lab: Lab, query: Query, folder: Path, stoppable: dict[Kind, int], console: Console) -> None:
-        """``stoppable``: the processes of the broker and of the source, by the kind of the fault."""
+        """Prepare for faults. ``stoppable``: the processes of the broker and of the source, by the kind of the fault."""
         self._lab, self._query, self._folder, self._console = lab, query, folder, console
         self._stoppable = stoppable
         self._hosts = [host for host in lab.spaces if host != HUB]

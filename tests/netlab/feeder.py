@@ -226,7 +226,7 @@ class Written(flux.Sink):
         self._note(TENTATIVE, -1, batch)
 
     def undo(self, start: int | None, end: int | None) -> None:
-        """Do nothing: stable rows are looked at, and tentative ones counted."""
+        """Do nothing: stable rows are compared, and tentative ones counted."""
 
     def close(self) -> None:
         self._file.close()

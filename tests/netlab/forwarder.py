@@ -1,10 +1,10 @@
 """A forwarder of IP packets among hosts, with delay, jitter, loss and stalls for each direction of each link.
 
-It has a TUN device in the namespace of each host: packets that a host routes into its device are read here, wait for their time,
-and are written into the device of the other host. So TCP itself reacts. (The kernels of small virtual machines have no netem.)
+Each host has a TUN device in its namespace: packets that a host routes into its device are read here, wait for their time, and
+are written into the device of the other host. So TCP itself reacts. (The kernels of small virtual machines have no netem.)
 
-It is a process of its own: ``python -m tests.netlab.forwarder ADDRESS=DESCRIPTOR...``. Commands are lines of JSON on its standard
-input, each with the link; it ends with its standard input.
+The forwarder is a separate process: ``python -m tests.netlab.forwarder ADDRESS=DESCRIPTOR...``. Commands are lines of JSON on its
+standard input, each with the link; the process ends with its standard input.
 """
 
 from __future__ import annotations

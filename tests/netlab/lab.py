@@ -1,4 +1,4 @@
-"""A network of hosts, each a namespace of its own, on one bridge; links between them are cut, delayed and stalled.
+"""A network of hosts, each a separate namespace, on one bridge; links between hosts are cut, delayed and stalled.
 
 The bridge is in a namespace, too, which is the host ``hub``: no packet can leave the laboratory, and nothing of the machine's own
 network is changed. A cut is a blackhole route of the sender, so each direction is cut by itself. Weather goes through the

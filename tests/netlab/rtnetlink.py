@@ -99,5 +99,5 @@ def blackhole(to: str) -> None:
 
 
 def no_route(to: str) -> None:
-    """Remove the route to a host of its own; the one to its network stays."""
+    """Remove the route to a single host; the route to its network stays."""
     _ask(_DELROUTE, 0, _route(0, _ANY_SCOPE, 0) + _attribute(_DST, socket.inet_aton(to)))

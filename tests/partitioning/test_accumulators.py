@@ -159,7 +159,7 @@ def test_a_decimal_sum_may_pass_its_digits_and_come_back() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_decimal_sums_and_means_of_any_size_are_those_of_python(seed: int) -> None:
-    """Sums of up to some 10**41, of both signs, also through a state in between."""
+    """Try sums of up to some 10**41, of both signs, also through a state in between."""
     rng = np.random.default_rng(seed)
     most = 10**38 - 1
     values = [

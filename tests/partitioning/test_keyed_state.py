@@ -1,4 +1,4 @@
-"""Groups are an object of their own: an aggregate has one, a windowed operator one for each pane."""
+"""Groups are a separate object: an aggregate has one, a windowed operator one for each pane."""
 
 from __future__ import annotations
 

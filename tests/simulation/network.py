@@ -34,16 +34,20 @@ def garble(frame: bytes, rng: random.Random) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class _Flying:
+    """A message under way."""
+
     content: Any
     generation: int
     lost: bool = False
 
 
 class Link:
+    """A connection of a client to a server, which breaks, is cut, and comes back."""
+
     def __init__(
         self, network: Network, number: int, to_server: ToServer, to_client: ToClient, data: bool, ends: tuple[int, int]
     ) -> None:
-        """``ends``: the nodes of client and server."""
+        """Connect a client to a server. ``ends``: the nodes of both."""
         self.network = network
         self._ends, self._back = ends, ends[::-1]
         self.number = number
@@ -134,6 +138,8 @@ class Link:
 
 
 class Network:
+    """All links between processes, and the faults that strike them."""
+
     def __init__(self, world: World, faults: Faults, counts: Counter[str]) -> None:
         self.world = world
         self.faults = faults

@@ -24,6 +24,8 @@ PATIENCE_S = 10.0
 
 
 class Outcomes:
+    """The requests of a run, open ones and ended ones, and the law about them."""
+
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self._open: dict[int, Asked] = {}
@@ -31,7 +33,7 @@ class Outcomes:
         self._at_rest_since: float | None = None
 
     def ask(self, request: Callable[[int], list[Tell]]) -> list[Tell]:
-        """Make a request under a number of its own. Raise UsageError if the request is refused."""
+        """Make a request under a new number. Raise UsageError if the request is refused."""
         controller = self.sim.controller
         number = controller.next_request()
         effects = request(number)

@@ -349,7 +349,7 @@ class Simulation:
         return {stage.id: stage.name for stage in self.plan.stages}
 
     def follow(self) -> None:
-        """Note that the controller may go by another version of the plan."""
+        """Note that the controller may follow another version of the plan."""
 
     def run(self) -> None:
         """Run to the end. Raise Violation if a law is broken."""

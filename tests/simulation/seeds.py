@@ -2,7 +2,7 @@
 
 Each change of the course of runs changes the meaning of a seed. A seed that still shows its variant in little time is kept, so
 that the file changes only where necessary. ``make seeds VARIANT=name`` looks at one variant alone. The exit code is 1 if no
-seed shows a variant: then another rule covers the missing one, or the rule needs a story of its own.
+seed shows a variant: then another rule covers the missing one, or the rule needs its own story.
 """
 
 from __future__ import annotations

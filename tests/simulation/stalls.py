@@ -2,7 +2,7 @@
 
 A stream stands still at a replica while a batch given out has rows for the replica that are not applied there, no other batch
 of the stream is applied there, and the awaited event comes no nearer. The awaited event follows from the place of these rows.
-Each replica is looked at alone, so that a secondary which gets no rows is seen although its primary goes on:
+Each replica is judged alone, so that a secondary which gets no rows is seen although its primary goes on:
 
 not received here           rows of that stream that come to the replica's worker, and steps of the producer's replica that it
                             reads: the rows of a partition may lie far apart in a stream whose credit is for one message

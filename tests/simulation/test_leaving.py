@@ -1,4 +1,4 @@
-"""Output that leaves the dataflow: the committed output of last stages, once, whichever replica has handed it on."""
+"""Output that leaves the dataflow: the committed output of last stages, once, by any of their replicas."""
 
 from __future__ import annotations
 

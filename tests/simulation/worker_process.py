@@ -195,7 +195,7 @@ class WorkerProcess(Process):
                 self.sim.ledger.watch_producer(producer, self._current, self.careless)
 
     def _watch_outlets(self, core: WorkerCore) -> None:
-        """Watch the outlets of all replicas, some of which have just begun in a step of their own."""
+        """Watch the outlets of all replicas. Some outlets have just begun in a separate step."""
         for replica in core.replicas.values():
             self.sim.ledger.watch_outlets(replica)
         self._watch(core)
