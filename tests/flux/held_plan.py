@@ -22,7 +22,7 @@ class HeldPlan:
         self.refused: set[str] = set()
         #: Streams that the plan has been asked to leave, in order, which it does not read.
         self.forgotten: list[str] = []
-        #: By query, the bytes of its state.
+        #: Bytes of state by query.
         self.state: dict[str, int] = {}
         self._effect = effect
 

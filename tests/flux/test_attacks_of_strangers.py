@@ -93,7 +93,7 @@ def push(stranger: socket.socket, frames: bool) -> int:
 
 @pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN"])
 def test_frames_without_end_are_not_kept(mechanism: bytes) -> None:
-    """ZeroMQ keeps the parts of a message until the last one has come."""
+    """Cut off a message without end, because ZeroMQ keeps the parts of a message until the last one has come."""
     with attacked_half_way() as query:
         before = psutil.Process().memory_info().rss
         for endpoint in everywhere(query):

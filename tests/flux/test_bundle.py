@@ -72,8 +72,8 @@ def test_a_bundle_is_bounded_in_messages_and_frames(size: int, frames: int) -> N
 
 @given(st.lists(message_, min_size=2, max_size=12), st.integers(-1, 3000) | st.just(BUNDLE_BYTES))
 def test_no_bundle_is_longer_than_the_receiver_accepts(messages: list[list[bytes]], accepted: int) -> None:
-    """ZeroMQ cuts the connection of a peer that sends more, and after the next handshake again: the stream stood still
-    for ever."""
+    """Bound bundles: ZeroMQ cuts the connection of a peer that sends more, and after the next handshake again: the
+    stream stood still for ever."""
     travelled = [list(frames) for frames in bundled(messages, accepted)]
     assert heard(travelled) == messages
     assert all(frames in messages or len(frames[0]) <= accepted for frames in travelled)

@@ -206,7 +206,7 @@ def test_last_checkpoints_are_sent_at_once_and_said_when_all_are_there() -> None
 
 
 def test_last_checkpoints_go_on_for_steps_that_come_after_all_was_kept() -> None:
-    """Rows that another worker has read may still be on their way."""
+    """Go on, because rows that another worker has read may still be on their way."""
     scene = Scene(replica(5))
     scene.taken(0)
     scene.next(0.0)
@@ -219,7 +219,7 @@ def test_last_checkpoints_go_on_for_steps_that_come_after_all_was_kept() -> None
 
 
 def test_min_max_begins_where_a_loss_would_cost_most_time_per_byte() -> None:
-    """Three partitions: much to repeat in a large state, the same in a small one, little in a small one."""
+    """Give three partitions: much to repeat in a large state, the same in a small one, and little in a small one."""
     orders = {}
     for policy in ("round-robin", "min-max"):
         scene = Scene(replica(40, 9000), replica(40, 3000), replica(4, 3000), policy=policy)

@@ -81,7 +81,8 @@ NONE_GONE = np.full(4, -1, np.int64).tobytes()
 
 
 def test_the_entries_of_a_copied_log_are_sent_and_evicted_without_compiling_anything() -> None:
-    """Kernels are compiled anew for arrays that may not be written: in the worker that has just taken over."""
+    """Compile nothing: kernels would be compiled anew for arrays that may not be written, in the worker that has just
+    taken over."""
     rows = pa.record_batch({"k": pa.array(range(100), pa.int64())})
     data = Clustering(rows.schema, (0,), 4).by_key(rows)
     producer = Producer(StreamId(0, 0), 0, 4, 1 << 20, 1.0)

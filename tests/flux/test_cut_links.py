@@ -80,7 +80,7 @@ def read_by_primary(query: ThreadQuery, links: CutLinks) -> tuple[int, int]:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_rows_come_another_way_while_a_link_is_cut_in_one_direction(links: CutLinks, replicas: int) -> None:
-    """Without a secondary that could lend them, they are read from the other replica of their producer."""
+    """Read rows from the other replica of their producer, if there is no secondary that could lend them."""
     rows = Paced()
     # Four workers are dealt the replicas one after another, so the primary of partition 1 is where no replica of ``first`` is.
     behind = flux.stage(key="x", partitions=2, replicas=replicas, schema=SCHEMA)(second)

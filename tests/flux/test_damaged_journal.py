@@ -83,7 +83,7 @@ def test_a_segment_without_a_byte_is_damaged() -> None:
 
 @pytest.mark.parametrize("kind", ["a bit is wrong", "cut off"])
 def test_damage_to_the_first_frame_of_a_segment_is_an_error_though_nothing_follows(kind: str) -> None:
-    """Else the query begins again at its first epoch, and the directory is emptied."""
+    """Raise, because the query would else begin again at its first epoch, and the directory be emptied."""
     store = two_flushes()[0]
     Journal(store).begin()
     only = store.segment
@@ -102,7 +102,8 @@ def damaged(store: Memory, name: str, damage: str) -> None:
 @pytest.mark.parametrize("damage", ["gone", "changed", "shorter", "longer", "empty"])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_checkpoint_file_that_is_not_as_it_was_is_an_error_that_names_it(number: int, damage: str) -> None:
-    """Rows have been acked by it, so the checkpoint before it would not do. Number 0 is whole, the others are changes."""
+    """Raise, because rows have been acked by the damaged checkpoint, so that the one before it would not do. Number 0
+    is whole, the others are changes."""
     store = Memory()
     journal = opened(store)
     standby(journal).on_orders(orders(1, 0, 4, committed=4))

@@ -210,7 +210,7 @@ def test_a_stream_gives_the_same_rows_again_though_it_says_other_ends(tmp_path: 
     for position in [None, *positions[:: len(positions) // 5]]:
         rest = [n for n, behind in found if position is None or tuple(behind) > position]
         assert [n for n, _ in taken(later.read(0, position), len(rest) + 1)][: len(rest)] == rest
-    # In the middle of a batch, too: the position behind a row that is not its last.
+    # A reader begins in the middle of a batch, too: behind a row that is not the last of its batch.
     batch, part, rows = next(position for position in positions if position[2] > 1)
     last = next(n for n, behind in reversed(found) if tuple(behind) == (batch, part, rows))
     assert taken(later.read(0, [batch, part, rows - 1]), 1)[0][0] == last

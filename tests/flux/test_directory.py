@@ -247,7 +247,8 @@ def test_a_name_is_durable_after_its_file_and_before_anything_goes(
 
 
 def test_the_name_of_a_new_location_is_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the whole of it may be gone after a loss of power, with all that was shown."""
+    """Sync the folder above, because the whole location may else be gone after a loss of power, with all that was
+    shown."""
     synced: list[str] = []
     watch(monkeypatch, lambda call, name: synced.append(name) if call == "fsync" else None)
     opened(Directory(check_location(tmp_path / "a" / "kept")))

@@ -244,7 +244,8 @@ def test_damage_anywhere_is_an_error_or_the_end_and_never_other_rows(
 
 
 def test_content_that_looks_like_a_frame_is_none(tmp_path: Path) -> None:
-    """Otherwise a client could make a torn end look like damage, and the log would not open again."""
+    """Read such content as content: a client could else make a torn end look like damage, and the log would not open
+    again."""
     log = owner(Directory(tmp_path, keeps=True))
     push(log, b"one")
     log.offer(memoryview(framed(b"evil" * 10) + b"the rest"), 1, PushName(), 0)

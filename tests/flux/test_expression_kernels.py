@@ -175,7 +175,8 @@ def test_powers_are_those_of_strict_math() -> None:
 
 
 def test_powers_have_all_bits_of_java() -> None:
-    """Hashes of 2,000 results each, as a program in Java made them: 31 times the hash before, and the bits of the result."""
+    """Compare hashes of 2,000 results each with those of a program in Java: 31 times the hash before, and the bits of
+    the result."""
     at = np.arange(2000)
     x, y = at * 7919 % 1000 / 97.0 + 0.01, at * 10473 % 2000 / 111.0 - 9.0
     weights = np.array([pow(31, 1999 - each, 1 << 64) for each in range(2000)], np.uint64)
@@ -270,7 +271,7 @@ def test_gaps_and_overlaps_are_resolved_as_by_java() -> None:
     berlin = "Europe/Berlin"
     found = moments("2020-03-29 02:30:00", "2020-10-25 02:30:00", "2020-10-25 02:30:00+01:00", zone=berlin)
     assert [each.strftime("%H:%M") for each in found.to_pylist()] == ["01:30", "00:30", "01:30"]
-    # In an overlap, a time that is cut keeps its offset.
+    # A time in an overlap keeps its offset when it is cut.
     cut = compute("truncate_time", TIMESTAMP, found, unit="hour", zone=berlin)
     assert [each.strftime("%H:%M") for each in cut] == ["01:00", "00:00", "01:00"]
 

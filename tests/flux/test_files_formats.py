@@ -124,7 +124,7 @@ def test_a_row_that_is_too_long_is_told_as_such(
 DAY = datetime.date(2026, 1, 2)
 NOON = datetime.datetime(2026, 1, 2, 12)
 MIDNIGHT = datetime.datetime(2026, 1, 2)
-#: In the words of this project, or of Arrow.
+#: Errors of this project, or of Arrow.
 NO_CAST = (
     "would become|no cast|may change|[Cc]ould not|[Ii]nvalid|lose data|not in range|loss|out of bounds|truncated|parse"
 )

@@ -625,7 +625,7 @@ def test_other_errors_of_a_folder_end_the_query_as_ever(tmp_path: Path) -> None:
 
 
 def test_a_partition_has_paused_when_the_folder_was_looked_at_and_not_when_it_asks_again(tmp_path: Path) -> None:
-    """Looks at a slow store are rare, and a file may have come since the last one."""
+    """Count looks, not questions: looks at a slow store are rare, and a file may have come since the last one."""
     reader = started(tmp_path, partitions=2, poll="10ms")
     watch = reader._watched()
     both = [reader.read(partition, None) for partition in range(2)]

@@ -47,7 +47,7 @@ from flux.wire.messages import (
 from partitioning.table import ReplicaAt, Table
 
 SEED = 11
-#: At each decoder; with those at the gate, the seals and the ports more than 20,000.
+#: Inputs for each decoder; with the inputs at the gate, the seals and the ports there are more than 20,000.
 INPUTS = 3_000
 #: Connections to the ports of a query that runs.
 STRANGERS = 400

@@ -74,7 +74,8 @@ def test_whoever_binds_the_port_of_a_dead_process_hears_nothing_of_use() -> None
 
 
 def test_what_was_under_way_does_not_go_to_who_listens_next() -> None:
-    """ZeroMQ by itself connects again, and sends waiting messages to any process that listens there."""
+    """Drop messages of a lost connection: ZeroMQ by itself connects again, and sends them to any process that listens
+    there."""
     first = Sockets(None, SECRET)
     port = first.port("127.0.0.1")
     sockets = Sockets(None, SECRET)

@@ -327,7 +327,8 @@ def test_the_time_of_a_timer_is_a_number_of_seconds(at: Any) -> None:
 
 
 def test_a_time_behind_the_end_of_time_is_the_end() -> None:
-    """At the end of the input, the watermark and a little more fits into no number: the query ended with an error."""
+    """Bound such times: at the end of the input, the watermark and a little more fits into no number, and the query
+    ended with an error."""
 
     @flux.stage(key="user", schema="user STRING")
     class Always(flux.KeyedOperator):

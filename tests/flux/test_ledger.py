@@ -41,7 +41,7 @@ def _decide(folder: str, who: int, times: int) -> None:
 
 
 def test_processes_that_decide_at_the_same_time_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries are put together meanwhile."""
+    """Decide in several processes while entries are put together."""
     monkeypatch.setattr(ledgers, "TOGETHER", 8)
     monkeypatch.setattr(ledgers, "_APART", 16)
     context = multiprocessing.get_context("fork")

@@ -23,5 +23,6 @@ PID = 32_764
     ids=["gone", "idle", "in a query", "with pyzmq's own", "in a query, with pyzmq's own", "behind the highest number"],
 )
 def test_a_context_of_pyzmq_itself_is_none_of_a_query(threads: dict[int, str], expected: int) -> None:
-    """Three tests failed where the threads of a process had lower numbers than the process."""
+    """Number threads below and above the process: three tests failed where threads had lower numbers than their
+    process."""
     assert contexts_of_queries(PID, threads) == expected

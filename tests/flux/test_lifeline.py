@@ -137,7 +137,8 @@ class Between:
 
 
 def test_what_was_said_on_a_lifeline_is_no_use_to_who_has_heard_it(lifelines: Lifelines) -> None:
-    """Said again it used to name the worker, and its closing gave up one that lives."""
+    """Refuse messages that are said again: they used to name the worker, and the end of their connection gave up a
+    worker that lived."""
     between = Between(lifelines)
     between.pass_on()
     assert SECRET not in between.heard
@@ -194,7 +195,8 @@ def test_who_answers_in_place_of_the_controller_hears_no_name() -> None:
 
 
 def test_the_end_of_an_older_connection_is_not_that_of_a_worker_that_has_opened_another(lifelines: Lifelines) -> None:
-    """Something between the hosts had reset the worker's end of the first; hours later the controller heard its end."""
+    """Keep the worker: something between the hosts had reset the worker's end of the first connection, and hours later
+    the controller heard of its end."""
     older, newer = (Lifeline(lifelines.endpoint, SECRET, 7) for _ in range(2))
     met(lifelines, {7: older})
     met(lifelines, {7: newer})

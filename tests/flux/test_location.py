@@ -270,7 +270,7 @@ def test_of_many_differences_one_is_named(place: Path) -> None:
 
 
 def test_the_same_stages_in_another_order_are_another_plan(place: Path) -> None:
-    """Stage 0 would go on with the state of stage 1."""
+    """Refuse it: stage 0 would go on with the state of stage 1."""
 
     def flows(source: Any) -> list[Any]:
         return [flux.stage(partitions=2, name=name, key=["word"])(Sink)(source) for name in ("a", "b")]

@@ -108,7 +108,7 @@ def test_any_order_of_the_same_rows_gives_the_same_batches(rows: list[Row], wind
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windowed_groups, "RESULT_ROWS_MAX", 3)
         first, second = (Copy(made).run(rows, random) for _ in range(2))
-    # By their bytes: -0.0 is not 0.0, and NaN is NaN.
+    # Compare bytes: -0.0 is not 0.0, and NaN is NaN.
     assert [each.serialize() for each in first] == [each.serialize() for each in second]
     for each in first:
         each.validate(full=True)

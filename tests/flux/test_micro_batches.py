@@ -423,7 +423,7 @@ def test_stages_that_get_other_rows_of_the_same_batches_get_each_once() -> None:
 
 
 def test_a_task_that_is_stopped_before_its_rows_are_applied_does_not_end_well() -> None:
-    """Spark would commit the batch."""
+    """Raise, because Spark would else commit the batch."""
     flow = Rows(key="x").stage(flux.stream(SCHEMA))
     with ThreadQuery(flow) as query:
         query.started()

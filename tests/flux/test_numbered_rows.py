@@ -230,7 +230,8 @@ def test_a_position_that_cannot_travel_is_refused(position: Any) -> None:
 
 
 def test_workers_without_the_rows_of_a_mark_know_it_all_the_same() -> None:
-    """Without a key the position of a large batch is behind rows of one partition, and others lag."""
+    """Tell them the mark: without a key the position of a large batch is behind rows of one partition, and others
+    lag."""
     at = inbound()
     life = Life(at, key=None)
     life.answer()

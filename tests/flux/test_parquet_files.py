@@ -145,7 +145,8 @@ def test_the_size_of_values_does_not_depend_on_how_they_lie_in_memory() -> None:
 
 @pytest.mark.parametrize("column", [pa.array([True, None] * 500), pa.array([None, 3] * 500, pa.int8())])
 def test_the_same_rows_are_cut_alike_however_they_lie_in_memory(column: pa.Array) -> None:
-    """Replicas get them from a neighbour, or through a message; where they cut differently, positions mean nothing."""
+    """Cut by content alone: replicas get rows from a neighbour, or through a message, and positions mean nothing if two
+    replicas cut differently."""
     part = pa.record_batch({"x": column}).slice(7, 800)
     copy = pa.record_batch({"x": pa.array(part.column("x").to_pylist(), column.type)})
     assert part.nbytes != copy.nbytes

@@ -288,7 +288,7 @@ def test_an_idle_stream_does_not_greet_again_when_a_batch_comes_at_last() -> Non
 
 @pytest.mark.parametrize("seconds", [0.9, 1.5, 3.0])
 def test_a_long_step_between_an_ack_and_the_next_batch_is_no_silence_of_the_consumer(seconds: float) -> None:
-    """Acks do not lead to a poll, and during a step there is none."""
+    """Take the time of an ack for a sign of life: acks do not lead to a poll, and during a step there is none."""
     p = welcomed(producer())
     p.append(batch(1, 1, 0), 0.0)
     sent(p)
@@ -434,8 +434,8 @@ def reader_while_a_replica_is_added() -> Producer:
 
 
 def test_a_replica_without_a_state_does_not_send_a_new_reader_back_to_the_start() -> None:
-    """However long its copy takes: on a busy machine that was longer than any patience, and minutes of input were read
-    again."""
+    """Begin at the marks of the other replicas, however long the copy takes: on a busy machine that was longer than any
+    patience, and minutes of input were read again."""
     p = reader_while_a_replica_is_added()
     assert p.floor() == Beginning(7, 66)
 
@@ -534,7 +534,7 @@ def alone(*counts: int) -> Clustered:
 
 
 def test_an_element_without_rows_waits_for_no_ack_and_goes_nowhere() -> None:
-    """Steps may leave nothing of a batch of a source, which still is a batch."""
+    """Number it all the same: steps may leave nothing of a batch of a source, which still is a batch."""
     p = welcomed(producer())
     for _ in range(3):
         p.append(batch(0, 0, 0), 0.0, checksum=5)

@@ -40,7 +40,7 @@ def test_numbers_go_on_behind_those_of_the_batch_before() -> None:
 
 
 def test_a_source_that_has_nothing_more_is_told_soon_what_all_have_applied() -> None:
-    """Other sources are told once a second. A log may lose the rows of an idle one meanwhile."""
+    """Tell an idle source at once, because its log may lose rows meanwhile. Other sources are told once a second."""
 
     class Once(Ahead):
         told: list[Any] = []

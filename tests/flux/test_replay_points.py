@@ -93,7 +93,8 @@ def test_one_that_looks_back_begins_at_a_boundary_that_was_noted_before_what_it_
 
 
 def test_who_is_still_repeating_goes_on_throwing_away() -> None:
-    """Otherwise the next primary would give rows that all consumers have, under new numbers."""
+    """Throw away such output in the next term, too: the next primary would else give rows that all consumers have,
+    under new numbers."""
     replica, points = primary(needs=lambda: 3), ReplayPoints()
     replica.silent = 9
     for _ in range(4):
@@ -110,7 +111,7 @@ def test_one_that_needs_everything_gets_none() -> None:
 
 
 def test_what_was_noted_in_an_earlier_term_is_forgotten() -> None:
-    """Another primary may have ordered other steps since."""
+    """Forget such notes, because another primary may have ordered other steps since."""
     replica, points = primary(needs=lambda: 1), ReplayPoints()
     step(replica)
     assert points.make(replica, [], after=0) is not None

@@ -116,7 +116,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_state_that_has_grown_is_found_where_it_is_now() -> None:
-    """Tables and accumulators move when they double, and so do marks."""
+    """Grow state: tables and accumulators move when they double, and so do marks."""
     ours, theirs = made(("k",), 2), made(("k",), 2)
     for size in (1, 60, 300, 5, 900, 4000):
         parts = [batch([(n + 7 * p, "w", 1, n, 0.5) for n in range(size)]) for p in range(2)]

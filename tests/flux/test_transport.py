@@ -19,7 +19,7 @@ from flux.shell.transport import BURST, Keys, Sockets
 from flux.wire.bundle import MESSAGES_MAX, PREFIX
 
 SECRET = b"of this query"
-#: For documentation (RFC 5737): no machine has it.
+#: Address for documentation (RFC 5737): no machine has it.
 NOBODYS = "203.0.113.7"
 
 
@@ -97,7 +97,8 @@ ports.close()
 
 
 def test_a_port_whose_thread_is_busy_outlives_one_that_sends_more_than_may_wait_and_goes() -> None:
-    """ZeroMQ ended the process, by an assertion, when it probed the connection; so it is one of its own here."""
+    """Run the port in a process of its own: ZeroMQ ended the process, by an assertion, when it probed the
+    connection."""
     done = subprocess.run([sys.executable, "-c", FLOODED], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -344,7 +344,8 @@ def test_the_order_of_a_step_that_ends_a_window_waits_for_no_company_on_a_busy_w
 
 
 def test_the_watermark_of_sessions_is_below_the_last_instant_of_those_that_are_open() -> None:
-    """At a watermark of exactly its end, a session is open; behind it, its row has the time before."""
+    """Stay one instant below the watermark: a session whose end is the watermark is open, and its row will have the
+    time before its end."""
     sessions = flux.stage(key="key", window=flux.session_window("ts", "5 microseconds"))(Counted.target)
     operator = sessions.make()
     context = flux.Context("s", key=("key",), schemas=(SCHEMA,), output_mode="append", watermarks=[25])

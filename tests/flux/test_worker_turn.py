@@ -1,4 +1,4 @@
-"""In which order a turn of a worker's loop applies, reads, sends and receives."""
+"""The order in which a turn of a worker's loop applies, reads, sends and receives."""
 
 from __future__ import annotations
 
