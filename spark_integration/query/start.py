@@ -118,6 +118,15 @@ def _check_removed(removed: Sequence[str], location: str | os.PathLike[str] | No
         )
 
 
+def _opened(
+    location: str | os.PathLike[str] | None, flows: list[Flow | FlowTo], removed: Sequence[str]
+) -> CheckpointLocation | None:
+    """Open the location of a query that starts, without the stages that it gives up; None if no location is given."""
+    if location is None:
+        return None
+    return CheckpointLocation.open(location).given_up(removed, _stage_names(flows) if removed else ())
+
+
 def _started(
     flows: list[Flow | FlowTo],
     name: str | None,
@@ -142,11 +151,7 @@ def _started(
     shared = has_one_executor(spark) and not decides_on_shared_executors(given, options)
     if shared:
         settings = replace(settings, same_executor=True)
-    location = None
-    if checkpoint_location is not None:
-        location = CheckpointLocation.open(checkpoint_location).given_up(
-            removed, _stage_names(flows) if removed else ()
-        )
+    location = _opened(checkpoint_location, flows, removed)
     if location is not None:
         settings = with_flushes_for(location.place, settings, given, options)
     query_id = (location and location.query) or str(uuid.uuid4())

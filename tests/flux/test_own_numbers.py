@@ -154,8 +154,7 @@ def test_what_some_replica_lacks_is_given_again_and_the_newest_position_is_told(
 
 
 def test_a_life_that_begins_at_the_start_is_told_the_newest_position() -> None:
-    """Tell it the newest position: one partition has the first rows, and the others have acked nothing, so the log may
-    have begun again under them."""
+    """Tell the newest position. One partition has rows, the others have acked none: the log may have begun again under them."""
     at = Inbound(StreamId(0, 0), 0, 1 << 30, numbered=True)
     for partition in HOSTED:
         at.received.join(partition, 100 if not partition else 0, HOSTED[:partition])
@@ -169,8 +168,7 @@ def test_a_life_without_any_known_position_begins_at_the_start_of_the_query() ->
 
 
 def joined_by(*shown: tuple[int, list[Mark]]) -> SourceStreams:
-    """Make the streams of a life for several edges. Each edge has applied all rows below a number and shows these
-    marks."""
+    """Make the streams of a life for several edges. Each edge has applied all rows below a number and shows these marks."""
     producers = []
     for edge, (following, marks) in enumerate(shown):
         at = Inbound(StreamId(edge, 0), 0, 1 << 30, numbered=True)
@@ -380,8 +378,7 @@ def resumed(core: WorkerCore) -> Resume:
 @pytest.mark.parametrize("there", [range(6), [0, 1], []], ids=["all", "none of the last", "none"])
 def test_the_end_keeps_its_number_if_only_orders_know_it(there: list[int]) -> None:
     """Lose a primary that has applied rows 0 to 5 and the end, 6. A standby has its orders, and a new replica has to
-    repeat its steps. The end got number 7: the step that wants 6 met this end and found its rows gone, though none
-    was."""
+    repeat its steps. The end got number 7: the step that wants 6 met this end and found its rows gone, though none was."""
     core, _ = waiting_consumer(OrderEntry(0.0, 0.0, [(0, 0, 5)], rows=6), OrderEntry(0.0, 0.0, [(0, 0, 6)], rows=0))
     resume = resumed(core)
     assert resume.front == 7
@@ -394,8 +391,7 @@ def test_the_end_keeps_its_number_if_only_orders_know_it(there: list[int]) -> No
 
 
 def standby_alone(position: StreamPosition, *orders: OrderEntry) -> WorkerCore:
-    """Make a worker whose only replica is a standby. Its checkpoint goes to this position, and its order log has these
-    steps."""
+    """Make a worker whose only replica is a standby with a checkpoint up to this position, and these steps in its order log."""
     core = WorkerCore(planned(flux.stage(partitions=1)(lambda batch: batch), source=log_of([])), 0)
     listed = ReplicaAt(4, 0), ReplicaAt(0, 0, kind=STANDBY)
     core.on_table(Table(0, ((listed,),), ((5,),), {0: "", 4: "", 5: ""}), 0.0)
@@ -559,8 +555,7 @@ def test_what_is_settled_is_told_until_the_consumer_says_so() -> None:
 
 
 def with_checkpoints() -> Producer:
-    """Make a producer in its second life, which begins with row 6. The checkpoints of both partitions, on worker 11,
-    have no rows."""
+    """Make a producer in its second life, from row 6 on. The checkpoints of both partitions, on worker 11, have no rows."""
     p = Producer(StreamId(4, 1), 1, 2, 1 << 20, resend_s=1.0, reads_again=True)
     kept = ReplicaAt(11, 0, True, STANDBY)
     p.on_table(Table(1, (((ReplicaAt(10, 0), kept),) * 2,), (), {10: "", 11: ""}), 0, 0.0)
@@ -659,8 +654,7 @@ def test_a_stream_that_a_copy_of_a_state_does_not_know_is_held_back_for_it_as_we
 
 @pytest.mark.parametrize(("epoch", "incarnation", "believed"), [(3, 7, True), (2, 7, False), (3, 6, False)])
 def test_who_does_not_know_all_replicas_here_is_not_believed(epoch: int, incarnation: int, believed: bool) -> None:
-    """Believe only the present life by a table as new as ours: a replica that a later table has brought may have begun
-    with an older state, and an earlier life may still speak."""
+    # A replica that a later table has brought may have begun with an older state, and an earlier life may still speak.
     core = consumer()
     inbound_ = core.subscriptions.of_stream(StreamId(0, 0))
     inbound_.greet(7, "there", 1, 3, 5)
