@@ -79,7 +79,7 @@ from flux.worker.hosted_replicas import HostedReplicas
 from flux.worker.output_delivery import OutputDelivery
 from flux.worker.pacing import Pacing
 from flux.worker.replica_lifecycle import ReplicaLifecycle
-from flux.worker.report import DrainCounter
+from flux.worker.report import DrainCounter, StepAges
 from flux.worker.source_scheduler import SourceScheduler
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
@@ -119,7 +119,7 @@ class WorkerCore:
         self.followers = self.hosted.followers
         self.counters = Counters()
         self.subscriptions = Subscriptions(self.plans, self.hosted, self.counters, self._answer)
-        self.latencies: dict[int, deque[float]] = {stage.id: deque(maxlen=4096) for stage in plan.stages}
+        self.latencies = {stage.id: StepAges() for stage in plan.stages}
         #: The present activity, for threads that watch this worker from outside.
         self.note: Note = no_note()
         #: The last step was a tick.
@@ -258,7 +258,7 @@ class WorkerCore:
         assert plan is not None
         self.plan = plan
         self.plans.go_by(version)
-        self.latencies = {stage.id: self.latencies.get(stage.id) or deque(maxlen=4096) for stage in plan.stages}
+        self.latencies = {stage.id: self.latencies.get(stage.id) or StepAges() for stage in plan.stages}
         parts = (
             self.hosted, self.lifecycle, self.subscriptions, self.leaving, self.watermarks, self.shadows, self.reading,
             self._assigned,
@@ -528,7 +528,7 @@ class WorkerCore:
             self.subscriptions.applied(step, now)
             if step.rows is not None:
                 age_s = wall - step.entry.created
-                self.latencies[replica.stage.id].append(age_s)
+                self.latencies[replica.stage.id].add(age_s)
                 self.aged_s += age_s
         if self.shadows:
             self.shadows.after_step(replica, step, now, wall)
