@@ -6,6 +6,8 @@ ends when its standard input does, which is when the driver ends.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import pickle
@@ -20,7 +22,7 @@ from flux.errors import FluxError, QueryFailed
 from flux.shell.process import Rendezvous
 from flux.shell.worker_loop import WorkerLoop
 from flux.vault.directory_store import LocationGone
-from flux.vault.journal import Journal
+from flux.vault.journal import Journal, Store
 from flux.vault.location import Place
 from flux.vault.names import ABOUT
 from flux.vault.vault import Vault
@@ -111,12 +113,23 @@ def run(task: Task) -> None:
     """Run a vault until the controller sends Stop."""
     store = task.place.store()
     try:
-        journal = Journal(store, f"the journal in {task.place}")
+        journal = _read_journal(store, f"the journal in {task.place}")
         journal.keep_only(lambda key: key.stage in task.plan.stages)  # others were removed from the plan
         journal.begin()
         VaultLoop(task.plan, task.rendezvous, journal, task.place, task.place.read(ABOUT)).run(0, 0, "vault")
+        with contextlib.suppress(FluxError, OSError):  # the segment before holds the same
+            journal.end()
     finally:
         store.close()
+
+
+def _read_journal(store: Store, where: str) -> Journal:
+    """Read a journal without a look for garbage: its records are as many objects, none of which is in a cycle."""
+    gc.disable()
+    try:
+        return Journal(store, where)
+    finally:
+        gc.enable()
 
 
 def _ends_with(driver: int) -> None:

@@ -157,8 +157,9 @@ def frames(data: memoryview, where: str) -> Iterator[list[Record]]:
 #: Checkpoints of up to this size are written into the journal: a file of its own needs a flush of its own.
 INLINE_BYTES = 32 << 10
 #: A segment of the journal is followed by another one when it has grown by SEGMENT_BYTES since it began, and by at least
-#: SEGMENT_TIMES its first size.
-SEGMENT_BYTES, SEGMENT_TIMES = 16 << 20, 4
+#: SEGMENT_TIMES its first size. The next program reads the newest one before anything else: a second for these bytes of small
+#: records.
+SEGMENT_BYTES, SEGMENT_TIMES = 4 << 20, 4
 
 
 class Store(Protocol):
@@ -275,7 +276,10 @@ class Journal(StandbyStore):
         self._put: set[str] = set()  # existing files, needed or not
         self._touched: set[PartitionKey] = set()  # partitions whose files may have become needless
         self._began = self._size = 0
+        #: Whether records are read: the changes that follow from them are in the journal already.
+        self._reads = True
         self._read(store.newest())
+        self._reads = False
         self._put.update(store.names())
 
     def begin(self) -> None:
@@ -329,6 +333,8 @@ class Journal(StandbyStore):
         self._note(Seen(epoch))
 
     def _on_change(self, standby: Standby, change: StandbyChange) -> None:
+        if self._reads:
+            return
         match change:
             case OrdersTaken(item):
                 self._note(Ordered(item))
@@ -393,6 +399,15 @@ class Journal(StandbyStore):
                             store.put(piece.file, data)
         self._segment()
 
+    def end(self) -> None:
+        """Leave a segment with all that is held, in place of all that has happened: the next program reads it at once.
+
+        QueryFailed: another program has the place, or it is gone. After an error the earlier segment counts."""
+        self.flush()
+        if self._size > SEGMENT_TIMES * self._began:
+            self._store.check()  # the path may lead to another place by now
+            self._segment()
+
     def _segment(self) -> None:
         """Begin a new segment with all that is held."""
         data = frame([Seen(self.highest), *(whole_of(kept) for kept in self.standbys.values())])
@@ -426,7 +441,6 @@ class Journal(StandbyStore):
         for records in frames(data, self._where):
             for record in records:
                 self._replay(record)
-        self._pending.clear()  # the standbys noted their inputs again, which are in the journal already
         for kept in self.standbys.values():
             kept.checkpoint = self._loaded(kept.key, kept.checkpoint)
             kept.beside = self._loaded_beside(kept.key, kept.beside)

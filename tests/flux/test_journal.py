@@ -154,6 +154,13 @@ class Lives:
             order = standby(self.journal, told.key).order
             told.acked = order.term, order.verified
 
+    def end(self) -> None:
+        """The program ends well."""
+        self.flushing = all_held(self.journal)
+        self.journal.end()
+        self.flushed, self.flushing, self.highest = self.flushing, None, self.journal.highest
+        self._note()
+
     def crash(self) -> None:
         store = self.store.after_a_crash(self.rng.randint(0, len(self.store.appended)))
         self._go_on(store)
@@ -179,6 +186,8 @@ def test_a_crash_anywhere_loses_nothing_that_was_flushed_and_adds_nothing(seed: 
         story = Lives(seed)
         for _ in range(lives):
             story.run(25)
+            if story.rng.random() < 0.5:
+                story.end()
             story.check()
             story.crash()
 
@@ -438,6 +447,36 @@ def test_what_is_large_when_a_segment_begins_does_not_make_the_next_one_begin_at
         for epoch in range(100):
             journal.see(epoch)
             journal.flush()
+    assert store.begun == begun
+
+
+def test_a_journal_that_has_ended_has_what_is_held_and_not_what_has_happened() -> None:
+    store = Memory()
+    journal = opened(store)
+    for step in range(300):
+        standby(journal).on_orders(orders(1, step, 1, committed=step))
+        take(journal, checkpoint(step, 1, step))
+        journal.flush()
+    standby(journal).on_orders(orders(1, 300, 1, committed=300))  # not flushed
+    happened = len(store.segment)
+    journal.end()
+    assert len(store.segment) < happened / 10
+    assert all_held(Journal(store)) == all_held(journal)
+
+
+def test_a_journal_whose_place_another_program_has_ends_without_a_segment() -> None:
+    class Lost(Memory):
+        def check(self) -> None:
+            raise QueryFailed("another query")
+
+    store = Lost()
+    journal = opened(store)
+    for epoch in range(100):
+        journal.see(epoch)
+        journal.flush()
+    begun = store.begun
+    with pytest.raises(QueryFailed, match="another query"):
+        journal.end()
     assert store.begun == begun
 
 
