@@ -1,5 +1,6 @@
 """``flux serve``: streams, queries and outputs over HTTP, on one plan that grows (design: service).
 
+shipped            Functions and readers of the plan that run in workers
 flows              Registered streams and queries as flows
 declared_flows     Flows of registered queries over a plan that runs
 kept_flows         Flows of registered texts, kept in the location for the next start

@@ -11,25 +11,23 @@ once. So names are given here, and never left to the plan, which numbers equal o
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
-
-import pyarrow as pa
 
 import flux
 from flux.dataflow.availability import bound_of_stage
 from flux.dataflow.flow import ChangedStage, Flow, Stage
 from flux.dataflow.relations.running_flow import RunningStage
 from flux.dataflow.row_flow import RowFlow
-from flux.dataflow.sink import FlowTo, Position, Sink
+from flux.dataflow.sink import FlowTo, Sink
 from flux.dataflow.source import Source, source
-from flux.dataflow.source_reader import PartitionReader, SourceReader
 from flux.errors import FluxError, UsageError
 from flux.eventlog.source import service_events
 from flux.eventlog.streams import LATE, StreamDefinition
 from flux.operators.user_code import described
 from flux.registry.definitions import QueryDefinition
 from spark_integration.query.start import unchecked
+from spark_integration.service.shipped import IDLE_COLUMN, IdleReader, nothing, pass_on
 
 #: Ends of names of a query's or stream's own parts, which no registered name can have.
 OUTPUT, EVENTS = "/output", "/events"
@@ -39,6 +37,12 @@ KEPT = "/kept"
 OWN = "/from/"
 #: The stage and the source that are always there: a query needs one, and a service may begin without registrations.
 IDLE = "/idle"
+#: A query of that stage, as a registration would have it.
+ABOUT_NOTHING = QueryDefinition(
+    name="about_nothing",
+    sql=f"SELECT {IDLE_COLUMN}, count(*) AS n FROM idle WHERE {IDLE_COLUMN} > 1 GROUP BY {IDLE_COLUMN}",
+    mode="update",
+)
 #: The time after which the watermark of a stream without a time column goes on with the clock while nothing is pushed.
 _ARRIVAL_IDLE = "1 second"
 
@@ -111,11 +115,6 @@ def _passing(name: str, partitions: int, replicas: int) -> Stage:
     return made
 
 
-def pass_on(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows as they are."""
-    return batch
-
-
 def _of_operator(definition: QueryDefinition, inputs: Mapping[str, Flow], allowed: Collection[str]) -> Flow:
     if definition.operator not in allowed:
         known = ", ".join(sorted(allowed)) or "none"
@@ -166,31 +165,11 @@ class _Names:
         return made
 
 
-class IdleReader(SourceReader):
-    """A source that never has a row."""
-
-    endless = True
-    row_numbers = True
-    partitions = 1
-    schema = pa.schema([("nothing", pa.int64())])
-
-    def read(self, partition: int, start: Any) -> PartitionReader:
-        return _Idle()
-
-
-class _Idle(PartitionReader):
-    def next(self) -> None:
-        return None
-
-    def when_ready(self, ring: Callable[[], None]) -> None:
-        """Never ring."""
-
-
-def nothing(batch: pa.RecordBatch, position: Position) -> None:
-    """Take no rows."""
+def idle_stage() -> Flow:
+    """Return a stage that never has a row."""
+    return Flow(_passing(IDLE, 1, 0), [source(IdleReader(), name=IDLE + EVENTS)])
 
 
 def idle_flow() -> FlowTo:
     """Return the flow that is always in the plan."""
-    idle = source(IdleReader(), name=IDLE + EVENTS)
-    return Flow(_passing(IDLE, 1, 0), [idle]).foreach_batch(nothing)
+    return idle_stage().foreach_batch(nothing)

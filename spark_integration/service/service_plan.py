@@ -23,7 +23,7 @@ from spark_integration.query.checkpoint_location import CheckpointLocation
 from spark_integration.query.query import Query
 from spark_integration.query.start import schema_of, unchecked
 from spark_integration.service.declared_flows import DeclaredFlows, FlowContext
-from spark_integration.service.flows import OUTPUT, idle_flow, owner_of
+from spark_integration.service.flows import ABOUT_NOTHING, OUTPUT, idle_flow, idle_stage, owner_of, query_flow
 from spark_integration.service.kept_flows import KeptFlows, NotKept
 
 log = logging.getLogger("flux")
@@ -63,6 +63,15 @@ class ServicePlan:
         """Return the columns of the result of a query, in DDL. UsageError: it does not fit; NoSuchInput: an input is not
         there."""
         return ddl(schema_of(DeclaredFlows(self._context, self._query).result(definition)))
+
+    def warm_up(self) -> None:
+        """Read and compile a text about no stream, as a registration does: cold code of Spark's analyser takes a second. An error
+        is that of the next registration."""
+        try:
+            self._context.names_in(ABOUT_NOTHING)
+            ddl(schema_of(query_flow(ABOUT_NOTHING, {"idle": idle_stage()}, ())))
+        except Exception as error:
+            log.info("the analyser of Spark is not warmed up: %s", error)
 
     def start(
         self, registered: Iterable[RegisteredQuery], ended: Callable[[str], None], **options: Any

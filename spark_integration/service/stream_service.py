@@ -38,6 +38,8 @@ log = logging.getLogger("flux")
 
 #: Seconds between two looks at gateways and at stages that have failed; in an object store, where each look is a request.
 LOOK_S, LOOK_REMOTE_S = 0.5, 5.0
+#: Seconds after the start at which Spark's analyser is warmed up, if there were queries: their first results go first.
+WARM_UP_S = 5.0
 #: Seconds for the workers to join, beyond the time-out of the query, and for steps that an earlier service has left.
 START_S = 600.0
 #: Seconds for gateways of a service that was killed to leave their ports, and between two looks.
@@ -70,6 +72,8 @@ class StreamService:
         self.stop_asked = threading.Event()
         self._stopped = threading.Lock()
         self.error: FluxError | None = None
+        #: Whether Spark's analyser was warmed up for the first registration, or is being.
+        self._is_warm = False
         with ExitStack() as stack:
             self.is_lasting = location is not None
             if location is None:
@@ -139,6 +143,9 @@ class StreamService:
                     f"with --allow {operator}"
                 )
         failed = self.plan.start(running, self.start_times.end, **options)
+        if not running:  # else the processors have state to restore
+            self._alone.submit(self.plan.warm_up)
+            self._is_warm = True
         try:
             self.plan.query.wait_until_running(START_S)
             self.start_times.end("workers and state")
@@ -175,8 +182,12 @@ class StreamService:
     def _look_after(self) -> None:
         """Look after gateways and failed stages until the service is stopped, or its plan has ended."""
         look_s = LOOK_REMOTE_S if self._place.flush_s else LOOK_S
+        warm_up_at = time.monotonic() + WARM_UP_S
         while not self.stop_asked.wait(look_s):
             try:
+                if not self._is_warm and time.monotonic() >= warm_up_at:
+                    self._is_warm = True
+                    self._alone.submit(self.plan.warm_up)
                 for each in self._gateways:
                     each.look()
                 if not self.plan.query.isActive:
