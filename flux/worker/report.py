@@ -320,8 +320,8 @@ def _replay_s(replica: Replica, on_disk: bool) -> float:
 
 
 class StepAges:
-    """The ages of the rows of a stage's last steps. Percentiles are found anew when one age in ``NEW`` is new: those of 4,096 ages
-    take a fifth of a millisecond, for each stage of each heartbeat."""
+    """The ages of the rows of a stage's last steps. Percentiles are found anew when one age in ``NEW`` is new: those of 4,096
+    ages take a fifth of a millisecond, for each stage of each heartbeat."""
 
     #: The most ages that count.
     COUNT_MAX = 4096
