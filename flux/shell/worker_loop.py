@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -319,6 +320,7 @@ class WorkerLoop:
             self.links.follow(table)
             core.on_table(table, now)
             self._go_by(core)
+            self._report(core, core.reports(), now)
         if isinstance(command, NewTable):
             for edge, producers in command.complete.items():
                 core.on_edge_complete(edge, producers)
@@ -396,6 +398,10 @@ class WorkerLoop:
         self.links.send(to_workers)
         for connection, messages in answers.items():
             self.port.send_all(connection, messages)
+        self._report(core, reports, now)
+
+    def _report(self, core: WorkerCore, reports: Sequence[ToController], now: float) -> None:
+        """Send reports to the controller."""
         if any(isinstance(report.message, PartitionFinished) for report in reports):
             self._beat(core, now, all_stages=True)  # so that the last progress report has the last counts
         for report in reports:

@@ -266,6 +266,20 @@ class WorkerCore:
         for part in parts:
             part.go_by(plan)
 
+    def reports(self) -> list[ToController]:
+        """Take the reports that are due, to be sent before all else. A change of the plan is done when the slowest worker has
+        reported the table, and with many stages everything else takes longer than to follow it.
+
+        None of a worker of a special kind, which may have to do something before it says so."""
+        if self._extension is not None:
+            return []
+        effects = list(self._effects)
+        found = [effect for effect in effects if isinstance(effect, ToController)]
+        if found:
+            self._effects.clear()
+            self._effects.extend(effect for effect in effects if not isinstance(effect, ToController))
+        return found
+
     def on_plan_changed(self, message: PlanChanged, now: float, loaded: Any = None) -> None:
         """Take a change of the plan, and follow the table that waits for it. ``loaded``: see ``PlanFollower.on_changed``."""
         if (seen := self.plans.on_changed(message, self.worker, loaded)) is not None:

@@ -34,7 +34,7 @@ from flux.worker.output_delivery import OutputDelivery
 from flux.worker.step_scheduler import StepScheduler
 from flux.worker.subscriptions import Subscriptions
 from partitioning.ids import DISK, PartitionKey, StreamId
-from partitioning.table import ReplicaAt
+from partitioning.table import ReplicaAt, Table
 
 
 class RevivalRequests:
@@ -113,6 +113,11 @@ class StreamRules:
         )
 
 
+def _fed_since(plan: Plan) -> dict[int, int]:
+    """Return for each stage the version that brought the newest of the edges that it feeds."""
+    return {stage.id: max([plan.edges[edge].since for edge in stage.edges_out], default=0) for stage in plan.stages}
+
+
 class ReplicaLifecycle:
     """The lives of one worker's replicas, and its ``producers``, including those of its sources.
 
@@ -157,6 +162,8 @@ class ReplicaLifecycle:
         self._failures = failures
         self._look_for_timers = look_for_timers
         self._consumers: dict[int, Consumers] = {}
+        #: By stage: the version that brought the newest of the edges that it feeds.
+        self._fed_since = _fed_since(plan)
         #: Replicas made for the table that is being followed, which begin empty.
         self._created: list[Replica] = []
         self._noted = False
@@ -182,15 +189,16 @@ class ReplicaLifecycle:
     def go_by(self, plan: Plan) -> None:
         """Go by this version of the plan, whose table comes next. Edges that it does not have take nothing more from here on: no
         consumer is left that would ack, and a full log would stop their stage."""
-        self._plan = plan
-        for replica in self.replicas.values():
+        self._plan, self._fed_since = plan, _fed_since(plan)
+        gone = [each for each in self._rules if self._plans.edge(each) is None]
+        for replica in self.replicas.values() if gone else ():
             self._close_edges(replica)
         for stage in [
             each for each in self._inputs if each not in plan.stages and each not in self._plans.newest.stages
         ]:
             del self._inputs[stage]
             self._consumers.pop(stage, None)
-        for edge in [each for each in self._rules if self._plans.edge(each) is None]:
+        for edge in gone:
             del self._rules[edge]
             self._complete.pop(edge, None)
 
@@ -271,8 +279,7 @@ class ReplicaLifecycle:
 
     def _note_change(self, replica: Replica) -> None:
         """Have the primary of a partition that feeds new edges order a step for them."""
-        stage = self._plan.stages[replica.stage.id]
-        replica.waits.change_to = max([self._plan.edges[edge].since for edge in stage.edges_out], default=0)
+        replica.waits.change_to = self._fed_since[replica.stage.id]
 
     def _assign_role(self, replica: Replica, row: Sequence[ReplicaAt], epoch: int) -> None:
         """Give a replica its role by the ``row`` of its partition in the table of this epoch."""
@@ -289,15 +296,28 @@ class ReplicaLifecycle:
 
     def show(self, producers: Iterable[Producer], now: float) -> None:
         """Show the newest table to these producers."""
-        assert self._hosted.table is not None
+        table, of_edge = self._hosted.table, dict[int, Consumers | None]()
+        assert table is not None
         for producer in producers:
-            edge = self._plans.edge(producer.stream.edge)
-            assert edge is not None
-            if not self._hosted.table.has(edge.consumer):  # of a stage that comes with a later table
-                producer.by_rank = np.arange(edge.partitions, dtype=np.int32)
-                continue
-            consumers = self._consumers.setdefault(edge.consumer, Consumers(edge.consumer))
-            producer.on_table(self._hosted.table, edge.consumer, now, consumers)
+            number = producer.stream.edge
+            if number not in of_edge:
+                of_edge[number] = self._consumers_of(number, table)
+            consumers = of_edge[number]
+            if consumers is not None:
+                producer.on_table(table, consumers.stage, now, consumers)
+            else:
+                producer.by_rank = np.arange(producer.partitions, dtype=np.int32)
+
+    def _consumers_of(self, number: int, table: Table) -> Consumers | None:
+        """Return the consumers of an edge; None: those of a stage that comes with a later table."""
+        edge = self._plans.edge(number)
+        assert edge is not None
+        if not table.has(edge.consumer):
+            return None
+        known = self._consumers.get(edge.consumer)
+        if known is None:
+            known = self._consumers[edge.consumer] = Consumers(edge.consumer)
+        return known
 
     def on_edge_complete(self, edge: int, producers: list[int]) -> None:
         self._complete[edge] = producers

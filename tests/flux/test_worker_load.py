@@ -20,10 +20,11 @@ from flux.operators.operator import Context
 from flux.settings import Settings
 from flux.state.standby import Checkpoint
 from flux.wire.codec import decode_report
-from flux.wire.control import Heartbeat
+from flux.wire.control import Heartbeat, TableSeen
 from flux.wire.frames import encode
 from flux.wire.messages import OrderEntry, PartitionOrder
 from flux.worker.core import WorkerCore
+from flux.worker.effects import ToController
 from flux.worker.report import STAGES_TOLD, StageTurns
 from flux.worker.report import load as load_of
 from flux.worker.report import stats as stats_of
@@ -230,3 +231,13 @@ def test_each_heartbeat_tells_of_some_stages_and_all_have_their_turn() -> None:
     assert seen == {each.id for each in fewer}
     assert [*turns.next(core.plan.stages)] == [stage]
     assert [each["stage"] for each in stats_of(core, [stage])["stages"]] == [stage.id]
+
+
+def test_the_report_that_a_table_is_followed_need_not_wait_for_rows_and_acks() -> None:
+    """With many stages these took longer than the table, and a change of the plan waited for the report."""
+    core = hosting(Sized)
+    (report,) = core.reports()
+    assert report.message == TableSeen(node=0, epoch=0)
+    left = list(core.poll(0.0))
+    assert not any(isinstance(effect, ToController) for effect in left)
+    assert core.reports() == []
