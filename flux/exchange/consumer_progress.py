@@ -25,7 +25,7 @@ from flux.exchange.consumer_map import ConsumersAt, Ranks
 from flux.exchange.log import NEVER, Log, LogEntry, Rows
 from flux.exchange.slices import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_BYTES, SMALL_ROWS, Span, pack, span
 from flux.windows.window import NEVER as NO_TIME
-from flux.wire.messages import RUN_BATCHES, Data, Resume
+from flux.wire.messages import RUN_BATCHES, Borrow, Data, Resume
 from partitioning import kernels
 from partitioning.ids import StreamId
 
@@ -166,6 +166,24 @@ class ConsumerProgress:
         """Note, of a worker that reads elsewhere, whether it has still to ack elements that it could have read here. It has just
         acked others, or there were none until now."""
         self.unread_since, self.unread_patience, self.unread_look = now if owes else inf, 1.0, False
+
+    def sum_and_least(self, last: np.ndarray, end: int) -> tuple[int, int]:
+        """Return the sum of the acks, and the least one of a replica that has still to ack elements through ``end``. ``last``: by
+        partition, the newest element with rows for it."""
+        owed = self.acked[self.at.reads & (self.acked < np.minimum(last[self.at.partitions], end))]
+        return int(self.acked.sum()), int(owed.min(initial=NOBODY))
+
+    def lent(self, asked: Borrow, gone: np.ndarray) -> ConsumerProgress | None:
+        """Return the beginning of a loan to one partition of the worker, with the nonce and the credit of that loan alone. None:
+        its replica is not known here yet, or rows for it that another life of it has acked are ``gone`` from the log."""
+        if asked.partition not in self.at.at or asked.next <= gone[asked.partition]:
+            return None
+        loan = ConsumerProgress(self.at, self.acked, self.epoch, CATCHING_UP, True, asked.nonce)
+        loan.wanted_from = np.full(len(self.acked), NOBODY, np.int64)
+        loan.wanted_from[self.at.at[asked.partition]] = asked.next
+        loan.first = loan.next = asked.next
+        loan.catching_up_to, loan.granted = NEVER, asked.room
+        return loan
 
     @property
     def looks_for_unread(self) -> bool:

@@ -385,16 +385,20 @@ class Inbound:
         for partition, slice_ in slices:
             self.waiting.setdefault(partition, deque()).append(slice_.first)
         # The mark is noted last, when the slices of this message already count as not applied.
-        mark = message.mark
-        if not self.numbered:
-            watermark = NO_TIME if message.watermark is None else message.watermark
-            known = watermark, message.late, message.doubted, message.doubted_from
-            mark = Mark(message.sequence, message.checksum, -1, b"", -1, *known) if self._marked else None
+        mark = self._mark(message)
         if mark is not None and mark.sequence > self.marks.newest.sequence:
             self.marks.newest = mark
             if mark.sequence >= self.marks.due:
                 self.marks.keep(lambda: self._applied_by_all(hosted))
         return slices
+
+    def _mark(self, message: Data) -> Mark | None:
+        """Return the mark behind a message of the producer."""
+        if self.numbered or not self._marked:
+            return message.mark if self.numbered else None
+        watermark = NO_TIME if message.watermark is None else message.watermark
+        known = watermark, message.late, message.doubted, message.doubted_from
+        return Mark(message.sequence, message.checksum, -1, b"", -1, *known)
 
     def borrow(
         self,
@@ -403,9 +407,11 @@ class Inbound:
         partition: int,
         others: Collection[int],
         counters: Counters,
+        of_log: bool = False,
     ) -> list[Delivery]:
-        """Take a message that is lent to one partition by another replica of it, and return its slices (design: borrowed-rows).
-        ``others`` here have not got it. Its bytes count against the credit, and are none of those granted to the producer."""
+        """Take a message that is lent to one partition by another replica of it, or out of the log of the producer, and return
+        its slices (design: borrowed-rows, read-loans). ``others`` here have not got it. Its bytes count against the credit, and
+        are none of those granted to the producer."""
         if message.first > self.received[partition]:
             counters.gap += 1
             return []
@@ -416,8 +422,11 @@ class Inbound:
         self.held_bytes += message.nbytes if slices else 0
         for _, slice_ in slices:
             self.waiting.setdefault(partition, deque()).append(slice_.first)
-        if message.mark is not None and self._marked:
-            self.adopt(self.incarnation, [message.mark])
+        mark = self._mark(message) if of_log else message.mark
+        if mark is not None and self._marked:
+            self.adopt(self.incarnation, [mark])
+        if of_log and message.watermark is not None:
+            self.said = self.said.newer(Statement(message.sequence + 1, message.watermark))
         self.taken += 1
         self.borrowed += 1
         return slices

@@ -22,11 +22,12 @@ from flux.exchange.consumer_map import Consumers
 from flux.exchange.consumer_progress import NOBODY, STANDING_BY, ConsumerProgress, OutgoingEntries, Sent, Spans
 from flux.exchange.log import NEVER, End, Log, LogEntry, LogMeter, Rows, Word
 from flux.exchange.replay_check import Beginning, PriorAttempts
-from flux.exchange.retention import CheckpointRequests, Settling, idle, presses
+from flux.exchange.retention import CheckpointRequests, Settling
 from flux.exchange.slices import RUN_ROWS
 from flux.windows.window import NEVER as NO_TIME
 from flux.wire.messages import (
     Ack,
+    Borrow,
     Hello,
     Mark,
     Passed,
@@ -130,8 +131,6 @@ class Producer:
         self.earlier = PriorAttempts(stream)
         self._mark: Mark | None = None
         self._settling = Settling()
-        #: Time of the next look for partitions that have not acked rows of an earlier life.
-        self._idle_at = 0.0
         self.by_rank: np.ndarray | None = None
         #: The source has nothing behind the rows that it has given.
         self._at_end = False
@@ -255,7 +254,7 @@ class Producer:
         the stream is born."""
         assert self.log.end == 0
         born = self.earlier.is_born_at(sequence)
-        self._first, self._idle_at, self._checksum = 0 if born else sequence, 0.0, checksum
+        self._first, self._pressing.idle_at, self._checksum = 0 if born else sequence, 0.0, checksum
         self.log.begin_at(sequence, settled or born)
         self.earlier.forget_below(sequence)
 
@@ -382,7 +381,7 @@ class Producer:
         if self._changes == self._consumers.changes:
             return
         self._changes, self.by_rank = self._consumers.changes, self._consumers.ranks.by_rank
-        self.dirty, self._idle_at = True, now + self._resend_s
+        self.dirty, self._pressing.idle_at = True, now + self._resend_s
         self._follow(self._consumers, now)
 
     def _follow(self, consumers: Consumers, now: float) -> None:
@@ -592,8 +591,10 @@ class Producer:
             ended = self.finished or self.resting
             for worker, press in self._pressing.look(self.log, ended, self._acks, self._consumers, now):
                 yield ToWorker(worker, press)
-        if now >= self._idle_at:
-            yield from self._press_idle(now)
+        if now >= self._pressing.idle_at and self._consumers is not None:
+            first = self._first if self.earlier.numbered and self.reads_again else 0
+            for worker, press in self._pressing.look_for_idle(self._acks, self._last, first, self._consumers, now):
+                yield ToWorker(worker, press)
         self._spans.forget()
         for worker, cursor in list(self._cursors.items()):
             if cursor.nonce is not None and cursor.next < end:
@@ -637,20 +638,6 @@ class Producer:
         """Rows may be kept for checkpoints alone."""
         return self._consumers is not None and self._consumers.kept and not self.reads_again
 
-    def _press_idle(self, now: float) -> Iterator[ToWorker]:
-        """Ask for checkpoints of partitions that get no rows in this life. Their checkpoints may be older than rows of an
-        earlier life that were for other partitions, and would never show that they need none of these."""
-        self._idle_at = np.inf
-        consumers = self._consumers
-        again = self.earlier.numbered and self.reads_again and self._first
-        if not again or consumers is None or not consumers.kept:
-            return
-        partitions = idle(self._acks, consumers.keeps, self._last, self._first)
-        if partitions:
-            self._idle_at = now + self._resend_s
-        for worker, press in presses(self.stream, partitions, consumers, anew=True):
-            yield ToWorker(worker, press)
-
     def _silent(self, cursor: ConsumerProgress, now: float) -> bool:
         """Tell whether a worker owes an ack for too long.
 
@@ -688,11 +675,23 @@ def state_watermark(producer: Producer, sequence: int, watermark: int, idle: boo
         producer.dirty = True
 
 
-def owing(producer: Producer) -> dict[int, int]:
-    """Return the sum of the acks of each worker that has answered a greeting and has still to ack elements. It changes with every
-    ack of something new."""
+def owing(producer: Producer) -> dict[int, tuple[int, int]]:
+    """Return the acks of each worker that has answered a greeting and has still to ack elements: their sum, which changes with
+    every ack of something new, and the least one of a replica that has still to ack some."""
     cursors = producer._cursors.items()
-    return {worker: int(c.acked.sum()) for worker, c in cursors if c.answered and producer._owes(c)}
+    owed = producer._last, producer.release_from - 1
+    return {worker: c.sum_and_least(*owed) for worker, c in cursors if c.answered and producer._owes(c)}
+
+
+def lent_from_log(producer: Producer, worker: int, asked: Borrow) -> Iterator[Sent]:
+    """Yield elements of the log for one partition on a worker that cannot get them directly, up to its room (design:
+    read-loans)."""
+    cursor, consumers, log = producer._cursors.get(worker), producer._consumers, producer.log
+    known = cursor is not None and asked.incarnation == producer.incarnation
+    loan = cursor.lent(asked, log.gone) if known and cursor is not None else None
+    if loan is not None and consumers is not None:
+        out = OutgoingEntries(producer.stream, loan, consumers.ranks, producer._run_max_rows, Spans())
+        yield from out.messages(log, min(log.end, producer.release_from))
 
 
 def unread_due(producer: Producer) -> float:

@@ -41,6 +41,8 @@ class CheckpointRequests:
         self._stream = stream
         self._again_s = again_s
         self._asked: dict[int, CheckpointRequest] = {}
+        #: Time of the next look for partitions that have not acked rows of an earlier life.
+        self.idle_at = 0.0
 
     def look(
         self, log: Log, finished: bool, acks: np.ndarray, consumers: Consumers, now: float
@@ -62,6 +64,17 @@ class CheckpointRequests:
                 self._asked[partition] = CheckpointRequest(int(held[partition]), now + self._again_s)
                 due.append(partition)
         yield from presses(self._stream, due, consumers)
+
+    def look_for_idle(
+        self, acks: np.ndarray, last: np.ndarray, first: int, consumers: Consumers, now: float
+    ) -> Iterator[tuple[int, Press]]:
+        """Ask for checkpoints of partitions that get no rows in this life, which begins with ``first``. Their checkpoints may be
+        older than rows of an earlier life that were for other partitions, and would never show that they need none of these."""
+        self.idle_at = np.inf
+        partitions = idle(acks, consumers.keeps, last, first) if first and consumers.kept else []
+        if partitions:
+            self.idle_at = now + self._again_s
+        yield from presses(self._stream, partitions, consumers, anew=True)
 
 
 def presses(

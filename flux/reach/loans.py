@@ -1,7 +1,9 @@
-"""Rows that a primary cannot get, lent by a secondary that has them (design: borrowed-rows).
+"""Rows that a primary cannot get, lent by a secondary that has them, or out of the log of a reader (design: borrowed-rows,
+read-loans).
 
 A secondary tells its primary which slices no order names. The primary asks for those that it lacks, and gets them under their
-numbers, for its partition alone. ``Lender`` is the secondary's side, for all replicas of a worker; ``Borrower`` the primary's.
+numbers, for its partition alone. ``Lender`` is the secondary's side, for all replicas of a worker; ``Borrower`` the primary's. A
+primary without such a secondary borrows from the reader of a source that asks for acks over a third worker.
 
 Left to others: taking a lent message (``flux.exchange.inbound``), the order of lent slices, which is as for any others.
 """
@@ -22,7 +24,7 @@ from flux.exchange.producer import ToWorker
 from flux.exchange.slices import RowNumbers, with_numbers
 from flux.replica.replica import Replica
 from flux.windows.window import NEVER
-from flux.wire.messages import Borrow, Bound, Data, ElementKind, Mark, Unordered, UnorderedRows
+from flux.wire.messages import Borrow, Bound, Data, ElementKind, Mark, Unordered, UnorderedRows, WantAck
 from partitioning.ids import PartitionKey, StreamId
 from partitioning.table import Table
 
@@ -152,13 +154,15 @@ def _lent(
 
 @dataclass(slots=True)
 class Loan:
-    """Slices of a stream on their way from a secondary to a primary here. ``number``: that of the next message."""
+    """Slices of a stream on their way to a primary here. ``number``: that of the next message."""
 
     connection: Hashable
     key: PartitionKey
     incarnation: int
     stream: StreamId
     lender: int
+    #: They come out of the log of their producer, a source on worker ``lender``.
+    of_log: bool = False
     number: int = 0
 
 
@@ -213,6 +217,30 @@ class Borrower:
             elif not replica.finished:
                 yield from self._question(connection, replica, rows, message.worker)
 
+    def ask_reader(self, connection: Hashable, stream: StreamId, message: WantAck, reader: int) -> Iterator[Borrow]:
+        """Yield the questions to the reader of a source, which does not hear this worker, for rows in its log. Each is for a
+        primary to which no secondary can lend any, and may be for ordered rows: that primary has taken over with their order
+        (design: read-loans)."""
+        inbound = self._of_stream(stream)
+        for replica in self._replicas.values():
+            if stream.edge not in replica.stage.edges_in or not replica.primary or replica.finished:
+                continue
+            alone = replica.orders_itself or not any(p.live and p.kind.applies for p in replica.order.peers.values())
+            at = inbound.received[replica.partition]
+            if alone and at < message.end and inbound.has_room and not inbound.may_lose:
+                room = inbound.credit if inbound.urgent else inbound.credit - inbound.held_bytes
+                nonce = self._begin(connection, replica, stream, reader, of_log=True)
+                yield Borrow(*replica.key, message.incarnation, *stream, nonce, at, room, of_log=True)
+
+    def _begin(
+        self, connection: Hashable, replica: Replica, stream: StreamId, lender: int, of_log: bool = False
+    ) -> int:
+        """Begin a loan to a primary, in place of an earlier one, and return its nonce."""
+        self._loans.pop(self._of.get((replica.key, stream), -1), None)
+        nonce = self._of[replica.key, stream] = self._nonce()
+        self._loans[nonce] = Loan(connection, replica.key, replica.incarnation, stream, lender, of_log)
+        return nonce
+
     def _question(self, connection: Hashable, replica: Replica, rows: UnorderedRows, lender: int) -> Iterator[Borrow]:
         """Yield the question for slices that a primary lacks, unless it is behind the order, or has no room.
 
@@ -223,9 +251,7 @@ class Borrower:
         at, room = inbound.received[partition], inbound.credit - inbound.held_bytes
         if at >= rows.end or room <= 0 or inbound.may_lose or replica.order.ordered_below(stream) > at:
             return
-        self._loans.pop(self._of.get((replica.key, stream), -1), None)
-        nonce = self._of[replica.key, stream] = self._nonce()
-        self._loans[nonce] = Loan(connection, replica.key, replica.incarnation, stream, lender)
+        nonce = self._begin(connection, replica, stream, lender)
         yield Borrow(*replica.key, rows.incarnation, *stream, nonce, at, room)
 
     def knows(self, connection: Hashable, message: Data | Bound) -> bool:
@@ -239,7 +265,7 @@ class Borrower:
         if replica is None or loan is None or not _of(message, replica.partition):
             return []
         inbound, others = self._of_stream(loan.stream), self._besides(replica)
-        taken = inbound.borrow(message, batches, replica.partition, others, self._counters)
+        taken = inbound.borrow(message, batches, replica.partition, others, self._counters, loan.of_log)
         if taken:
             self.slices += len(taken)
             lent, direct = self._lent.get((loan.key, loan.stream)), inbound.taken - inbound.borrowed

@@ -3,8 +3,8 @@
 Three kinds of messages have answers without which work stands still: orders of steps, whose answers commit these steps, rows of
 a source, whose acks empty its log, and statements of a secondary about rows that its primary may lack. A worker that lacks such
 an answer for long sends the order, a question for the acks, or the statement, over a third worker. The answer takes the same way
-back, and so do rows that are borrowed in it. Once an answer has come so, orders and statements take this way at once, until
-another one comes directly.
+back, and so do rows that are borrowed in it, of a secondary or out of the log of the reader. Once an answer has come so, orders
+and statements take this way at once, until another one comes directly.
 
 Law: nothing is believed that would not be believed on the direct way. Orders have a term, a life and numbers, acks an epoch, a
 question for acks the life of the producer, and lent rows the nonce of their loan, of which there is one for the way. All of them
@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from flux.exchange.feed import Counters
 from flux.exchange.inbound import Inbound
-from flux.exchange.producer import Producer, ToWorker, owing
+from flux.exchange.producer import Producer, ToWorker, lent_from_log, owing
 from flux.exchange.source_streams import SourceStreams
-from flux.reach.loans import LONGEST, Lender
+from flux.reach.loans import LONGEST, Borrower, Lender
 from flux.replica.replica import Replica
 from flux.wire.messages import (
     Ack,
@@ -57,6 +57,8 @@ LEASE = 3.0
 STATED = LONGEST + 2
 #: In link timeouts: the time for which a worker counts as out of reach after something has come from it over a third one.
 KNOWN = 2.0
+#: In link timeouts: the time after its last request for which a worker counts as one that borrows out of logs here.
+BORROWS = STATED
 #: Seconds after its last message for which a link is kept open.
 KEPT_S = 5.0
 
@@ -139,6 +141,23 @@ class Statements:
     rows: dict[Hashable, UnorderedRows] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class OwedAcks:
+    """The acks of a worker at the last looks at a source that lacks some: their sum, and the least of a partition that owes some,
+    each with the first look that found it so."""
+
+    total: int
+    total_since: float
+    least: int
+    least_since: float
+
+    def look(self, total: int, least: int, now: float) -> None:
+        if total != self.total:
+            self.total, self.total_since = total, now
+        if least != self.least:
+            self.least, self.least_since = least, now
+
+
 class Relays:
     """The messages of one worker that go over others, and those of others that go over it."""
 
@@ -151,20 +170,20 @@ class Relays:
         streams: Mapping[StreamId, Inbound],
         ack_soon: Callable[[Inbound], None],
         lender: Lender,
-        knows: Callable[[Hashable, Data | Bound], bool],
+        borrower: Borrower,
         take: Callable[[Hashable, Any, Sequence[pa.RecordBatch], float], None],
         on_answer: Callable[[int, Answered, float], None],
         counters: Counters,
     ) -> None:
-        """Begin without any. ``replicas``, ``sources`` and ``streams``: those of the worker, live mappings; ``take`` takes a
-        message as if it had come on a connection, and ``knows`` tells whether it is lent there; ``on_answer`` takes the answer of
+        """Begin without any. ``replicas``, ``sources`` and ``streams``: those of the worker, live mappings; ``lender`` and
+        ``borrower`` have its loans; ``take`` takes a message as if it had come on a connection; ``on_answer`` takes the answer of
         a worker, ``ack_soon`` makes acks of a stream."""
         self._worker, self._link_s = worker, link_s
         self._replicas = replicas
         self._sources = sources
         self._streams = streams
         self._ack_soon = ack_soon
-        self._lender, self._knows, self._take = lender, knows, take
+        self._lender, self._borrower, self._take = lender, borrower, take
         self._on_answer = on_answer
         self._counters = counters
         self._table: Table | None = None
@@ -173,12 +192,15 @@ class Relays:
         #: Ways of orders to secondaries, of questions for acks to consumers, and of statements about rows to primaries.
         self._orders, self._questions = RelayedWays(worker, link_s), RelayedWays(worker, link_s)
         self._loans = RelayedWays(worker, link_s)
+        #: Ways of questions to workers of which some partition acks nothing, while others do. It may be busy, or out of reach.
+        self._offers = RelayedWays(worker, link_s)
         #: By the worker of the primaries: the statements that go over a third worker unless these borrow something before.
         self._stated: dict[int, Statements] = {}
+        #: By worker that borrows out of logs here: the worker over which its last request has come, and the time of that.
+        self._borrowed: dict[int, tuple[int, float]] = {}
         #: By worker: the time of the last message that has come from there over a third one.
         self._heard: dict[int, float] = {}
-        #: By stream and consumer: its acks at the last looks, and the first look that found these.
-        self._owed: dict[tuple[StreamId, int], tuple[int, float]] = {}
+        self._owed: dict[tuple[StreamId, int], OwedAcks] = {}
         self._leases: dict[StreamId, Lease] = {}
         self._look_at = -inf
         #: By worker: the time of the last message that went there for others, or over it.
@@ -225,14 +247,17 @@ class Relays:
             case Orders() | Unordered():
                 self._take(way, message, (), now)
             case Data() | Bound():
-                if self._knows(way, message):
+                if self._borrower.knows(way, message):
                     self._take(way, message, batches, now)
                 else:
                     self._counters.stale += 1
             case Borrow():
-                self._loans.answered(origin, over, now)
-                self._stated.pop(origin, None)
-                for lent, rows in self._lender.slices(message):
+                if message.of_log:
+                    self._borrowed[origin] = over, now
+                else:
+                    self._loans.answered(origin, over, now)
+                    self._stated.pop(origin, None)
+                for lent, rows in self._lent(origin, message):
                     yield self._to(over, Relayed(self._worker, over, origin, lent), now, rows)
             case OrdersSeen():
                 self._orders.answered(origin, over, now)
@@ -248,6 +273,18 @@ class Relays:
                     return
                 self._leases[stream] = Lease(origin, over, now + LEASE * self._link_s)
                 self._ack_soon(inbound)
+                for question in self._borrower.ask_reader(way, stream, message, origin):
+                    yield self._to(over, Relayed(self._worker, over, origin, question), now)
+
+    def _lent(self, worker: int, message: Borrow) -> Iterator[tuple[Data | Bound, tuple[pa.RecordBatch, ...]]]:
+        """Yield what a primary on a worker borrows: slices of its secondary here, or those in the log of a reader."""
+        if not message.of_log:
+            yield from self._lender.slices(message)
+            return
+        for source in self._sources.values():
+            for producer in source.producers:
+                if producer.stream == (message.edge, message.producer):
+                    yield from lent_from_log(producer, worker, message)
 
     def answer(self, way: RelayedFrom, message: Answered) -> ToWorker:
         """Return an answer to a message that has come over a third worker."""
@@ -333,23 +370,39 @@ class Relays:
         self._orders.keep(table.endpoints)
         self._questions.keep(table.endpoints)
         self._loans.keep(table.endpoints, now - STATED * self._link_s)
+        self._offers.keep(table.endpoints)
         self._stated = {
             worker: stated
             for worker, stated in self._stated.items()
             if worker in table.endpoints and now <= stated.at + STATED * self._link_s
         }
         self._heard = {worker: at for worker, at in self._heard.items() if now <= at + KNOWN * self._link_s}
+        self._borrowed = {
+            worker: (over, at)
+            for worker, (over, at) in self._borrowed.items()
+            if {worker, over} <= table.endpoints.keys() and now <= at + BORROWS * self._link_s
+        }
         for worker, producers in self._lacking(now).items():
-            way = self._questions.ways.get(worker)
-            stands = any(now >= self._owed[p.stream, worker][1] + self._link_s for p in producers)
-            over = -1
-            if stands:
-                over = self._questions.next(worker, table.endpoints, now)
-            elif way is not None and way.answers and now >= way.next_at:
-                over, way.next_at = way.over, now + self._link_s
+            over = self._over(worker, [self._owed[producer.stream, worker] for producer in producers], table, now)
             for producer in producers if over >= 0 else ():
-                question = WantAck(*producer.stream, producer.incarnation)
+                question = WantAck(*producer.stream, producer.incarnation, producer.log.end)
                 yield self._to(over, Relayed(self._worker, over, worker, question), now)
+
+    def _over(self, worker: int, owed: Sequence[OwedAcks], table: Table, now: float) -> int:
+        """Return the worker over which a question for acks goes now; -1: none goes."""
+        way, least_since = self._questions.ways.get(worker), min(each.least_since for each in owed)
+        over, _ = self._borrowed.get(worker, (-1, now))
+        if over >= 0:  # rows wait for a question, and acks that come directly say nothing of later rows
+            return over if now >= least_since + LOOK * self._link_s else -1
+        if now >= min(each.total_since for each in owed) + self._link_s:
+            return self._questions.next(worker, table.endpoints, now)
+        if way is not None and way.answers and now >= way.next_at:
+            way.next_at = now + self._link_s
+            return way.over
+        if now >= least_since + self._link_s:
+            return self._offers.next(worker, table.endpoints, now)
+        self._offers.ways.pop(worker, None)
+        return -1
 
     def _lacking(self, now: float) -> dict[int, list[Producer]]:
         """Return the producers of sources here that lack acks, by the worker that owes them."""
@@ -357,9 +410,10 @@ class Relays:
         found: dict[int, list[Producer]] = {}
         for source in self._sources.values():
             for producer in source.producers:
-                for worker, acked in owing(producer).items():
-                    owed = known.get((producer.stream, worker), (acked, now))
-                    self._owed[producer.stream, worker] = owed if owed[0] == acked else (acked, now)
+                for worker, (total, least) in owing(producer).items():
+                    owed = known.get((producer.stream, worker)) or OwedAcks(total, now, least, now)
+                    owed.look(total, least, now)
+                    self._owed[producer.stream, worker] = owed
                     if worker != self._worker:
                         found.setdefault(worker, []).append(producer)
         return found

@@ -564,11 +564,12 @@ class Unordered(Message, frozen=True):
 
 
 class Borrow(Message, frozen=True):
-    """Answer of a primary that lacks such slices: a request for them. They come as Data, and the stream's watermark as Bound."""
+    """Request of a primary for slices that it lacks, in answer to ``Unordered``, or to ``WantAck``. They come as Data, and the
+    stream's watermark as Bound."""
 
     stage: Id
     partition: Id
-    #: That of the secondary.
+    #: That of the secondary; in answer to WantAck, that of the producer.
     incarnation: Sequence
     edge: Id
     producer: Id
@@ -578,6 +579,8 @@ class Borrow(Message, frozen=True):
     next: Natural
     #: Bytes that it takes.
     room: Size
+    #: The lender is the reader of the source, and the slices are those in its log.
+    of_log: bool = False
 
 
 class UnackedElement(msgspec.Struct, frozen=True, array_like=True):
@@ -602,12 +605,15 @@ class Unacked(Message, frozen=True):
 
 
 class WantAck(Message, frozen=True):
-    """Request of the reader of a source, to a worker whose acks do not come, for its acks (design: relayed-answers)."""
+    """Request of the reader of a source, to a worker whose acks do not come, for its acks (design: relayed-answers). The only
+    replica of a partition borrows the rows that it lacks (design: read-loans)."""
 
     edge: Id
     producer: Id
     #: The life of the producer.
     incarnation: Sequence
+    #: Exclusive: the newest element in the log is below this.
+    end: Natural = 0
 
 
 class Relayed(Message, frozen=True):

@@ -176,7 +176,7 @@ class WorkerCore:
         )  # fmt: skip
         self.relays = Relays(
             worker, plan.settings.link_timeout, self.replicas, self.sources, self.subscriptions.streams,
-            self.subscriptions.ack_soon, self.lender, self.subscriptions.borrower.knows, self.on_data_plane, self._take_answer,
+            self.subscriptions.ack_soon, self.lender, self.subscriptions.borrower, self.on_data_plane, self._take_answer,
             self.counters,
         )  # fmt: skip
         self.checkpoints = CheckpointScheduler(self.replicas, plan.settings, self._state_sender)

@@ -217,6 +217,7 @@ ANSWERED = [
     Installed(0, 1, 2, 3, 64, False),
     Installed(0, 1, 2, 3, 0, False, lacks=True),
     Borrow(0, 1, 2, 3, 4, 5, 6, 7),
+    Borrow(0, 1, 2, 3, 4, 5, 6, 7, of_log=True),
 ]
 REPORTS = [
     Register(role="worker", index=0, attempt=1, host="h", pid=3, edges=[1], node=2),

@@ -67,7 +67,7 @@ TRUE = [
         Unordered(1, [UnorderedRows(0, 1, 2, 0, 1, 9)]),
         Unacked(1, [UnackedElement(0, 1, 2, 0, 1, 9)]),
         Relayed(0, 1, 2, Orders([PartitionOrder(0, 0, 1, 1, 5, [OrderEntry(1.0, 1.0, [(0, 0, 7)])], 5)])),
-        Relayed(0, 1, 2, WantAck(0, 1, 2)),
+        Relayed(0, 1, 2, WantAck(0, 1, 2, 3)),
         Relayed(0, 1, 2, Data(0, 1, 2, 0, 0, 1, [0], [10], [1], 1000)),
         Relayed(0, 1, 2, Unordered(1, [UnorderedRows(0, 1, 2, 0, 1, 9)])),
         Borrow(0, 1, 2, 0, 1, 7, 3, 1 << 20),

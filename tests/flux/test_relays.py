@@ -13,7 +13,19 @@ import flux
 from flux.dataflow.source import WorkerSource
 from flux.exchange.producer import ToWorker
 from flux.reach.relays import RelayedWays
-from flux.wire.messages import Acks, Borrow, Bound, Data, Orders, OrdersSeen, Relayed, Unordered, WantAck
+from flux.wire.messages import (
+    Ack,
+    Acks,
+    AppliedThrough,
+    Borrow,
+    Bound,
+    Data,
+    Orders,
+    OrdersSeen,
+    Relayed,
+    Unordered,
+    WantAck,
+)
 from flux.wire.statistics import RelayedLink
 from flux.worker.core import WorkerCore
 from flux.worker.report import stats
@@ -133,6 +145,81 @@ def test_acks_of_a_source_go_over_a_third_worker(cut: set[tuple[int, int]]) -> N
     assert len(producer.log) == 0
     assert {(m.origin, m.over, m.to) for m in relayed(workers, WantAck)} == {(0, 2, 1)}
     assert {(m.origin, m.over, m.to) for m in relayed(workers, Acks)} == {(1, 2, 0)}
+
+
+@pytest.mark.parametrize("cut", DIRECTIONS, ids=["rows", "acks", "both"])
+def test_the_only_replica_of_a_partition_borrows_rows_of_a_source_out_of_the_log_of_its_reader(
+    cut: set[tuple[int, int]],
+) -> None:
+    given: list[pa.RecordBatch] = [rows(1)]
+    workers = read_in_a_worker(iter(lambda: given.pop(0) if given else None, 0))
+    reader, consumer = workers.cores[0], workers.cores[1]
+
+    def go_on(begin: float, end: float) -> None:
+        for tick in range(round((end - begin) * 20)):
+            reader.read(True, begin + tick / 20)
+            workers.pass_on(begin + tick / 20)
+
+    go_on(1.0, 1.5)
+    workers.cut = cut
+    workers.sent.clear()
+    given += [rows(2), rows(3)]
+    go_on(1.5, 2.1)
+    assert kept_by(consumer) == [[1], [2, 3]] or kept_by(consumer) == [[1], [2], [3]]
+    given.append(rows(4))
+    go_on(2.1, 2.5)
+    assert kept_by(consumer)[-1] == [4], "later rows wait for two looks"
+    lent = (0, 1) in cut
+    assert {(m.origin, m.over, m.to) for m in relayed(workers, Data)} == ({(0, 2, 1)} if lent else set())
+    assert {(m.origin, m.over, m.to) for m in relayed(workers, Borrow)} == ({(1, 2, 0)} if lent else set())
+    assert len(reader.sources[0, 0].producers[0].log) == 0
+    workers.cut = set()
+    given.append(rows(5))
+    go_on(2.5, 6.0)
+    workers.sent.clear()
+    given.append(rows(6))
+    go_on(6.0, 8.0)
+    assert kept_by(consumer)[-2:] == [[5], [6]]
+    assert workers.of(Relayed) == []
+
+
+def test_a_partition_that_acks_nothing_is_asked_about_though_another_one_of_its_worker_acks_all_the_time() -> None:
+    given: list[pa.RecordBatch] = []
+    source = WorkerSource("rows", lambda partition: iter(lambda: given.pop(0) if given else None, 0), 1, SCHEMA)
+    plan = planned(flux.stage(key="x", partitions=2)(Kept), source=source)
+    workers = SeveralWorkers(plan, Table(0, (((ReplicaAt(1, 0),), (ReplicaAt(1, 0),)),), ((0,),), THREE), fed=())
+    reader = workers.cores[0]
+
+    def go_on(begin: float, end: float) -> None:
+        for tick in range(round((end - begin) * 20)):
+            now = begin + tick / 20
+            given[:] = [rows(*range(10))]
+            if workers.cut and tick % 2:
+                newest = reader.sources[0, 0].producers[0].log.end - 1
+                reader.on_answer(1, Ack(0, 0, 0, 0, newest, [AppliedThrough(0, 5)], 1 << 20), now)
+            reader.read(True, now)
+            workers.pass_on(now)
+
+    go_on(1.0, 1.5)
+    workers.cut = {(0, 1), (1, 0)}
+    go_on(1.5, 1.5 + LINK_S)
+    assert relayed(workers, WantAck) == []
+    go_on(1.5 + LINK_S, 1.9 + LINK_S)
+    assert {(m.origin, m.over, m.to) for m in relayed(workers, WantAck)} == {(0, 2, 1)}
+    assert {m.message.partition for m in relayed(workers, Borrow)} == {0, 1}
+
+
+def test_no_rows_are_lent_out_of_a_log_to_another_life_or_to_an_unknown_replica() -> None:
+    workers = read_in_a_worker(iter(lambda: rows(1), 0))
+    reader = workers.cores[0]
+    reader.read(True, 1.0)
+    workers.pass_on(1.0)
+    for question in (
+        Borrow(0, 0, 7, 0, 0, 5, 0, 1 << 20, of_log=True), Borrow(0, 9, 0, 0, 0, 5, 0, 1 << 20, of_log=True),
+        Borrow(0, 0, 0, 0, 9, 5, 0, 1 << 20, of_log=True), Borrow(0, 0, 0, 0, 0, 5, 0, 1 << 20),
+    ):  # fmt: skip
+        reader.on_data_plane("worker 2", Relayed(1, 2, 0, question), [], 1.0)
+    assert [effect for effect in reader.poll(1.0) if isinstance(getattr(effect, "message", None), Relayed)] == []
 
 
 def test_a_question_for_acks_to_another_life_and_relays_of_strangers_are_stale() -> None:

@@ -165,8 +165,10 @@ def through(query: Query, folder: Path, began: float) -> tuple[int, int]:
     (folder / "end.new").write_text(str(last))
     (folder / "end.new").rename(folder / "end")
     limit = time.monotonic() + DRAIN_S
-    while (found := counted(arrivals(folder), last))[0] and time.monotonic() < limit and query.isActive:
+    active = True
+    while (found := counted(arrivals(folder), last))[0] and time.monotonic() < limit and active:
         time.sleep(0.5)
+        active = query.isActive  # asked before the next count, which has all rows of a query that has ended
     if (error := query.exception()) is not None:
         raise error
     return found

@@ -26,7 +26,7 @@ from flux.exchange.inbound import Inbound, PartitionProgress
 from flux.exchange.log import Log
 from flux.exchange.marks import Marks
 from flux.exchange.producer import Producer, ToWorker
-from flux.reach.loans import Lender
+from flux.reach.loans import Borrower, Lender
 from flux.reach.relays import RelayedWays, Relays
 from flux.reach.starvation import Starvation
 from flux.reach.unreached_primaries import UnreachedPrimaries
@@ -249,6 +249,11 @@ def asks_nobody_for_the_acks_of_a_source(patch: Patch) -> None:
 def lends_nothing_over_a_third_worker(patch: Patch) -> None:
     """Relay orders and acks, and let rows that a secondary has wait for the link."""
     patch.setattr(Relays, "loans", lambda self, lent, now: lent)
+
+
+def lends_nothing_out_of_a_log(patch: Patch) -> None:
+    """The only replica of a partition waits for the link to the reader of a source."""
+    patch.setattr(Borrower, "ask_reader", lambda *given: ())
 
 
 def lends_rows_over_the_cut_link(patch: Patch) -> None:

@@ -11,6 +11,7 @@ the law ``RELAYED``
                             ``link.timeout`` and two thirds of it, and a third of it for each other worker that may be tried,
                             while links between both ends and a third worker let everything through. If several links are cut
                             at once, an attempt over a worker that was out of reach is repeated two timeouts later.
+                            Nor do rows in the log of a source stay away from a primary that no replica can lend rows
                             Rows of a secondary do not stay away from their primary for longer than that and another third, if
                             a third worker reaches both
 out of reach means following
@@ -160,7 +161,8 @@ class ReachWatch:
 
     def _look_for_unanswered(self, known: dict[Hashable, Stop], now: float) -> None:
         for core in self.sim.hosts():
-            for key, worker, got in (*self._uncommitted(core), *self._unacked_sources(core)):
+            answers = *self._uncommitted(core), *self._unacked_sources(core), *self._unlent(core)
+            for key, worker, got in answers:
                 thirds = self._between(core.worker, worker)
                 if not thirds:
                     continue
@@ -230,6 +232,26 @@ class ReachWatch:
                     applied = all(p in hosted and inbound.next_to_apply(p) > oldest.sequence for p in lacking)
                     if answered and lacking and applied and other.epoch == core.epoch:
                         yield (core.worker, producer.stream, worker, "acks"), worker, oldest.sequence
+
+    def _unlent(self, core: WorkerCore) -> Iterator[tuple[Hashable, int, int]]:
+        """Rows in the log of a source here that the only replica of a partition lacks."""
+        for source in core.sources.values():
+            for producer in source.producers:
+                for worker, cursor in producer._cursors.items() if producer.log else ():
+                    other = self.sim.core_of(worker)
+                    inbound = None if other is None else other.subscriptions.streams.get(producer.stream)
+                    if other is None or inbound is None or inbound.incarnation != producer.incarnation:
+                        continue
+                    for replica in other.replicas.values() if cursor.answered and worker != core.worker else ():
+                        at = inbound.received[replica.partition]
+                        reads = producer.stream.edge in replica.stage.edges_in and replica.partition in cursor.at.at
+                        lacks = reads and any(
+                            entry.sequence >= at and replica.partition in entry.touches
+                            for entry in producer.log.entries()
+                        )
+                        if lacks and alone(replica) and inbound.held_bytes < inbound.credit:
+                            self.sim.counts["looks at rows in a log that an only replica lacks"] += 1
+                            yield (core.worker, producer.stream, replica.key, worker, "rows"), worker, at
 
     # ---- primaries that are out of reach
 
@@ -403,6 +425,16 @@ class ReachWatch:
                 and has_rows(producer, inbound, hosted)
             ):
                 yield worker
+
+
+def alone(replica: Replica) -> bool:
+    """Whether a primary has no secondary that could lend it rows."""
+    peers = replica.order.peers.values()
+    return (
+        replica.primary
+        and not replica.finished
+        and (replica.orders_itself or not any(p.live and p.kind.applies for p in peers))
+    )
 
 
 def _hosted(core: WorkerCore, stream: StreamId) -> list[int]:

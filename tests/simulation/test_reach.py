@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.mixes import (
     CUT_ALONE,
+    CUT_ALONE_OF_ONE,
     CUT_ALONE_OF_READERS,
     CUT_LINKS,
     CUT_LINKS_OF_READERS,
@@ -28,6 +29,7 @@ ALONE = {
     CUT_LINKS_OF_READERS: range(60) if LONG else (0, 1, 3, 11, 13),
     CUT_ALONE: range(60) if LONG else (3,),
     CUT_ALONE_OF_READERS: range(60) if LONG else (1, 13),
+    CUT_ALONE_OF_ONE: range(60) if LONG else (8,),
 }
 #: Seeds with all other faults beside cut links.
 AMONG = range(REACH_FROM, REACH_FROM + (100 if LONG else 8))
@@ -51,6 +53,7 @@ def test_rows_are_owed_and_read_elsewhere(results: list[Result]) -> None:
     assert counts["subscriptions that switched their source"] > 3
     assert counts["slices lent to a primary"] > 5
     assert counts["looks at answers that could be relayed"] > 100
+    assert counts["looks at rows in a log that an only replica lacks"] > 20
 
 
 def test_primaries_out_of_reach_leave_the_lead_for_rows_and_for_acks() -> None:

@@ -151,7 +151,10 @@ class Wording:
     def _Borrow(self, m: messages.Borrow, _: Any) -> Lines:  # noqa: N802
         at, key = f"{m.edge}.{m.producer}", (m.stage, m.partition)
         return [
-            (f"{self.key(key)}: lend me stream {at} from batch {m.next}, {m.room:,} bytes at most", [at, key_tag(key)])
+            (
+                f"{self.key(key)}: lend me stream {at} from batch {m.next}{' of your log' * m.of_log}, {m.room:,} bytes at most",
+                [at, key_tag(key)],
+            )
         ]
 
     def _Reset(self, m: messages.Reset, _: Any) -> Lines:  # noqa: N802
