@@ -18,7 +18,8 @@ from flux.connectors.files.source import FilesReader
 from flux.dataflow.source import RowStart
 
 ROWS = pa.schema([("n", pa.int64())])
-#: Readers run in threads: how long they may take on a busy machine, and how long one is given to give nothing.
+#: Readers run in threads: the longest wait for rows on a busy machine, and the wait after which a reader counts as
+#: quiet.
 LONG_S, QUIET_S = 30.0, 0.15
 
 

@@ -37,13 +37,13 @@ class GatewayProcess(GatewayUnderLoad):
 
 
 class Pusher(threading.Thread):
-    """A client that pushes numbered rows to a stream until it is told to stop. ``pushed`` is the number of rows that were
-    answered."""
+    """A client that pushes numbered rows to a stream until it is told to stop."""
 
     def __init__(self, url: str, token: str, stream: str, who: int) -> None:
         super().__init__(name=f"pusher-{who}", daemon=True)
         self._client = Client(url, token, timeout=2 * STARTS_S)
         self._stream, self.who = stream, who
+        #: ``pushed`` is the number of rows that were answered.
         self.pushed, self.error = 0, ""
         self._stop_asked = threading.Event()
         self.start()

@@ -24,7 +24,7 @@ from flux.shell.worker_loop import WorkerLoop
 from partitioning.warm_up import warm_up
 
 SECRET = b"the secret of this query"
-#: A machine under load takes its time; nothing is judged by it.
+#: Limit of each wait, long enough for a machine under load. No result depends on it.
 LIMIT_S = 100.0
 
 
@@ -37,7 +37,7 @@ def warm_up_once() -> None:
 
 
 class Rows(list):
-    """Everything that sink operators of a flow have seen, as rows; ``stage`` is the sink to put at the end."""
+    """Rows that sink operators of a flow have seen, as dictionaries."""
 
     def __init__(self, key: str | None = None, partitions: int = 2) -> None:
         super().__init__()
@@ -47,6 +47,7 @@ class Rows(list):
             def process(self, batch: pa.RecordBatch) -> None:
                 seen.extend(batch.to_pylist())
 
+        #: The sink to put at the end of a flow.
         self.stage = flux.stage(key=key, partitions=partitions)(Sink)
 
     def sorted(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Says each call of ``flux.vault.directory_store`` to the file system, before it is made."""
+"""A watch on ``flux.vault.directory_store``: each of its calls to the file system is told before it is made."""
 
 from __future__ import annotations
 

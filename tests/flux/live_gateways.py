@@ -27,7 +27,7 @@ WAIT_S = 120.0
 
 
 class LiveGateway:
-    """A gateway in a thread. ``tls``: files with a certificate and its key; the certificate is trusted, too. ``most`` and
+    """A gateway in a thread. ``tls`` are files with a certificate, which is trusted, too, and its key. ``most`` and
     ``head_s`` are the bounds of its connections."""
 
     def __init__(

@@ -34,7 +34,7 @@ class Kept(flux.Operator):
 
 
 class Split(flux.Operator):
-    """One batch of output per row."""
+    """An operator that gives a batch of output for each row."""
 
     schema = SCHEMA
 

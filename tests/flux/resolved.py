@@ -11,7 +11,7 @@ from flux.expressions.tree import Expression
 
 
 class Steps:
-    """A DataFrame's part in tests without Spark: each operator brings its step."""
+    """A stand-in for a DataFrame in tests without Spark: each operator brings its step."""
 
     def __init__(self, *chain: RowStep) -> None:
         self.chain = chain

@@ -75,7 +75,8 @@ def test_a_stranger_cannot_choose_the_name_of_the_next_connection() -> None:
 
 
 def push(stranger: socket.socket, frames: bool) -> int:
-    """Send frames, or one frame of the handshake, of 190 MB; how many were taken before the connection was cut."""
+    """Send frames, or one frame of the handshake, of 190 MB, and return the megabytes that were taken before the
+    cut."""
     pushed = 0
     try:
         if not frames:

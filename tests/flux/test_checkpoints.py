@@ -1,4 +1,5 @@
-"""When primaries send checkpoints: in turn, at once where there is need, and not too many (design: standby)."""
+"""Times at which primaries send checkpoints: in turn, at once where there is need, and not too many (design:
+standby)."""
 
 from __future__ import annotations
 

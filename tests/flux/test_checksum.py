@@ -1,4 +1,5 @@
-"""Whether a retried task reads the same rows again: equal rows have equal checksums however they lie in memory."""
+"""Checksums tell whether a retried task reads the same rows again: equal rows have equal checksums however they lie in
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker's credit is shared among the streams that come to it."""
+"""Shares of a worker's credit among the streams that come to it."""
 
 from __future__ import annotations
 

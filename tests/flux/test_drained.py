@@ -1,4 +1,4 @@
-"""When all that was in the logs at one time has left them, also while more comes."""
+"""The time at which all elements that were in the logs at one time have left them, also while more come."""
 
 from __future__ import annotations
 

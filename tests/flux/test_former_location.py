@@ -24,7 +24,7 @@ from flux.vault.journal import Ordered, Taken, frames
 from flux.wire.safe_pickle import Anchored, Plain, names_of
 
 LOCATION = Path(__file__).parent / "data" / "location"
-#: How locations name classes of Flux. No move changes that: a class that moves has its name here among its ``__former_names__``.
+#: Names of Flux's classes in locations. A class that moves has its name here among its ``__former_names__``.
 STORED = {
     ReplicaState: "flux.replicas.copy_state.ReplicaState",
     StreamPosition: "flux.replicas.copy_state.Position",

@@ -111,8 +111,8 @@ def test_a_slice_that_an_ordered_step_has_waited_for_does_not_wait() -> None:
 
 
 def test_who_has_gathered_and_waits_for_its_turn_does_not_gather_again() -> None:
-    """Take its turn: a replica that small slices never leave alone would else never come to its turn on a busy
-    worker."""
+    """Let the replica take its turn: one that small slices never leave alone would else never come to its turn on a
+    busy worker."""
     core, feeder = gathering(Kept)
     feeder.send(0, 1, now=1.0)
     for replica in core.turns.gathered(1.005):

@@ -30,7 +30,8 @@ PACE_S = 0.001
 
 
 class Numbered(flux.Operator):
-    """Gives each row again, with the count of rows before it in its partition as ``x``, and the partition in ``by``."""
+    """An operator that gives each row again, with the count of rows before it in its partition as ``x``, and the
+    partition in ``by``."""
 
     schema = pa.schema([("x", pa.int64()), ("by", pa.int64())])
 
@@ -475,7 +476,7 @@ def test_a_finished_partition_ends_a_new_edge_where_it_begins() -> None:
 
 
 def test_a_finished_partition_that_becomes_a_last_one_is_reported() -> None:
-    """Report it once more: the query would wait for this report for ever."""
+    """Report the partition once more: the query would wait for this report for ever."""
     from tests.flux.one_worker import Feeder, work
 
     core = worker(planned(flux.stage(partitions=1)(Numbered), flux.stage(partitions=1)(Got)))

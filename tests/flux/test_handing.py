@@ -422,7 +422,7 @@ def test_what_is_forged_never_leads(secret: bytes) -> None:
 
 
 def test_a_copy_of_another_life_or_number_does_not_fit() -> None:
-    """Refuse both: the signature covers the life and the number."""
+    """Refuse such copies: the signature covers the life and the number."""
     data = image.encode(filled())
     for life, number in ((LIFE, 2), (LIFE + 1, 1)):
         new = Newcomer()

@@ -516,7 +516,7 @@ def test_rows_wait_for_the_watermark_of_the_other_input_and_not_for_their_own() 
 
 
 def test_an_input_without_event_time_has_not_ended() -> None:
-    """Wait for its rows, although its watermark is at the end of time from the start."""
+    """Wait for rows of that input, although its watermark is at the end of time from the start."""
     spec = spec_of("left_outer", "number", times=(1, None), ttl=None)
     applied = Applied(spec, schema_of("number"), Random(0))
     assert not applied.apply(("rows", LEFT, [(1, 20, None, 1, *payload(1))]))

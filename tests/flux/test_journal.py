@@ -35,13 +35,14 @@ from partitioning.ids import PartitionKey
 
 
 class Told:
-    """One partition: its primary of ``term`` has ``log``, and ``claimed`` of it is committed, because the standby has
-    acked it durably. ``said``: all orders that were ever sent; they may come again."""
+    """A partition as its primary of ``term`` tells it to the standby."""
 
     def __init__(self, key: PartitionKey) -> None:
         self.key = key
+        #: ``claimed`` steps are committed, because the standby has acked them durably.
         self.term, self.number, self.claimed = 0, 0, 0
         self.log: list[OrderEntry] = []
+        #: All orders that were ever sent. They may come again.
         self.said: list[PartitionOrder] = []
         self.acked = (-1, 0)
 

@@ -306,7 +306,7 @@ def test_event_timers_that_keys_set_in_their_timers_fire_in_the_order_of_time() 
 
 @pytest.mark.parametrize("name", ["timer", "event_timer"])
 def test_a_timer_without_its_method_is_refused_when_it_is_set(name: str) -> None:
-    """Refuse it at once: it was refused when it fired, perhaps hours later."""
+    """Refuse the timer at once: it was refused when it fired, perhaps hours later."""
 
     class Timed(flux.KeyedOperator):
         def on_row(self, key: tuple, row: Any, state: Any) -> None:

@@ -41,7 +41,7 @@ def stopped(made: Both) -> int:
 
 
 def test_a_stopped_worker_gives_the_vault_what_comes_from_the_readers_of_others_after_its_report() -> None:
-    """Give them at once: the interval between two checkpoints plays no part."""
+    """Give such rows at once: the interval between two checkpoints plays no part."""
     plan = replace(planned(flux.stage(partitions=1)(Kept), checkpoint_interval=600.0), durable=True)
     made = Both(plan)
     made.show(table_with_vault(0, FIRST, 0))

@@ -76,8 +76,8 @@ class Slow:
 def test_the_end_waits_for_reports_that_are_slower_than_the_one_that_ends_the_query(
     turns: int | None, rows: int
 ) -> None:
-    """Wait for them: reports of different workers come on different connections, so a heartbeat that was sent first may
-    arrive last."""
+    """Wait for slow reports: those of different workers come on different connections, so a heartbeat that was sent
+    first may arrive last."""
     slow = threading.Event()
 
     def waits(partition: int) -> Iterator[pa.RecordBatch | None]:

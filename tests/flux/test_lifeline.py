@@ -19,7 +19,7 @@ from flux.shell.lifeline import STRANGERS_MAX, Lifeline, Lifelines
 from flux.shell.transport import host_and_port
 
 SECRET = b"of this query"
-#: How often one looks where nothing may happen.
+#: Number of looks where nothing may happen.
 LOOKS = 20
 
 

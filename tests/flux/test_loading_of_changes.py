@@ -21,7 +21,7 @@ from flux.worker.core import WorkerCore
 from flux.worker.effects import ToController
 from tests.flux.one_worker import SECRET, Kept, planned, worker
 
-#: Seconds; nothing is judged by it.
+#: Longest wait in seconds. No result depends on it.
 LIMIT_S = 20.0
 
 
@@ -114,7 +114,7 @@ def test_an_error_of_an_import_is_the_answer(loop: Loading) -> None:
 
 
 def test_code_that_never_ends_loading_does_not_keep_a_worker() -> None:
-    """Close without it. The thread is a daemon, so it does not keep the process either."""
+    """Close without such a thread, which is a daemon, so that it does not keep the process either."""
     bell, begun, goes_on = Sockets(None, SECRET).bell(), threading.Event(), threading.Event()
     jobs = BackgroundJobs(bell)
     jobs.give(1, lambda: begun.set() or goes_on.wait(LIMIT_S))

@@ -270,7 +270,7 @@ def test_of_many_differences_one_is_named(place: Path) -> None:
 
 
 def test_the_same_stages_in_another_order_are_another_plan(place: Path) -> None:
-    """Refuse it: stage 0 would go on with the state of stage 1."""
+    """Refuse such a plan: stage 0 would go on with the state of stage 1."""
 
     def flows(source: Any) -> list[Any]:
         return [flux.stage(partitions=2, name=name, key=["word"])(Sink)(source) for name in ("a", "b")]
@@ -508,7 +508,7 @@ def test_a_sink_does_not_go_elsewhere_while_a_query_runs_that_writes(place: Path
 
 
 def test_a_query_does_not_start_where_one_of_its_stages_is_not_to_be_kept(tmp_path: Path) -> None:
-    """Refuse it before anything else, so there is no Spark, and no directory."""
+    """Refuse such a query before anything else, so there is no Spark, and no directory."""
     start = pytest.importorskip("spark_integration.query.start").start_query
     flow = flux.stage(name="odd", durable=False)(same)(words())
     with pytest.raises(UsageError, match="stage odd: durable=False"):

@@ -346,7 +346,7 @@ def test_rows_of_a_batch_are_late_by_the_batches_before_it_in_every_attempt(tmp_
 
 
 def test_a_batch_that_comes_again_in_other_partitions_is_refused(tmp_path: Path) -> None:
-    """Refuse it, because its rows may have gone into other streams, where they would count once more."""
+    """Refuse such a batch, because its rows may have gone into other streams, where they would count once more."""
     assert not StreamEnds(Folder(tmp_path), "a").begins(4, 2)
     assert StreamEnds(Folder(tmp_path), "a").begins(4, 2), "whoever has no rows this time asks whether there were some"
     with pytest.raises(QueryFailed, match="batch 4 comes again in 1 partitions, and was begun in 2"):

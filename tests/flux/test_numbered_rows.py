@@ -189,7 +189,7 @@ def test_rows_that_were_there_before_have_room_beyond_the_bound_of_the_log() -> 
 
 
 def test_a_stream_with_a_full_log_takes_rows_that_another_one_of_its_reader_makes_again() -> None:
-    """Take them, because a replica that holds up the full stream may wait for these rows in the other one."""
+    """Take such rows, because a replica that holds up the full stream may wait for them in the other one."""
     plan = planned_with("x")
     full, again = (Producer(StreamId(0, 0), 1, PARTITIONS, 1, 1.0, reads_again=True) for _ in range(2))
     streams = SourceStreams([*plan.edges] * 2, [full, again], "rows", False, True, 100)
@@ -230,8 +230,8 @@ def test_a_position_that_cannot_travel_is_refused(position: Any) -> None:
 
 
 def test_workers_without_the_rows_of_a_mark_know_it_all_the_same() -> None:
-    """Tell them the mark: without a key the position of a large batch is behind rows of one partition, and others
-    lag."""
+    """Tell all workers the mark: without a key the position of a large batch is behind rows of one partition, and
+    others lag."""
     at = inbound()
     life = Life(at, key=None)
     life.answer()

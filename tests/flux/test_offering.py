@@ -33,13 +33,15 @@ class Echo(flux.Operator):
 
 
 class Offered:
-    """A partition whose output is kept for readers. ``told``: effects; ``woken``: whether it has got room."""
+    """A partition whose output is kept for readers."""
 
     def __init__(self, replicas: int = 1, room: int = LOTS, leads: bool = True) -> None:
         self.replica = made(Echo, replicas, step_max_rows=1)
         self.replica.outlets.clear()
         self.replica.stage = replace(self.replica.stage, sink=QueryReaders(room))
+        #: Messages that go out.
         self.told: list[Any] = []
+        #: The partition, once for each time that it has got room.
         self.woken: list[Any] = []
         plan = SimpleNamespace(stages=[self.replica.stage], settings=Settings.of())
         self.leaving = OutputDelivery(0, plan, {self.replica.key: self.replica}, self.told.append, self.woken.append)  # type: ignore[arg-type]

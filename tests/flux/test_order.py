@@ -50,7 +50,8 @@ def test_a_step_is_committed_when_every_live_replica_has_received_it() -> None:
 
 
 def test_who_leads_from_a_copy_knows_that_all_in_it_is_committed() -> None:
-    """Know it, because the primary would else ask another replica for a step that no replica keeps any more."""
+    """Count the steps of a copy as committed: the primary would else ask another replica for a step that no replica
+    keeps any more."""
     log = OrderLog(7)
     log.adopt([], 6)
     log.lead([ReplicaAt(A, 0)], 7)

@@ -17,7 +17,8 @@ SCHEMA = pa.schema([("k", pa.int64())])
 
 
 def test_whoever_opens_and_closes_operators_is_not_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report such work as work: the worker that joined last was given up while its operators loaded a model."""
+    """Report the time in user code as work: the worker that joined last was given up while its operators loaded a
+    model."""
     hearts: list[LivenessThread] = []
     seen: list[tuple[str, LoopActivity]] = []
 

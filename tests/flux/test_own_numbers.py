@@ -476,10 +476,10 @@ def test_a_replica_that_has_its_rows_does_not_mind_what_has_passed() -> None:
 
 
 class Ahead:
-    """A reader that works ahead: it has nothing at hand, and says so; ``ends`` counts how often its log had nothing more."""
+    """A reader that works ahead, and says that it has nothing at hand."""
 
     def __init__(self) -> None:
-        self.ends = 0
+        self.ends = 0  # number of times that its log had nothing more
         self.rows: list[Any] = []
 
     def __iter__(self) -> Ahead:

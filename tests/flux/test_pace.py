@@ -1,4 +1,4 @@
-"""How often a worker with small batches asks its sources."""
+"""The interval at which a worker with small batches asks its sources."""
 
 from __future__ import annotations
 

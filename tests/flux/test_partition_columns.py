@@ -134,7 +134,7 @@ def test_output_without_rows_leaves_its_place_where_spark_does_not_look(tmp_path
 
 
 def test_a_write_that_fails_leaves_no_hidden_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove them, because a full disk stays full if each attempt leaves its files."""
+    """Remove hidden files, because a full disk stays full if each attempt leaves its files."""
     write, calls = pq.write_table, []
 
     def full(rows: pa.Table, out: Any) -> None:

@@ -534,7 +534,7 @@ def alone(*counts: int) -> Clustered:
 
 
 def test_an_element_without_rows_waits_for_no_ack_and_goes_nowhere() -> None:
-    """Number it all the same: steps may leave nothing of a batch of a source, which still is a batch."""
+    """Number elements without rows, too: steps may leave nothing of a batch of a source, which still is a batch."""
     p = welcomed(producer())
     for _ in range(3):
         p.append(batch(0, 0, 0), 0.0, checksum=5)

@@ -120,7 +120,8 @@ def test_who_does_not_lead_any_more_is_asked_again_only_after_a_while() -> None:
 
 
 def test_what_is_acknowledged_is_said_again_though_all_is_over_to_whoever_leads_then() -> None:
-    """Say it again: the worker that heard it may have been deposed, or be lost before another replica knows."""
+    """Repeat the acknowledgement: the worker that heard it may have been deposed, or be lost before another replica
+    knows."""
     pulling = reading()
     list(pulling.asks(0.0))
     pulling.on_pulled(Pulled(STAGE, 0, 0, 1, end=1, finished=True), [batch(1)], 0.1)
@@ -140,7 +141,7 @@ def test_what_is_acknowledged_is_said_again_though_all_is_over_to_whoever_leads_
 
 
 def test_what_there_is_to_acknowledge_goes_out_although_a_question_waits() -> None:
-    """Send it: the worker may wait for just this acknowledgement, because its room is full."""
+    """Send the acknowledgement: the worker may wait for just this one, because its room is full."""
     pulling = reading(acknowledging=False)
     list(pulling.asks(0.0))
     pulling.acknowledge(0, 0)

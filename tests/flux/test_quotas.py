@@ -25,10 +25,11 @@ class Clock:
 
 
 class PushedGateway:
-    """The rates of a gateway to which a client pushes. ``taken`` is the number of events that were accepted."""
+    """The rates of a gateway to which a client pushes."""
 
     def __init__(self, place: Folder, clock: Clock) -> None:
         self.quotas = Quotas(place, clock)
+        #: Number of events that were accepted.
         self.taken = 0
 
     def push(self, events: int) -> None:

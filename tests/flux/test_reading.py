@@ -107,7 +107,7 @@ def test_a_source_that_has_nothing_keeps_no_other_waiting_and_is_asked_again_soo
 
 
 def test_a_reader_that_knows_says_itself_when_it_has_nothing() -> None:
-    """Believe its own count: a reader that reads ahead gives None also where rows are on their way."""
+    """Believe the count of the reader: one that reads ahead gives None also where rows are on their way."""
 
     class Ahead:
         found_nothing = 0
@@ -354,9 +354,10 @@ def test_sources_that_have_nothing_for_long_are_asked_less_often_and_soon_again_
 
 
 class Ringing:
-    """A reader that rings. ``rows``: of its next batch."""
+    """A reader that rings."""
 
     def __init__(self) -> None:
+        #: Rows of the next batch.
         self.rows: tuple[int, ...] = ()
         self.asked = 0
         self.ring: Callable[[], None] = lambda: None
@@ -478,8 +479,8 @@ def test_a_lag_that_makes_no_sense_names_the_source(said: Any) -> None:
 
 
 def test_a_stopped_worker_reads_again_the_batches_that_consumers_have_had_and_no_others() -> None:
-    """Read them again: the lost reader of the partition had given them to one replica, and another one may need them
-    for its next step."""
+    """Read such batches again: the lost reader of the partition had given them to one replica, and another one may need
+    them for its next step."""
 
     def source(partition: int) -> Batches:
         for number in range(9):

@@ -32,7 +32,7 @@ def test_an_input_that_ends_with_the_query_is_no_reason() -> None:
 
 
 def test_tasks_that_failed_just_before_the_end_are_told_too() -> None:
-    """Tell them, because Spark may have given up an input before the first look at it."""
+    """Tell of such tasks, because Spark may have given up an input before the first look at it."""
     told: list[str] = []
     made: Any = QueryRun.__new__(QueryRun)
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""How far partitions have come in a stream, against a plain dictionary."""
+"""The places of partitions in a stream, against a plain dictionary."""
 
 from __future__ import annotations
 

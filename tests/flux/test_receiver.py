@@ -188,8 +188,8 @@ def test_a_mark_below_a_copy_on_its_way_is_kept(copied: bool) -> None:
 
 
 def test_a_mark_below_what_is_applied_is_kept_whenever_batches_come() -> None:
-    """Keep one, because a source that is read again would else begin at its very start: a batch that has come is not
-    yet applied."""
+    """Keep such a mark, because a source that is read again would else begin at its very start: a batch that has come
+    is not yet applied."""
     inbound = greeted()
     for number in range(100):
         taken = take(inbound, data(number, number, {1: 1, 3: 1}, checksum=1000 + number))

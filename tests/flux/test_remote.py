@@ -75,7 +75,7 @@ def test_a_location_is_that_of_its_plan_and_is_known_again(uri: str) -> None:
 
 
 def test_a_streaming_dataframe_needs_a_checkpoint_of_its_own_there(uri: str) -> None:
-    """Ask for one: Spark reaches the store by other file systems, with other credentials."""
+    """Ask for a checkpoint: Spark reaches the store by other file systems, with other credentials."""
     checkpoint_of = pytest.importorskip("spark_integration.streaming.stream_source").checkpoint_of
     with pytest.raises(UsageError, match=r"source clicks: say where .*checkpoint=.*'s3://user@kept/"):
         checkpoint_of("clicks", None, place_of(uri))

@@ -247,9 +247,9 @@ def took_over(*said: bool) -> Any:
 
 
 def test_a_replica_believes_what_the_lost_primary_has_said_of_the_output_of_its_steps() -> None:
-    """Believe it, because the replica has seen no step itself: nothing else tells that its steps do not give one batch
-    each. It gave a batch for each step whose rows were gone, and waited for ever, or gave later output under the
-    numbers of other output."""
+    """Believe the lost primary, because the replica has seen no step itself: nothing else tells that its steps do not
+    give one batch each. It gave a batch for each step whose rows were gone, and waited for ever, or gave later output
+    under the numbers of other output."""
     read = took_over(True, False)
     with pytest.raises(DataLost, match=r"no batch of output or several"):
         read.has_passed(4)

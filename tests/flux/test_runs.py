@@ -223,7 +223,7 @@ def test_a_worker_that_catches_up_gets_runs_and_nothing_twice() -> None:
 
 
 def test_a_replica_cuts_its_slices_as_the_order_says() -> None:
-    """Give it batches 0 to 4 as one run; the primary had them in other runs, and has merged the last two."""
+    """Give a replica batches 0 to 4 as one run; the primary had them in other runs, and has merged the last two."""
     stream = Stream()
     for _ in range(5):
         stream.append(2, 0, 0, 0)

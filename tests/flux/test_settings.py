@@ -45,8 +45,8 @@ def test_room_for_more_workers_is_counted_aloud() -> None:
 
 
 def test_a_slot_stays_free_for_the_spark_tasks_of_another_query() -> None:
-    """Leave one free: output of the first query could not be fetched while a second one held all other slots, perhaps
-    for ever."""
+    """Leave a slot free: output of the first query could not be fetched while a second one held all other slots,
+    perhaps for ever."""
     fed = OtherQueries({"x": 2}, feeding="x")
     with pytest.raises(flux.UsageError) as raised:
         count_slots(2, False, 4, fed)

@@ -195,7 +195,7 @@ def test_a_mark_to_which_every_stream_has_come_is_due_at_once() -> None:
 
 
 def test_a_failure_does_not_begin_where_all_streams_have_passed_the_mark_or_move() -> None:
-    """Take neither for a failure: such a watermark is late by load."""
+    """Begin no failure, because the watermark of such streams is late by load."""
     case = Case()
     case.look(100.0, 10, 11, 11)
     assert case.shadow.due_at == float("inf")
@@ -359,7 +359,7 @@ def test_idle_and_ended_streams_hold_nothing_back() -> None:
 
 
 def test_marks_that_an_ended_stream_has_brought_are_due_as_before() -> None:
-    """Keep them due: the stream may have ended before the shadow has looked at its last rows."""
+    """Keep such marks due: the stream may have ended before the shadow has looked at its last rows."""
     case = Case()
     case.look(100.0, 10, 10, 10)
     bounds = {ONE: StreamBound(12 * SECOND, ended=True), OTHER: StreamBound(10 * SECOND)}

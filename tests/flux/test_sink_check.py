@@ -258,7 +258,7 @@ def test_tentative_rows_that_stay_are_told(made: Callable[[Path], flux.Sink], pr
 
 @pytest.mark.parametrize("by", [(), ("x",)])
 def test_the_sink_of_parquet_files_passes(tmp_path: Path, by: tuple[str, ...]) -> None:
-    """Check it also where files of several folders end together, and a writer is lost between two of them."""
+    """Check the sink also where files of several folders end together, and a writer is lost between two of them."""
     folder = tmp_path / "out"
 
     def rows() -> list[Any]:

@@ -166,7 +166,7 @@ def test_waiting_for_all_rows_says_in_the_log_what_it_waits_for(
 
 
 def test_a_second_query_of_the_same_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse it as Structured Streaming does."""
+    """Refuse a second query as Structured Streaming does."""
     running: Any = SimpleNamespace(name="clicks", phase="running")
     monkeypatch.setattr(active, "_active", {"id": running})
     assert flux.queries() == [running]

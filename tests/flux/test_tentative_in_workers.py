@@ -69,9 +69,10 @@ class OwnPerSite(flux.Operator):
 
 
 class Board(flux.Sink):
-    """A table by window and site, one for each partition. ``calls`` are those of all partitions."""
+    """A sink with a table by window and site for each partition."""
 
     def __init__(self) -> None:
+        #: Calls of all partitions.
         self.calls: list[tuple[str, list[Any]]] = []
         self.views: dict[int, flux.TentativeView] = {}
 
@@ -116,7 +117,7 @@ def counts(shown: list[dict[str, Any]]) -> dict[tuple[int, str], int]:
 
 @pytest.mark.parametrize("stage", [PerSite, OwnPerSite])
 def test_windows_are_shown_while_a_partition_is_silent_and_corrected_when_it_is_back(stage: Any) -> None:
-    """Show them at two sinks. The second sink stands in a stage of its own, behind the stage of the first."""
+    """Show such windows at two sinks. The second sink stands in a stage of its own, behind the stage of the first."""
     BACK.clear()
     board = Board()
     behind = Board() if stage is PerSite else board

@@ -79,7 +79,7 @@ def test_streams_without_tentative_rows_are_refused(asked: Any) -> None:
 
 
 def test_rows_for_a_worker_without_the_shadow_are_counted_and_end_nothing() -> None:
-    """Drop them without decoding: the shadow has left for another worker, or an error has ended it."""
+    """Drop such rows without decoding: the shadow has left for another worker, or an error has ended it."""
     found = hosting(object())
     assert not found.knows(message())
     found.on_message(message(), [], 0.0, 0.0)

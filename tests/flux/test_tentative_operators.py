@@ -186,7 +186,7 @@ def test_tentative_rows_that_are_void_leave_with_the_copy_once_in_a_bound() -> N
 
 @pytest.mark.parametrize("kind", [StepKind.WATERMARK, StepKind.FORFEIT])
 def test_a_copy_is_made_anew_when_the_stable_watermark_moves(kind: StepKind) -> None:
-    """Make it anew, because rows that were missing are behind the watermark of the copy."""
+    """Make the copy anew, because rows that were missing are behind its watermark."""
     beside = Beside(spent(Window("ts", 10, 10)), ("user",), SCHEMA, forked)
     row = ("a", 1, 5, 1, 0.1, 5, "x")
     beside.step(StepKind.SLICES, batch([row]))

@@ -394,7 +394,7 @@ def test_output_of_other_columns_at_the_end_names_the_method_that_gave_it() -> N
 
 @pytest.mark.parametrize("method", ["on_key_timer", "on_key_event_timer"])
 def test_an_error_in_a_timer_of_a_key_names_the_method_of_the_key(method: str) -> None:
-    """Name either method. The timer by the clock is due at once, the other one at the end of the input."""
+    """Name the method of either timer. The timer by the clock is due at once, the other one at the end of the input."""
 
     class Totals(flux.KeyedOperator):
         schema = pa.schema([("x", pa.int64())])

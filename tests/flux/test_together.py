@@ -485,8 +485,8 @@ at_work: list[Any] = []
 
 
 def test_timers_and_ends_are_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apply them one by one: they are code of the user's, which may take long, and the watch of steps has to name the
-    partition."""
+    """Apply timers and ends one by one: they are code of the user's, which may take long, and the watch of steps has to
+    name the partition."""
     Endings.at = []
     apply = WorkerCore._apply
 

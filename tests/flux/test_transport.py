@@ -143,7 +143,7 @@ def test_messages_that_are_sent_together_come_one_by_one_and_a_damaged_bundle_is
 
 
 def test_small_messages_get_through_to_one_that_accepts_no_large_ones() -> None:
-    """Bundle them up to its limit: all of them together were larger, and the receiver cut the connection, again and
+    """Bundle messages up to the limit of the receiver: all together were larger, and it cut the connection, again and
     again."""
     sockets = Sockets(None, SECRET, 64 << 10)
     port = sockets.port("127.0.0.1")

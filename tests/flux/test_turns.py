@@ -76,7 +76,7 @@ def test_a_partition_whose_steps_take_long_gives_way_after_each() -> None:
 
 
 def test_the_stage_behind_has_every_other_turn_however_many_partitions_keep_the_first_one_busy() -> None:
-    """Give it these turns, because rows of all workers go through the stage behind."""
+    """Give the stage behind these turns, because rows of all workers go through it."""
     core = overloaded(8, behind=6)
     stages = [applied(core, 1.0 + step * SLOW_S)[0] for step in range(12)]
     assert stages.count(1) == 6

@@ -247,8 +247,9 @@ def test_a_writer_knows_of_a_later_one_also_when_more_have_come_since(place: Pat
 
 
 def test_a_checkpoint_that_an_earlier_writer_still_puts_does_not_replace_one_of_the_later_one(place: Path) -> None:
-    """Put it in another thread, and before anything is flushed. The earlier query had gone on to an epoch of which the
-    later one has not read, so both have a primary of that term, and both count their copies from the same number."""
+    """Put such a checkpoint in another thread, and before anything is flushed. The earlier query had gone on to an
+    epoch of which the later one has not read, so both have a primary of that term, and both count their copies from the
+    same number."""
     first = opened(Directory(place))
     first.see(4)
     first.flush()

@@ -142,7 +142,7 @@ def test_slices_of_an_input_are_joined_across_those_of_another_one() -> None:
 
 
 def test_slices_that_are_passed_over_are_next() -> None:
-    """Take them next: an input that is always busy would hold the other one up otherwise."""
+    """Take such slices next: an input that is always busy would hold the other one up otherwise."""
     waits = alternating(3)
     waits.choose(100, 0.0)
     for sequence in range(3, 9):

@@ -516,7 +516,7 @@ def test_a_reader_that_is_too_far_ahead_of_another_one_of_its_worker_waits_and_t
 
 
 def test_a_reader_that_gives_rows_again_is_not_held_back() -> None:
-    """Let it read, because an ordered step may wait for these rows, and all watermarks with it."""
+    """Let the reader go on, because an ordered step may wait for these rows, and all watermarks with it."""
     windows = Windows(drift=15)
     windows.core.reading.align(20)
     windows.script.given[0] += [rows(55)]

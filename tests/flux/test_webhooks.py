@@ -35,7 +35,7 @@ class Receiver:
     """A receiver that answers as it is told, and keeps the deliveries that it has taken."""
 
     def __init__(self) -> None:
-        #: Answers to the next attempts; 200 behind them. 0: none at all.
+        #: Statuses of the answers to the next attempts; 0: no answer. Later attempts get 200.
         self.answers: list[int] = []
         self.attempts: list[tuple[dict[str, str], bytes]] = []
         self.taken: list[dict[str, Any]] = []

@@ -270,8 +270,8 @@ def test_sessions_that_end_together_come_in_the_order_of_their_first_rows_whatev
 
 
 def test_windows_that_end_together_are_one_batch_as_far_as_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give them as one batch: a batch costs as much as thousands of rows, and old data that is read fast ends thousands
-    of windows at once."""
+    """Give such windows as one batch: a batch costs as much as thousands of rows, and old data that is read fast ends
+    thousands of windows at once."""
     monkeypatch.setattr(windowed_groups, "RESULT_ROWS_MAX", 7)
     for mode, steps in ((None, [batch(*((10 * i, i % 2, 1) for i in range(20))), 150]), ("update", [])):
         operator = opened(Window("ts", 10, 10), mode)
@@ -288,8 +288,8 @@ def test_windows_that_end_together_are_one_batch_as_far_as_it_has_room(monkeypat
 
 
 def test_a_session_that_joins_others_keeps_the_place_of_the_earliest_row() -> None:
-    """Keep that place: the cut into batches decides which sessions there are before, and not in which order they
-    come."""
+    """Keep the place of the earliest row: the cut into batches decides which sessions there are before, and not in
+    which order they come."""
     rows = [(9, 7, 1), (0, 8, 1), (0, 7, 1), (9, 8, 1), (4, 8, 1), (5, 7, 1)]
     for cut in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
         table = flux.testing.apply(stage(SessionWindow("ts", 5)), [batch(*each) for each in cut])
@@ -516,7 +516,7 @@ def test_a_time_whose_window_fits_into_no_number_is_refused(window: Any, time: i
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
 def test_a_time_of_a_coarse_unit_does_not_wrap_around(unit: str) -> None:
-    """Bound it: the product with a million was a time near 1970, which is in a window."""
+    """Bound such a time: its product with a million was a time near 1970, which is in a window."""
     far = (1 << 64) // (1_000_000 if unit == "s" else 1_000) + 1
     found = microseconds_of(pa.array([far, -far], pa.timestamp(unit)))
     assert found[0] > TIME_MAX
@@ -673,8 +673,8 @@ def test_a_time_of_an_event_timer_is_a_whole_number(at: Any) -> None:
 
 @pytest.mark.parametrize("at", [flux.NEVER - 7, flux.NEVER, flux.NEVER + 1])
 def test_an_event_timer_before_the_first_watermark_fires_with_it(at: int) -> None:
-    """Fire it at any time: at or below the least number of 64 bits it never fired, not at the end either, and no copy
-    could be made of the state."""
+    """Fire a timer of any time: at or below the least number of 64 bits it never fired, not at the end either, and no
+    copy could be made of the state."""
 
     @flux.stage(schema="name STRING, watermark BIGINT")
     class Early(Alarm):

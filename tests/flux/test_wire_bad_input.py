@@ -180,7 +180,7 @@ def test_absurd_numbers_of_primaries_and_answers_that_nobody_asked_for_are_malfo
 
 
 def test_tentative_rows_and_loans_of_strangers_are_counted_and_change_nothing() -> None:
-    """Send them to a query without availability, from a worker that has no replica here."""
+    """Send such messages to a query without availability, from a worker that has no replica here."""
     tentative = Tentative(0, 0, 1, 1, 0, 5, 0, 1.0, [0], [1])
     malformed = (
         tentative, Tentative(99, -1, 1 << 62, 0, 5, 0, 0, float("nan"), [], [1]), WantTentative(0, 0, 0, 0), Unread(99, 0, 0, 1),

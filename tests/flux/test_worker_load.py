@@ -77,8 +77,8 @@ def read(core: WorkerCore, partition: int, *values: int) -> None:
 
 
 def test_rows_that_a_replica_has_applied_elsewhere_are_not_counted_here() -> None:
-    """Leave them out. The count of a replica travels with its state: after a move a worker seemed to do several times
-    the work of all workers together."""
+    """Leave such rows out. The count of a replica travels with its state: after a move a worker seemed to do several
+    times the work of all workers together."""
     core = hosting(Sized)
     read(core, 0, 1, 2, 3)
     core.replicas[0, 0].rows_in += 1_000_000  # as a copy of state brings it
@@ -220,7 +220,8 @@ def test_each_checkpoint_is_told_with_its_size_and_what_it_lacks() -> None:
 
 
 def test_each_heartbeat_tells_of_some_stages_and_all_have_their_turn() -> None:
-    """The figures of 300 stages kept a worker for several milliseconds, ten times a second."""
+    """Tell of some stages in each heartbeat: figures of 300 stages kept a worker for several milliseconds, ten times a
+    second."""
     core, turns = hosting(Sized), StageTurns()
     (stage,) = core.plan.stages
     many = ById(replace(stage, id=number) for number in range(0, 4 * STAGES_TOLD, 2))

@@ -86,7 +86,7 @@ class Turning(WorkerLoop):
 
 
 def test_sources_are_read_in_a_turn_that_has_applied_all_there_was() -> None:
-    """Read them in such a turn: they were read every 50 ms only, wherever each turn found something to apply."""
+    """Read sources in such a turn: they were read every 50 ms only, wherever each turn found something to apply."""
     assert Turning([QUICK_S] * 3).turn() == ["apply", "apply", "apply", "read", "send"]
     assert Turning([SLOW_S]).turn() == ["apply", "read", "send"]
 
