@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from endless import endless, until
 
 import flux
 
@@ -63,14 +64,29 @@ def test_an_input_that_fails_is_reported_with_the_users_own_error(spark: Any) ->
         Sums(numbers(spark).mapInArrow(broken, "k long, v long")).toDF()
 
 
-def test_an_input_that_spark_cannot_analyse_when_it_runs_fails_the_query(spark: Any) -> None:
+def test_a_stage_whose_input_spark_cannot_compute_ends_alone(spark: Any) -> None:
     df = numbers(spark).selectExpr("k", "v div (v - 100) as v")
+    options: dict[str, Any] = {"workers": 1, "on_failure": "stage", "progress_interval": "100ms", "keep_output": False}
     spark.conf.set("spark.sql.ansi.enabled", "true")
     try:
-        with pytest.raises(flux.QueryFailed, match="DIVIDE_BY_ZERO"):
-            Sums(df).toDF()
+        query = flux.start(endless(), Sums(df), spark=spark, **options)
+        try:
+            until(
+                lambda: "failed" in query.status["message"] and "Sums" in query.status["message"], "no stage has failed"
+            )
+            assert "DIVIDE_BY_ZERO" in query.status["message"]
+            before = applied(query)
+            until(lambda: applied(query) > before, "the other stage gets no rows")
+        finally:
+            query.stop()
+        assert query.exception() is None
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
+
+
+def applied(query: Any) -> int:
+    """Return the rows that the stage without a failure has applied."""
+    return next(int(stage["rowsIn"]) for stage in query.lastProgress["stages"] if stage["name"] == "Nothing")
 
 
 def test_a_view_that_has_gone_since_fails_the_query_and_does_not_hang(spark: Any, tmp_path: Any) -> None:
