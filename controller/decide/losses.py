@@ -121,13 +121,15 @@ class Losses:
         """Take a pulse: the process of a worker runs.
 
         A loop that has not turned since the last pulse is in a long step and cannot send heartbeats. A loop that turns sends
-        heartbeats, so it gets no more time: perhaps it cannot reach the controller."""
+        heartbeats, so it gets no more time: perhaps it cannot reach the controller. A loop that opens operators of several
+        partitions does not turn between them, and each of them has its own time."""
         member = self._board.members.workers.get(worker)
         if member is not None and self._exists(pulse.kind, pulse.what, pulse.partition):
             before, member.pulse, member.cut = member.pulse, pulse, False
-            if pulse.busy and before is not None and before.turns == pulse.turns:
+            stands = pulse.busy and before is not None and before.turns == pulse.turns
+            if stands:
                 member.heard = now
-            else:
+            if not stands or pulse.opens_another_than(before):
                 member.turned = now
 
     def in_step(self, member: Member, message: InStep, now: float) -> None:
@@ -140,7 +142,7 @@ class Losses:
     def _exists(self, kind: int, what: int, partition: int) -> bool:
         """Tell whether the plan has this stage or source and partition. A pulse may be forged, and a note may be read half
         written."""
-        if kind == LoopActivity.STEP:
+        if kind in (LoopActivity.STEP, LoopActivity.OPEN):
             return what in self._plan.stages and 0 <= partition < self._plan.stages[what].partitions
         if kind == LoopActivity.READ:
             return what in self._plan.sources and 0 <= partition < self._plan.sources[what].worker_partitions
@@ -407,6 +409,8 @@ class Losses:
             return (
                 f"source {self._plan.sources[pulse.what].name}, partition {pulse.partition} has given nothing {limit}"
             )
+        if pulse is not None and pulse.kind == LoopActivity.OPEN:
+            return f"stage {self._plan.stages[pulse.what].name}, partition {pulse.partition}: open() has run {limit}"
         if pulse is None or pulse.kind != LoopActivity.STEP:
             return f"its loop has stood still {limit}"
         where = f"stage {self._plan.stages[pulse.what].name}, partition {pulse.partition}, step {pulse.step}"

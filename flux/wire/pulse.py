@@ -26,14 +26,17 @@ class LoopActivity(IntEnum):
     STEP = 2
     #: It reads the next batch of source ``what``.
     READ = 3
+    #: It opens an operator of stage ``what``.
+    OPEN = 4
 
 
 #: Kinds under module names, because they are looked up often.
-WAITS, TURN, IN_STEP, READS = (
+WAITS, TURN, IN_STEP, READS, OPENS = (
     LoopActivity.WAITS.value,
     LoopActivity.TURNS.value,
     LoopActivity.STEP.value,
     LoopActivity.READ.value,
+    LoopActivity.OPEN.value,
 )
 
 
@@ -52,6 +55,10 @@ class Pulse(NamedTuple):
     @property
     def busy(self) -> bool:
         return self.kind != WAITS
+
+    def opens_another_than(self, before: Pulse | None) -> bool:
+        """Return whether the loop opens an operator that it did not open at a moment before."""
+        return self.kind == OPENS and (before is None or self[1:4] != before[1:4])
 
 
 def no_note() -> list[int]:

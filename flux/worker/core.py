@@ -151,6 +151,7 @@ class WorkerCore:
         self.shadows = ShadowHosting(
             plan, self.hosted, self.subscriptions.streams, self.leaving.tell, self._effects.append, self.counters, clock
         )  # fmt: skip
+        self.lifecycle.note = lambda: self.note
         self.producers = self.lifecycle.producers
         self.log_meter = self.lifecycle.log_meter
         self.reading = SourceScheduler(plan, self.lifecycle.producer)

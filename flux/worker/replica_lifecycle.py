@@ -28,6 +28,7 @@ from flux.replica.replica import Replica
 from flux.state.standby import Checkpoint, Standby, StandbyStore
 from flux.state.state_copy import ReplicaState, StateCopy, StreamPosition, edges_of, fitted, restore
 from flux.wire.messages import Restore
+from flux.wire.pulse import KIND, OPENS, PARTITION, TURN, WHAT, Note, no_note
 from flux.worker.effects import StageFailures
 from flux.worker.hosted_replicas import HostedReplicas, TableUpdate
 from flux.worker.output_delivery import OutputDelivery
@@ -150,6 +151,8 @@ class ReplicaLifecycle:
         self.producers: dict[StreamId, Producer] = {}
         self.log_meter = LogMeter()
         self.standby_store = standby_store
+        #: Returns the worker's note of its activity.
+        self.note: Callable[[], Note] = no_note
         self.revivals = RevivalRequests(hosted, plan.settings.resend_timeout)
         self._plan, self._plans, self._workers = plan, plans, workers
         self._hosted = hosted
@@ -439,7 +442,10 @@ class ReplicaLifecycle:
             if (edge := self._plans.edge(edge_id)) is not None:
                 producer = self.producer(StreamId(edge_id, key.partition), edge, incarnation, base)
                 outlets.append(EdgeOutput(producer, edge))
+        note = self.note()
+        note[WHAT], note[PARTITION], note[KIND] = *key, OPENS
         replica = Replica(stage, key.partition, incarnation, outlets, self._plan.settings, self._hosted.kind(key))
+        note[KIND] = TURN
         if self._plan.durable:
             replica.output.compare(replica.applied)  # the vault may give its state to a replica that repeats its steps
         inputs = self._inputs[key.stage]

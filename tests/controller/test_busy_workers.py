@@ -38,6 +38,35 @@ def test_a_worker_in_a_long_step_is_not_given_up_while_its_process_beats() -> No
     assert 0 in c.core.members.workers, "each step has its own time"
 
 
+def opens(stage: int, partition: int) -> Pulse:
+    return Pulse(3, LoopActivity.OPEN, stage, partition, 0)
+
+
+def test_each_open_of_a_turn_has_its_own_time() -> None:
+    c = cluster(partitions=3)
+    for partition in range(3):
+        go_on(c, 4.0, opens(0, partition))
+        go_on(c, BEAT_S, at_step(3, 0, LoopActivity.TURNS))
+    assert 0 in c.core.members.workers
+
+
+def test_quick_calls_of_open_are_signs_of_life() -> None:
+    c = cluster(partitions=3)
+    for number in range(20):
+        go_on(c, BEAT_S, opens(0, number % 2))
+    assert 0 in c.core.members.workers
+
+
+def test_a_worker_whose_open_does_not_return_is_given_up_with_its_stage_and_partition() -> None:
+    c = cluster(partitions=3)
+    go_on(c, 4.0, opens(0, 0))
+    go_on(c, 4.0, opens(0, 1))
+    go_on(c, 1.2, opens(0, 1))
+    assert 0 not in c.core.members.workers
+    why = c.events("loss")[0].why
+    assert why == "stage Sums, partition 1: open() has run for 5.1 s, longer than spark.flux.step.timeout"
+
+
 def test_a_worker_that_is_stopped_in_a_long_step_is_given_up_when_its_pulse_has_been_silent() -> None:
     c = cluster()
     go_on(c, 2.0, at_step(3))
@@ -159,6 +188,7 @@ def test_what_was_read_before_the_silence_is_looked_for_is_not_put_off_into_the_
         Pulse(5, LoopActivity.STEP, 99, 0, 0),
         Pulse(5, LoopActivity.STEP, -1, 0, 0),
         Pulse(5, LoopActivity.STEP, 0, 99, 0),
+        Pulse(5, LoopActivity.OPEN, 0, 99, 0),
         Pulse(5, 17, 0, 0, 0),
     ],
 )
