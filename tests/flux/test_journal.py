@@ -156,7 +156,7 @@ class Lives:
             told.acked = order.term, order.verified
 
     def end(self) -> None:
-        """The program ends well."""
+        """End the program well."""
         self.flushing = all_held(self.journal)
         self.journal.end()
         self.flushed, self.flushing, self.highest = self.flushing, None, self.journal.highest
