@@ -235,7 +235,8 @@ def test_each_heartbeat_tells_of_some_stages_and_all_have_their_turn() -> None:
 
 
 def test_the_report_that_a_table_is_followed_need_not_wait_for_rows_and_acks() -> None:
-    """With many stages these took longer than the table, and a change of the plan waited for the report."""
+    """Report the table first: with many stages rows and acks took longer, and a change of the plan waited for the
+    report."""
     core = hosting(Sized)
     (report,) = core.reports()
     assert report.message == TableSeen(node=0, epoch=0)
