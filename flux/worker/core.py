@@ -73,6 +73,7 @@ from flux.worker.effects import (
     ToConnection,
     ToController,
     WorkerExtension,
+    taken_reports,
     to_control,
 )
 from flux.worker.hosted_replicas import HostedReplicas
@@ -192,10 +193,6 @@ class WorkerCore:
         return self.hosted.table
 
     @property
-    def held_bytes(self) -> int:
-        return self.subscriptions.held_bytes
-
-    @property
     def written(self) -> tuple[int, int, int]:
         """Counts of writes to a disk: bytes in all, bytes of orders, and slices named by these orders."""
         return (0, 0, 0) if self._extension is None else self._extension.written
@@ -268,18 +265,9 @@ class WorkerCore:
             part.go_by(plan)
 
     def reports(self) -> list[ToController]:
-        """Take the reports that are due, to be sent before all else. A change of the plan is done when the slowest worker has
-        reported the table, and with many stages everything else takes longer than to follow it.
-
-        None of a worker of a special kind, which may have to do something before it says so."""
-        if self._extension is not None:
-            return []
-        effects = list(self._effects)
-        found = [effect for effect in effects if isinstance(effect, ToController)]
-        if found:
-            self._effects.clear()
-            self._effects.extend(effect for effect in effects if not isinstance(effect, ToController))
-        return found
+        """Take the reports that are due, to be sent before all else; none of a worker of a special kind, which may have to act
+        before its reports."""
+        return taken_reports(self._effects) if self._extension is None else []
 
     def on_plan_changed(self, message: PlanChanged, now: float, loaded: Any = None) -> None:
         """Take a change of the plan, and follow the table that waits for it. ``loaded``: see ``PlanFollower.on_changed``."""
@@ -701,8 +689,6 @@ class WorkerCore:
         self._effects.append(ToConnection(connection, message))
         if isinstance(message, Ack | Acks):
             self._effects.extend(self.relays.copies(message))
-
-    # ---- reports
 
     def close(self) -> None:
         """Close every reader and operator; an exception of one is logged."""

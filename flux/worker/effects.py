@@ -10,6 +10,7 @@ never closed, a worker of a large cluster would have one to every other worker a
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -94,6 +95,17 @@ def needed_workers(core: WorkerCore) -> set[int]:
     for replica in core.replicas.values():
         found |= replica.order.peers.keys()
     return found | core.reaches | core.shadows.reaches | core.relays.reaches
+
+
+def taken_reports(effects: deque[Effect]) -> list[ToController]:
+    """Take the reports out of pending effects. A change of the plan is done when the slowest worker has reported the table, and
+    with many stages everything else takes longer than to follow the table."""
+    found = [effect for effect in effects if isinstance(effect, ToController)]
+    if found:
+        others = [effect for effect in effects if not isinstance(effect, ToController)]
+        effects.clear()
+        effects.extend(others)
+    return found
 
 
 class UnneededLinks:

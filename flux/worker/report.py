@@ -101,7 +101,7 @@ def stats(core: WorkerCore, told: Iterable[StagePlan] | None = None) -> Statisti
         "unapplied": unapplied(core),
         "log_bytes": core.log_meter.bytes,
         "peak_log_bytes": core.log_meter.peak,
-        "held_bytes": core.held_bytes,
+        "held_bytes": core.subscriptions.held_bytes,
         "queued": sum(len(replica.waits) for replica in core.replicas.values()),
         "first_row_at": core.reading.first_row_at,
         "finished_at": core.leaving.finished_at,

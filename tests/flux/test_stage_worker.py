@@ -97,7 +97,7 @@ def test_streams_that_do_not_exist_are_refused_and_change_nothing(hello: Hello, 
     core.on_data_plane("stranger", hello, [], 0.0)
     (effect,) = (e for e in core.poll(0.0) if isinstance(e, ToConnection))
     assert isinstance(effect.message, Refuse)
-    assert (effect.message.code, core.counters.refused, core.held_bytes) == (code, 1, 0)
+    assert (effect.message.code, core.counters.refused, core.subscriptions.held_bytes) == (code, 1, 0)
 
 
 def test_an_older_life_of_a_producer_is_refused_when_a_newer_has_come() -> None:
@@ -172,7 +172,7 @@ def test_what_a_worker_sends_to_itself_takes_the_same_way_without_leaving_it() -
         effects += core.poll(tick * 0.01)
     assert sorted(x for batch in kept(core, 1) for x in batch) == [0, 1, 10, 11]
     assert [type(effect.message) for effect in effects] == [TableSeen, PartitionFinished]
-    assert (core.log_meter.bytes, core.held_bytes) == (0, 0)
+    assert (core.log_meter.bytes, core.subscriptions.held_bytes) == (0, 0)
 
 
 def test_output_that_does_not_fit_into_the_log_waits_within_its_step() -> None:
@@ -207,10 +207,10 @@ def test_a_replica_that_is_dropped_in_the_middle_of_a_step_gives_back_the_credit
     feeder.send(0, 1, 2, 3)
     work(core)
     assert not core.replicas[0, 0].between_steps
-    assert core.held_bytes > 0
+    assert core.subscriptions.held_bytes > 0
     elsewhere = table(plan, epoch=1, others={(0, 0): 5, (1, 0): 5})
     core.on_table(elsewhere, 0.0)
-    assert (core.replicas, core.held_bytes) == ({}, 0)
+    assert (core.replicas, core.subscriptions.held_bytes) == ({}, 0)
 
 
 def test_a_source_is_read_only_while_its_log_has_room() -> None:

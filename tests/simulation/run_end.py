@@ -96,10 +96,10 @@ class RunEnd:
         for core in self.sim.hosts():
             queued = sum(len(replica.waits) for replica in core.replicas.values())
             ordered = sum(len(order.since(0)) for order in orders_of(core))
-            if core.held_bytes or core.log_meter.bytes or queued or ordered:
+            if core.subscriptions.held_bytes or core.log_meter.bytes or queued or ordered:
                 raise Violation(
                     "logs and queues drain",
-                    f"worker {core.worker}: {core.log_meter.bytes} bytes in logs, {core.held_bytes} held, {queued} "
+                    f"worker {core.worker}: {core.log_meter.bytes} bytes in logs, {core.subscriptions.held_bytes} held, {queued} "
                     f"slices queued, {ordered} steps in order logs",
                 )
 
