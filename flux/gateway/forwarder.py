@@ -39,7 +39,7 @@ class Forwarder:
 
     async def pass_on(self, gateway: str, request: Request, body: bytes, is_push: bool) -> PassedBack:
         """Send a request to another gateway, which does not pass it on again. Problem: it does not answer."""
-        # As the bytes that came: httpx takes texts of ASCII alone.
+        # Pass headers on as bytes, as they came: httpx takes texts of ASCII alone.
         sent: list[Any] = [
             (name, request.headers[name].encode("latin-1")) for name in _PASSED_ON if name in request.headers
         ]

@@ -126,7 +126,9 @@ class LogWriter:
         try:
             while self._turn():
                 pass
-        except Exception as error:  # after any error nothing may be answered from here
+        except (
+            Exception
+        ) as error:  # any error ends the thread: the state of the log is unknown, so no push may be answered any more
             failed = error
         with contextlib.suppress(OSError):
             self._store.close()

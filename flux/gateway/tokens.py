@@ -45,9 +45,9 @@ class TokenGrant(msgspec.Struct, frozen=True):
     #: SHA-256 of the whole token. It has 256 random bits, so no salt and no slow function is needed.
     hash: str
     rights: list[Right]
-    #: The streams on which it has them; "*": all.
+    #: The streams on which the token has its rights; "*": all.
     streams: list[str]
-    #: The events and the bytes of bodies that it may push in a second, at all gateways together; 0: as many as it likes.
+    #: The events, and the bytes of bodies, that the token may push in a second at all gateways together; 0: no limit.
     events_per_s: int = 0
     bytes_per_s: int = 0
 
@@ -81,7 +81,8 @@ class TokenRegister:
             raise QueryFailed(f"{self._place}/{_DOCUMENT} cannot be read: {error}. Restore it from a copy") from error
 
     def make(self, rights: list[Right], streams: list[str], events_per_s: int = 0, bytes_per_s: int = 0) -> str:
-        """Make a token and return it. It is not kept, and cannot be shown again. The others as in ``TokenGrant``."""
+        """Make a token and return its text, which is not kept and cannot be shown again. The arguments are fields of
+        ``TokenGrant``."""
         if not rights or not set(rights) <= set(RIGHTS):
             raise UsageError(f"rights: expected some of {', '.join(RIGHTS)}; got {', '.join(rights)!r:.100}")
         if min(events_per_s, bytes_per_s) < 0:
@@ -122,7 +123,7 @@ def grant_of(authorization: str | None, grants: list[TokenGrant]) -> TokenGrant:
         )
     hashed = _hash(token.strip())
     found = None
-    for grant in grants:  # all of them, so that the time says nothing of the place
+    for grant in grants:  # no early end: the time of the answer must not tell which token was like this one
         if hmac.compare_digest(grant.hash, hashed):
             found = grant
     if found is None:

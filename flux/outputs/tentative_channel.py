@@ -142,7 +142,7 @@ class ChannelOwner:
     def keep(self) -> None:
         """Take the channel back if another owner has it. Called with stable rows, which go on when nothing is missing any more:
         else the rows of a primary that was given up would stand for ever."""
-        with contextlib.suppress(OSError, TakenOver):  # the next rows look again; none waits for anything tentative
+        with contextlib.suppress(OSError, TakenOver):  # the next call tries again; no stable row waits for the channel
             try:
                 if self._store is not None:
                     self._store.check()

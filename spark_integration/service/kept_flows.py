@@ -104,7 +104,7 @@ class KeptFlows:
     """The flows of a location. ``answers`` has the answers about those that were read."""
 
     def __init__(self, place: Place, base: str) -> None:
-        """``base``: all that each flow follows from, but for its definition and those of its inputs."""
+        """Take a place. ``base``: a text of all that flows follow from, without the definitions of queries and inputs."""
         self._place, self._folder, self._base = place, place.below(_FOLDER, new=True), base
         self.answers = AnswerRecord()
 

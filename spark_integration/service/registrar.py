@@ -115,8 +115,8 @@ class Registrar:
         forget_output: Callable[[str], None],
         state_max: int = 0,
     ) -> None:
-        """``state_max``: bytes of state of all queries beyond which no other one is registered; at twice this number the query
-        with the largest state fails. 0: there is no bound."""
+        """Take the parts of a service. ``state_max``: bytes of state of all queries; beyond them no other query is registered,
+        and at twice this number the query with the largest state fails. 0: there is no bound."""
         self._catalogue, self._streams, self._plan = catalogue, streams, plan
         self._forget_output, self._state_max = forget_output, state_max
 
@@ -158,7 +158,9 @@ class Registrar:
         there = self._catalogue.all().get(wanted.name)
         if there is not None and there.definition == wanted and there.phase in ("RUNNING", "FAILED"):
             return self._shown(wanted.name, 200)
-        self._catalogue.check_name(wanted)  # the plan would speak of a stage of that name
+        self._catalogue.check_name(
+            wanted
+        )  # here, because the error of the plan would name a stage, which the client does not know
         self._check_room()
         reads = self._plan.read_by(wanted)
         for name in reads:
@@ -206,9 +208,9 @@ class Registrar:
         there = self._catalogue.get(name)
         for read in there.reads:
             check_right(grant, "read", read)
-        self.converge()  # else the failure of just now would be that of its next life
+        self.converge()  # first write down the failure, or it would be taken for one of the query's next life
         if self._catalogue.get(name).phase == "FAILED":
-            self._plan.take(name)  # stages that are left, and the notes of the failure
+            self._plan.take(name)  # its stages that are left, and the note of its failure
         made = self._catalogue.begin_again(name)
         try:
             self.converge()
@@ -239,7 +241,7 @@ class Registrar:
             self._make(step)
             if isinstance(step, NoteFailed):
                 failed += step.query.reads
-        if failed:  # the source of a stream that cannot be read has gone with them
+        if failed:  # an addition that has failed may have noted the service as a reader of its streams
             self._plan.forget_unread(failed)
 
     def _next(self) -> Step | None:
