@@ -51,7 +51,7 @@ COLLECT_AFTER = 20_000
 #: The share of the random examples of each property (Hypothesis) that are drawn. ``make test`` draws some, in each run others.
 EXAMPLES_SHARE = float(os.environ.get("FLUX_TEST_EXAMPLES", 1.0))
 #: So few that a share of them would say little.
-EXAMPLES_MIN = 12
+EXAMPLES_MIN = 6
 gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 

@@ -76,7 +76,7 @@ LAYERS = {
     ],
 }
 #: The share of the random examples of properties in ``make test`` (``tests/conftest.py``).
-EXAMPLES_SHARE = 0.4
+EXAMPLES_SHARE = 0.25
 #: The work of ``make test-long``: tests with the marker ``long``, all examples of properties, and every run of the simulation
 #: that a test has.
 LONG = {

@@ -535,6 +535,7 @@ def test_state_is_empty_when_all_has_expired_and_bounded_before() -> None:
             ("PAIRS_MAX", 65_536, join),
             ("KEYS_MIN", 1024, join),
             ("ROWS_MIN", 1024, waiting_rows),
+            ("TAKEN_BYTES_MAX", 1 << 26, batches),  # or each row alone is a batch of its own
         ):
             patch.setattr(of, name, value)
         for turn in range(20):  # keys that never come back

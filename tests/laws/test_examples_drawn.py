@@ -13,7 +13,7 @@ from tests import conftest
 
 @pytest.mark.parametrize(
     ("examples", "derandomized", "share", "drawn"),
-    [(60, False, 0.4, 24), (20, False, 0.4, 12), (8, False, 0.4, 8), (60, True, 0.4, 60), (60, False, 1.0, 60)],
+    [(60, False, 0.4, 24), (12, False, 0.4, 6), (4, False, 0.4, 4), (60, True, 0.4, 60), (60, False, 1.0, 60)],
 )
 def test_a_share_of_the_examples_is_drawn_unless_they_are_few_or_fixed(
     examples: int, derandomized: bool, share: float, drawn: int, monkeypatch: pytest.MonkeyPatch

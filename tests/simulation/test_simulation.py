@@ -136,7 +136,7 @@ def test_what_broke_a_law_once_breaks_none_now(seed: int) -> None:
     assert result.ok, f"{BROKE_ONCE[seed]}: {result}"
 
 
-@pytest.mark.parametrize("seed", [121, 490, 965])
+@pytest.mark.parametrize("seed", [121, *(pytest.param(seed, marks=pytest.mark.long) for seed in (490, 965))])
 def test_stages_whose_output_was_handed_on_may_lose_their_last_copy_while_output_is_fetched(seed: int) -> None:
     result = run(seed)
     assert result.ok, result

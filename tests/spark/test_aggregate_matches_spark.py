@@ -102,14 +102,12 @@ def comparable(rows: pa.Table, key: tuple[str, ...]) -> dict[tuple, dict]:
 @pytest.mark.parametrize(
     "key",
     [
-        ("word",),
-        ("number",),
-        ("float_key",),
-        ("decimal_key",),
-        ("day_key", "flag_key"),
-        ("moment_key",),
         ("word", "float_key", "number"),
+        ("day_key", "flag_key"),
+        ("decimal_key",),
         (),
+        # test_keys.py has keys of one column, too.
+        *(pytest.param((name,), marks=pytest.mark.long) for name in ("word", "number", "float_key", "moment_key")),
     ],
     ids=lambda key: "+".join(key) or "global",
 )

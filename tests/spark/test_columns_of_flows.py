@@ -84,7 +84,7 @@ def data(spark: Any) -> Any:
     return made.cache()
 
 
-@pytest.mark.parametrize("kind", ["counted", "numbered", "stage"])
+@pytest.mark.parametrize("kind", [pytest.param("counted", marks=pytest.mark.long), "numbered", "stage"])
 def test_conditions_and_columns_are_those_of_spark(spark: Any, data: Any, kind: str) -> None:
     if kind == "stage":
         given: Any = same(data)

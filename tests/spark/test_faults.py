@@ -126,8 +126,9 @@ def held_up(gate: Path, struck: Path) -> Callable[[Iterator[pa.RecordBatch]], It
 PER_PARTITION = 250_000
 
 
+@pytest.mark.long  # the test before shows the faults of workers, and test_ingress_retry.py those of ingress tasks
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("fault", [pytest.param("ingress task killed", marks=pytest.mark.long), "worker killed"])
+@pytest.mark.parametrize("fault", ["ingress task killed", "worker killed"])
 def test_the_answer_is_sparks_own_over_a_dataframe_when(cluster, tmp_path: Path, fault: str) -> None:  # type: ignore[no-untyped-def]
     per_partition, keys = PER_PARTITION, 500
     gate, struck = tmp_path / "gate", tmp_path / "struck"

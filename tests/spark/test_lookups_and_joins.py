@@ -200,7 +200,7 @@ def stopped_and_started(query: Query, spark: Any, tmp_path: Path, gate: Gate) ->
     return query
 
 
-def test_a_table_whose_files_are_gone_is_not_an_empty_one(cluster: Any, tmp_path: Path) -> None:
+def test_a_table_whose_files_are_gone_is_not_an_empty_one(slots: Any, tmp_path: Path) -> None:
     folders = tmp_path / "names", tmp_path / "others"
 
     def write(folder: Path, file: str, keys: list[int]) -> None:
@@ -209,12 +209,12 @@ def test_a_table_whose_files_are_gone_is_not_an_empty_one(cluster: Any, tmp_path
 
     for folder, keys in zip(folders, ([1, 2], [3]), strict=True):
         write(folder, "a.parquet", keys)
-    names, others = (cluster.read.parquet(str(folder)) for folder in folders)
+    names, others = (slots.read.parquet(str(folder)) for folder in folders)
     plan: Any = SimpleNamespace(
         sources=[StreamSourcePlan(0, "names", pa.schema([("key", pa.int64())]), refresh_us=1)],
         settings=SimpleNamespace(lookup_max_bytes=1 << 20),
     )
-    read = TableReader(plan, 0, names.union(others).union(cluster.range(9, 10)))
+    read = TableReader(plan, 0, names.union(others).union(slots.range(9, 10)))
     assert sorted(read()["key"].to_pylist()) == [1, 2, 3, 9]
     write(folders[0], "b.parquet", [4])
     assert sorted(read()["key"].to_pylist()) == [1, 2, 3, 4, 9]

@@ -190,6 +190,7 @@ def test_partitions_move_all_the_time_while_rows_flow(slots: Any, gate: Path, re
         run.check()
 
 
+@pytest.mark.long  # test_every_command.py has such refusals, a plan and its moves by the command
 def test_what_cannot_be_moved_is_refused_and_a_plan_can_be_looked_at(slots: Any, gate: Path) -> None:
     with Run(slots, gate, workers=3, balance_enabled=False) as run:
         _, second = run.holders("echo", 0)

@@ -64,9 +64,9 @@ class Table(flux.Sink):
         self.database.close()
 
 
-def struck(cluster: Any, gate: Path, flow: Any, executor: bool, stage: int) -> Any:
+def struck(spark: Any, gate: Path, flow: Any, executor: bool, stage: int) -> Any:
     """Run the flow to its end, with a strike in the middle; its last status."""
-    query = flux.start(flow, spark=cluster, workers=3, progress_interval="100ms")
+    query = flux.start(flow, spark=spark, workers=3, progress_interval="100ms")
     try:
         until(lambda: rows_in(query) > TOTAL // 4, "a quarter of the rows")
         lost = strike(query, signal.SIGKILL, executor, stage)
@@ -85,17 +85,26 @@ def struck(cluster: Any, gate: Path, flow: Any, executor: bool, stage: int) -> A
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize(
-    "executor", [pytest.param(True, marks=[pytest.mark.costs_an_executor, pytest.mark.long]), False]
-)
-def test_spark_finds_each_row_once_in_the_files(cluster, tmp_path: Path, executor: bool) -> None:  # type: ignore[no-untyped-def]
+def test_spark_finds_each_row_once_in_the_files(slots: Any, tmp_path: Path) -> None:
+    files_are_whole(slots, tmp_path, executor=False)
+
+
+@pytest.mark.long
+@pytest.mark.costs_an_executor
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_spark_finds_each_row_once_in_the_files_where_an_executor_is_killed(cluster: Any, tmp_path: Path) -> None:
+    files_are_whole(cluster, tmp_path, executor=True)
+
+
+def files_are_whole(spark: Any, tmp_path: Path, executor: bool) -> None:
+    """Kill the worker of a stage with files at its end, or the executor of the worker, and look for each row."""
     folder = tmp_path / "rows"
     by = None if executor else ["part"]
     flow = (parted if by else echo)(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS))
     to_files = flow.to_parquet(str(folder), partitionBy=by, partitions=2, roll_bytes="64k", roll_every="200ms")
-    status = struck(cluster, tmp_path / "gate", to_files, executor, stage=1)
+    status = struck(spark, tmp_path / "gate", to_files, executor, stage=1)
     assert status["sinks"] == [f"echo.files to parquet files in {folder}{' by part' if by else ''}, exactly once"]
-    found = cluster.read.parquet(str(folder))
+    found = spark.read.parquet(str(folder))
     assert found.distinct().count() == found.count() == TOTAL
     if by:
         assert {row.part for row in found.where("key % 3 < 2").select("part").distinct().collect()} == {"a:b", None}
@@ -106,13 +115,13 @@ def test_spark_finds_each_row_once_in_the_files(cluster, tmp_path: Path, executo
 
 @pytest.mark.long  # tests/spark/test_postgres.py shows the same with a database
 @pytest.mark.usefixtures("nothing_left_behind")
-def test_a_table_with_positions_has_each_row_once(cluster, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_table_with_positions_has_each_row_once(slots: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "table.db")
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE reached (partition INTEGER PRIMARY KEY, next INTEGER)")
         database.execute("CREATE TABLE seen (key INTEGER, sequence INTEGER)")
     flow = echo(flux.source(paced(tmp_path / "gate"), ROWS, partitions=PARTITIONS)).to(Table(path))
-    status = struck(cluster, tmp_path / "gate", flow, False, stage=0)
+    status = struck(slots, tmp_path / "gate", flow, False, stage=0)
     assert status["sinks"] == ["echo to Table, exactly once"]
     with sqlite3.connect(path) as database:
         total, distinct = database.execute(
