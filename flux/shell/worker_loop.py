@@ -260,6 +260,7 @@ class WorkerLoop:
                 core.on_done(token, result, now)
             for version, loaded in self._loader.done():
                 core.on_plan_changed(self._loading.pop(version), now, loaded)
+                self._report(core, core.reports(), now)
                 self._go_by(core)
         elif ready in self.links:
             for worker, message in self.links.answers(ready):
@@ -319,8 +320,8 @@ class WorkerLoop:
         if table is not None:
             self.links.follow(table)
             core.on_table(table, now)
-            self._go_by(core)
             self._report(core, core.reports(), now)
+            self._go_by(core)
         if isinstance(command, NewTable):
             for edge, producers in command.complete.items():
                 core.on_edge_complete(edge, producers)

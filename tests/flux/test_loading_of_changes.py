@@ -51,7 +51,9 @@ class Loading(WorkerLoop):
         self._background, self._loader = BackgroundJobs(self._bell), BackgroundJobs(self._bell)
         self._loading = {}
         self.port = self._lifeline = None  # type: ignore[assignment]
-        self.control: Any = SimpleNamespace(link=None)
+        #: Reports to the controller.
+        self.sent: list[Any] = []
+        self.control: Any = SimpleNamespace(link=None, report=self.sent.append)
         self.core: WorkerCore = worker(planned(flux.stage(partitions=1)(Kept)))
         self.plan = self.core.plan
         self.newest = self.core.plan
@@ -78,7 +80,9 @@ class Loading(WorkerLoop):
         return found
 
     def told(self) -> list[tuple[int, bool]]:
-        sent = [effect.message for effect in self.core.poll(0.0) if isinstance(effect, ToController)]
+        polled = [effect.message for effect in self.core.poll(0.0) if isinstance(effect, ToController)]
+        sent = [*self.sent, *polled]
+        self.sent.clear()
         return [(each.version, bool(each.error)) for each in sent if isinstance(each, PlanSeen)]
 
 
