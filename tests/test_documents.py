@@ -460,8 +460,7 @@ def _texts(tree: ast.Module, source: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             yield ast.get_docstring(node) or ""
-    for token in language.comments(source):
-        yield token.string
+    yield from (comment.text for comment in language.comments(source))
 
 
 def _identifiers(tree: ast.Module) -> Iterator[str]:

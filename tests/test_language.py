@@ -6,8 +6,10 @@ for everything. ``python -m tests.test_language --write`` lowers limits that the
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,29 @@ def test_a_sentence_has_its_habit(sentence: str, habit: str) -> None:
 def test_plain_text_has_no_finding() -> None:
     plain = '"""Wakes every replica whose timer is due."""\n\n\ndef rows():\n    """Return the rows that are due."""\n'
     assert _by_habit(plain) == {}
+
+
+STRINGS = r"""
+a = "# \" # none"  # one: "
+b = 'it\'s # none' + r'\\' + "'#'"  # two
+c = f"{a + '#'} # none" + b'#'  # three
+d = '''# none "" ' \''' # none'''  # four
+
+    # five, alone
+#: six
+"""
+
+
+def test_comments_are_those_of_the_tokenizer() -> None:
+    for source in (STRINGS, Path(__file__).read_text(), Path(language.__file__).read_text()):
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        by_tokenizer = [
+            language.Comment(*token.start, token.string, not token.line[: token.start[1]].strip())
+            for token in tokens
+            if token.type == tokenize.COMMENT
+        ]
+        assert language.comments(source) == by_tokenizer
+    assert len(language.comments(STRINGS)) == 6
 
 
 def test_a_class_name_in_two_files_is_found_in_both() -> None:
