@@ -19,9 +19,9 @@ from spark_integration.query.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left_behind")]
 
-EVENTS, PARTITIONS, PACE = 200_000, 2, 25_000
+EVENTS, PARTITIONS, PACE = 100_000, 2, 25_000
 #: Fifty seconds of event time, so that there are some windows of ten seconds.
-OPTIONS: dict[str, Any] = {"per_second": 4_000, "disorder": 1_000, "late": 0.03}
+OPTIONS: dict[str, Any] = {"per_second": 2_000, "disorder": 1_000, "late": 0.03}
 #: Queries that pass rows on: one partition of each does.
 STATELESS = ("q0", "q1", "q2", "q10", "q13", "q14", "q21", "q22")
 
