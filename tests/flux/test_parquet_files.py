@@ -82,9 +82,9 @@ def test_a_step_that_is_larger_than_all_room_goes_into_several_files(tmp_path: P
 def test_batches_of_one_row_fill_files_with_what_they_cost_to_keep(tmp_path: Path) -> None:
     flow = same(dataframe(SCHEMA)).to_parquet(str(tmp_path), roll_bytes="8k", roll_every="1h")
     with ThreadQuery(flow, step_max_rows=1, **(ALONE | NARROW)) as query:
-        query.started().feed([batches(1000, 1)])
+        query.started().feed([batches(400, 1)])
         query.wait()
-    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(1000))
+    assert sorted(pq.read_table(tmp_path).column("x").to_pylist()) == list(range(400))
 
 
 def test_two_writers_of_a_file_leave_one_whole_file_and_nothing_hidden(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from spark_integration.streaming.table_refresh import TableReader
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 KEYS, PARTITIONS = 20, 2
+#: Seconds between two looks at the gate.
+LOOK_S = 0.02
 ROWS = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
 ON = "c.key = v.key AND c.ts BETWEEN v.ts AND v.ts + INTERVAL 2 SECONDS"
 
@@ -43,10 +45,12 @@ def permitted(gate: Path, every: int) -> Callable[[int, int], Iterator[pa.Record
     gate_path = str(gate)
 
     def read(partition: int, start: int) -> Iterator[pa.RecordBatch | None]:
-        number = start * every
+        number, said, looked = start * every, "0", 0.0
         while True:
-            with open(gate_path) as file:
-                said = file.read()
+            if time.monotonic() - looked > LOOK_S:  # the worker asks a thousand times a second
+                looked = time.monotonic()
+                with open(gate_path) as file:
+                    said = file.read()
             if number < int(said.rstrip(".")):
                 yield round_of(partition, number)
                 number += every
@@ -152,26 +156,40 @@ def expected(spark: Any, label: str, rounds: int) -> list[tuple]:
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
+def test_rows_and_versions_are_those_of_one_run(slots: Any, tmp_path: Path) -> None:
+    rows_are_those_of_one_run(slots, tmp_path, executor=False, again=False)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("nothing_left_behind")
 @pytest.mark.costs_an_executor
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_rows_and_versions_are_those_of_one_run(cluster: Any, tmp_path: Path, again: bool) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_and_versions_are_those_of_one_run_where_an_executor_is_killed(
+    cluster: Any, tmp_path: Path, again: bool
+) -> None:
+    rows_are_those_of_one_run(cluster, tmp_path, executor=True, again=again)
+
+
+def rows_are_those_of_one_run(spark: Any, tmp_path: Path, executor: bool, again: bool) -> None:
+    """Kill a worker of the join, or its executor, between two versions of the table. ``again``: stop the query and start it
+    again afterwards."""
     write_price(tmp_path / "price", 1)
     gate = Gate(tmp_path)
-    query = started(cluster, tmp_path, "first")
+    query = started(spark, tmp_path, "first")
     try:
         gate.until(prices_are(tmp_path, 1), "rows with the first prices")
-        strike(query, signal.SIGKILL, executor=True, stage=1)
+        strike(query, signal.SIGKILL, executor=executor, stage=1)
         write_price(tmp_path / "price", 2)
         gate.until(prices_are(tmp_path, 2), "rows with the second prices")
         if again:
-            query = stopped_and_started(query, cluster, tmp_path, gate)
+            query = stopped_and_started(query, spark, tmp_path, gate)
         gate.open(5, end=".")
         assert query.awaitTermination(WAIT_S), "the table ends with the rows that look it up"
     finally:
         query.stop()
     rows, prices = found(tmp_path), {1, 2, 3, 4} if again else {1, 2}
     assert sorted((row["key"], row["n"], row["view"], row["name"]) for row in rows) == expected(
-        cluster, "first", gate.rounds
+        spark, "first", gate.rounds
     )
     assert {row["price"] for row in rows} == {None, *prices}
     assert {row["key"] for row in rows if row["price"] is None} == {KEYS - 1}, "the key that no version has"
