@@ -3,13 +3,16 @@
 The service has many registered queries: filters, counts by page, and one that keeps state for each event. Events are pushed
 until the location has as many bytes of state as are asked for. Then the service is stopped as by its operator,
 and started again on its location. The time counts from the start of its process; Spark's own start is part of it. Clients
-push and read as soon as they can. At the end each event must have been counted once, and each row of the filter have come
-once.
+push and read as soon as they can. Spark's classes are in the archive of the user, as after any longer life of a service. At the
+end each event must have been counted once, and each row of the filter have come once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +29,8 @@ from benchmarks.serve_queries import EVERY, READ, FilterReader
 from benchmarks.timeline import Report
 from flux.client import GatewayClient
 from flux.errors import FluxError
+from spark_integration.service.class_archive import MAKES_S, archive_path
+from spark_integration.service.command import IDLE_JVM
 
 #: Longest wait for rows at a reader.
 ROWS_S = 120.0
@@ -121,6 +126,7 @@ class Started:
 
 def run(queries: int, state_mb: int, times: int, master: str, console: Console) -> Report:
     """Stop and start a service ``times`` times, with ``queries`` registered and ``state_mb`` MiB of state besides its events."""
+    _make_archive()
     with tempfile.TemporaryDirectory(prefix="flux-bench-serve-") as name:
         location = Path(name) / "location"
         service = ServiceProcess(Path(name), 1, master, 1)
@@ -160,6 +166,20 @@ def run(queries: int, state_mb: int, times: int, master: str, console: Console) 
     figures["lost"] = sum(1 for n in range(0, pushed, EVERY) if n not in came) + max(pushed - counted, 0)
     figures["doubled"] = sum(came.values()) - len(came) + max(counted - pushed, 0)
     return Report(figures, failed="events were lost or doubled" if figures["lost"] or figures["doubled"] else None)
+
+
+def _make_archive() -> None:
+    """Make the archive of Spark's classes, if this user has none: a service that has run for some minutes would have made it."""
+    path = archive_path()
+    if path is not None and not path.exists():
+        command = [sys.executable, "-m", "spark_integration.service.class_archive", str(path), IDLE_JVM]
+        with (
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ) as made,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
+            made.wait(MAKES_S)
 
 
 def _filled(pusher: GatewayClient, reader: FilterReader, location: Path, state_mb: int) -> int:

@@ -6,13 +6,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
 from controller.text import count
+from spark_integration.service.class_archive import java_options, made_beside
+from spark_integration.service.shipped import loaded
 from spark_integration.service.start_times import StartTimes
 
 if TYPE_CHECKING:
@@ -27,9 +30,10 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "spark_integration.daemon",  # workers start fast
     "spark.task.maxFailures": "1000",  # a worker that is lost comes back as the next attempt of its task
-    "spark.driver.extraJavaOptions": IDLE_JVM,
     "spark.executor.extraJavaOptions": IDLE_JVM,
 }
+#: The setting with the options of the driver's JVM.
+_OPTIONS = "spark.driver.extraJavaOptions"
 #: Exit code of a program that a signal has ended before it began its work.
 _TERMINATED = 143
 
@@ -67,7 +71,8 @@ def run(
                 for each in (signal.SIGTERM, signal.SIGINT):
                     signal.signal(each, lambda *_: service.stop_asked.set())
                 _tell(service)
-                service.wait()
+                with made_beside(IDLE_JVM) if _OPTIONS not in conf else nullcontext():
+                    service.wait()
         finally:
             made.result().stop()
 
@@ -87,23 +92,24 @@ def _tell(service: StreamService) -> None:
         print(f"flux: {each}", file=sys.stderr, flush=True)
 
 
-def _load_workers(session: SparkSession) -> None:
-    """Have each executor start the process that forks Spark's Python workers, which loads for a second."""
-    context = session.sparkContext
+def _load_workers(session: SparkSession) -> list[int]:
+    """Have each executor start the process that forks the workers, which loads for a second. Return the ids of these processes.
+
+    Spark has one for each environment, so the tasks have that of the workers."""
+    from spark_integration.tasks.worker_tasks import collect_in_tasks
+
     try:
-        context.parallelize(range(context.defaultParallelism), context.defaultParallelism).foreachPartition(_nothing)
+        return collect_in_tasks(session, loaded, session.sparkContext.defaultParallelism)
     except Exception as error:  # the tasks of the service have the same error
         log.info("processes of workers are not loaded beforehand: %s", error)
-
-
-def _nothing(_: Iterator[int]) -> None:
-    """Do nothing in a task."""
+        return []
 
 
 def _session(master: str, conf: Mapping[str, str]) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName("flux serve")
-    for key, value in {**_SETTINGS, **conf}.items():
+    archived = {_OPTIONS: f"{IDLE_JVM} {java_options()}".strip()}
+    for key, value in {**_SETTINGS, **archived, **conf}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

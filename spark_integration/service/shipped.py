@@ -6,7 +6,8 @@ would take a second of a processor in each worker at each start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,14 @@ def pass_on(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def nothing(batch: pa.RecordBatch, position: Position) -> None:
     """Take no rows."""
+
+
+def loaded(_: Iterable[int]) -> Iterator[int]:
+    """Load the modules of sources and sinks in a process that will be a worker. Yield the id of the process that forked it."""
+    import flux.eventlog.source
+    import flux.outputs.sink  # noqa: F401
+
+    yield os.getppid()
 
 
 class IdleReader(SourceReader):
