@@ -24,8 +24,9 @@ import pyarrow as pa
 from flux.exchange.consumer_map import ConsumersAt, Ranks
 from flux.exchange.log import NEVER, Log, LogEntry, Rows
 from flux.exchange.slices import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_BYTES, SMALL_ROWS, Span, pack, span
+from flux.windows.statements import Statement
 from flux.windows.window import NEVER as NO_TIME
-from flux.wire.messages import RUN_BATCHES, Borrow, Data, Resume
+from flux.wire.messages import RUN_BATCHES, Borrow, Bound, Data, Resume
 from partitioning import kernels
 from partitioning.ids import StreamId
 
@@ -185,6 +186,14 @@ class ConsumerProgress:
         loan.catching_up_to, loan.granted = NEVER, asked.room
         return loan
 
+    def bound_behind(self, stream: StreamId, said: Statement | None) -> Bound:
+        """Return the statement behind all that is sent, by the newest statement about the stream."""
+        watermark = self.bound
+        if said is not None and said.sequence <= self.next:
+            watermark = max(watermark, said.watermark)
+        assert self.nonce is not None
+        return Bound(*stream, self.nonce, self.number, self.first, self.next, watermark)
+
     @property
     def looks_for_unread(self) -> bool:
         """The worker owed no ack at the last look, or it has been told of elements: newer ones do not wait for the patience of
@@ -225,6 +234,8 @@ MESSAGE_BYTES = 256
 _FROM_ANY, _ALL = np.zeros(0, np.int64), np.empty(0, bool)
 
 Sent = tuple[Data, tuple[pa.RecordBatch, ...]]
+#: A message of a loan with its payload.
+Lent = tuple[Data | Bound, tuple[pa.RecordBatch, ...]]
 
 
 class Spans:

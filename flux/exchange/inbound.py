@@ -435,7 +435,8 @@ class Inbound:
         """Take a statement that is lent to a partition. It counts for ``others`` once they have the elements before it."""
         if message.first <= self.received[partition]:
             self._advance(partition, message.sequence, others)
-            self.said = self.said.newer(Statement(message.sequence, message.watermark))
+            if message.watermark != NO_TIME:
+                self.said = self.said.newer(Statement(message.sequence, message.watermark))
 
     def _advance(self, partition: int, end: int, others: Collection[int]) -> None:
         if end > self.received[partition]:

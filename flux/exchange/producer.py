@@ -19,7 +19,7 @@ import pyarrow as pa
 from flux.errors import RefusedError
 from flux.exchange.bounds import OutgoingBounds, WatermarkPace
 from flux.exchange.consumer_map import Consumers
-from flux.exchange.consumer_progress import NOBODY, STANDING_BY, ConsumerProgress, OutgoingEntries, Sent, Spans
+from flux.exchange.consumer_progress import NOBODY, STANDING_BY, ConsumerProgress, Lent, OutgoingEntries, Sent, Spans
 from flux.exchange.log import NEVER, End, Log, LogEntry, LogMeter, Rows, Word
 from flux.exchange.replay_check import Beginning, PriorAttempts
 from flux.exchange.retention import CheckpointRequests, Settling
@@ -678,20 +678,21 @@ def state_watermark(producer: Producer, sequence: int, watermark: int, idle: boo
 def owing(producer: Producer) -> dict[int, tuple[int, int]]:
     """Return the acks of each worker that has answered a greeting and has still to ack elements: their sum, which changes with
     every ack of something new, and the least one of a replica that has still to ack some."""
-    cursors = producer._cursors.items()
-    owed = producer._last, producer.release_from - 1
-    return {worker: c.sum_and_least(*owed) for worker, c in cursors if c.answered and producer._owes(c)}
+    last, end, cursors = producer._last, producer.release_from - 1, producer._cursors.items()
+    return {worker: c.sum_and_least(last, end) for worker, c in cursors if c.answered and producer._owes(c)}
 
 
-def lent_from_log(producer: Producer, worker: int, asked: Borrow) -> Iterator[Sent]:
-    """Yield elements of the log for one partition on a worker that cannot get them directly, up to its room (design:
-    read-loans)."""
-    cursor, consumers, log = producer._cursors.get(worker), producer._consumers, producer.log
-    known = cursor is not None and asked.incarnation == producer.incarnation
-    loan = cursor.lent(asked, log.gone) if known and cursor is not None else None
-    if loan is not None and consumers is not None:
-        out = OutgoingEntries(producer.stream, loan, consumers.ranks, producer._run_max_rows, Spans())
-        yield from out.messages(log, min(log.end, producer.release_from))
+def lent_from_log(producer: Producer, worker: int, asked: Borrow) -> Iterator[Lent]:
+    """Yield elements of the log for one partition on a worker that cannot get them directly, up to its room; and, behind the last
+    one, the statement about the stream, which ends the loan (design: read-loans)."""
+    cursor = producer._cursors.get(worker) if asked.incarnation == producer.incarnation else None
+    loan = None if cursor is None else cursor.lent(asked, producer.log.gone)
+    if loan is not None and producer._consumers is not None:
+        end = min(producer.log.end, producer.release_from)
+        out = OutgoingEntries(producer.stream, loan, producer._consumers.ranks, producer._run_max_rows, Spans())
+        yield from out.messages(producer.log, end)
+        if loan.next >= end:
+            yield loan.bound_behind(producer.stream, producer.bounds and producer.bounds.said), ()
 
 
 def unread_due(producer: Producer) -> float:

@@ -163,6 +163,8 @@ class Loan:
     lender: int
     #: They come out of the log of their producer, a source on worker ``lender``.
     of_log: bool = False
+    #: The time of the beginning, or of the last message.
+    at: float = 0.0
     number: int = 0
 
 
@@ -217,28 +219,32 @@ class Borrower:
             elif not replica.finished:
                 yield from self._question(connection, replica, rows, message.worker)
 
-    def ask_reader(self, connection: Hashable, stream: StreamId, message: WantAck, reader: int) -> Iterator[Borrow]:
+    def ask_reader(
+        self, connection: Hashable, stream: StreamId, message: WantAck, reader: int, now: float
+    ) -> Iterator[Borrow]:
         """Yield the questions to the reader of a source, which does not hear this worker, for rows in its log. Each is for a
-        primary to which no secondary can lend any, and may be for ordered rows: that primary has taken over with their order
-        (design: read-loans)."""
+        primary to which no secondary can lend any, and may be for ordered rows: that primary has taken over with their order.
+        Nothing is asked for as long as messages of the loan before may be on their way (design: read-loans)."""
         inbound = self._of_stream(stream)
         for replica in self._replicas.values():
             if stream.edge not in replica.stage.edges_in or not replica.primary or replica.finished:
                 continue
             alone = replica.orders_itself or not any(p.live and p.kind.applies for p in replica.order.peers.values())
-            at = inbound.received[replica.partition]
+            at, before = inbound.received[replica.partition], self._loans.get(self._of.get((replica.key, stream), -1))
+            if before is not None and before.of_log and now < before.at + self._link_s:
+                continue  # all that has not come would travel once more
             if alone and at < message.end and inbound.has_room and not inbound.may_lose:
                 room = inbound.credit if inbound.urgent else inbound.credit - inbound.held_bytes
-                nonce = self._begin(connection, replica, stream, reader, of_log=True)
+                loan = Loan(connection, replica.key, replica.incarnation, stream, reader, of_log=True, at=now)
+                nonce = self._begin(loan)
                 yield Borrow(*replica.key, message.incarnation, *stream, nonce, at, room, of_log=True)
 
-    def _begin(
-        self, connection: Hashable, replica: Replica, stream: StreamId, lender: int, of_log: bool = False
-    ) -> int:
-        """Begin a loan to a primary, in place of an earlier one, and return its nonce."""
-        self._loans.pop(self._of.get((replica.key, stream), -1), None)
-        nonce = self._of[replica.key, stream] = self._nonce()
-        self._loans[nonce] = Loan(connection, replica.key, replica.incarnation, stream, lender, of_log)
+    def _begin(self, loan: Loan) -> int:
+        """Begin a loan, in place of an earlier one, and return its nonce."""
+        name = loan.key, loan.stream
+        self._loans.pop(self._of.get(name, -1), None)
+        nonce = self._of[name] = self._nonce()
+        self._loans[nonce] = loan
         return nonce
 
     def _question(self, connection: Hashable, replica: Replica, rows: UnorderedRows, lender: int) -> Iterator[Borrow]:
@@ -251,7 +257,7 @@ class Borrower:
         at, room = inbound.received[partition], inbound.credit - inbound.held_bytes
         if at >= rows.end or room <= 0 or inbound.may_lose or replica.order.ordered_below(stream) > at:
             return
-        nonce = self._begin(connection, replica, stream, lender)
+        nonce = self._begin(Loan(connection, replica.key, replica.incarnation, stream, lender))
         yield Borrow(*replica.key, rows.incarnation, *stream, nonce, at, room)
 
     def knows(self, connection: Hashable, message: Data | Bound) -> bool:
@@ -264,7 +270,7 @@ class Borrower:
         replica, loan = self._next(message), self._loans.get(message.nonce)
         if replica is None or loan is None or not _of(message, replica.partition):
             return []
-        inbound, others = self._of_stream(loan.stream), self._besides(replica)
+        inbound, others, loan.at = self._of_stream(loan.stream), self._besides(replica), now
         taken = inbound.borrow(message, batches, replica.partition, others, self._counters, loan.of_log)
         if taken:
             self.slices += len(taken)

@@ -273,7 +273,7 @@ class Relays:
                     return
                 self._leases[stream] = Lease(origin, over, now + LEASE * self._link_s)
                 self._ack_soon(inbound)
-                for question in self._borrower.ask_reader(way, stream, message, origin):
+                for question in self._borrower.ask_reader(way, stream, message, origin, now):
                     yield self._to(over, Relayed(self._worker, over, origin, question), now)
 
     def _lent(self, worker: int, message: Borrow) -> Iterator[tuple[Data | Bound, tuple[pa.RecordBatch, ...]]]:

@@ -13,6 +13,7 @@ import flux
 from flux.dataflow.source import WorkerSource
 from flux.exchange.producer import ToWorker
 from flux.reach.relays import RelayedWays
+from flux.windows.window import NEVER
 from flux.wire.messages import (
     Ack,
     Acks,
@@ -207,6 +208,32 @@ def test_a_partition_that_acks_nothing_is_asked_about_though_another_one_of_its_
     go_on(1.5 + LINK_S, 1.9 + LINK_S)
     assert {(m.origin, m.over, m.to) for m in relayed(workers, WantAck)} == {(0, 2, 1)}
     assert {m.message.partition for m in relayed(workers, Borrow)} == {0, 1}
+
+
+def test_nothing_more_is_borrowed_out_of_a_log_as_long_as_a_loan_may_be_on_its_way() -> None:
+    given = [rows(1)]
+    workers = read_in_a_worker(iter(lambda: given.pop(0) if given else None, 0))
+    reader, consumer = workers.cores[0], workers.cores[1]
+    reader.read(True, 1.0)
+    workers.pass_on(1.0)
+    incarnation, end = reader.sources[0, 0].producers[0].incarnation, reader.sources[0, 0].producers[0].log.end
+
+    def take(message: Data | Bound | WantAck, batches: list[pa.RecordBatch], now: float) -> list[Borrow]:
+        consumer.on_data_plane("worker 2", Relayed(0, 2, 1, message), batches, now)
+        sent = [effect.message for effect in consumer.poll(now) if isinstance(effect, ToWorker)]
+        return [each.message for each in sent if isinstance(each, Relayed) and isinstance(each.message, Borrow)]
+
+    question = WantAck(0, 0, incarnation, end + 2)
+    [asked] = take(question, [], 1.0)
+    assert take(question, [], 1.0 + LINK_S / 2) == []
+    assert take(Data(0, 0, asked.nonce, 0, end, end, [0], [1], [1], 100), [rows(2)], 1.0 + LINK_S / 2) == []
+    assert take(question, [], 1.1 + LINK_S) == [], "more may follow"
+    [again] = take(question, [], 1.1 + 2 * LINK_S)
+    assert (again.next, again.nonce > asked.nonce) == (end + 1, True)
+    take(Data(0, 0, again.nonce, 0, end + 1, end + 1, [0], [1], [1], 100), [rows(3)], 2.0)
+    take(Bound(0, 0, again.nonce, 1, end + 2, end + 2, NEVER), [], 2.0)
+    [newest] = take(WantAck(0, 0, incarnation, end + 3), [], 2.0)
+    assert newest.next == end + 2, "the loan before is over"
 
 
 def test_no_rows_are_lent_out_of_a_log_to_another_life_or_to_an_unknown_replica() -> None:
