@@ -32,6 +32,14 @@ class WatermarkPace(NamedTuple):
         return self.quantum > 0 and watermark // self.quantum > before // self.quantum
 
 
+def bound_behind(stream: StreamId, loan: ConsumerProgress, bounds: OutgoingBounds | None) -> Bound:
+    """Return the statement behind all that is sent of a loan, by the newest one about the stream (design: read-loans)."""
+    said = Statement() if bounds is None else bounds.said
+    watermark = max(said.watermark, loan.bound) if said.sequence <= loan.next else loan.bound
+    assert loan.nonce is not None
+    return Bound(*stream, loan.nonce, loan.number, loan.first, loan.next, watermark)
+
+
 class OutgoingBounds:
     """The statements of one producer. ``due_at``: the time at which ``poll`` must be called again at the latest."""
 

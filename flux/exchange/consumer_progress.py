@@ -24,7 +24,6 @@ import pyarrow as pa
 from flux.exchange.consumer_map import ConsumersAt, Ranks
 from flux.exchange.log import NEVER, Log, LogEntry, Rows
 from flux.exchange.slices import RUN_BYTES, RUN_CELLS, RUN_LEAST, SMALL_BYTES, SMALL_ROWS, Span, pack, span
-from flux.windows.statements import Statement
 from flux.windows.window import NEVER as NO_TIME
 from flux.wire.messages import RUN_BATCHES, Borrow, Bound, Data, Resume
 from partitioning import kernels
@@ -72,6 +71,8 @@ class ConsumerProgress:
     phase: HandshakePhase = GREETING
     #: The worker has answered a greeting.
     answered: bool = False
+    #: It has answered one before its replicas last changed.
+    was_known: bool = False
     #: That of the last Resume; None: no data may be sent before the next one.
     nonce: int | None = None
     #: The number of the next message under the nonce.
@@ -111,6 +112,19 @@ class ConsumerProgress:
     unread_patience: float = 1.0
     #: While it stands by, there may be such elements, and were none at the last look.
     unread_look: bool = False
+
+    @classmethod
+    def after(cls, before: ConsumerProgress | None, at: ConsumersAt, epoch: int, now: float) -> ConsumerProgress:
+        """Begin with a greeting, and the acks of the replicas that the worker had ``before``."""
+        acked = np.full(len(at.partitions), -1) if before is None else at.kept_from(before.at, before.acked, -1)
+        known = before is not None and before.known
+        return cls(at, acked, epoch, was_known=known, hello_due=now, owes_since=now)
+
+    @property
+    def known(self) -> bool:
+        """The worker has once answered a greeting of this life, perhaps before its replicas last changed. It reads the stream,
+        and its acks and its loans need no other handshake."""
+        return self.answered or self.was_known
 
     def become_greeting(self, now: float) -> None:
         """Send no data before the next answer."""
@@ -179,20 +193,12 @@ class ConsumerProgress:
         its replica is not known here yet, or rows for it that another life of it has acked are ``gone`` from the log."""
         if asked.partition not in self.at.at or asked.next <= gone[asked.partition]:
             return None
-        loan = ConsumerProgress(self.at, self.acked, self.epoch, CATCHING_UP, True, asked.nonce)
+        loan = ConsumerProgress(self.at, self.acked, self.epoch, CATCHING_UP, nonce=asked.nonce)
         loan.wanted_from = np.full(len(self.acked), NOBODY, np.int64)
         loan.wanted_from[self.at.at[asked.partition]] = asked.next
         loan.first = loan.next = asked.next
         loan.catching_up_to, loan.granted = NEVER, asked.room
         return loan
-
-    def bound_behind(self, stream: StreamId, said: Statement | None) -> Bound:
-        """Return the statement behind all that is sent, by the newest statement about the stream."""
-        watermark = self.bound
-        if said is not None and said.sequence <= self.next:
-            watermark = max(watermark, said.watermark)
-        assert self.nonce is not None
-        return Bound(*stream, self.nonce, self.number, self.first, self.next, watermark)
 
     @property
     def looks_for_unread(self) -> bool:

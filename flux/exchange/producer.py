@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from flux.errors import RefusedError
-from flux.exchange.bounds import OutgoingBounds, WatermarkPace
+from flux.exchange.bounds import OutgoingBounds, WatermarkPace, bound_behind
 from flux.exchange.consumer_map import Consumers
 from flux.exchange.consumer_progress import NOBODY, STANDING_BY, ConsumerProgress, Lent, OutgoingEntries, Sent, Spans
 from flux.exchange.log import NEVER, End, Log, LogEntry, LogMeter, Rows, Word
@@ -405,8 +405,7 @@ class Producer:
             if cursor is not None and at.same_lives(cursor.at):
                 cursor.at = at
             else:
-                acked = np.full(len(at.partitions), -1) if cursor is None else at.kept_from(cursor.at, cursor.acked, -1)
-                cursor = self._cursors[worker] = ConsumerProgress(at, acked, self._epoch, hello_due=now, owes_since=now)
+                cursor = self._cursors[worker] = ConsumerProgress.after(cursor, at, self._epoch, now)
             self._acks[at.partitions, at.slots] = cursor.acked
             touched.append(at.partitions)
         if consumers.begun_empty:
@@ -676,10 +675,10 @@ def state_watermark(producer: Producer, sequence: int, watermark: int, idle: boo
 
 
 def owing(producer: Producer) -> dict[int, tuple[int, int]]:
-    """Return the acks of each worker that has answered a greeting and has still to ack elements: their sum, which changes with
-    every ack of something new, and the least one of a replica that has still to ack some."""
+    """Return the acks of each worker that has once answered a greeting and has still to ack elements: their sum, which changes
+    with every ack of something new, and the least one of a replica that has still to ack some."""
     last, end, cursors = producer._last, producer.release_from - 1, producer._cursors.items()
-    return {worker: c.sum_and_least(last, end) for worker, c in cursors if c.answered and producer._owes(c)}
+    return {worker: c.sum_and_least(last, end) for worker, c in cursors if c.known and producer._owes(c)}
 
 
 def lent_from_log(producer: Producer, worker: int, asked: Borrow) -> Iterator[Lent]:
@@ -692,7 +691,7 @@ def lent_from_log(producer: Producer, worker: int, asked: Borrow) -> Iterator[Le
         out = OutgoingEntries(producer.stream, loan, producer._consumers.ranks, producer._run_max_rows, Spans())
         yield from out.messages(producer.log, end)
         if loan.next >= end:
-            yield loan.bound_behind(producer.stream, producer.bounds and producer.bounds.said), ()
+            yield bound_behind(producer.stream, loan, producer.bounds), ()
 
 
 def unread_due(producer: Producer) -> float:

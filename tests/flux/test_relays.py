@@ -210,6 +210,29 @@ def test_a_partition_that_acks_nothing_is_asked_about_though_another_one_of_its_
     assert {m.message.partition for m in relayed(workers, Borrow)} == {0, 1}
 
 
+def test_rows_are_borrowed_out_of_a_log_though_the_replicas_of_the_worker_have_changed_since_its_greeting() -> None:
+    given: list[pa.RecordBatch] = []
+    source = WorkerSource("rows", lambda partition: iter(lambda: given.pop(0) if given else None, 0), 1, SCHEMA)
+    plan = planned(flux.stage(key="x", partitions=2, replicas=2)(Kept), source=source)
+    both = (ReplicaAt(1, 0),), (ReplicaAt(2, 0), ReplicaAt(1, 0))
+    workers = SeveralWorkers(plan, Table(0, (both,), ((0,),), THREE), fed=())
+
+    def go_on(begin: float, end: float) -> None:
+        for tick in range(round((end - begin) * 20)):
+            given[:] = [rows(*range(10))]
+            workers.cores[0].read(True, begin + tick / 20)
+            workers.pass_on(begin + tick / 20)
+
+    go_on(1.0, 1.5)
+    workers.cut = {(0, 1), (1, 0)}
+    for core in workers.cores:
+        core.on_table(Table(1, ((both[0], both[1][:1]),), ((0,),), THREE), 1.5)
+    go_on(1.5, 1.6)
+    before = len(kept_by(workers.cores[1]))
+    go_on(1.6, 2.0 + LINK_S)
+    assert len(kept_by(workers.cores[1])) > before
+
+
 def test_nothing_more_is_borrowed_out_of_a_log_as_long_as_a_loan_may_be_on_its_way() -> None:
     given = [rows(1)]
     workers = read_in_a_worker(iter(lambda: given.pop(0) if given else None, 0))

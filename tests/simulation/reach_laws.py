@@ -242,7 +242,7 @@ class ReachWatch:
                     inbound = None if other is None else other.subscriptions.streams.get(producer.stream)
                     if other is None or inbound is None or inbound.incarnation != producer.incarnation:
                         continue
-                    for replica in other.replicas.values() if cursor.answered and worker != core.worker else ():
+                    for replica in other.replicas.values() if cursor.known and worker != core.worker else ():
                         at = inbound.received[replica.partition]
                         reads = producer.stream.edge in replica.stage.edges_in and replica.partition in cursor.at.at
                         lacks = reads and any(
