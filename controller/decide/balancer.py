@@ -77,9 +77,10 @@ class Balancer:
             return []
 
     def rebalance(self, now: float) -> None:
-        """Ask the policy whose turn it is, and accept the moves that are possible."""
+        """Ask the policy whose turn it is, and accept the moves that are possible. None is asked as long as a worker rests that
+        was out of reach (design: unreached): the policy would see the load that the take-over has moved away from there."""
         board, rounds = self._board, self.rounds
-        if board.table is None or not rounds.due(now):
+        if board.table is None or self._repairs.attempts.out_of_reach(now) or not rounds.due(now):
             return
         calm = not self._repairs.under_way and all(job.waits for job in self._moving.jobs())
         notes = rounds.notes

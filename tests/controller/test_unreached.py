@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from controller.balance.load import Move
+from controller.balance.rounds import RoundMoves, Rounds
 from controller.replicas.addition_limits import UNREACHED_REST_S
 from flux.wire.control import Unreached
 from flux.wire.statistics import Lag
@@ -122,3 +124,18 @@ def test_the_change_waits_for_the_end_of_an_addition_that_needs_the_primary() ->
     c.complete()
     told(c)
     assert c.holders() == [1, 3]
+
+
+def test_no_policy_brings_a_replica_back_to_a_worker_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = Cluster(slots=3)
+    told(c)
+    c.settle()
+    assert c.holders() == [1, 2]
+    monkeypatch.setattr(Rounds, "due", lambda *given: True)
+    monkeypatch.setattr(Rounds, "ask", lambda *given: RoundMoves("pairing", [Move(0, 0, 1, 0)]))
+    c.tick(UNREACHED_REST_S - 1.0)
+    c.settle()
+    assert c.holders() == [1, 2]
+    c.tick(2.0)
+    c.settle()
+    assert c.holders() == [0, 2]
