@@ -62,9 +62,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests without a JVM first, then those of ``spark``, of ``slots`` and of ``cluster``, and at the very end those after which
-    executors are missing for a while: each kind of session starts once. A second process runs those of the first two kinds: both
-    processes take about as long."""
+    """Run tests without a JVM first, then those of ``spark``, of ``slots`` and of ``cluster``, and at the very end those after
+    which executors are missing for a while: each kind of session starts once. A second process runs those of the first two kinds:
+    both processes take about as long."""
 
     def kind(item: pytest.Item) -> int:
         fixtures = getattr(item, "fixturenames", ())
@@ -174,7 +174,7 @@ def cluster(executors: Any) -> Any:
 
 @pytest.fixture
 def callbacks() -> None:
-    """pyspark opens one port for all ``foreachBatch`` of a session, and keeps it: before ``nothing_left_behind`` looks."""
+    """Open the port that pyspark keeps for all ``foreachBatch`` of a session before ``nothing_left_behind`` looks at ports."""
     from pyspark import SparkContext
     from pyspark.java_gateway import ensure_callback_server_started
 

@@ -50,7 +50,8 @@ def _user() -> dict[str, Any]:
 
 
 class Server:
-    """Started when it is made. ``address``: of its database, on loopback. Everything is gone after ``close``."""
+    """A server that starts when it is made. ``address``: its database, on loopback. Nothing of the server is left after
+    ``close``."""
 
     def __init__(self) -> None:
         if why := missing():

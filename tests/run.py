@@ -213,7 +213,7 @@ class Timeline:
 
 
 class Layers:
-    """Runs layers, and keeps how they ended."""
+    """A runner of layers, with their results."""
 
     def __init__(self, commands: dict[str, list[list[str]]]) -> None:
         self.results: dict[str, Passed] = {}

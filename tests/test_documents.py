@@ -356,7 +356,7 @@ def test_every_module_of_tests_that_is_in_no_package_has_a_name_of_its_own() -> 
 
 
 def cited(text: str) -> list[str]:
-    """Names of the rules that a module cites, as in ``(design: release-rule, commit)``."""
+    """List the rules that a module cites, as in ``(design: release-rule, commit)``."""
     return [name for names in _CITATION.findall(text) for name in names.split(", ")]
 
 

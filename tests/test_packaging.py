@@ -30,7 +30,7 @@ except SystemExit as end:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Files of the wheel, as setuptools finds them; nothing is built."""
+    """List the files of the wheel, as setuptools finds them; nothing is built."""
     monkeypatch.chdir(ROOT)
     distribution = Distribution({"script_name": "setup.py"})
     distribution.parse_config_files(["setup.cfg"])
@@ -51,7 +51,7 @@ def test_the_wheel_says_that_its_packages_have_types(monkeypatch: pytest.MonkeyP
 
 
 def loaded(code: str) -> list[str]:
-    """Names of heavy packages that a new process has loaded after this."""
+    """List the heavy packages that a new process has loaded after this program."""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     names: list[str] = json.loads(done.stdout.splitlines()[-1])

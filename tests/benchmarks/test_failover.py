@@ -10,7 +10,7 @@ from benchmarks.failover import Fault, _too_old, note_oldest
 
 
 def seen(late: tuple[float, float] | None = None) -> Seen:
-    """Rows of two partitions every 10 ms, 5 ms old; those of partition 1 that are due in ``late`` come at its end."""
+    """Make rows of two partitions every 10 ms, 5 ms old; those of partition 1 that are due in ``late`` come at its end."""
     due = np.repeat(np.arange(1000.0, 1060.0, 0.01), 2)
     partition = np.tile([0, 1], len(due) // 2)
     at = due + 0.005

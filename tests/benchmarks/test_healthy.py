@@ -17,7 +17,7 @@ ENDS = range(round(SPANS.start * 1e6), round(SPANS.ends * 1e6) + 1, SIZE_US)
 
 
 def given(calm: int, during: int) -> Counter[int]:
-    """Rows of each window: ``calm`` outside of failures, ``during`` within."""
+    """Make rows of each window: ``calm`` outside of failures, ``during`` within."""
     return Counter({end: during if SPANS.silent(end / 1e6 - SIZE_S / 2) else calm for end in ENDS})
 
 

@@ -94,7 +94,7 @@ def test_where_rows_share_a_record_the_last_count_of_a_key_says_what_is_there() 
 
 
 def arrived(ages_ms: list[list[float]]) -> Written:
-    """Rows that are due evenly in each second, and so old when they are appended."""
+    """Make rows that are due evenly in each second, and have the given age when they are appended."""
     due = np.concatenate([START + second + np.arange(len(ages)) / len(ages) for second, ages in enumerate(ages_ms)])
     ones = np.ones(len(due), np.int64)
     return Written(ones, np.round(due * 1e6).astype(np.int64), ones, due * 1e3 + np.concatenate(ages_ms))
@@ -132,7 +132,7 @@ def test_the_load_gives_each_partition_its_keys_and_each_row_the_time_at_which_i
 
 
 class NewTopic:
-    """Topic whose partition 1 has a leader from the third question on. It keeps the batches that it took."""
+    """A topic whose partition 1 has a leader from the third question on. It keeps the batches that it took."""
 
     def __init__(self, error: Any) -> None:
         self.error, self.taken, self.asked = error, [], 0

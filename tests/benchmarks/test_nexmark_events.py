@@ -17,7 +17,7 @@ from tests.oracles.nexmark import ANSWERS, DELAY_US, NexmarkOracle
 
 
 def events(*given: int, **options: Any) -> Events:
-    """Events with all of their columns."""
+    """Make events with all of their columns."""
     return Events(*given, **options).ask_for_all()
 
 

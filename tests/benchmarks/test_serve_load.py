@@ -18,7 +18,7 @@ from tests.flux.pushed import owned, pushed, registered
 
 
 class SlowClient:
-    """Takes a tenth of a second for a push, and fails with the fifth."""
+    """A client that takes a tenth of a second for a push, and fails with the fifth."""
 
     def __init__(self) -> None:
         self.pushed: list[Any] = []

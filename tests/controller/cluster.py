@@ -132,7 +132,7 @@ class Cluster:
         return [replica.worker for replica in self.replicas(partition, stage)]
 
     def all_holders(self) -> set[int]:
-        """Workers that have a copy of anything."""
+        """List the workers that have any copy."""
         return {replica.worker for stage in self.table.stages for replicas in stage for replica in replicas}
 
     def kinds(self) -> list[str]:
@@ -140,7 +140,7 @@ class Cluster:
         return [event.kind for event in self.core.repairs.news()]
 
     def has(self, partition: int = 0, stage: int = 0) -> str:
-        """Kinds of the replicas, such as "a s"; one that is not live yet in brackets."""
+        """List the kinds of the replicas, such as "a s"; one that is not live yet is in brackets."""
         short = [(replica.kind[0], replica.live) for replica in self.replicas(partition, stage)]
         return " ".join(kind if live else f"({kind})" for kind, live in short)
 

@@ -30,7 +30,7 @@ def hosts_of(c: Cluster, partition: int) -> list[str]:
 
 
 def together(c: Cluster) -> list[int]:
-    """Partitions with two copies on one host."""
+    """List the partitions with two copies on one host."""
     found = [hosts_of(c, partition) for partition in range(len(c.table.stages[0]))]
     return [partition for partition, hosts in enumerate(found) if len(set(hosts)) < len(hosts)]
 

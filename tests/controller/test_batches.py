@@ -16,7 +16,7 @@ def phases(c: Cluster) -> list[str]:
 
 
 def copied(c: Cluster) -> list[int]:
-    """Partitions whose copies were ordered, one after the other."""
+    """List the partitions whose copies were ordered, one after the other."""
     return list(dict.fromkeys(order.partition for order in c.sent(CopyState)))
 
 

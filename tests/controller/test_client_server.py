@@ -349,7 +349,7 @@ def test_an_oversized_request_closes_its_connection_and_no_other() -> None:
 
 
 class Deaf(Sockets):
-    """Takes one answer, and leaves the others where they are."""
+    """A client that takes one answer, and leaves the others where they are."""
 
     def _socket(self, kind: int, undo: ExitStack) -> Any:
         raw = super()._socket(kind, undo)

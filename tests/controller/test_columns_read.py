@@ -54,7 +54,7 @@ class OwnTimer(Xs):
 
 
 class More(Xs):
-    """Measures alone, and a setting."""
+    """An aggregate of measures alone, with a setting."""
 
     most = flux.max("x")
     unit = "kB"

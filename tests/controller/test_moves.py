@@ -7,7 +7,7 @@ from partitioning.table import ReplicaAt, Table
 
 
 def table(*stages: tuple[tuple[int, ...], ...], sources: tuple[tuple[int, ...], ...] = ()) -> Table:
-    """``stages[s][p]``: workers of the replicas, the primary first."""
+    """Make a table. ``stages[s][p]``: workers of the replicas, the primary first."""
     placed = tuple(tuple(tuple(ReplicaAt(worker, 0) for worker in p) for p in stage) for stage in stages)
     workers = sorted({worker for stage in stages for p in stage for worker in p})
     return Table(4, placed, sources, {worker: f"at {worker}" for worker in workers})

@@ -19,7 +19,7 @@ from tests.controller.cluster import Cluster, moving
 
 @pytest.mark.parametrize("step", ["retain", "copy", "live"])
 class TestLostHalfWay:
-    """``step``: how far the addition of the target had come."""
+    """Moves that lose a worker half-way. ``step``: the progress of the target's addition by then."""
 
     def half_way(self, step: str, source: int, replicas: int = 2, **more: Any) -> Cluster:
         c = Cluster(slots=5, replicas=replicas, **more)

@@ -36,7 +36,7 @@ class Nothing(flux.Operator):
 
 
 class StubJobs:
-    """Runs the tasks of a job as threads, and says so when all of them are over."""
+    """A runner of a job's tasks as threads, which reports when all of them are over."""
 
     def __init__(self) -> None:
         self.attempts = itertools.count()

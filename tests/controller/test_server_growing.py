@@ -208,7 +208,7 @@ def test_an_empty_change_is_none(query: ThreadQuery) -> None:
 
 @flux.stage(partitions=2, replicas=2)
 class Bad(flux.Operator):
-    """Fails at a row, with all its replicas."""
+    """An operator that fails at a row, with all its replicas."""
 
     def process(self, batch: pa.RecordBatch) -> None:
         if max(batch.column(0).to_pylist()) >= 10:

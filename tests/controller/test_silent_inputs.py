@@ -25,7 +25,7 @@ NOW, WALL = 100.0, 1_000_000.0
 
 @pytest.fixture
 def plan() -> Plan:
-    """Windows over a source that workers read, and a DataFrame beside it."""
+    """Plan windows over a source that workers read, and a DataFrame beside it."""
 
     class Reads(flux.SourceReader):
         schema, partitions = SCHEMA, 3

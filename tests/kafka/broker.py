@@ -125,8 +125,9 @@ def jars(pom: Path = POM) -> Path:
 
 
 class Broker:
-    """``address``: the open door. ``secure``: the door with passwords. ``certificate``: the file by which clients check it.
+    """One broker in a process of its own.
 
+    ``address``: the open door. ``secure``: the door with passwords. ``certificate``: the file by which clients check it.
     quick: start sooner, at the price of a slower broker. host: the host of the open door."""
 
     def __init__(self, port: int = 0, heap: str = "512m", quick: bool = False, host: str = "127.0.0.1") -> None:
@@ -259,7 +260,7 @@ def main(arguments: list[str]) -> int:
 
 
 def create_topic(address: str, name: str, partitions: int = 1, **settings: Any) -> None:
-    """``settings``: of the topic, with underscores for dots."""
+    """Create a topic. ``settings``: its settings, with underscores for dots."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     config = {key.replace("_", "."): str(value) for key, value in settings.items()}

@@ -310,7 +310,7 @@ _GIVEN = {
 
 @st.composite
 def flat_values(draw: Any) -> tuple[Any, Any, list[bytes]]:
-    """Schemas of a reader and a writer, whose fields differ in order, number and nulls; values, some of them damaged."""
+    """Draw schemas of a reader and a writer, whose fields differ in order, number and nulls; and values, some of them damaged."""
     kinds = [
         *draw(st.lists(st.sampled_from(FLAT), max_size=5)),
         *draw(st.lists(st.sampled_from(NAMED), unique_by=str, max_size=3)),

@@ -102,7 +102,7 @@ def test_the_group_is_told_of_a_partition_that_has_no_records_but_aborted_ones(b
 
 
 class AwayAtFirst(Client):
-    """Client of a cluster that cannot be reached three times."""
+    """A client of a cluster that cannot be reached three times."""
 
     times = 3
 
@@ -129,7 +129,7 @@ def test_a_broker_that_does_not_answer_is_told_later_and_the_log_says_so_once(
 
 
 def slow(gate: threading.Event, limit: int) -> Any:
-    """Counts the rows that it has applied, and stands still at a row until the gate opens."""
+    """Make a stage that counts its applied rows, and stands still at a row until the gate opens."""
     applied: list[int] = []
 
     class Slow(flux.Operator):

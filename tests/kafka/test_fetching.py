@@ -36,7 +36,7 @@ RETRY_S = 100.0
 def reading(
     fetching: FetchSchedule, *numbers: int, broker: tuple[str, int] = HERE, now: float = 0.0
 ) -> list[FetchedPartition]:
-    """Partitions whose leader is known."""
+    """Add partitions whose leader is known."""
     parts = [FetchedPartition(f"reader {number}", "clicks", number, 0, now) for number in numbers]
     for part in parts:
         fetching.add(part)

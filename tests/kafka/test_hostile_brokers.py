@@ -67,7 +67,7 @@ def framed(body: bytes) -> bytes:
 
 
 def versions(number: int) -> bytes:
-    """Knows metadata in version 5, and fetch in version 11."""
+    """Answer the question for versions: metadata in version 5, and fetch in version 11."""
     keys = struct.pack(">hhhhhhhhh", VERSIONS, 0, 3, METADATA, 0, 5, FETCH, 0, 11)
     return framed(struct.pack(">ihi", number, 35, 3) + keys)  # "unsupported version" is answered in version 0
 
@@ -122,7 +122,7 @@ def serving(records: Callable[[], bytes | None]) -> Iterator[tuple[str, int]]:
 
 
 def first_of(address: tuple[str, int], seconds: float = 10.0, retry_s: float = 1.0, start: int = 0) -> list[bytes]:
-    """Values of the first batch that a reader gives."""
+    """Return the values of the first batch that a reader gives."""
     how = ReadOptions([address], Security({}), kafka_schema(False), retry_s=retry_s)
     reader = TopicPartitionReader(how, "clicks", 0, LogPosition(start))
     end = time.monotonic() + seconds

@@ -15,7 +15,7 @@ MUTATIONS = 8_000
 
 
 def seeds(chance: random.Random) -> list[bytes]:
-    """Batches of every kind, small, so that a mutation hits something that matters."""
+    """Make batches of every kind, small, so that a mutation hits something that matters."""
     headers = [[{"key": "h", "value": b"1"}, {"key": "", "value": None}], None, [{"key": "ü", "value": b""}]]
     rows, keys = [b"value", None, b"x" * 70], [b"k", None, b""]
     plain = [made(rows, 10, keys, headers, codec) for codec in (None, "gzip", "snappy", "lz4", "zstd")]

@@ -26,7 +26,7 @@ GOOD = json.dumps({"schema": json.dumps(CLICK)}).encode()
 
 @contextmanager
 def registry(answers: dict[int, tuple[int, bytes]]) -> Iterator[tuple[str, Counter[int]]]:
-    """``answers``: status and body by id. Gives its URL, and how often it was asked for each."""
+    """Serve schemas. ``answers``: status and body by id. Yield the URL, and a count of the requests for each id."""
     asked: Counter[int] = Counter()
 
     class Handler(BaseHTTPRequestHandler):

@@ -30,8 +30,8 @@ class Asked(list[int]):
 
 
 class Scripted(ProducerClient):
-    """``codes``: codes of the next answers, in order, then 0. ``known``: the next sequence that it tells of each partition.
-    ``log``: the sent batches, as partition, first value and rows."""
+    """A client with a script. ``codes``: codes of the next answers, in order, then 0. ``known``: the next sequence that it
+    tells of each partition. ``log``: the sent batches, as partition, first value and rows."""
 
     def __init__(self) -> None:
         super().__init__([("nowhere", 1)], Security({}))

@@ -34,7 +34,7 @@ def rounds(address: str, topic: str, first: int, stop: int) -> None:
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
-    """Rows of the files that are there now."""
+    """Read the rows of the files that are there now."""
     files = [str(path) for path in folder.glob("part-*.parquet")]
     return datasets.dataset(files).to_table().to_pylist() if files else []
 

@@ -37,7 +37,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def numbers(spark: Any, n: int = 20_000, partitions: int = 4) -> Any:
-    """k: 0..96, v: exact as double, w: 0..3."""
+    """Make rows: k is 0..96, v exact as double, w 0..3."""
     return spark.range(0, n, 1, partitions).selectExpr("id % 97 as k", "id * 7 % 1001 / 2 as v", "id % 4 as w", "id")
 
 

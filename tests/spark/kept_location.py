@@ -37,7 +37,7 @@ class Last:
 
 
 class Seen(flux.Operator):
-    """Adds to each row the number of rows of its key before it. Its state is what its attributes hold."""
+    """An operator that adds to each row the number of rows of its key before it. Its attributes are its state."""
 
     def open(self, context: flux.Context) -> None:
         self.counts: Counter[int] = Counter()

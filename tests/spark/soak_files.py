@@ -59,14 +59,14 @@ class File:
 
 
 class Files:
-    """Looks at a folder again and again. ``keys``: how many there are, from zero on. ``known``: files by name.
-    ``history``: at which time how many rows had been seen."""
+    """The files of a folder, looked at again and again. ``keys``: the number of keys, which begin at zero. ``known``: files by
+    name. ``history``: times, and the number of rows that had been seen by then."""
 
     def __init__(self, folder: Path, keys: int) -> None:
         self._folder = folder
         self.known: dict[str, File] = {}
-        self._next: dict[int, int] = {}  # of each file partition, the position behind its files
-        self._last: dict[int, np.ndarray] = {}  # and the newest sequence number of each key
+        self._next: dict[int, int] = {}  # position behind the files of each file partition
+        self._last: dict[int, np.ndarray] = {}  # newest sequence number of each key, by file partition
         self._seen = np.zeros((keys, 1024), bool)
         self._queries: set[str] = set()
         self.rows = 0
@@ -74,7 +74,7 @@ class Files:
 
     @property
     def newest_of_all(self) -> int:
-        """Each key has a row with this sequence number or a later one; -1: not yet."""
+        """The least of the keys' newest sequence numbers; -1 as long as a key has no row."""
         return int(np.max(list(self._last.values()), axis=0).min()) if self._last else -1
 
     def look(self) -> None:

@@ -74,7 +74,7 @@ class Count(flux.Aggregate):
 
 
 class Visits(flux.KeyedOperator):
-    """Gives a key when it has not come for the gap, and forgets it."""
+    """An operator that gives a key when the key has not come for the gap, and then forgets it."""
 
     state_schema = "n BIGINT"
 

@@ -70,7 +70,7 @@ def slow_at_first(
 
 
 def streaming(spark: SparkSession, folder: Path, notes: Path) -> Any:
-    """Files of ``TASKS`` partitions, one for each."""
+    """Write files of ``TASKS`` partitions, one for each."""
     notes.mkdir()
     df = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", TASKS).parquet(str(folder))
     return df.mapInArrow(slow_at_first(str(notes)), COLUMNS)
@@ -97,7 +97,7 @@ def through_format(spark: SparkSession, folder: Path, notes: Path) -> list[Any]:
 
 
 def answer(spark: SparkSession, folder: Path) -> list[Any]:
-    """Spark's own, of a batch."""
+    """Compute Spark's own answer of a batch."""
     rows = spark.read.parquet(str(folder)).groupBy("k").agg(functions.count("*"), functions.sum("v"))
     return list(map(tuple, rows.collect()))
 

@@ -23,7 +23,7 @@ SEEN = "key long, sequence long, seen long"
 
 class Seen(flux.Operator):
     """How many rows of its key have come before each row, as far as this state knows: a row that is lost, doubled or out of
-    order shows in all that follow. Its state is what its attributes hold."""
+    order shows in all that follow. Its attributes are its state."""
 
     def open(self, context: flux.Context) -> None:
         self.counts: dict[int, int] = {}

@@ -27,8 +27,8 @@ RSS_GROWTH = 100 << 20
 
 
 def slowed(folder: Path, slices: int) -> flux.Stage:
-    """Counts rows; partition 0 takes 20 ms for each of the first slices, and then waits until the gate is open: so it is
-    slow against any machine. Writes the time and the number of applied rows after each step."""
+    """Make a stage that counts rows; partition 0 takes 20 ms for each of the first slices, and then waits until the gate is
+    open: so it is slow against any machine. Writes the time and the number of applied rows after each step."""
     name = str(folder)
 
     @flux.stage(key="k", partitions=2)

@@ -26,7 +26,7 @@ SCHEMA = "k BIGINT, v DOUBLE, name STRING"
 
 
 def batches(partition: int) -> Iterator[pa.RecordBatch]:
-    """Batches of 250 rows, some of which have no row with k above 40."""
+    """Yield batches of 250 rows, some of which have no row with k above 40."""
     for number in range(20):
         ids = np.arange(250 * number, 250 * number + 250)
         k = ids * 31 % (97 if number % 3 else 30)

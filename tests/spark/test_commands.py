@@ -26,7 +26,8 @@ Bench = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def bench(cluster: Any, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: None) -> Bench:
-    """``flux bench ... --json`` on the executors of the tests; the document that it prints last."""
+    """Return a function that runs ``flux bench ... --json`` on the executors of the tests and returns the document that the
+    command prints last."""
     monkeypatch.setattr("benchmarks.session.start", lambda *_, **__: (cluster, 0.0))
     monkeypatch.setattr(cluster, "stop", lambda: None)
     monkeypatch.setattr("tempfile.tempdir", os.environ["TMPDIR"])  # for data that is kept for the next benchmark

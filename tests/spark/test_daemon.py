@@ -283,7 +283,7 @@ def _said(folder: Path, text: str, *arguments: str) -> Any:
 
 
 def _installed(folder: Path) -> list[str]:
-    """Archives and an installation of the same releases, as on ``sys.path``."""
+    """Make archives and an installation of the same releases, as on ``sys.path``."""
     found = []
     for package, archive, version in (("pyspark", "pyspark.zip", "4.3.0"), ("py4j", "py4j-1-src.zip", "1")):
         _write(folder / "site" / package / "version.py", version)

@@ -26,7 +26,7 @@ class Void(flux.Operator):
 
 
 def holders(partition: int) -> list[int]:
-    """Workers with a copy of it, the primary first."""
+    """List the workers with a copy of a partition, the primary first."""
     rows = parsed("partitions", "clicks", "--stage", "Counts")["replicas"]
     mine = [row for row in rows if row["partition"] == partition]
     return [row["worker"] for row in sorted(mine, key=lambda row: row["role"] != "primary")]
@@ -108,7 +108,7 @@ def move() -> None:
 
 
 def rebalance() -> None:
-    """Counts are made uneven by hand, and even again."""
+    """Make counts uneven by hand, and even again."""
     source = min(workers())
     for partition in range(4):
         if source in holders(partition):

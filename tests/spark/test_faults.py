@@ -30,7 +30,7 @@ def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @flux.stage(key="key", partitions=3, replicas=2)
 class Detector(flux.Operator):
-    """Its state is what its attributes hold."""
+    """A detector whose attributes are its state."""
 
     schema = pa.schema([(name, pa.int64()) for name in ("key", "rows", "wrong", "s1", "s2", "s3", "s4")])
 
@@ -98,7 +98,7 @@ def test_no_row_is_lost_doubled_or_out_of_order_when(cluster, tmp_path: Path, fa
 
 
 def held_up(gate: Path, struck: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Gives the rows, the last fifth of them when there is a file at ``gate``. A first attempt goes on when there is one
+    """Give the rows, the last fifth of them when there is a file at ``gate``. A first attempt goes on when there is one
     at ``struck``: Spark does not end a task whose process was killed before it has another row for it."""
     gate_path, struck_path = str(gate), str(struck)
 

@@ -42,7 +42,7 @@ def also(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Writer(threading.Thread):
-    """Writes the files up to a number that it is told; file i has the rows from i * ROWS."""
+    """A writer of files up to a number that a test gives; file i has the rows from i * ROWS."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)

@@ -69,7 +69,7 @@ def rows(folder: Path) -> Any:
 
 
 def by_spark(session: Any, rounds: int, given: dict[int, tuple[int, int, int]]) -> dict[int, tuple[int, int, int]]:
-    """Spark's batch answer over the rows of each key from the first that a stage has counted."""
+    """Compute Spark's batch answer over the rows of each key from the first that a stage has counted."""
     keys = KEYS * PARTITIONS
     rows = session.range(0, keys * rounds, 1, 4).selectExpr(f"id % {keys} as key", f"id div {keys} as sequence")
     begun = session.createDataFrame([(key, first) for key, (first, _, _) in given.items()], "key long, begun long")

@@ -60,7 +60,7 @@ def rounds_until(gate: Path) -> Callable[[int, int], Iterator[pa.RecordBatch | N
 
 @cache
 def by_spark(session: Any) -> dict[int, tuple[int, int]]:
-    """Spark's own answer: rows and last sequence number of every key."""
+    """Compute Spark's own answer: rows and last sequence number of every key."""
     rows = session.range(0, TOTAL, 1, 2).selectExpr(
         f"id % {KEYS * PARTITIONS} as key", f"id div {KEYS * PARTITIONS} as n"
     )
@@ -73,7 +73,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class SlowToCopy(Detector.target):  # type: ignore[name-defined, misc]
-    """A copy of partition 0 takes as long as there is a file at ``hold``, so that a test can do something meanwhile."""
+    """A stage that copies partition 0 as long as there is a file at ``hold``, so that a test can act meanwhile."""
 
     def __init__(self, hold: str) -> None:
         self.hold = hold
@@ -148,7 +148,7 @@ class Run:
         return [event for event in self.query.events() if event.kind == kind]
 
     def holders(self, stage: str, partition: int) -> list[int]:
-        """Workers with a copy, the primary first."""
+        """List the workers with a copy, the primary first."""
         rows = [r for r in self.query.partitions() if (r["stage"], r["partition"]) == (stage, partition)]
         return [r["worker"] for r in sorted(rows, key=lambda r: r["role"] != "primary")]
 

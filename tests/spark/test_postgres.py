@@ -28,7 +28,7 @@ def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Stopping(Additions):
-    """The first that has written its fifth batch stops its process before the commit; ``marker`` has the process then."""
+    """A sink that stops its process before the commit of its fifth batch, in one copy only. ``marker``: file with the process."""
 
     marker = ""
 

@@ -123,7 +123,7 @@ def few_rows(partition: int, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Totals(flux.Aggregate):
-    """Leaves a line where changes were said, and where they were applied."""
+    """Sums that leave a line in a file for each sent change, and in another for each applied one."""
 
     n = flux.count()
     total = flux.sum("sequence")

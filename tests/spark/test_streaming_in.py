@@ -50,7 +50,7 @@ def streaming(spark: Any, folder: Path, at_once: int) -> Any:
 
 
 def expected(spark: Any, folder: Path) -> list[tuple[Any, ...]]:
-    """Spark's batch answer."""
+    """Compute Spark's batch answer."""
     found = spark.read.parquet(str(folder)).groupBy("k").agg({"v": "sum", "*": "count", "`a.t`": "max"})
     return sorted(found.selectExpr("k", "`count(1)`", "`sum(v)`", "`max(a.t)`").collect())
 

@@ -63,7 +63,7 @@ def started(session: Any, gate: Path, key: str, workers: int) -> Any:
 
 
 def by_hand(key: str) -> dict[Any, tuple[int, int]]:
-    """Rows and total of every key in plain Python."""
+    """Compute rows and total of every key in plain Python."""
     rows: Counter[Any] = Counter()
     total: Counter[Any] = Counter()
     for partition in range(SOURCES):
@@ -81,7 +81,7 @@ def answer(query: Any, gate: Path) -> dict[Any, tuple[int, int]]:
 
 
 def holders(query: Any, stage: str, partition: int) -> list[int]:
-    """Workers with a replica of this partition."""
+    """List the workers with a replica of this partition."""
     return [r["worker"] for r in query.partitions() if (r["stage"], r["partition"]) == (stage, partition)]
 
 

@@ -15,7 +15,7 @@ F = pytest.importorskip("pyspark.sql.functions")
 
 
 def clicks(spark: Any) -> Any:
-    """Users 0 to 16 click at times that are out of order, before and after 1970; some have no time."""
+    """Make clicks of users 0 to 16 at times that are out of order, before and after 1970; some have no time."""
     return spark.range(0, 6_000, 1, 3).selectExpr(
         "id % 17 as user",
         "if(id % 101 = 0, null, timestamp_millis((id * 7919 % 6000) * 1700 - 4000000)) as ts",

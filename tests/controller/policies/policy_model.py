@@ -41,7 +41,7 @@ class Cluster:
     # ---- what happens
 
     def asked(self) -> dict[int, float]:
-        """Seconds per second that the copies on each worker ask for."""
+        """Compute the seconds per second that the copies on each worker ask for."""
         asked = dict.fromkeys(self.pace, 0.0)
         for partition, cost in self.cost.items():
             for worker in self.holders[partition]:

@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 @pytest.fixture
 def registry() -> Iterator[None]:
-    """Policies that a test adds are forgotten."""
+    """Forget policies that a test adds."""
     before = dict(REGISTRY)
     yield
     REGISTRY.clear()

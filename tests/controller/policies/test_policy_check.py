@@ -45,7 +45,7 @@ def test_the_policies_of_the_project_pass(name: str, settings: PolicySettings) -
 
 
 class Right(Policy, name="right"):
-    """Gives from the worker with the most replicas to the one with the fewest."""
+    """A policy that gives from the worker with the most replicas to the one with the fewest."""
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
@@ -102,7 +102,7 @@ class MovesWhatIsUnderWay(Right, name="under way"):
 
 
 class NeverRests(Right, name="never rests"):
-    """Moves the one replica too many from worker to worker."""
+    """A policy that moves the one replica too many from worker to worker."""
 
     def least(self) -> int:
         return 0
@@ -252,7 +252,7 @@ def test_calls_without_sense_are_refused() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _registry() -> Iterator[None]:
-    """Policies of this file are none that a user may choose."""
+    """Forget the policies of this file, as users may not choose them."""
     mine = {name for name, kind in REGISTRY.items() if kind.__module__ == __name__}
     yield
     for name in mine:
