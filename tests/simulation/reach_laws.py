@@ -11,7 +11,7 @@ the law ``RELAYED``
                             ``link.timeout`` and two thirds of it, and a third of it for each other worker that may be tried,
                             while links between both ends and a third worker let everything through. If several links are cut
                             at once, an attempt over a worker that was out of reach is repeated two timeouts later.
-                            Nor do rows in the log of a source stay away from a primary that no replica can lend rows
+                            Rows in the log of a source do not stay away for longer from a primary that no replica can lend rows.
                             Rows of a secondary do not stay away from their primary for longer than that and another third, if
                             a third worker reaches both
 out of reach means following
@@ -428,7 +428,7 @@ class ReachWatch:
 
 
 def alone(replica: Replica) -> bool:
-    """Whether a primary has no secondary that could lend it rows."""
+    """Tell whether a primary has no secondary that could lend it rows."""
     peers = replica.order.peers.values()
     return (
         replica.primary

@@ -31,8 +31,8 @@ def limit_of(variant: Variant) -> float:
     return STUCK_S if STUCK in variant.laws else run_.LIMIT_S
 
 
-#: One of so many variants has the run of the code as it is in ``make test``, after each change others; all have it in
-#: ``make test-long``. The seeds of the other tests show, too, that the code keeps the laws.
+#: In ``make test``, one of this number of variants has a run of the unbroken code, and each change chooses other ones; all have
+#: it in ``make test-long``. The seeds of the other tests show, too, that the code keeps the laws.
 CONTROLLED_EACH = 3
 
 
