@@ -111,7 +111,7 @@ def _session(master: str, more: dict[str, str] | None = None) -> Any:
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
         # Each worker that is forked by Spark's own daemon takes two seconds of a core for its imports. Programs have that one.
         "spark.python.daemon.module": DAEMONS[1],
-        # Dying executors at the end of a run have much to say that no one needs.
+        # Dying executors at the end of a run write many lines that are of no use.
         "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
         # No worker is given up because the machine is slow; tests of silence set limits of their own.
         "spark.flux.heartbeat.timeout": "5s",
@@ -291,8 +291,8 @@ def contexts_of_queries(pid: int, threads: dict[int, str]) -> int:
     """Count the ZeroMQ contexts that queries have left among the threads of a process.
 
     pyzmq keeps one context and one Python thread of its own in a process that has sent a large frame. Threads of Python have
-    the name of the main thread, whose number is that of the process. It need not be the lowest number: behind their maximum
-    (32,768 on some machines) the kernel begins anew."""
+    the name of the main thread, whose number is that of the process. This number need not be the lowest: behind the maximum of
+    numbers (32,768 on some machines) the kernel begins anew."""
     names = list(threads.values())
     of_pyzmq = names.count(threads[pid]) - 1 if pid in threads else 0
     return max(names.count("ZMQbg/Reaper") - min(of_pyzmq, 1), 0)

@@ -272,7 +272,7 @@ class Layers:
 
 
 def machine_s() -> float:
-    """Return the seconds for which the cores of the machine have worked, for whatever process."""
+    """Return the seconds for which the cores of the machine have worked, for all processes."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 

@@ -147,7 +147,7 @@ class Cluster:
     def events(self, kind: str) -> list[Any]:
         return [event for event in self.core.repairs.history if event.kind == kind]
 
-    # ---- what people ask for
+    # ---- requests
 
     def add(self, change: PlanChange) -> int:
         """Ask to add stages; return the number of the request."""
@@ -181,7 +181,7 @@ class Cluster:
         self.take(self.core.protect(stage, replicas, recovery, self.now, number))
         return number
 
-    # ---- what primaries report
+    # ---- reports of primaries
 
     def caught_up(self, safe: bool, partition: int = 0, stage: int = 0, **more: Any) -> None:
         """Let the primary report that the newest replica has caught up."""

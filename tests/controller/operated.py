@@ -225,7 +225,7 @@ class FakeCore:
         if worker not in self.members.workers:
             raise UsageError(f"there is no worker {worker}; there are {', '.join(map(str, self.members.workers))}")
 
-    # ---- what happens to it
+    # ---- events
 
     def finish_move(self) -> None:
         for stage in list(self.repairs.wishes.open):

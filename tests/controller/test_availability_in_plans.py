@@ -1,4 +1,4 @@
-"""``availability`` in a plan: the stages and sources that a bound reaches, and plain refusals of what cannot have one."""
+"""``availability`` in a plan: the stages and sources that a bound reaches, and plain refusals of flows that cannot have one."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_bound_shorter_than_two_steps_of_the_windows_and_two_hops_is_refused(g
 
 
 def test_long_windows_need_no_longer_bound() -> None:
-    """Their rows come more often than they end."""
+    """Rows of long windows come more often than the windows end."""
     hourly = flux.stage(key="site", window=flux.window("ts", "1 hour"))(PerSite.target)
     planned(hourly(readings()), availability="3s")
     assert "(1 second each, at most)" in refusal(hourly(readings()), availability="2s")

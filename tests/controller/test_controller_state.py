@@ -1,4 +1,4 @@
-"""The controller's decisions: who takes part, when it starts, when it is over and what went wrong."""
+"""The controller's decisions: members, the start and the end of the query, and the reason of a failure."""
 
 from __future__ import annotations
 

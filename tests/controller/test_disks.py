@@ -53,7 +53,7 @@ def safe(stage: int, partition: int, replica: ReplicaAt) -> bool:
     return True
 
 
-# ---- what goes out
+# ---- messages
 
 
 def test_without_a_vault_the_table_goes_out_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""A worker is drained: it gives everything away, nothing is lost whoever dies meanwhile, and its task ends well."""
+"""A worker is drained: it gives everything away, nothing is lost if others die meanwhile, and its task ends well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows are counted once in a query's progress, on whatever workers a partition is and has reported."""
+"""Rows are counted once in a query's progress, on any worker of a partition and with any order of reports."""
 
 from __future__ import annotations
 

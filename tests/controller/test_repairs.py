@@ -289,7 +289,7 @@ def test_when_the_query_is_through_replicas_that_wait_for_copies_are_dropped_and
 def test_workers_are_not_taken_for_silent_because_the_controller_stood_still() -> None:
     c = Cluster(heartbeat_timeout=0.5, heartbeat_last_timeout=10.0)
     c.tick(0.1)
-    c.tick(200.0)  # the driver was stopped; what workers said meanwhile waits in its queue
+    c.tick(200.0)  # the driver was stopped; reports of that time wait in its queue
     assert len(c.core.members.workers) == 3
     for _ in range(7):
         c.tick(0.1)

@@ -1,4 +1,4 @@
-"""More workers or fewer are asked for: slots are opened and closed, and what cannot be is refused with the arithmetic."""
+"""More workers or fewer are asked for: slots are opened and closed, and impossible numbers are refused with the arithmetic."""
 
 from __future__ import annotations
 

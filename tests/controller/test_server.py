@@ -1,4 +1,4 @@
-"""The controller's thread: what goes wrong in it ends the query by name, and other threads ask it without a lock."""
+"""The controller's thread: an error in it ends the query and is named, and other threads ask it without a lock."""
 
 from __future__ import annotations
 

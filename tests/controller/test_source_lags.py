@@ -1,4 +1,4 @@
-"""How far sources are behind, as a progress report has it from what their readers say."""
+"""Lags of sources in a progress report, computed from the reports of their readers."""
 
 from __future__ import annotations
 

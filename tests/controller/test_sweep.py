@@ -1,4 +1,4 @@
-"""The sweep: what to add next, stage by stage from input to output, a few partitions at a time."""
+"""The sweep: the next additions, stage by stage from input to output, a few partitions at a time."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from benchmarks.ports import free_ports
 HERE = Path(__file__).parent
 POM = HERE / "pom.xml"
 JAVA_MIN = 17
-#: It takes 3 s on a machine that is free, and was seen to take 43 s on one with ten times as much to do as it can.
+#: Limit of a broker's start, which takes 3 s on a free machine, and took 43 s on one with ten times the work that it can do.
 START_S = 120.0
 STOP_S = 10.0
 FETCH_JARS_S = 300.0

@@ -1,4 +1,4 @@
-"""Topics that lose records, and what queries make of the rest: shared by the tests and by ``python -m tests.kafka.losses``."""
+"""Topics that lose records, and the output of queries over them: shared by the tests and by ``python -m tests.kafka.losses``."""
 
 from __future__ import annotations
 

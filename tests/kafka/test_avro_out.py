@@ -222,7 +222,7 @@ def test_it_travels_to_workers_which_need_not_parse_the_schema(monkeypatch: pyte
     assert made.encode(batch.columns, ["user", "page"], 1, None).to_pylist() == [b"\x00\x00\x00\x00\x07\x02\x02\x02a"]
 
 
-# ---- what does not fit
+# ---- values that do not fit
 
 
 def record(*fields: Any) -> dict[str, Any]:

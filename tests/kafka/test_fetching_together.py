@@ -1,4 +1,4 @@
-"""Several partitions that one thread fetches: none of them stops or slows the others, whatever happens to it."""
+"""Several partitions that one thread fetches: no fault of one stops or slows the others."""
 
 from __future__ import annotations
 

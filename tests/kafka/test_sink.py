@@ -1,4 +1,4 @@
-"""A topic has each record once and in order, whoever writes, however it is cut, and whatever breaks meanwhile."""
+"""A topic has each record once and in order, with any writers, any cuts into batches, and through any fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of rows in one pass: what Python writes for the same values, and nothing where quotes do not do."""
+"""The text of rows in one pass: Python's own text for the same values, and none where quotes are not enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows that end in a topic, their numbered output, and what librdkafka finds of it."""
+"""Flows that end in a topic, their numbered output, and the messages that librdkafka finds of it."""
 
 from __future__ import annotations
 

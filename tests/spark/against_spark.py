@@ -29,7 +29,7 @@ def rows(df: Any) -> list[Any]:
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Same column names and types, same rows in whatever order, and at least one row."""
+    """Check that both have the same column names and types, the same rows in any order, and at least one row."""
     assert [(f.name, f.dataType) for f in ours.schema] == [(f.name, f.dataType) for f in theirs.schema]
     expected = [repr(row) for row in rows(theirs)]  # NaN is equal to nothing, its name is
     assert expected

@@ -271,7 +271,7 @@ def as_dataframe(spark: Any, batch: pa.RecordBatch) -> Any:
 
 
 def differences(spark: Any, df: Any, batch: pa.RecordBatch, texts: Sequence[Any]) -> list[str]:
-    """Return what our answers to expressions of these rows, none of which raises, have other than Spark's."""
+    """Compare our answers to expressions of these rows, none of which raises, with Spark's; describe the differences."""
     columns = [
         (functions.expr(each) if isinstance(each, str) else each).alias(f"c{at}") for at, each in enumerate(texts)
     ]

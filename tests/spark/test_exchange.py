@@ -231,7 +231,7 @@ def test_nested_types_pass_through_as_payload(spark: Any) -> None:
     assert_same(same(df).toDF(batch_max_rows=64), df)
 
 
-# ---- what toDF gives
+# ---- results of toDF
 
 
 def test_the_result_can_be_evaluated_twice_joined_and_written(spark: Any, tmp_path: Path) -> None:

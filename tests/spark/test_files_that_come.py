@@ -1,6 +1,6 @@
 """Sources whose order is in a ledger, in real executors: files that keep coming, written, half written, copied and renamed, and
-a streaming data source, while a worker is killed and the query is stopped and started again; what Spark's streaming sink
-writes, too. Each row once."""
+a streaming data source, while a worker is killed and the query is stopped and started again; and files of Spark's streaming sink.
+Each row once."""
 
 from __future__ import annotations
 

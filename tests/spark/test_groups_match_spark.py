@@ -261,7 +261,7 @@ def test_a_flow_of_groups_is_that_of_spark(spark: Any, data: Any, rows: Any) -> 
 
 
 def summed(key: tuple, rows: pa.Table) -> pa.Table:
-    """Give the key of a group, the columns of its rows, and what does not depend on their order."""
+    """Give the key of a group, the columns of its rows, and values that do not depend on their order."""
     window, word, number = (part.as_py() for part in key)
     total = sum(value for value in rows.column("l").to_pylist() if value is not None)
     text = f"{window['start']} {window['end']} {word} {number} {','.join(rows.column_names)}"

@@ -25,7 +25,7 @@ BATCH, BATCHES, PARTITIONS = 500, 24, 3
 KILLED, GIVEN = 1, 8
 #: How long it waits before each of the others: an ingress task only sends when it gets another batch.
 PAUSE_S = 5.0
-#: Bytes that make a batch larger than what pipes between the processes keep back.
+#: Bytes that make a batch larger than the buffers of pipes between the processes.
 PAD = 400
 
 

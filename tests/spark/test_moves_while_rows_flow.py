@@ -88,7 +88,7 @@ class SlowToCopy(Detector.target):  # type: ignore[name-defined, misc]
 
 
 class Run:
-    """A query over the rows of all tests, and what must be true of its output."""
+    """A query over the rows of all tests, and the laws of its output."""
 
     def __init__(self, session: Any, gate: Path, workers: int, replicas: int = 2, **options: Any) -> None:
         self.session = session
@@ -120,8 +120,8 @@ class Run:
         self.query.stop()
 
     def flowing(self) -> None:
-        """Rows come in, as far as they may before the gate is open. Their count does not show that they are there: it may
-        miss some where another worker has gone on reading."""
+        """Wait until all rows have come that may come before the gate is open. The query's count does not show this: it may miss
+        rows where another worker has gone on reading."""
         before = rows_in(self.query)
         there = [Path(f"{self.gate}.{partition}") for partition in range(PARTITIONS)]
 

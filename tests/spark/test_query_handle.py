@@ -272,7 +272,7 @@ def test_output_that_is_kept_waits_for_one_who_fetches_it_and_is_given_again(
     assert not query.isActive
     assert query.awaitTermination(1) is True
     assert str(uuid.UUID(query.runId)) == query.runId != query.id
-    # On one executor copies share it, and one line says what that is good for.
+    # On one executor, copies go with it and help only if a Python worker dies; one line says so.
     told = [record.getMessage() for record in caplog.records if "has one executor" in record.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("master local[4] has one executor, and all replicas of Counts are in it")

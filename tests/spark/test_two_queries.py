@@ -1,4 +1,4 @@
-"""Two queries in one session, with other keys: what happens to one, by a fault or by a command, is nothing to the other."""
+"""Two queries in one session, with other keys: a fault of one, or a command to it, has no effect on the other."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Cluster:
             self.holders[stage, number] = list(holders(number))
         return self
 
-    # ---- what happens
+    # ---- rounds and moves
 
     def asked(self) -> dict[int, float]:
         """Compute the seconds per second that the copies on each worker ask for."""

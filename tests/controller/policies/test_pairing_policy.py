@@ -20,7 +20,7 @@ def after_warm_up(cluster: Cluster, asked: Policy, rounds: int = 2) -> None:
     assert cluster.run(asked, rounds) == []
 
 
-# ---- whom it helps
+# ---- workers that it helps
 
 
 def test_one_overloaded_worker_of_eight_gives_to_the_idlest_until_it_is_like_the_others() -> None:
@@ -113,7 +113,7 @@ def test_in_one_round_no_partition_moves_twice() -> None:
     assert first.partition != second.partition
 
 
-# ---- what does not move
+# ---- partitions that stay
 
 
 def test_load_that_flips_every_round_does_not_cause_a_move_every_round() -> None:
