@@ -578,8 +578,13 @@ class ReplicaOutput:
             "marks": self._policy.marks(),
             "exit": None if self.exit is None else self.exit.state(),
             **({"batches": self.batches} if self._by_batch else {}),
-            **({} if self.watermark == NEVER else {"watermark": (self.watermark, list(self._stated), self._said())}),
+            **({} if self.watermark == NEVER else {"watermark": (self.watermark, self._still_stated(), self._said())}),
         }
+
+    def _still_stated(self) -> list[tuple[int, int, list[int]]]:
+        """Return the statements that are held back, as they are now: a copy of a replica is written in another thread, and an
+        outlet may close meanwhile."""
+        return [(step, watermark, list(ends)) for step, watermark, ends in self._stated]
 
     def _said(self) -> list[tuple[int, int]]:
         """Return the newest statement that was released, for each outlet: the element behind which it counts, and the

@@ -50,7 +50,8 @@ class CommittedOnly:
         self._outlets = outlets
 
     def marks(self) -> list[tuple[int, list[int]]]:
-        return list(self._marks)
+        # Copies: another thread writes them down, and an outlet may close meanwhile.
+        return [(step, list(starts)) for step, starts in self._marks]
 
     def adopt(self, marks: Iterable[tuple[int, Sequence[int]]]) -> None:
         self._marks.extend((step, list(starts)) for step, starts in marks)

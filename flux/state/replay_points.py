@@ -12,7 +12,7 @@ streams, timers, time. So a primary notes its step boundaries, and goes back to 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,7 @@ class ReplayPoints:
 
 def _point(replica: Replica, first: Boundary, now: Boundary) -> ReplayPoint:
     left = 0 if replica.output.exit is None else replica.output.exit.position
+    outputs = tuple(OutputNow.after(outlet.producer) for outlet in replica.outlets)
     state = first.replica | {
         "checksum": now.replica["checksum"],
         "rows": now.replica["rows"],
@@ -98,6 +99,18 @@ def _point(replica: Replica, first: Boundary, now: Boundary) -> ReplayPoint:
         **({"edges": now.replica["edges"], "version": now.replica["version"]} if "edges" in now.replica else {}),
         **({"left out before": list(first.left_out)} if any(first.left_out) else {}),
         "exit": None if replica.output.exit is None else (left, left, []),
+        **_watermark(first, now, outputs),
     }
-    outputs = tuple(OutputNow.after(outlet.producer) for outlet in replica.outlets)
     return ReplayPoint(Photograph(replica.where, state, first.positions, outputs, None, ()), left)
+
+
+def _watermark(first: Boundary, now: Boundary, outputs: Sequence[OutputNow]) -> dict[str, Any]:
+    """Return the watermark of a replay point if edges have begun or gone between its two steps: that of the first step, with
+    the statements for the outputs of the second one. A statement about fewer elements is true of all that are there by then.
+    Empty: the edges are the same, so all is as it was at the first step."""
+    if "watermark" not in first.replica or first.replica.get("edges") == now.replica.get("edges"):
+        return {}
+    watermark, stated, _ = first.replica["watermark"]
+    _, _, said = now.replica["watermark"]
+    ends = [output.base for output in outputs]
+    return {"watermark": (watermark, [(step, at, ends) for step, at, _ in stated], said)}

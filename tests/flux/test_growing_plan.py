@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from flux.dataflow.plan import EdgePlan, FromStage, Plan
 from flux.dataflow.plan_change import PlanChange, encode_change
 from flux.errors import ProtocolError, UserCodeError
 from flux.settings import Settings
+from flux.state.replay_points import Boundary, _point
 from flux.wire.control import Failure, GetPlan, PartitionFinished, PlanChanged, PlanSeen
 from flux.wire.messages import Hello, OrderEntry, Orders, PartitionOrder, Press, Refuse, StepKind
 from flux.worker.core import WorkerCore
@@ -275,6 +277,44 @@ def test_a_removed_stage_leaves_nothing() -> None:
     query.rest = True
     query.run(0.5)
     assert {by: len(numbers) for by, numbers in query.got(1).items()} == query.ends(), "the other stage goes on"
+
+
+def test_a_copy_that_is_still_to_be_written_keeps_what_a_removed_edge_had() -> None:
+    """Another thread writes the copy, and a table may remove an edge meanwhile: the copy named it, and had no mark of it."""
+    query = Growing()
+    query.run(0.05)
+    query.tell(query.addition())
+    query.add()
+    query.run(0.05)
+    replica = next(r for core in query.cores for r in core.replicas.values() if len(r.outlets) == 2)
+    output, step = replica.output, replica.applied
+    output.hold_back(step)
+    output.state_watermark(step, 7, step)
+    copied = output.state()
+    kept = deepcopy(copied)
+    assert [len(starts) for _, starts in copied["marks"]] == [2]
+    assert [len(ends) for _, _, ends in copied["watermark"][1]] == [2]
+    output.close(replica.outlets[0].edge.id)
+    assert copied == kept
+
+
+def test_a_replay_point_has_watermarks_for_an_edge_that_began_since() -> None:
+    """The point goes back to a step before the edge, and has the outputs of a later one."""
+    query = Growing()
+    query.run(0.05)
+    replica = next(r for r in query.cores[0].replicas.values() if r.key.stage == 0 and r.primary)
+    output = replica.output
+    output.state_watermark(replica.applied, 7, 0)
+    first = Boundary(replica.applied, replica.state(), (), (0, 0))
+    query.tell(query.addition())
+    query.add()
+    query.run(0.05)
+    assert [outlet.edge.id for outlet in replica.outlets] == [1, 2]
+    now = Boundary(replica.applied, replica.state(), (), (0, 0))
+    point = _point(replica, first, now)
+    output.adopt(point.picture.replica | {"applied": first.step})
+    output.release(replica.order.committed)
+    assert output.watermark == 7
 
 
 @pytest.mark.parametrize("method", ["opened", "read"])
