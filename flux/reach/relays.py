@@ -277,7 +277,7 @@ class Relays:
                     yield self._to(over, Relayed(self._worker, over, origin, question), now)
 
     def _lent(self, worker: int, message: Borrow) -> Iterator[tuple[Data | Bound, tuple[pa.RecordBatch, ...]]]:
-        """Yield what a primary on a worker borrows: slices of its secondary here, or those in the log of a reader."""
+        """Yield the slices that a primary on a worker borrows, of its secondary here or in the log of a reader."""
         if not message.of_log:
             yield from self._lender.slices(message)
             return
