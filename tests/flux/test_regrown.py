@@ -201,7 +201,7 @@ def form(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 60))])
 def test_the_same_plan_is_made_of_the_whole_program(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flux, "_check_columns", lambda flow: None)
     world = World(seed, tmp_path)
