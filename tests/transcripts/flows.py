@@ -1,4 +1,4 @@
-"""The scripted flows. The docstring of each is the heading of its transcript."""
+"""The scripted flows. The docstring of each flow is the heading of its transcript."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def leader(run: Flow, stage: int, partition: int) -> WorkerProcess:
 
 
 def first_batch() -> Flow:
-    """The first batch of a stream. The producer greets each worker that has a partition of the consumer; the consumer
-    answers where to begin and how much it has room for; the batch goes out, is applied, acked, and forgotten. Each
-    partition has one replica here, so each step is committed at once."""
+    """Send the first batch of a stream. The producer greets each worker that has a partition of the consumer; the consumer
+    answers with the place to begin and its room; the batch goes out, is applied, acked, and forgotten. Each partition has
+    one replica here, so each step is committed at once."""
     run = flow("0/0", "0/1", "0.0", copies=1, slots=2, batches=1)
     run.until_told("of stream 0.0: every replica")
     run.keep("stream 0.1", "of 0.1", "the end", "Stop ")
@@ -28,9 +28,9 @@ def first_batch() -> Flow:
 
 
 def second_replica_follows() -> Flow:
-    """The second replica of a partition follows the order. The primary writes each step into the order log and
-    applies it at once; what the step gives is held back until the secondary has received the entry. The secondary
-    applies the same step later, and its output stays in its log: nobody reads from there."""
+    """Let the second replica of a partition follow the order. The primary writes each step into the order log and applies
+    it at once; the output of the step is held back until the secondary has received the entry. The secondary applies the
+    same step later, and its output stays in its log: no consumer reads from there."""
     run = flow("0/0", "1.0", batches=3)
     run.until_told("step 3 of watched1/0")
     run.until_told("worker 1                knows step 2 of watched1/0 to be committed")
@@ -39,7 +39,7 @@ def second_replica_follows() -> Flow:
 
 
 def take_over() -> Flow:
-    """The primary of watched1/0 dies. The controller sees its connection close and makes a table without it. The
+    """Kill the primary of watched1/0. The controller sees the connection close and makes a table without this worker. The
     secondary is primary from then on: it goes on with the step after the last one that it has applied, in the order
     that the dead primary had sent, and consumers read from it."""
     run = flow("0/0", "1.0", slots=2)
@@ -53,10 +53,10 @@ def take_over() -> Flow:
 
 
 def repair() -> Flow:
-    """A worker is lost, and watched1/0 gets a second replica again. Retain: the new replica is in the table, without
-    state, and producers keep what it will need; every process confirms the epoch. Copy: the primary sends its state
-    as of the end of a step. Live: the new replica follows the order. Safe: it has received all that is committed, and
-    counts."""
+    """Lose a worker, after which watched1/0 gets a second replica again. Retain: the new replica is in the table, without
+    state, and producers keep the rows that it will need; every process confirms the epoch. Copy: the primary sends its
+    state as of the end of a step. Live: the new replica follows the order. Safe: it has received all that is committed,
+    and counts."""
     run = flow("0/0", "tables", faults=PATIENT, batches=30)
     run.until_ms(20)
     run.sim.crash(leader(run, 0, 0), back=False)
@@ -68,9 +68,8 @@ def repair() -> Flow:
 
 
 def move() -> Flow:
-    """Somebody asks to move the primary of watched1/0. It is added at the target as in a repair; then the next epoch
-    leaves the source out, and the target is primary by the rules of a take-over. The old primary is not told
-    beforehand."""
+    """Ask to move the primary of watched1/0. A replica is added at the target as in a repair; then the next epoch leaves the
+    source out, and the target is primary by the rules of a take-over. The old primary is not told beforehand."""
     run = flow("0/0", "tables", faults=PATIENT, batches=60)
     run.until_ms(15)
     run.skip()
@@ -87,9 +86,9 @@ def move() -> Flow:
 
 
 def protect() -> Flow:
-    """Somebody wants one active replica of each partition of watched1 and a standby, in place of two active ones. To the
-    controller each lacks a standby, which is added as in a repair. When those of all partitions are safe, one table drops
-    the active replicas that are too many; the primaries stay."""
+    """Ask for one active replica of each partition of watched1 and a standby, in place of two active ones. To the
+    controller each partition lacks a standby, which is added as in a repair. When the standbys of all partitions are safe,
+    one table drops the active replicas that are too many; the primaries stay."""
     run = flow("0/0", "tables", faults=PATIENT, batches=60)
     run.until_ms(15)
     run.skip()
@@ -103,9 +102,8 @@ def protect() -> Flow:
 
 
 def drain() -> Flow:
-    """Somebody wants worker 0 to leave. Its source and its partitions move away stage by stage, by the same steps as
-    in any move. Replicas of one stage share tables, and their states are copied one after the other. Then the worker is told
-    to go."""
+    """Ask worker 0 to leave. Its source and its partitions move away stage by stage, by the same steps as in any move.
+    Replicas of one stage share tables, and their states are copied one after the other. Then the worker is told to go."""
     run = flow("tables", faults=PATIENT, batches=60, slots=3)
     run.until_ms(15)
     run.skip()
@@ -121,9 +119,9 @@ def drain() -> Flow:
 
 
 def retry_of_an_ingress_task() -> Flow:
-    """The task that reads partition 0 of a DataFrame fails, and Spark starts it again. The new attempt is a new
-    incarnation of the stream's producer: consumers tell it what they have, it reads the same rows again from the
-    start, sends only what is missing, and compares the checksums of the rest."""
+    """Fail the task that reads partition 0 of a DataFrame, and let Spark start it again. The new attempt is a new
+    incarnation of the stream's producer: consumers tell it which rows they have, it reads the same rows again from the
+    start, sends only the missing ones, and compares the checksums of the rest."""
     run = flow("0.0", "0/0", dataflow=spark_chain, copies=1, slots=1, batches=10, faults=Faults(read_s=0.002))
     run.until_told("applies step 5 of sink0/0")
     attempt = run.sim.spark.jobs[0].running[0][0]
@@ -134,9 +132,8 @@ def retry_of_an_ingress_task() -> Flow:
 
 
 def source_that_seeks() -> Flow:
-    """The worker that reads partition 0 of a source dies, and another reads it from then on. Consumers tell the new
-    reader how far they have come; it begins in the middle, at a batch that every replica of every consumer has
-    applied."""
+    """Kill the worker that reads partition 0 of a source; another worker reads it from then on. Consumers tell the new reader
+    how far they have come; it begins in the middle, at a batch that every replica of every consumer has applied."""
     run = flow("0.0", batches=40, faults=PATIENT)
     run.until_ms(25)
     run.skip()
@@ -150,9 +147,9 @@ def source_that_seeks() -> Flow:
 
 
 def end_of_input() -> Flow:
-    """The end of the input. The last entry of a stream has no rows and goes to every partition. A partition whose
+    """Reach the end of the input. The last entry of a stream has no rows and goes to every partition. A partition whose
     streams have all ended applies one more step, in which its operator finishes, and ends its own streams. When the
-    partitions of the last stage have finished, the query has."""
+    partitions of the last stage have finished, the query has finished, too."""
     run = flow("0/0", "1/0", "0.0", "0.1", "1.0", "1.1", copies=1, slots=1, batches=2)
     run.until_told("reads batch 1")
     run.skip()
@@ -162,9 +159,9 @@ def end_of_input() -> Flow:
 
 
 def divergence() -> Flow:
-    """The second replica of watched1/0 gives other output than the primary. Both keep a running checksum of their
-    output; the primary compares them with each answer, reports, and the controller drops the replica and has another
-    made from the primary's state."""
+    """Make the second replica of watched1/0 give other output than the primary. Both keep a running checksum of their
+    output; the primary compares the two with each answer and reports a difference; the controller then drops the replica and
+    has another made from the primary's state."""
     run = flow("0/0", "tables", faults=PATIENT)
     run.until_ms(14)
     run.skip()
@@ -191,9 +188,9 @@ def divergence() -> Flow:
 
 
 def fenced_worker_returns() -> Flow:
-    """A worker stands still for longer than the time-out, and is given up alive: the second replica takes over. When
-    it goes on it believes to be primary still. Nobody heeds it: its epoch is old. It finds itself left out of the
-    newest table, and ends."""
+    """Stop a worker for longer than the time-out: it is given up alive, and the second replica takes over. When the worker
+    goes on, it still believes that it is primary. Its messages have no effect, as its epoch is old. The worker is not in
+    the newest table, and ends."""
     run = flow("0/0", faults=PATIENT, batches=600)
     run.until_ms(20)
     run.skip()
@@ -205,8 +202,8 @@ def fenced_worker_returns() -> Flow:
 
 
 def back_pressure() -> Flow:
-    """A worker stands still for 50 ms. The producer sends to it until its credit is used up, and goes on for the
-    other; then the log is full, because no batch may be forgotten before all have applied it, and the producer stops
+    """Stop a worker for 50 ms. The producer sends to this worker until its credit is used up, and goes on for the other one;
+    then the log is full, because no batch may be forgotten before all workers have applied it, and the producer stops
     reading. Nothing is dropped, and all goes on by itself."""
     run = flow("0.0", copies=1, slots=2, batches=60, log_max_bytes=6000, credit_max_bytes=4000)
     run.until_ms(10)
@@ -222,8 +219,8 @@ def back_pressure() -> Flow:
 
 
 def lost_message() -> Flow:
-    """A connection breaks with batches under way. The next message on the new connection is of a handshake that the
-    consumer does not know there: it asks for a greeting, and tells where to go on. What it has had already does not
+    """Break a connection with batches under way. The next message on the new connection is of a handshake that the
+    consumer does not know there: it asks for a greeting, and tells where to go on. Batches that it has had already do not
     come again."""
     run = flow("0.0", copies=1, slots=2, batches=20)
     run.until_ms(24)
