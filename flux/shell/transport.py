@@ -82,6 +82,9 @@ PROBE_S = 2
 SOCKETS_MAX = 8192
 #: Milliseconds that ZeroMQ's own part of a handshake may take.
 OPENING_MS = 10_000
+#: Milliseconds without an answer after which a dialled connection is given up. The kernel dials twice in this time. Later it
+#: waits twice as long each time: a link that is up again after 30 s would be found out up to 16 s later.
+CONNECT_MS = 2_000
 #: Seconds after which a link that has lost its connection dials again, at first and at most.
 DIAL_AGAIN_S, DIAL_AGAIN_MAX_S = 0.02, 0.5
 #: ZeroMQ must not connect again by itself: frames still to be sent would go to any process that listens there now.
@@ -188,6 +191,7 @@ class Sockets:
             else:
                 raw.plain_username, raw.plain_password = b"flux", caller.ticket.hex().encode()
             raw.setsockopt(zmq.RECONNECT_IVL, NOT_BY_ITSELF_MS)
+            raw.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
             events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             monitor = self._monitor(raw, events, undo)
             raw.connect(link.endpoint)

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import zmq
 from harness import LIMIT_S
 
+from flux.shell import transport
 from flux.shell.transport import BURST, Keys, Sockets
 from flux.wire.bundle import MESSAGES_MAX, PREFIX
 
@@ -182,3 +184,29 @@ def test_one_look_at_a_port_takes_a_bounded_number_of_messages_however_they_trav
     sockets.close()
     assert sum(looks) == sent
     assert max(looks) < BURST + MESSAGES_MAX
+
+
+def test_a_link_dials_again_soon_if_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener with a full queue drops what comes, as a link that is down does. The kernel would dial again after one second,
+    then after two, then after four."""
+    monkeypatch.setattr(transport, "CONNECT_MS", 100)
+    with socket.socket() as deaf, ExitStack() as fill:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(2):
+            caller = fill.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(deaf.getsockname())
+        sockets = Sockets(None, b"secret")
+        dialled: list[Any] = []
+        monkeypatch.setattr(
+            Sockets, "dial", lambda own, link, dial=Sockets.dial: dialled.append(link) or dial(own, link)
+        )
+        try:
+            sockets.link(f"tcp://127.0.0.1:{deaf.getsockname()[1]}")
+            limit = time.monotonic() + LIMIT_S
+            while len(dialled) < 3 and time.monotonic() < limit:
+                sockets.wait(0.1)
+        finally:
+            sockets.close()
+    assert len(dialled) >= 3
