@@ -21,8 +21,8 @@ from weakref import WeakValueDictionary
 
 ROOT = Path(__file__).parent.parent
 #: Packages whose text is measured.
-PACKAGES = ("flux", "controller", "partitioning", "spark_integration", "benchmarks")
-#: Packages in which a class name may stand in one file only. Benchmarks are scripts beside each other.
+PACKAGES = ("flux", "controller", "partitioning", "spark_integration", "benchmarks", "tests", "examples")
+#: Packages in which a class name may stand in one file only. The others are programs and tests beside each other.
 PRODUCT = PACKAGES[:4]
 
 #: Habits of sentences, by the name under which they are counted.

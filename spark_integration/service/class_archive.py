@@ -34,7 +34,7 @@ _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 def archive_path() -> Path | None:
     """Return the path of the archive for the present Java and Spark, whether it is there or not. None: this user has no folder
-    that nobody else writes to."""
+    that is closed to other writers."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flux"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

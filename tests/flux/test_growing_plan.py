@@ -299,7 +299,7 @@ def test_a_copy_that_is_still_to_be_written_keeps_what_a_removed_edge_had() -> N
 
 
 def test_a_replay_point_has_watermarks_for_an_edge_that_began_since() -> None:
-    """The point goes back to a step before the edge, and has the outputs of a later one."""
+    """Such a point goes back to a step before the edge, and has the outputs of a later one."""
     query = Growing()
     query.run(0.05)
     replica = next(r for r in query.cores[0].replicas.values() if r.key.stage == 0 and r.primary)

@@ -26,7 +26,7 @@ from tests.simulation.mixes import ANY, Mix
 from tests.simulation.run import Result, run
 from tests.simulation.story_hashes import tell as tell_run
 
-#: A story is read from its end, where the law breaks: so many lines of it are shown, unless all are asked for.
+#: Lines of a story that are shown, unless all are asked for. A story is read from its end, where the law breaks.
 LINES_MAX = 200
 
 
@@ -57,7 +57,7 @@ def main(
 
 
 def _count(console: Console, results: Iterator[Result], runs: int, quiet: bool) -> list[Result]:
-    """Show what happened in these runs. Those that broke a law."""
+    """Show the events of these runs; return the runs that broke a law."""
     started = time.perf_counter()
     failed: list[Result] = []
     counts: Counter[str] = Counter()
@@ -77,7 +77,7 @@ def _count(console: Console, results: Iterator[Result], runs: int, quiet: bool) 
 
 
 def tell(console: Console, seed: int, mix: Mix, variant: str, everything: bool) -> None:
-    """Make the run once more, with its story. Only now: a run that nobody asks about keeps no record."""
+    """Make the run once more, with its story. The first run keeps no record, as most runs are never asked about."""
     told = tell_run(seed, mix)
     simulation, story, result = told.simulation, told.story, told.result
     concerned = story.concerned(result.detail)

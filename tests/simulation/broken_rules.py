@@ -252,7 +252,7 @@ def lends_nothing_over_a_third_worker(patch: Patch) -> None:
 
 
 def lends_nothing_out_of_a_log(patch: Patch) -> None:
-    """The only replica of a partition waits for the link to the reader of a source."""
+    """Let the only replica of a partition wait for the link to the reader of a source."""
     patch.setattr(Borrower, "ask_reader", lambda *given: ())
 
 

@@ -43,7 +43,7 @@ def rotated(source: str) -> range:
     return range(first, first + ROTATED_COUNT)
 
 
-#: What is tested now. Choices that follow from it differ from change to change, and stay the same for one.
+#: Hash of the tested code. Choices that follow from this hash differ from change to change, and stay the same for one change.
 SOURCE = source()
 ROTATED = rotated(SOURCE)
 SEEDS = [*(FIXED if LONG else EVENTFUL), *ROTATED]

@@ -389,7 +389,7 @@ CUT_ALONE = replace(
     slots=3,
 )
 CUT_ALONE_OF_READERS = replace(CUT_ALONE, numbered=1.0)
-#: The same with one copy of each partition: no secondary can lend it rows.
+#: One copy of each partition, otherwise as above: no secondary can lend it rows.
 CUT_ALONE_OF_ONE = replace(CUT_ALONE_OF_READERS, copies=1)
 #: One link after the other is cut in both directions: primaries and secondaries lack rows of each other's readers.
 CUT_APART_OF_READERS = replace(
