@@ -187,8 +187,8 @@ def test_one_look_at_a_port_takes_a_bounded_number_of_messages_however_they_trav
 
 
 def test_a_link_dials_again_soon_if_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener with a full queue drops what comes, as a link that is down does. The kernel would dial again after one second,
-    then after two, then after four."""
+    """Listeners with a full queue drop new connections, as a link that is down does. The kernel would dial again after one
+    second, then after two, then after four."""
     monkeypatch.setattr(transport, "CONNECT_MS", 100)
     with socket.socket() as deaf, ExitStack() as fill:
         deaf.bind(("127.0.0.1", 0))
