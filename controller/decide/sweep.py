@@ -24,6 +24,8 @@ from partitioning.table import Table
 
 #: Time between two looks of the sweep for work although nothing has changed: the rest of a partition may be over.
 LOOK_EVERY_S = 0.25
+#: The phases of an addition whose replica does not follow the order of its primary yet.
+BEFORE_IT_FOLLOWS = Phase.RETAIN, Phase.READY, Phase.COPY
 
 
 class Sweep:
@@ -314,10 +316,19 @@ class Sweep:
         if heir is None:
             return
         repairs.note_unreached(message, now)
+        # A copy whose link is down holds back all repairs until it is given up, for half a minute.
+        self._abandon(self._copies_of_moves(), "a primary that is out of reach leaves the lead", now, failed=False)
         table = changed(board.table, {PartitionKey(message.stage, message.partition): led_by(heir.worker)})
         self.moving.reconcile(table, now)
         board.publish(table)
         self.sweep(now)
+
+    def _copies_of_moves(self) -> list[Addition]:
+        """Return the additions of moves that wait for their copies. The moves begin again once no repair is due."""
+        waiting = [a for a in self.repairs.under_way.values() if a.moves and a.phase in BEFORE_IT_FOLLOWS]
+        for addition in waiting:
+            self.moving.put_back(addition)
+        return waiting
 
     def caught_up(self, message: ReplicaCaughtUp, now: float) -> None:
         board = self.board

@@ -139,3 +139,16 @@ def test_no_policy_brings_a_replica_back_to_a_worker_that_rests(monkeypatch: pyt
     c.tick(2.0)
     c.settle()
     assert c.holders() == [0, 2]
+
+
+def test_a_move_that_waits_for_its_copy_does_not_hold_back_the_repair() -> None:
+    c = Cluster(slots=4, partitions=2)
+    source, target = c.holders(1)[0], next(worker for worker in range(4) if worker not in c.holders(1))
+    c.move(source, target, partition=1)
+    assert target in c.holders(1)
+    told(c)
+    assert len(c.holders(0)) == 2, "the repair has begun"
+    assert target not in c.holders(1)
+    c.settle()
+    assert c.holders(1)[0] == target, "the move has begun again"
+    assert c.events("failed attempt") == []
