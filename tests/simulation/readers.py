@@ -110,8 +110,8 @@ class Reader:
 
     def _hear_answer(self, content: Any) -> None:
         answer, payload = content
-        if not isinstance(answer, Pulled):
-            return
+        if not isinstance(answer, Pulled) or answer.stage not in self._sim.plan.stages:
+            return  # a stage that has failed since has no more readers
         schema = self._sim.plan.stages[answer.stage].output_schema
         assert schema is not None
         try:

@@ -114,6 +114,7 @@ BROKE_ONCE = {
     500001976: "the law took it that the controller knows at once what a replica has said in a message that was lost",
     520010943: "the law took a copy of a state of 130 kB in parts of 50 bytes for standing still",
     60000020093: "the law did not know of rows that were left out in an earlier life, by a stage that had ended in it",
+    130000100046: "the law looked in the plan for a stage that had failed, when a last answer about its output came",
 }
 
 
