@@ -33,6 +33,7 @@ from flux.eventlog.records import rows_of
 from flux.eventlog.streams import SERVICE_READER, ReaderPositions, StreamCatalogue, StreamDefinition
 from flux.outputs.catalogue import OutputCatalogue
 from flux.vault.location import Folder
+from spark_integration.service.command import IDLE_JVM
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -268,6 +269,7 @@ class ServiceProcess:
             sys.executable, "-m", "flux", "serve", "--location", str(self.location), "--http", f"127.0.0.1:{self.port}",
             "--workers", "2", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=700m",
             "--conf", f"spark.flux.workers.timeout={BEGINS_S:.0f}s", "--conf", "spark.flux.heartbeat.timeout=5s",
+            "--conf", f"spark.driver.extraJavaOptions={IDLE_JVM}",  # no archive of classes: it costs 40 s of a processor
         ]  # fmt: skip
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self._said: list[str] = []
