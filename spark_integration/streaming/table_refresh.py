@@ -200,7 +200,7 @@ class TableRefresh:
 
     def _new(self, number: int) -> Version | None:
         """Read the next version and keep it. None: the table stays as it is."""
-        self._context.setJobGroup(self._reading, f"table {self._about.name}", interruptOnCancel=True)
+        self._context.setJobGroup(self._reading, f"table {self._about.name}")
         try:
             version = with_number(self._read(), self._about.schema, number)
             reason = key_twice(self._plan, self._source, version)
@@ -217,7 +217,7 @@ class TableRefresh:
 
     def _send(self, version: Version) -> None:
         """Send a version until all consumers have applied it, and tell the stages that it counts."""
-        self._context.setJobGroup(self.group, f"table {self._about.name}", interruptOnCancel=True)
+        self._context.setJobGroup(self.group, f"table {self._about.name}")
         plan, tries = without_code(self._plan), 0
         out = pa.BufferOutputStream()
         with pa.ipc.new_stream(out, version.rows.schema) as writer:

@@ -137,7 +137,8 @@ WAITED, CAUSED = "Exception thrown in awaitResult", "Caused by: "
 
 class Jobs:
     """Spark jobs of one group, each in a thread of its own: one for the workers, one per DataFrame that is read. ``run`` them,
-    ``join`` them, or ``cancel`` the rest."""
+    ``join`` them, or ``cancel`` the rest. No task of them is interrupted: a task that waits for its Python process would take all
+    Python processes of the executor with it (design: no-interrupts)."""
 
     def __init__(self, spark: SparkSession, group: str) -> None:
         self._context = spark.sparkContext
@@ -150,7 +151,7 @@ class Jobs:
         """Run the action in the background. ``done`` gets its result, ``failed`` its description and the reason."""
 
         def body() -> None:
-            self._context.setJobGroup(self._group, what, interruptOnCancel=True)
+            self._context.setJobGroup(self._group, what, interruptOnCancel=False)
             try:
                 result = action()
             except Exception as error:

@@ -12,6 +12,7 @@ import pytest
 from endless import endless, until
 
 import flux
+from spark_integration.tasks.jobs import Jobs
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -82,6 +83,17 @@ def test_a_stage_whose_input_spark_cannot_compute_ends_alone(spark: Any) -> None
         assert query.exception() is None
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
+
+
+def test_a_cancelled_task_is_not_interrupted(spark: Any) -> None:
+    """Keep Spark from interrupting tasks that wait for their Python processes, which would end all those of the executor
+    (design: no-interrupts)."""
+    asked: list[str] = []
+    jobs = Jobs(spark, "flux-interrupts")
+    asks = spark.sparkContext.getLocalProperty
+    jobs.run("input", lambda: asks("spark.job.interruptOnCancel"), asked.append, lambda what, why: asked.append(why))
+    assert jobs.join(20) == []
+    assert asked == ["false"]
 
 
 def applied(query: Any) -> int:
