@@ -32,6 +32,8 @@ CONFIGURATION = {
 ROWS = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 #: The beginning of the names of stages that are added behind the source.
 BEHIND_SOURCE = "SinceRows"
+#: Seconds for the first files of the stages that are left: a machine under load takes half a minute.
+WRITES_S = 90.0
 #: Most stages that are there beside the first one.
 STAGES_MAX = 4
 
@@ -79,6 +81,13 @@ def there(folder: Path) -> list[str]:
     return [name for name in stages if name.startswith("Since") and "." not in name]
 
 
+def await_files(folder: Path) -> None:
+    """Wait until each added stage that is there has written a file, for at most ``WRITES_S`` seconds."""
+    end = time.monotonic() + WRITES_S
+    while time.monotonic() < end and not all(any((folder / name).glob("part-*.parquet")) for name in there(folder)):
+        time.sleep(0.1)
+
+
 def main(folder: Path, ends: bool) -> None:
     faulthandler.enable()  # SIGABRT prints the stacks of all threads
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -105,6 +114,7 @@ def main(folder: Path, ends: bool) -> None:
             number += 1
             print("added", flush=True)
     time.sleep(3)
+    await_files(folder)
     query.stop()
     assert query.exception() is None, query.exception()
     print("through", flush=True)
