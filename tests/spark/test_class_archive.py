@@ -69,8 +69,10 @@ def test_the_making_of_an_archive_ends_with_its_service(cache: Path, monkeypatch
 
     monkeypatch.setattr("spark_integration.service.class_archive.subprocess.Popen", slow)
     with made_beside(IDLE_JVM, 0.0):
-        while not started:
+        end = time.monotonic() + 20
+        while not started and time.monotonic() < end:
             time.sleep(0.01)
+    assert started, "no archive is begun within 20 s"
     assert started[0].returncode is not None
 
 
